@@ -1,0 +1,33 @@
+"""What a `flyball` command is: a name, a line of help, its arguments, and what it does.
+
+Packages offer commands through the entry point group `flyball.commands`, one `Command` each;
+`flyball_client.__main__` finds them by name and imports only the one that is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked. Its text is one line: where, and what to do.
+
+    `flyball` prints it on stderr and exits with status 2; no traceback.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One subcommand of `flyball`.
+
+    Attributes:
+        summary: one line for `flyball --help`.
+        configure: adds the command's arguments to its parser.
+        run: does it and returns the exit status; raises CommandError for bad input.
+    """
+
+    summary: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]

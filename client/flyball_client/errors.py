@@ -1,0 +1,38 @@
+"""The client's errors, one tree.
+
+FlyballError
+├── PlannerError             (planner_client)
+│   ├── PlannerUnavailableError  the planner cannot be reached, or answered 5xx or nonsense
+│   └── PlannerRefusedError      it answered 4xx; `status` and its one-line reason
+├── CodecError               what was received is not what wire.py says
+└── GpuError                 (gpu/_base)
+    ├── GpuPermissionError
+    ├── GpuNotFoundError
+    └── GpuNotSupportedError
+"""
+
+from __future__ import annotations
+
+
+class FlyballError(Exception):
+    """Base of all errors that Flyball's client raises; its text says what to do."""
+
+
+class PlannerError(FlyballError):
+    """A call to the planner failed."""
+
+
+class PlannerUnavailableError(PlannerError):
+    """The planner cannot be reached, or answered with a server error or with nonsense."""
+
+
+class PlannerRefusedError(PlannerError):
+    """The planner refused the call; `status` is its HTTP status."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class CodecError(FlyballError):
+    """Received JSON that does not fit its wire type; the text names the field."""

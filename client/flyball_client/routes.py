@@ -1,0 +1,27 @@
+"""Every endpoint of the planner, once: path templates that both sides use.
+
+The planner declares its routes with the templates; the client fills them with `fill`.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+HEALTH = "/healthz"
+JOBS = "/api/v1/jobs"
+JOB = "/api/v1/jobs/{job_id}"
+PROFILE = "/api/v1/jobs/{job_id}/profile"
+TARGET = "/api/v1/jobs/{job_id}/target"
+RANK = "/api/v1/jobs/{job_id}/ranks/{rank}"
+RANK_PLAN = "/api/v1/jobs/{job_id}/ranks/{rank}/plan"
+RANK_ACKNOWLEDGEMENT = "/api/v1/jobs/{job_id}/ranks/{rank}/acknowledgement"
+RANK_MEASUREMENTS = "/api/v1/jobs/{job_id}/ranks/{rank}/measurements"
+PLANS = "/api/v1/jobs/{job_id}/plans"
+PLAN = "/api/v1/jobs/{job_id}/plans/{version}"
+ACTIVATION = "/api/v1/jobs/{job_id}/plans/{version}/activation"
+STEPS = "/api/v1/jobs/{job_id}/steps"
+
+
+def fill(template: str, **parts: str | int) -> str:
+    """A path with its parts put in, each quoted: `fill(JOB, job_id="a/b")`."""
+    return template.format(**{name: quote(str(part), safe="") for name, part in parts.items()})

@@ -1,0 +1,270 @@
+"""Every type that crosses HTTP between ranks and planner, once.
+
+Frozen keyword-only standard-library dataclasses: the planner's FastAPI validates them, the
+client encodes and decodes them with `codec`. Units are in the names. The planner refuses
+unknown fields in what it receives; the client ignores unknown fields in what it receives, so
+that an older client can talk to a newer planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
+
+_FORBID_EXTRA: dict[str, Any] = {"extra": "forbid"}
+
+
+# ------------------------------------------------------------------ what clients send
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRegistration:
+    """A training job, as its first rank or an operator makes it known (PUT, repeatable).
+
+    Attributes:
+        num_stages: pipeline stages, at least 1.
+        num_microbatches: microbatches of one iteration, at least 1.
+        num_ranks: ranks that must have a plan before it takes effect; null: one per stage.
+        schedule: `gpipe`, `1f1b` or `envpipe`.
+        policy: `baseline`, `uniform` or `envelope`; null: the planner's default.
+        reconfigure: `default`, `greedy` or `balanced`.
+        target: `fastest`, or another that the policy can meet.
+        blocking_power_w: W drawn by a GPU that waits in communication; one value for all
+            stages or one each; null: taken from the table of `gpu`.
+        gpu: name in the GPU table (`a100`), for its blocking power.
+        activation_bytes: bytes of activations held per microbatch, per stage; with
+            `free_memory_bytes` it bounds the extra warm-up forwards of `envpipe`.
+        free_memory_bytes: bytes free beside what 1F1B holds, per stage.
+        emulated: the job's GPUs are emulated; shown wherever its figures are.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    num_ranks: int | None = None
+    schedule: str = "1f1b"
+    policy: str | None = None
+    reconfigure: str = "balanced"
+    target: str = "fastest"
+    blocking_power_w: tuple[float, ...] | None = None
+    gpu: str | None = None
+    activation_bytes: tuple[int, ...] | None = None
+    free_memory_bytes: tuple[int, ...] | None = None
+    emulated: bool = False
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRegistration:
+    """One training rank (PUT, repeatable; a restarted rank registers again)."""
+
+    stage: int
+    host: str
+    gpu_name: str
+    gpu_uuid: str
+    emulated: bool
+    client_version: str
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRow:
+    """One measured operating point; a JSON profile is a list of these."""
+
+    stage: int
+    instruction: str
+    frequency: int
+    time: float
+    energy: float
+    rank: int | None = None
+    dp_rank: int | None = None
+    pp_rank: int | None = None
+    tp_rank: int | None = None
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonProfile:
+    """A stage profile as JSON."""
+
+    rows: tuple[ProfileRow, ...]
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetChange:
+    """How to plan from now on; null leaves a field as it is."""
+
+    policy: str | None = None
+    reconfigure: str | None = None
+    target: str | None = None
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acknowledgement:
+    """A rank has plan `version` and is now in step `current_step` (counted from 0)."""
+
+    version: int
+    current_step: int
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMeasurement:
+    """What one rank measured in one step.
+
+    Attributes:
+        step: counted from 0; posting a step again replaces it.
+        plan_version: the plan the rank ran; null: none, default clocks.
+        time_s: from on_step_begin to on_step_end, s (on an emulated GPU: emulated seconds).
+        energy_j: of this rank's GPU over that time, J; null where it cannot be read.
+        num_unplanned: instructions of the step that the plan did not expect.
+        num_overruns: emulated GPU only: instructions whose computation outlasted the profile.
+    """
+
+    step: int
+    plan_version: int | None
+    time_s: float
+    energy_j: float | None
+    num_unplanned: int = 0
+    num_overruns: int = 0
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementBatch:
+    """Steps measured by one rank since its last post."""
+
+    steps: tuple[StepMeasurement, ...]
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+
+
+# ------------------------------------------------------------------ what the planner answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """The planner is up; `version` is its Flyball version."""
+
+    status: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The body of every error: `detail` in one line, `errors` where several fields are wrong.
+
+    Each of `errors` has `loc` (a path as text), `type` and `msg`; the input is never echoed.
+    """
+
+    detail: str
+    errors: tuple[dict[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """A registered rank, as the planner knows it."""
+
+    rank: int
+    stage: int
+    host: str
+    gpu_name: str
+    gpu_uuid: str
+    emulated: bool
+    client_version: str
+    acknowledged_version: int | None
+    current_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """A job, as the planner knows it.
+
+    Attributes:
+        state: `awaiting-profile`, `planned` or `planning-failed`.
+        newest_version: of its plans; null: none yet.
+        active_version: the newest whose first step has been named; null: none yet.
+        problem: why the newest planning failed; null otherwise.
+        created_at: ISO 8601, UTC.
+    """
+
+    job_id: str
+    state: str
+    registration: JobRegistration
+    ranks: tuple[RankView, ...]
+    newest_version: int | None
+    active_version: int | None
+    problem: str | None
+    created_at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanView:
+    """One version of a job's plan; `plan` is what `flyball plan --json` prints.
+
+    Attributes:
+        first_step: the step from which all ranks run it; null until all have acknowledged it.
+    """
+
+    job_id: str
+    version: int
+    first_step: int | None
+    created_at: str
+    plan: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """What one rank runs: its stage's instructions in order, each with its clock.
+
+    Attributes:
+        first_step: as in PlanView.
+        instructions: `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, in the
+            order of execution.
+        predicted_iteration_time_s: of the whole pipeline, s.
+    """
+
+    job_id: str
+    version: int
+    stage: int
+    first_step: int | None
+    instructions: tuple[tuple[str | int, ...], ...]
+    predicted_iteration_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """From which step a plan version holds; `first_step` null: not all ranks have it yet."""
+
+    version: int
+    first_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """One step of a job as measured by its ranks.
+
+    Attributes:
+        num_ranks: ranks that have posted it.
+        plan_versions: the distinct versions run in it (null: default clocks); more than one
+            means that the step was mixed.
+        time_s: the slowest rank's, s.
+        energy_j: sum over ranks, J; null where one could not read it.
+    """
+
+    step: int
+    num_ranks: int
+    plan_versions: tuple[int | None, ...]
+    time_s: float
+    energy_j: float | None
+    num_unplanned: int
+    num_overruns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """How many items of a posted batch were stored."""
+
+    stored: int

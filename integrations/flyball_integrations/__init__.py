@@ -1,0 +1,1 @@
+"""Flyball inside training frameworks: hooks, and the demo that shows the whole loop."""

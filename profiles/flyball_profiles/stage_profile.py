@@ -1,0 +1,166 @@
+"""The stage profile: time and energy of each instruction of each stage at each SM clock.
+
+A profile that exists is valid: its stages are numbered without a gap, each stage can run
+forward and backward, and every number is finite and positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class InstructionKind(StrEnum):
+    """One computation of one stage on one microbatch, by the field's names."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BACKWARD_INPUT = "backward_input"
+    BACKWARD_WEIGHT = "backward_weight"
+    RECOMPUTE = "recompute"
+
+
+class ProfileError(ValueError):
+    """A stage profile that cannot be used; `line` is its 1-based line in the file, if known."""
+
+    def __init__(self, message: str, *, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+
+    def located(self, source: str) -> str:
+        """One line for people: the file (or other source), the line number, what to mend."""
+        where = source if self.line is None else f"{source}:{self.line}"
+        return f"{where}: {self.message}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatingPoint:
+    """What one instruction takes at one locked SM clock.
+
+    Attributes:
+        frequency_mhz: locked SM clock, MHz, positive.
+        time_s: duration of the instruction, s, positive; over several ranks the slowest.
+        energy_j: energy of the instruction, J, positive; over several ranks the sum.
+    """
+
+    frequency_mhz: int
+    time_s: float
+    energy_j: float
+
+    def __post_init__(self) -> None:
+        for name in ("frequency_mhz", "time_s", "energy_j"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ProfileError(f"{name} must be a positive number, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageProfile:
+    """Measured operating points of every (stage, instruction kind) of a pipeline.
+
+    Attributes:
+        points: (stage, kind) -> operating points in falling frequency, at least two, all
+            frequencies distinct. Stages are 0 .. num_stages - 1.
+        num_ranks_per_stage: per stage, the number of ranks (data- and tensor-parallel) whose
+            energy the points hold (`r_s` of the energy formula); 1 each in a profile of one
+            pipeline.
+
+    Raises:
+        ProfileError: a stage number is skipped, a stage has neither `backward` nor both of
+            `backward_input` and `backward_weight`, has no `forward`, or a kind has fewer than
+            two frequencies.
+    """
+
+    points: Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]]
+    num_ranks_per_stage: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ordered = {
+            key: tuple(sorted(self.points[key], key=lambda point: -point.frequency_mhz))
+            for key in sorted(self.points)
+        }
+        object.__setattr__(self, "points", MappingProxyType(ordered))
+        self._check_stages()
+        for (stage, kind), points in ordered.items():
+            _check_frequencies(stage, kind, points)
+
+    def _check_stages(self) -> None:
+        stages = sorted({stage for stage, _ in self.points})
+        if not stages:
+            raise ProfileError("the profile has no rows; give at least forward and backward")
+        for expected, stage in enumerate(stages):
+            if stage != expected:
+                raise ProfileError(f"stage {expected} is missing; stages count from 0 without gaps")
+            self._check_kinds(stage)
+        if len(self.num_ranks_per_stage) != len(stages):
+            raise ProfileError(
+                f"num_ranks_per_stage has {len(self.num_ranks_per_stage)} entries"
+                f" for {len(stages)} stages"
+            )
+        if any(num_ranks < 1 for num_ranks in self.num_ranks_per_stage):
+            raise ProfileError("num_ranks_per_stage must be at least 1 for every stage")
+
+    def _check_kinds(self, stage: int) -> None:
+        if (stage, InstructionKind.FORWARD) not in self.points:
+            raise ProfileError(f"stage {stage} has no forward rows")
+        whole = (stage, InstructionKind.BACKWARD) in self.points
+        split = (stage, InstructionKind.BACKWARD_INPUT) in self.points and (
+            stage,
+            InstructionKind.BACKWARD_WEIGHT,
+        ) in self.points
+        if not (whole or split):
+            raise ProfileError(
+                f"stage {stage} has no backward rows, nor both backward_input and backward_weight"
+            )
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.num_ranks_per_stage)
+
+    def at(
+        self, stage: int, kind: InstructionKind, frequency_mhz: int
+    ) -> OperatingPoint:
+        """The measured point at exactly this clock.
+
+        Raises:
+            ProfileError: the profile has no such stage, kind or frequency.
+        """
+        for point in self.points.get((stage, kind), ()):
+            if point.frequency_mhz == frequency_mhz:
+                return point
+        raise ProfileError(f"no {kind} of stage {stage} at {frequency_mhz} MHz in the profile")
+
+    def select_stages(self, stages: tuple[int, ...]) -> StageProfile:
+        """The profile of a shorter pipeline made of these stages, renumbered from 0.
+
+        Raises:
+            ProfileError: a stage is not in the profile, or none is given.
+        """
+        for stage in stages:
+            if not 0 <= stage < self.num_stages:
+                raise ProfileError(f"no stage {stage}; the profile has 0 to {self.num_stages - 1}")
+        return StageProfile(
+            points={
+                (new, kind): points
+                for new, old in enumerate(stages)
+                for (stage, kind), points in self.points.items()
+                if stage == old
+            },
+            num_ranks_per_stage=tuple(self.num_ranks_per_stage[old] for old in stages),
+        )
+
+
+def _check_frequencies(
+    stage: int, kind: InstructionKind, points: tuple[OperatingPoint, ...]
+) -> None:
+    if len({point.frequency_mhz for point in points}) != len(points):
+        raise ProfileError(f"stage {stage} {kind} has the same frequency twice")
+    if len(points) < 2:
+        raise ProfileError(
+            f"stage {stage} {kind} has a single frequency; at least two are needed to choose from"
+        )

@@ -1,0 +1,1 @@
+"""The planner: computes frequency plans and serves them."""

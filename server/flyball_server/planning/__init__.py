@@ -1,0 +1,1 @@
+"""The planning core. Pure: arguments in, frozen results out; no files, clocks or wire types."""

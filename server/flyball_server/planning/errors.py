@@ -1,0 +1,19 @@
+"""What can be wrong with a planning request."""
+
+from __future__ import annotations
+
+
+class PlanningError(ValueError):
+    """A request that cannot be planned; `field` names the part of the request to change.
+
+    `message` is one line: what is wrong and what would be accepted.
+    """
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.message = message
+        self.field = field
+
+
+class TargetUnreachableError(PlanningError):
+    """No plan meets the target; the message says what can be met."""

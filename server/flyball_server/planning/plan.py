@@ -1,0 +1,69 @@
+"""A frequency plan: the clock of every instruction of every stage, with its prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyball_profiles.stage_profile import InstructionKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedInstruction:
+    """One instruction of a stage and the SM clock it runs at."""
+
+    kind: InstructionKind
+    microbatch: int
+    frequency_mhz: int
+    chunk: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrequencyPlan:
+    """What a policy decided, and what the model predicts for it.
+
+    Attributes:
+        num_microbatches: microbatches of an iteration.
+        blocking_power_w: per stage, W of one of its GPUs while it waits.
+        iteration_time_s: predicted, on the profile's own measured points, s.
+        energy_j: predicted for one iteration of all stages, J.
+        baseline_iteration_time_s: the same schedule, every instruction at its highest
+            profiled frequency, s.
+        baseline_energy_j: likewise, J.
+        lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
+        stages: per stage, its instructions in the order of execution.
+    """
+
+    policy: str
+    reconfigure: str
+    schedule: str
+    target: str
+    num_microbatches: int
+    blocking_power_w: tuple[float, ...]
+    iteration_time_s: float
+    energy_j: float
+    baseline_iteration_time_s: float
+    baseline_energy_j: float
+    lower_bound_j: float | None
+    stages: tuple[tuple[PlannedInstruction, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.stages)
+
+    @property
+    def saving_percent(self) -> float:
+        """Energy saved against the baseline, %."""
+        return 100 * (1 - self.energy_j / self.baseline_energy_j)
+
+    @property
+    def slowdown_percent(self) -> float:
+        """Iteration time added to the baseline's, %; negative where the plan is faster."""
+        return 100 * (self.iteration_time_s / self.baseline_iteration_time_s - 1)
+
+    @property
+    def gap_percent(self) -> float | None:
+        """How far above the lower bound the plan's energy is, %; None while unknown."""
+        if self.lower_bound_j is None:
+            return None
+        return 100 * (self.energy_j / self.lower_bound_j - 1)
