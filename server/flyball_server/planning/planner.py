@@ -5,25 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.policies import choose
+from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.schedules._base import ActivationMemory, ScheduleContext
+from flyball_server.planning.simulator import simulate
 
 DEFAULT_POLICY = "envelope"
 DEFAULT_RECONFIGURE = "balanced"
 DEFAULT_SCHEDULE = "1f1b"
 DEFAULT_TARGET = "fastest"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActivationMemory:
-    """What bounds the extra warm-up forwards of EnvPipe's order; one entry per stage.
-
-    Attributes:
-        activation_bytes: bytes held by one microbatch in flight, positive.
-        free_bytes: bytes free beside what 1F1B holds, not negative.
-    """
-
-    activation_bytes: tuple[int, ...]
-    free_bytes: tuple[int, ...]
+DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +25,11 @@ class PlanRequest:
     """All that a plan depends on.
 
     Attributes:
-        num_microbatches: at least 1.
+        num_microbatches: of one iteration, at least 1.
         blocking_power_w: W of a waiting GPU, one value for all stages or one per stage.
         activation_memory: None: memory bounds nothing.
+        reconfigure_granularity_mhz: what one reconfiguring step raises a clock by, at least;
+            in the GPU table by GPU.
     """
 
     profile: StageProfile
@@ -44,6 +40,7 @@ class PlanRequest:
     reconfigure: str = DEFAULT_RECONFIGURE
     target: str = DEFAULT_TARGET
     activation_memory: ActivationMemory | None = None
+    reconfigure_granularity_mhz: int = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
 
 
 def make_plan(request: PlanRequest) -> FrequencyPlan:
@@ -53,4 +50,56 @@ def make_plan(request: PlanRequest) -> FrequencyPlan:
         PlanningError: a part of the request cannot be used; names its field.
         TargetUnreachableError: no plan of this policy meets the target.
     """
-    raise AssertionError(request)
+    context = ScheduleContext(
+        profile=request.profile,
+        num_microbatches=request.num_microbatches,
+        activation_memory=request.activation_memory,
+    )
+    schedule = make_schedule(request.schedule, context)
+    model = build_model(request.profile, schedule, request.blocking_power_w)
+    choice = choose(
+        request.policy,
+        PolicyRequest(
+            model=model,
+            reconfigure=request.reconfigure,
+            reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
+            target=request.target,
+        ),
+    )
+    return _plan(request, model, choice)
+
+
+def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> FrequencyPlan:
+    predicted = simulate(model, choice.assignment)
+    baseline = simulate(model, model.baseline())
+    return FrequencyPlan(
+        policy=request.policy,
+        reconfigure=request.reconfigure,
+        schedule=request.schedule,
+        target=request.target,
+        num_microbatches=request.num_microbatches,
+        blocking_power_w=model.blocking_power_w,
+        iteration_time_s=predicted.iteration_time_s,
+        energy_j=predicted.energy_j,
+        baseline_iteration_time_s=baseline.iteration_time_s,
+        baseline_energy_j=baseline.energy_j,
+        lower_bound_j=choice.lower_bound_j,
+        stages=_planned_stages(model, choice.assignment),
+    )
+
+
+def _planned_stages(
+    model: PipelineModel, assignment: Assignment
+) -> tuple[tuple[PlannedInstruction, ...], ...]:
+    stages: list[list[PlannedInstruction]] = [[] for _ in model.schedule.stages]
+    for node, choice in enumerate(assignment):
+        kind, microbatch, chunk = model.dag.instruction[node]
+        stages[model.dag.stage[node]].append(
+            PlannedInstruction(
+                kind=kind,
+                microbatch=microbatch,
+                frequency_mhz=model.points[node][choice].frequency_mhz,
+                chunk=chunk,
+            )
+        )
+    return tuple(tuple(stage) for stage in stages)

@@ -1,0 +1,156 @@
+"""A plan as plain data: what `flyball plan --json` prints, plan files hold and jobs store.
+
+Reading is strict: a document that is not a plan is refused with the place that is wrong, and
+nothing in it is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+
+
+def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
+    """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
+    return {
+        "policy": plan.policy,
+        "reconfigure": plan.reconfigure,
+        "schedule": plan.schedule,
+        "target": plan.target,
+        "num_stages": plan.num_stages,
+        "num_microbatches": plan.num_microbatches,
+        "blocking_power_w": list(plan.blocking_power_w),
+        "iteration_time_s": plan.iteration_time_s,
+        "energy_j": plan.energy_j,
+        "baseline": {
+            "iteration_time_s": plan.baseline_iteration_time_s,
+            "energy_j": plan.baseline_energy_j,
+        },
+        "saving_percent": plan.saving_percent,
+        "slowdown_percent": plan.slowdown_percent,
+        "lower_bound_j": plan.lower_bound_j,
+        "gap_percent": plan.gap_percent,
+        "solve_s": solve_s,
+        "stages": [[_entry(instruction) for instruction in stage] for stage in plan.stages],
+    }
+
+
+def instruction_entries(
+    instructions: tuple[PlannedInstruction, ...],
+) -> tuple[tuple[str | int, ...], ...]:
+    """`[kind, microbatch, MHz]` of each, and a fourth element for a chunk other than 0."""
+    return tuple(tuple(_entry(instruction)) for instruction in instructions)
+
+
+def plan_from_document(document: object) -> FrequencyPlan:
+    """The plan that `plan_document` wrote.
+
+    Raises:
+        PlanningError: the document is not a plan; `field` says where.
+    """
+    fields = _mapping(document, "plan")
+    baseline = _mapping(fields.get("baseline"), "baseline")
+    stages = tuple(
+        tuple(
+            _instruction(entry, f"stages[{stage}][{position}]")
+            for position, entry in enumerate(_list(entries, f"stages[{stage}]"))
+        )
+        for stage, entries in enumerate(_list(fields.get("stages"), "stages"))
+    )
+    bound = fields.get("lower_bound_j")
+    return FrequencyPlan(
+        policy=_text(fields, "policy"),
+        reconfigure=_text(fields, "reconfigure"),
+        schedule=_text(fields, "schedule"),
+        target=_text(fields, "target"),
+        num_microbatches=_count(fields.get("num_microbatches"), "num_microbatches"),
+        blocking_power_w=tuple(
+            _number(power_w, "blocking_power_w")
+            for power_w in _list(fields.get("blocking_power_w"), "blocking_power_w")
+        ),
+        iteration_time_s=_number(fields.get("iteration_time_s"), "iteration_time_s"),
+        energy_j=_number(fields.get("energy_j"), "energy_j"),
+        baseline_iteration_time_s=_number(
+            baseline.get("iteration_time_s"), "baseline.iteration_time_s"
+        ),
+        baseline_energy_j=_number(baseline.get("energy_j"), "baseline.energy_j"),
+        lower_bound_j=None if bound is None else _number(bound, "lower_bound_j"),
+        stages=stages,
+    )
+
+
+def _entry(instruction: PlannedInstruction) -> list[str | int]:
+    entry: list[str | int] = [
+        str(instruction.kind),
+        instruction.microbatch,
+        instruction.frequency_mhz,
+    ]
+    return [*entry, instruction.chunk] if instruction.chunk else entry
+
+
+def _instruction(entry: object, where: str) -> PlannedInstruction:
+    items = _list(entry, where)
+    if len(items) not in (3, 4):
+        raise PlanningError(
+            "must be [kind, microbatch, MHz], with the chunk as a fourth where there are chunks",
+            field=where,
+        )
+    kind = next((kind for kind in InstructionKind if kind == items[0]), None)
+    if kind is None:
+        raise PlanningError(
+            f"unknown instruction; known: {', '.join(InstructionKind)}", field=where
+        )
+    return PlannedInstruction(
+        kind=kind,
+        microbatch=_count(items[1], where),
+        frequency_mhz=_count(items[2], where),
+        chunk=_count(items[3], where) if len(items) == 4 else 0,
+    )
+
+
+def _mapping(value: object, where: str) -> dict[str, Any]:
+    return cast("dict[str, Any]", _of_type(value, dict, "an object", where))
+
+
+def _list(value: object, where: str) -> list[object]:
+    return cast("list[object]", _of_type(value, list, "a list", where))
+
+
+def _text(fields: dict[str, Any], where: str) -> str:
+    return cast("str", _of_type(fields.get(where), str, "text", where))
+
+
+def _of_type(value: object, wanted: type, called: str, where: str) -> object:
+    if not isinstance(value, wanted):
+        raise PlanningError(f"must be {called}", field=where)
+    return value
+
+
+def _number(value: object, where: str) -> float:
+    return _checked(
+        value, (int, float), lambda number: number >= 0, "a number, not negative", where
+    )
+
+
+def _count(value: object, where: str) -> int:
+    return int(_checked(value, (int,), lambda number: number >= 0, "a count from 0 up", where))
+
+
+def _checked(
+    value: object,
+    types: tuple[type, ...],
+    accepts: Callable[[float], bool],
+    called: str,
+    where: str,
+) -> float:
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise PlanningError(f"must be {called}", field=where)
+    number = cast("float", value)
+    if not math.isfinite(number) or not accepts(number):
+        raise PlanningError(f"must be {called}", field=where)
+    return number

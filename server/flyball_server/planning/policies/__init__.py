@@ -1,0 +1,20 @@
+"""Policies by name. A new one is a file beside these and a line in `POLICIES`."""
+
+from __future__ import annotations
+
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.policies._base import Policy, PolicyChoice, PolicyRequest
+from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
+
+POLICIES: dict[str, Policy] = {**ENVPIPE_POLICIES}
+
+
+def choose(policy: str, request: PolicyRequest) -> PolicyChoice:
+    """What the policy called `policy` decides.
+
+    Raises:
+        PlanningError: there is no such policy, or it cannot do what is asked.
+    """
+    if policy not in POLICIES:
+        raise PlanningError(f"unknown {policy!r}; known: {', '.join(POLICIES)}", field="policy")
+    return POLICIES[policy](request)

@@ -1,0 +1,49 @@
+"""What a policy is: it gives every instruction of a pipeline a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyChoice:
+    """What a policy decided.
+
+    Attributes:
+        assignment: per node, an index into its operating points.
+        lower_bound_j: no assignment with this one's iteration time needs less, J; None where
+            the policy knows none.
+    """
+
+    assignment: Assignment
+    lower_bound_j: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRequest:
+    """What a policy is asked.
+
+    Attributes:
+        reconfigure: `default`, `greedy` or `balanced`.
+        reconfigure_granularity_mhz: what one reconfiguring step raises a clock by, at least.
+        target: as the user wrote it: `fastest`, `slowdown:0.05`, ...
+    """
+
+    model: PipelineModel
+    reconfigure: str
+    reconfigure_granularity_mhz: int
+    target: str
+
+
+Policy = Callable[[PolicyRequest], PolicyChoice]
+"""Contract, tested over all policies by `tests/contract/test_policy.py`:
+
+- pure and deterministic: the same request gives the same choice;
+- the assignment has one valid index per node of the DAG;
+- a lower bound, where given, is not above the choice's own energy;
+- raises PlanningError naming `target` for one that the policy does not know, and
+  TargetUnreachableError for one that cannot be met.
+"""

@@ -1,0 +1,86 @@
+"""EnvPipe's policies (Choi et al., USENIX ATC 2023): baseline, uniform, envelope."""
+
+from __future__ import annotations
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.policies._base import Policy, PolicyChoice, PolicyRequest
+from flyball_server.planning.policies.reconfigure import reconfigure
+from flyball_server.planning.valley import least_energy_points
+
+
+def baseline(request: PolicyRequest) -> PolicyChoice:
+    """Every instruction at its highest frequency."""
+    return _reconfigured(request, request.model.baseline())
+
+
+def uniform(request: PolicyRequest) -> PolicyChoice:
+    """Every instruction at its stage's valley frequency."""
+    return _reconfigured(request, _valleys(request.model))
+
+
+def envelope(request: PolicyRequest) -> PolicyChoice:
+    """The outer envelope at the highest frequency, the rest at its stage's valley."""
+    assignment = _valleys(request.model)
+    for node in outer_envelope(request.model):
+        assignment[node] = 0
+    return _reconfigured(request, assignment)
+
+
+ENVPIPE_POLICIES: dict[str, Policy] = {
+    "baseline": baseline,
+    "uniform": uniform,
+    "envelope": envelope,
+}
+
+
+def outer_envelope(model: PipelineModel) -> tuple[int, ...]:
+    """Nodes of the outer envelope of GPipe, 1F1B and EnvPipe's order.
+
+    Everything on the last stage, microbatch 0's forward on each stage, and the last
+    microbatch's backward on each stage.
+    """
+    last_stage, last_microbatch = (
+        model.schedule.num_stages - 1,
+        model.schedule.num_microbatches - 1,
+    )
+    return tuple(
+        node
+        for node, (stage, (kind, microbatch, _)) in enumerate(
+            zip(model.dag.stage, model.dag.instruction, strict=True)
+        )
+        if stage == last_stage
+        or (kind is InstructionKind.FORWARD and microbatch == 0)
+        or (kind is not InstructionKind.FORWARD and microbatch == last_microbatch)
+    )
+
+
+def _valleys(model: PipelineModel) -> Assignment:
+    by_stage: list[dict[InstructionKind, tuple[OperatingPoint, ...]]] = [
+        {} for _ in model.schedule.stages
+    ]
+    for stage, instruction, points in zip(
+        model.dag.stage, model.dag.instruction, model.points, strict=True
+    ):
+        by_stage[stage][instruction.kind] = points
+    valleys = [least_energy_points(points) for points in by_stage]
+    return [
+        points.index(valleys[stage][instruction.kind])
+        for stage, instruction, points in zip(
+            model.dag.stage, model.dag.instruction, model.points, strict=True
+        )
+    ]
+
+
+def _reconfigured(request: PolicyRequest, assignment: Assignment) -> PolicyChoice:
+    if request.target != "fastest":
+        raise PlanningError(
+            f"{request.target!r} is not one that EnvPipe's policies know; they aim at 'fastest'",
+            field="target",
+        )
+    return PolicyChoice(
+        assignment=reconfigure(
+            request.model, assignment, request.reconfigure, request.reconfigure_granularity_mhz
+        )
+    )

@@ -1,0 +1,46 @@
+"""The valley frequency of a stage: where its energy, all kinds together, is least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+
+def stage_valley(profile: StageProfile, stage: int) -> Mapping[InstructionKind, OperatingPoint]:
+    """The operating point of each kind of a stage of the profile at its valley frequency."""
+    return least_energy_points(
+        {kind: points for (of_stage, kind), points in profile.points.items() if of_stage == stage}
+    )
+
+
+def least_energy_points(
+    points_by_kind: Mapping[InstructionKind, Sequence[OperatingPoint]],
+) -> Mapping[InstructionKind, OperatingPoint]:
+    """The operating point of each kind at the stage's valley frequency.
+
+    The valley is the profiled frequency where the raw energy `E_forward + E_backward` (all
+    kinds given) is least; of equals the highest. Where the kinds share no profiled frequency,
+    each kind has its own valley.
+    """
+    by_clock = {
+        kind: {point.frequency_mhz: point for point in points}
+        for kind, points in points_by_kind.items()
+    }
+    shared_mhz = [
+        mhz
+        for mhz in next(iter(by_clock.values()))
+        if all(mhz in points for points in by_clock.values())
+    ]
+    if not shared_mhz:
+        return {kind: _least_energy(points) for kind, points in points_by_kind.items()}
+
+    def total_energy_j(mhz: int) -> float:
+        return sum(points[mhz].energy_j for points in by_clock.values())
+
+    valley_mhz = min(shared_mhz, key=lambda mhz: (total_energy_j(mhz), -mhz))
+    return {kind: points[valley_mhz] for kind, points in by_clock.items()}
+
+
+def _least_energy(points: Iterable[OperatingPoint]) -> OperatingPoint:
+    return min(points, key=lambda point: (point.energy_j, -point.frequency_mhz))
