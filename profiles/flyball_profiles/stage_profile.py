@@ -1,7 +1,7 @@
 """The stage profile: time and energy of each instruction of each stage at each SM clock.
 
 A profile that exists is valid: its stages are numbered without a gap, each stage can run
-forward and backward, and every number is finite and positive.
+forward and backward, and every number is finite, positive and of a believable size.
 """
 
 from __future__ import annotations
@@ -24,12 +24,19 @@ class InstructionKind(StrEnum):
 
 
 class ProfileError(ValueError):
-    """A stage profile that cannot be used; `line` is its 1-based line in the file, if known."""
+    """A stage profile that cannot be used; the message says what to mend.
 
-    def __init__(self, message: str, *, line: int | None = None) -> None:
+    Attributes:
+        message: what is wrong, without the place.
+        line: 1-based line of the file (row of a JSON profile), if known.
+        stage: the stage whose rows are at fault, if the fault is a stage's.
+    """
+
+    def __init__(self, message: str, *, line: int | None = None, stage: int | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.line = line
+        self.stage = stage
 
     def located(self, source: str) -> str:
         """One line for people: the file (or other source), the line number, what to mend."""
@@ -37,14 +44,41 @@ class ProfileError(ValueError):
         return f"{where}: {self.message}"
 
 
+# Beyond these a number is a wrong unit or a broken file, and sums and quotients of such
+# numbers could overflow: clocks to 100 GHz, instructions from 1 ns to 11 days.
+_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"frequency_mhz": (1, 1e5), "time_s": (1e-9, 1e6), "energy_j": (1e-9, 1e9)}
+)
+
+
+def quantity_fault(field: str, value: float) -> str | None:
+    """What is wrong with a value of an operating point's field, or None where it is right.
+
+    Args:
+        field: `frequency_mhz`, `time_s` or `energy_j`.
+        value: in the field's unit.
+    """
+    if not (math.isfinite(value) and value > 0):
+        return "must be a finite positive number"
+    if field == "frequency_mhz" and value != int(value):
+        return "must be a whole number of MHz"
+    lowest, highest = _BOUNDS[field]
+    if not lowest <= value <= highest:
+        return f"must be from {lowest:g} to {highest:g} (check the unit)"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatingPoint:
     """What one instruction takes at one locked SM clock.
 
     Attributes:
-        frequency_mhz: locked SM clock, MHz, positive.
-        time_s: duration of the instruction, s, positive; over several ranks the slowest.
-        energy_j: energy of the instruction, J, positive; over several ranks the sum.
+        frequency_mhz: locked SM clock, MHz, 1 to 1e5.
+        time_s: duration of the instruction, s, 1e-9 to 1e6; over several ranks the slowest.
+        energy_j: energy of the instruction, J, 1e-9 to 1e9; over several ranks the sum.
+
+    Raises:
+        ProfileError: a value is outside its bounds.
     """
 
     frequency_mhz: int
@@ -52,10 +86,11 @@ class OperatingPoint:
     energy_j: float
 
     def __post_init__(self) -> None:
-        for name in ("frequency_mhz", "time_s", "energy_j"):
+        for name in _BOUNDS:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ProfileError(f"{name} must be a positive number, not {value}")
+            fault = quantity_fault(name, value)
+            if fault is not None:
+                raise ProfileError(f"{name} {fault}, not {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +129,9 @@ class StageProfile:
             raise ProfileError("the profile has no rows; give at least forward and backward")
         for expected, stage in enumerate(stages):
             if stage != expected:
-                raise ProfileError(f"stage {expected} is missing; stages count from 0 without gaps")
+                raise ProfileError(
+                    f"stage {expected} is missing; stages count from 0 without gaps", stage=stage
+                )
             self._check_kinds(stage)
         if len(self.num_ranks_per_stage) != len(stages):
             raise ProfileError(
@@ -106,7 +143,7 @@ class StageProfile:
 
     def _check_kinds(self, stage: int) -> None:
         if (stage, InstructionKind.FORWARD) not in self.points:
-            raise ProfileError(f"stage {stage} has no forward rows")
+            raise ProfileError(f"stage {stage} has no forward rows", stage=stage)
         whole = (stage, InstructionKind.BACKWARD) in self.points
         split = (stage, InstructionKind.BACKWARD_INPUT) in self.points and (
             stage,
@@ -114,7 +151,8 @@ class StageProfile:
         ) in self.points
         if not (whole or split):
             raise ProfileError(
-                f"stage {stage} has no backward rows, nor both backward_input and backward_weight"
+                f"stage {stage} has no backward rows, nor both backward_input and backward_weight",
+                stage=stage,
             )
 
     @property
@@ -122,9 +160,7 @@ class StageProfile:
         """Number of pipeline stages."""
         return len(self.num_ranks_per_stage)
 
-    def at(
-        self, stage: int, kind: InstructionKind, frequency_mhz: int
-    ) -> OperatingPoint:
+    def at(self, stage: int, kind: InstructionKind, frequency_mhz: int) -> OperatingPoint:
         """The measured point at exactly this clock.
 
         Raises:
@@ -159,8 +195,9 @@ def _check_frequencies(
     stage: int, kind: InstructionKind, points: tuple[OperatingPoint, ...]
 ) -> None:
     if len({point.frequency_mhz for point in points}) != len(points):
-        raise ProfileError(f"stage {stage} {kind} has the same frequency twice")
+        raise ProfileError(f"stage {stage} {kind} has the same frequency twice", stage=stage)
     if len(points) < 2:
         raise ProfileError(
-            f"stage {stage} {kind} has a single frequency; at least two are needed to choose from"
+            f"stage {stage} {kind} has a single frequency; at least two are needed to choose from",
+            stage=stage,
         )

@@ -1,0 +1,202 @@
+"""GPU tables: within which SM clocks to profile a GPU, and what it draws while it waits.
+
+One TOML file per GPU in `gpus/`, each figure with its source; a new GPU is a new file. The
+window guides profiling only: which clocks a device has is always asked of the device.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from types import MappingProxyType
+from typing import cast
+
+_SUFFIX = ".toml"
+_CLOCK_FIGURES = (
+    "filter_max_mhz",
+    "filter_min_mhz",
+    "granularity_mhz",
+    "reconfigure_granularity_mhz",
+)
+_BLOCKING_POWER = "blocking_power_w"
+_HIGHEST_CLOCK_MHZ = 100_000
+_HIGHEST_POWER_W = 100_000
+
+
+class GpuTableError(ValueError):
+    """A GPU is not in the table, or its file cannot be used; the text says what to mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuWindow:
+    """The profiling window of one GPU type.
+
+    Attributes:
+        name: the table's name for the GPU, as in `--gpu a100`.
+        filter_max_mhz: highest SM clock to profile, MHz.
+        filter_min_mhz: lowest SM clock to profile, MHz, below the highest.
+        granularity_mhz: least distance of two profiled clocks, MHz, positive.
+        reconfigure_granularity_mhz: step by which reconfiguration moves a clock, MHz, positive.
+        blocking_power_w: draw while waiting in P2P communication, W; None where nobody has
+            published it: it is then measured or given, never guessed.
+        sources: figure -> where it comes from, for every figure that is not None.
+
+    Raises:
+        GpuTableError: a figure is out of its bounds or has no source.
+    """
+
+    name: str
+    filter_max_mhz: int
+    filter_min_mhz: int
+    granularity_mhz: int
+    reconfigure_granularity_mhz: int
+    blocking_power_w: float | None
+    sources: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
+        for figure in _CLOCK_FIGURES:
+            value = getattr(self, figure)
+            if not 1 <= value <= _HIGHEST_CLOCK_MHZ:
+                raise GpuTableError(f"{figure} must be from 1 to {_HIGHEST_CLOCK_MHZ}, not {value}")
+        if self.filter_min_mhz >= self.filter_max_mhz:
+            raise GpuTableError(
+                f"filter_min_mhz ({self.filter_min_mhz}) must be below"
+                f" filter_max_mhz ({self.filter_max_mhz})"
+            )
+        power_w = self.blocking_power_w
+        if power_w is not None and not (math.isfinite(power_w) and 0 < power_w <= _HIGHEST_POWER_W):
+            raise GpuTableError(
+                f"{_BLOCKING_POWER} must be above 0 and at most {_HIGHEST_POWER_W}, not {power_w}"
+            )
+        needed = _CLOCK_FIGURES if power_w is None else (*_CLOCK_FIGURES, _BLOCKING_POWER)
+        for figure in needed:
+            if not self.sources.get(figure, "").strip():
+                raise GpuTableError(f"{figure} has no source")
+
+
+def gpu_names(*, folder: Traversable | None = None) -> tuple[str, ...]:
+    """The GPUs in the table, sorted.
+
+    Args:
+        folder: where the TOML files lie; the shipped table unless given.
+
+    Raises:
+        GpuTableError: the folder cannot be read.
+    """
+    table = _shipped_folder() if folder is None else folder
+    try:
+        files = [entry.name for entry in table.iterdir()]
+    except OSError as error:
+        raise GpuTableError(f"{table}: cannot read the GPU table: {error.strerror}") from None
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
+
+
+def load_gpu_window(name: str, *, folder: Traversable | None = None) -> GpuWindow:
+    """The window of one GPU type, its name in any case.
+
+    Args:
+        name: as `gpu_names` lists it.
+        folder: where the TOML files lie; the shipped table unless given.
+
+    Raises:
+        GpuTableError: no such GPU (the known ones are listed), or its file is malformed (file
+            and key are named).
+    """
+    table = _shipped_folder() if folder is None else folder
+    known = gpu_names(folder=table)
+    wanted = name.strip().lower()
+    if wanted not in known:
+        raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(known)}")
+    file = wanted + _SUFFIX
+    try:
+        return _window(wanted, tomllib.loads((table / file).read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise GpuTableError(f"{file}: not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise GpuTableError(f"{file}: not UTF-8 text") from None
+    except OSError as error:
+        raise GpuTableError(f"{file}: cannot be read: {error.strerror}") from None
+    except GpuTableError as error:
+        raise GpuTableError(f"{file}: {error}") from None
+
+
+def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) -> tuple[int, ...]:
+    """The profiling grid: which of a device's SM clocks to profile.
+
+    From the highest supported clock in the window down, each the highest that is at least
+    `granularity_mhz` below the one before.
+
+    Args:
+        window: the GPU type's window.
+        supported_clocks_mhz: what the device says, MHz, in any order.
+
+    Returns:
+        Clocks in falling order, at least one.
+
+    Raises:
+        GpuTableError: the device has no clock in the window.
+    """
+    grid: list[int] = []
+    for clock_mhz in sorted(set(supported_clocks_mhz), reverse=True):
+        if not window.filter_min_mhz <= clock_mhz <= window.filter_max_mhz:
+            continue
+        if not grid or clock_mhz <= grid[-1] - window.granularity_mhz:
+            grid.append(clock_mhz)
+    if not grid:
+        raise GpuTableError(
+            f"the device supports no SM clock from {window.filter_min_mhz} to"
+            f" {window.filter_max_mhz} MHz, the window of {window.name}; is it another GPU?"
+        )
+    return tuple(grid)
+
+
+def _shipped_folder() -> Traversable:
+    return resources.files("flyball_profiles") / "gpus"
+
+
+def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
+    unknown = sorted(set(table) - {*_CLOCK_FIGURES, _BLOCKING_POWER})
+    if unknown:
+        # A misspelt blocking power must not pass for an unknown one.
+        raise GpuTableError(f"unknown key {unknown[0]}")
+    figures = {figure: _figure(table, figure) for figure in _CLOCK_FIGURES}
+    clocks_mhz = {figure: _whole_mhz(figure, value) for figure, (value, _) in figures.items()}
+    if _BLOCKING_POWER in table:
+        figures[_BLOCKING_POWER] = _figure(table, _BLOCKING_POWER)
+    power = figures.get(_BLOCKING_POWER)
+    return GpuWindow(
+        name=name,
+        filter_max_mhz=clocks_mhz["filter_max_mhz"],
+        filter_min_mhz=clocks_mhz["filter_min_mhz"],
+        granularity_mhz=clocks_mhz["granularity_mhz"],
+        reconfigure_granularity_mhz=clocks_mhz["reconfigure_granularity_mhz"],
+        blocking_power_w=None if power is None else float(power[0]),
+        sources={figure: source for figure, (_, source) in figures.items()},
+    )
+
+
+def _figure(table: Mapping[str, object], figure: str) -> tuple[int | float, str]:
+    if figure not in table:
+        raise GpuTableError(f"the key {figure} is missing")
+    entry = table[figure]
+    if not isinstance(entry, dict):
+        raise GpuTableError(f"{figure} must be a table with value and source")
+    fields = cast("Mapping[str, object]", entry)
+    value = fields.get("value")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise GpuTableError(f"{figure}.value must be a number")
+    source = fields.get("source")
+    if not isinstance(source, str) or not source.strip():
+        raise GpuTableError(f"{figure}.source must say where the figure comes from")
+    return value, source
+
+
+def _whole_mhz(figure: str, value: int | float) -> int:
+    if not isinstance(value, int):
+        raise GpuTableError(f"{figure}.value must be a whole number of MHz, not {value}")
+    return value

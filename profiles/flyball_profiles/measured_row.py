@@ -1,0 +1,157 @@
+"""One row of a stage profile, from the text of CSV cells or the values of a JSON mapping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flyball_profiles.stage_profile import (
+    InstructionKind,
+    OperatingPoint,
+    ProfileError,
+    quantity_fault,
+)
+
+REQUIRED_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
+RANK_COLUMNS = ("rank", "dp_rank", "pp_rank", "tp_rank")
+# Ours: how many ranks a row's energy holds, where a profile is written after its ranks were
+# merged. Other readers ignore it; without it a row counts as one rank.
+NUM_RANKS_COLUMN = "num_ranks"
+
+RankKey = tuple[tuple[str, int], ...]
+
+# Plain ASCII decimals: float() alone would also take 1_000, nan and digits of other scripts.
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_LARGEST_COUNT = 1_000_000
+_LONGEST_SHOWN = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRow:
+    """One measured operating point of one rank, and where it stands.
+
+    Attributes:
+        line: 1-based line of the file, or row of a JSON profile.
+        stage: pipeline stage, from 0.
+        kind: the instruction measured.
+        rank: (column, value) of each rank column; empty in a profile of one pipeline.
+        num_ranks: ranks whose energy the row holds, at least 1.
+        point: clock, time and energy.
+    """
+
+    line: int
+    stage: int
+    kind: InstructionKind
+    rank: RankKey
+    num_ranks: int
+    point: OperatingPoint
+
+    @property
+    def named(self) -> str:
+        """The row's key for people: `stage 0 forward at 1410 MHz`."""
+        return f"stage {self.stage} {self.kind} at {self.point.frequency_mhz} MHz"
+
+
+def parse_row(
+    cells: Mapping[str, object], *, line: int, rank_columns: tuple[str, ...]
+) -> MeasuredRow:
+    """Read one row.
+
+    Args:
+        cells: column -> text or number; further columns are ignored.
+        line: where the row stands, for errors.
+        rank_columns: the rank columns of the whole profile; the row must have them all.
+
+    Raises:
+        ProfileError: a value is missing or not what its column holds; with the line.
+    """
+    try:
+        rank = tuple((column, _count(cells, column)) for column in rank_columns)
+        num_ranks = _count(cells, NUM_RANKS_COLUMN) if NUM_RANKS_COLUMN in cells else 1
+        if num_ranks < 1:
+            raise ProfileError("num_ranks must be at least 1")
+        return MeasuredRow(
+            line=line,
+            stage=_count(cells, "stage"),
+            kind=_kind(cells),
+            rank=rank,
+            num_ranks=num_ranks,
+            point=OperatingPoint(
+                frequency_mhz=int(_quantity(cells, "frequency", "frequency_mhz")),
+                time_s=_quantity(cells, "time", "time_s"),
+                energy_j=_quantity(cells, "energy", "energy_j"),
+            ),
+        )
+    except ProfileError as error:
+        raise ProfileError(error.message, line=line) from None
+
+
+def rank_name(rank: RankKey) -> str:
+    """A rank for people: by its global number if it has one, else by its coordinates."""
+    by_column = dict(rank)
+    if "rank" in by_column:
+        return f"rank {by_column['rank']}"
+    return ", ".join(f"{column} {value}" for column, value in rank)
+
+
+def _count(cells: Mapping[str, object], column: str) -> int:
+    value = _number(cells, column)
+    # The range is asked first: int() of an infinity would raise.
+    if not 0 <= value <= _LARGEST_COUNT or value != int(value):
+        raise ProfileError(
+            f"{column} must be a whole number from 0 to {_LARGEST_COUNT},"
+            f" not {_shown(cells[column])}"
+        )
+    return int(value)
+
+
+def _quantity(cells: Mapping[str, object], column: str, field: str) -> float:
+    value = _number(cells, column)
+    fault = quantity_fault(field, value)
+    if fault is not None:
+        raise ProfileError(f"{column} {fault}, not {_shown(cells[column])}")
+    return value
+
+
+def _kind(cells: Mapping[str, object]) -> InstructionKind:
+    value = _cell(cells, "instruction")
+    text = value.strip() if isinstance(value, str) else value
+    for kind in InstructionKind:
+        if text == kind.value:
+            return kind
+    raise ProfileError(
+        f"unknown instruction {_shown(value)}; known: {', '.join(sorted(InstructionKind))}"
+    )
+
+
+def _number(cells: Mapping[str, object], column: str) -> float:
+    value = _cell(cells, column)
+    if isinstance(value, str):
+        text = value.strip()
+        if not text:
+            raise ProfileError(f"{column} is empty; give a number")
+        if _DECIMAL.fullmatch(text):
+            return float(text)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return float("inf")
+    raise ProfileError(f"{column} must be a finite number, not {_shown(value)}")
+
+
+def _cell(cells: Mapping[str, object], column: str) -> object:
+    if column not in cells:
+        raise ProfileError(f"{column} is missing")
+    return cells[column]
+
+
+def _shown(value: object) -> str:
+    # repr keeps a line feed inside a cell from breaking the one-line message; an int of
+    # thousands of digits has no repr at all.
+    try:
+        text = ascii(value)
+    except ValueError:
+        return "a number far too large"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -1,0 +1,168 @@
+"""Reading and writing stage profiles: CSV text, CSV files, and the rows of a JSON profile.
+
+The columns are `stage,instruction,frequency,time,energy` (MHz, s, J). A profile of several
+ranks adds any of `rank,dp_rank,pp_rank,tp_rank`, which then belong to a row's key.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from flyball_profiles.measured_row import (
+    NUM_RANKS_COLUMN,
+    RANK_COLUMNS,
+    REQUIRED_COLUMNS,
+    MeasuredRow,
+    parse_row,
+)
+from flyball_profiles.rank_merge import merge_rows
+from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
+
+_HEADER = ",".join(REQUIRED_COLUMNS)
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def read_stage_profile(path: Path) -> StageProfile:
+    """Read a stage profile from a CSV file.
+
+    Raises:
+        ProfileError: the file cannot be read, is not UTF-8, or is no usable profile. Print
+            `error.located(str(path))`.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL inside the path
+        raise ProfileError(f"cannot read the profile: {error}") from None
+    try:
+        return parse_stage_profile(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ProfileError("not UTF-8 text; save the profile as UTF-8 CSV", line=line) from None
+
+
+def parse_stage_profile(text: str) -> StageProfile:
+    """Read a stage profile from CSV text.
+
+    Raises:
+        ProfileError: with the 1-based line where one applies.
+    """
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ProfileError("a NUL byte in the text; save the profile as UTF-8 CSV", line=line)
+    records = _records(text.removeprefix(_BYTE_ORDER_MARK))
+    header_line, header = next(records, (1, ()))
+    if not header:
+        raise ProfileError(f"the profile is empty; its first line must be {_HEADER}")
+    columns = _checked_columns(header, header_line)
+    rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
+    rows: list[MeasuredRow] = []
+    for line, cells in records:
+        if len(cells) != len(columns):
+            raise ProfileError(
+                f"{len(cells)} cells in the row for {len(columns)} columns in the header",
+                line=line,
+            )
+        row = dict(zip(columns, cells, strict=True))
+        rows.append(parse_row(row, line=line, rank_columns=rank_columns))
+    return merge_rows(rows, place="line")
+
+
+def parse_stage_profile_rows(rows: object) -> StageProfile:
+    """Read a stage profile from JSON already decoded: a list of objects with the CSV's keys.
+
+    Args:
+        rows: anything; what is not a list of mappings is refused like any other fault.
+
+    Raises:
+        ProfileError: `line` is the 1-based row, which the message names too.
+    """
+    if not isinstance(rows, list | tuple):
+        raise ProfileError(f"the profile must be a list of rows with the keys {_HEADER}")
+    cells = [
+        _checked_mapping(row, line)
+        for line, row in enumerate(cast("Sequence[object]", rows), start=1)
+    ]
+    rank_columns = tuple(column for column in RANK_COLUMNS if any(column in row for row in cells))
+    try:
+        parsed = [
+            parse_row(row, line=line, rank_columns=rank_columns)
+            for line, row in enumerate(cells, start=1)
+        ]
+        return merge_rows(parsed, place="row")
+    except ProfileError as error:
+        if error.line is None:
+            raise
+        message = f"row {error.line}: {error.message}"
+        raise ProfileError(message, line=error.line, stage=error.stage) from None
+
+
+def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | str]]:
+    """The profile as rows of a JSON profile; `parse_stage_profile_rows` gives it back.
+
+    Rows run by stage, then instruction, then falling frequency. Where a stage holds the energy
+    of several ranks, every row has `num_ranks` too.
+    """
+    with_num_ranks = any(num_ranks > 1 for num_ranks in profile.num_ranks_per_stage)
+    rows: list[dict[str, int | float | str]] = []
+    for stage, num_ranks in enumerate(profile.num_ranks_per_stage):
+        for kind in InstructionKind:
+            for point in profile.points.get((stage, kind), ()):
+                row: dict[str, int | float | str] = {
+                    "stage": stage,
+                    "instruction": kind.value,
+                    "frequency": point.frequency_mhz,
+                    "time": point.time_s,
+                    "energy": point.energy_j,
+                }
+                rows.append(row | {NUM_RANKS_COLUMN: num_ranks} if with_num_ranks else row)
+    return rows
+
+
+def write_stage_profile(profile: StageProfile) -> str:
+    """The profile as CSV text, every number with all its digits; reading gives it back."""
+    rows = stage_profile_rows(profile)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _records(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Each record that is not blank, with the line on which it begins."""
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    line = 1
+    try:
+        for cells in reader:
+            if len(cells) > 1 or (cells and cells[0].strip()):
+                yield line, tuple(cells)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ProfileError(f"not CSV: {error}", line=line) from None
+
+
+def _checked_columns(header: tuple[str, ...], line: int) -> tuple[str, ...]:
+    columns = tuple(cell.strip() for cell in header)
+    missing = [column for column in REQUIRED_COLUMNS if column not in columns]
+    if missing:
+        plural = "s" if len(missing) > 1 else ""
+        raise ProfileError(
+            f"missing column{plural} {', '.join(missing)}; the header must have {_HEADER}",
+            line=line,
+        )
+    for column in (*REQUIRED_COLUMNS, *RANK_COLUMNS, NUM_RANKS_COLUMN):
+        if columns.count(column) > 1:
+            raise ProfileError(f"the column {column} stands twice in the header", line=line)
+    return columns
+
+
+def _checked_mapping(row: object, line: int) -> Mapping[str, object]:
+    if not isinstance(row, Mapping):
+        raise ProfileError(f"row {line}: must be an object with the keys {_HEADER}", line=line)
+    return cast("Mapping[str, object]", row)

@@ -1,0 +1,219 @@
+"""Fit the example's curves to a measured stage profile and write their coefficients.
+
+Usage: python profiles/scripts/fit_example_profile.py --measured MEASURED.csv
+
+Each curve is linear in its coefficients once its knees are fixed. So the knees are tried on the
+grid of measured clocks, the coefficients are the least squares of the relative error, and the
+knees kept are those with the least maximum error among the curves of the right shape: time
+strictly falling with the clock, energy with one valley. Standard library only and no libm, so
+that it gives the same digits everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flyball_profiles.examples import example_profile_path
+from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve
+from flyball_profiles.stage_profile import (
+    InstructionKind,
+    OperatingPoint,
+    ProfileError,
+    StageProfile,
+)
+from flyball_profiles.stage_profile_csv import read_stage_profile
+
+Points = tuple[OperatingPoint, ...]
+Curve = TimeCurve | EnergyCurve
+
+_SIGNIFICANT_DIGITS = 6
+# Measured clocks in each piece between knees and ends: enough to determine its coefficients.
+_CLOCKS_PER_PIECE = 4
+_PREAMBLE = """\
+# Coefficients of the example stage profile, written by profiles/scripts/fit_example_profile.py.
+# Frequencies are in MHz, times in s, energies in J; the curves are those of
+# flyball_profiles/fitted_curves.py. Errors are relative, over the measured clocks.
+source = "Stage profile gpt3-175b+a100_sxm_bf16.csv of the Perseus artifact (Chung et al., \
+Reducing Energy Bloat in Large Model Training, SOSP '24), branch kronos of \
+github.com/ml-energy/zeus: measured on NVIDIA A100 SXM GPUs"
+source_license = "Apache-2.0"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A curve and its relative errors against the measured points."""
+
+    curve: Curve
+    max_relative_error: float
+    rms_relative_error: float
+
+
+def main() -> int:
+    """Fit and write the TOML file; return the exit status."""
+    parser = argparse.ArgumentParser(description="Fit the example profile's curves.")
+    parser.add_argument("--measured", type=Path, required=True, help="a measured stage profile")
+    parser.add_argument("--output", type=Path, default=example_profile_path().with_suffix(".toml"))
+    options = parser.parse_args()
+    try:
+        text = fitted_toml(read_stage_profile(options.measured))
+        options.output.write_bytes(text.encode())
+    except ProfileError as error:
+        print(error.located(str(options.measured)), file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def fitted_toml(measured: StageProfile) -> str:
+    """The coefficients of every curve of a measured profile, as TOML text.
+
+    Raises:
+        ProfileError: no curve of the right shape fits.
+    """
+    clocks_mhz = [point.frequency_mhz for point in measured.points[0, InstructionKind.FORWARD]]
+    steps_mhz = {high - low for high, low in itertools.pairwise(clocks_mhz)}
+    if len(steps_mhz) != 1:
+        raise ProfileError("the measured clocks must be evenly spaced")
+    parts = [
+        _PREAMBLE,
+        _table("clocks", max_mhz=clocks_mhz[0], min_mhz=clocks_mhz[-1], step_mhz=steps_mhz.pop()),
+    ]
+    for (stages, kind), points in _distinct_curves(measured).items():
+        parts.append(f'[[instructions]]\nstages = {list(stages)}\ninstruction = "{kind}"\n')
+        for quantity, fit in (("time", _fit_time(points)), ("energy", _fit_energy(points))):
+            name = f"instructions.{quantity}"
+            errors = {
+                "max_relative_error": round(fit.max_relative_error, 5),
+                "rms_relative_error": round(fit.rms_relative_error, 5),
+            }
+            parts += [_table(name, **errors), _table(f"{name}.curve", **asdict(fit.curve))]
+    return "\n".join(parts)
+
+
+def _table(name: str, **values: float) -> str:
+    lines = [f"{key} = {value!r}" for key, value in values.items()]
+    return "\n".join([f"[{name}]", *lines, ""])
+
+
+def _distinct_curves(
+    measured: StageProfile,
+) -> dict[tuple[tuple[int, ...], InstructionKind], Points]:
+    """Stages measured alike share a curve; in order of their first stage."""
+    stages_of: dict[tuple[InstructionKind, Points], list[int]] = {}
+    for stage in range(measured.num_stages):
+        for kind in InstructionKind:
+            points = measured.points.get((stage, kind))
+            if points is not None:
+                stages_of.setdefault((kind, points), []).append(stage)
+    return {(tuple(stages), kind): points for (kind, points), stages in stages_of.items()}
+
+
+def _fit_time(points: Points) -> Fit:
+    clocks_mhz = [point.frequency_mhz for point in points]
+
+    def candidates() -> Iterator[Curve]:
+        for knee_mhz in clocks_mhz[_CLOCKS_PER_PIECE:-_CLOCKS_PER_PIECE]:
+            rows = [TimeCurve.terms(clock_mhz, knee_mhz) for clock_mhz in clocks_mhz]
+            a, b, c = _least_squares(rows, [point.time_s for point in points])
+            yield TimeCurve(a_s_ghz=a, b_s=b, c_s_per_ghz2=c, knee_mhz=knee_mhz)
+
+    def falls_with_the_clock(curve: Curve) -> bool:
+        times_s = [curve.at(clock_mhz) for clock_mhz in clocks_mhz]
+        return all(faster < slower for faster, slower in itertools.pairwise(times_s))
+
+    return _best(candidates(), falls_with_the_clock, points, [point.time_s for point in points])
+
+
+def _fit_energy(points: Points) -> Fit:
+    clocks_mhz = [point.frequency_mhz for point in points]
+
+    def candidates() -> Iterator[Curve]:
+        for high_mhz, low_mhz in _knee_pairs(clocks_mhz):
+            rows = [EnergyCurve.terms(clock_mhz, low_mhz, high_mhz) for clock_mhz in clocks_mhz]
+            p, q, r, s, w = _least_squares(rows, [point.energy_j for point in points])
+            yield EnergyCurve(
+                p_j=p,
+                q_j_per_ghz=q,
+                r_j_per_ghz=r,
+                s_j_per_ghz2=s,
+                w_j_per_ghz2=w,
+                low_knee_mhz=low_mhz,
+                high_knee_mhz=high_mhz,
+            )
+
+    def has_one_valley(curve: Curve) -> bool:
+        energies_j = [curve.at(clock_mhz) for clock_mhz in reversed(clocks_mhz)]
+        valley = energies_j.index(min(energies_j))
+        return all(
+            (low > high) == (index < valley) and low != high
+            for index, (low, high) in enumerate(itertools.pairwise(energies_j))
+        )
+
+    return _best(candidates(), has_one_valley, points, [point.energy_j for point in points])
+
+
+def _knee_pairs(clocks_mhz: Sequence[int]) -> Iterator[tuple[int, int]]:
+    inner = clocks_mhz[_CLOCKS_PER_PIECE:-_CLOCKS_PER_PIECE]
+    for index, high_mhz in enumerate(inner):
+        for low_mhz in inner[index + _CLOCKS_PER_PIECE :]:
+            yield high_mhz, low_mhz
+
+
+def _best(
+    candidates: Iterator[Curve],
+    has_right_shape: Callable[[Curve], bool],
+    points: Points,
+    values: Sequence[float],
+) -> Fit:
+    best: Fit | None = None
+    for curve in candidates:
+        errors = [
+            curve.at(point.frequency_mhz) / value - 1
+            for point, value in zip(points, values, strict=True)
+        ]
+        largest = max(abs(error) for error in errors)
+        if (best is None or largest < best.max_relative_error) and has_right_shape(curve):
+            rms = math.sqrt(math.fsum(error * error for error in errors) / len(errors))
+            best = Fit(curve=curve, max_relative_error=largest, rms_relative_error=rms)
+    if best is None:
+        raise ProfileError("no curve of the right shape fits the measured points")
+    return best
+
+
+def _least_squares(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> list[float]:
+    """Coefficients with the least sum of squared relative errors, rounded as they are written."""
+    weighted = [[term / value for term in row] for row, value in zip(rows, values, strict=True)]
+    size = len(rows[0])
+    normal = [
+        [math.fsum(row[i] * row[j] for row in weighted) for j in range(size)]
+        + [math.fsum(row[i] for row in weighted)]
+        for i in range(size)
+    ]
+    return [float(f"{value:.{_SIGNIFICANT_DIGITS}g}") for value in _solve(normal)]
+
+
+def _solve(augmented: list[list[float]]) -> list[float]:
+    """Gauss-Jordan elimination with row pivoting of [matrix | right side], small and regular."""
+    size = len(augmented)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(augmented[row][column]))
+        augmented[column], augmented[pivot] = augmented[pivot], augmented[column]
+        for row in range(size):
+            if row != column:
+                factor = augmented[row][column] / augmented[column][column]
+                for index in range(column, size + 1):
+                    augmented[row][index] -= factor * augmented[column][index]
+    return [augmented[row][size] / augmented[row][row] for row in range(size)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

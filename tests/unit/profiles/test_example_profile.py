@@ -1,0 +1,228 @@
+"""The shipped example: clean, generated from its coefficients, and those from measurements."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flyball_profiles.examples import example_profile_path, load_example_profile
+from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve, parse_fitted_profile
+from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+
+REPOSITORY = Path(__file__).parents[3]
+SCRIPTS = REPOSITORY / "profiles" / "scripts"
+MEASURED = (
+    REPOSITORY.parent / "shared/data/perseus-sosp24/stage_profiles/gpt3-175b+a100_sxm_bf16.csv"
+)
+COEFFICIENTS = example_profile_path().with_suffix(".toml")
+
+needs_measurements = pytest.mark.skipif(
+    not MEASURED.is_file(), reason="the measured profile is not beside this checkout (../shared)"
+)
+
+
+def run_script(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_example_has_eight_stages_of_which_the_last_is_heavier() -> None:
+    profile = load_example_profile()
+    assert profile.num_stages == 8
+    assert profile.num_ranks_per_stage == (1,) * 8
+    for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD):
+        usual = profile.points[0, kind]
+        assert all(profile.points[stage, kind] == usual for stage in range(7))
+        assert profile.at(7, kind, 1410).time_s > profile.at(0, kind, 1410).time_s
+        assert [point.frequency_mhz for point in usual] == list(range(1410, 854, -15))
+
+
+def test_the_example_is_read_from_its_path() -> None:
+    assert read_stage_profile(example_profile_path()) == load_example_profile()
+
+
+def test_every_time_of_the_example_falls_strictly_with_the_clock() -> None:
+    for points in load_example_profile().points.values():
+        assert all(fast.time_s < slow.time_s for fast, slow in itertools.pairwise(points))
+
+
+def test_every_energy_of_the_example_has_one_valley_inside_its_clocks() -> None:
+    for points in load_example_profile().points.values():
+        energies_j = [point.energy_j for point in points]
+        valley = energies_j.index(min(energies_j))
+        assert 0 < valley < len(points) - 1
+        assert energies_j[: valley + 1] == sorted(set(energies_j[: valley + 1]), reverse=True)
+        assert energies_j[valley:] == sorted(set(energies_j[valley:]))
+
+
+def test_the_curves_are_their_formulas() -> None:
+    time = TimeCurve(a_s_ghz=0.3, b_s=0.1, c_s_per_ghz2=2.0, knee_mhz=1000)
+    assert time.at(500) == pytest.approx(0.3 / 0.5 + 0.1)
+    assert time.at(1500) == pytest.approx(0.3 / 1.5 + 0.1 + 2.0 * 0.5**2)
+    energy = EnergyCurve(
+        p_j=20.0,
+        q_j_per_ghz=-3.0,
+        r_j_per_ghz=7.0,
+        s_j_per_ghz2=50.0,
+        w_j_per_ghz2=-40.0,
+        low_knee_mhz=1000,
+        high_knee_mhz=1200,
+    )
+    assert energy.at(800) == pytest.approx(20 - 3 * 0.8)
+    assert energy.at(1100) == pytest.approx(20 - 3 * 1.1 + 7 * 0.1 + 50 * 0.1**2)
+    assert energy.at(1400) == pytest.approx(20 - 3 * 1.4 + 7 * 0.4 + 50 * 0.4**2 - 40 * 0.2**2)
+
+
+def test_generating_gives_the_committed_csv_byte_for_byte(tmp_path: Path) -> None:
+    output = tmp_path / "generated.csv"
+    finished = run_script("generate_example_profile.py", "--output", output)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert output.read_bytes() == example_profile_path().read_bytes()
+
+
+def test_the_check_tells_a_current_csv_from_a_changed_one(tmp_path: Path) -> None:
+    changed = tmp_path / "changed.csv"
+    changed.write_bytes(example_profile_path().read_bytes() + b"\n")
+    assert run_script("generate_example_profile.py", "--check").returncode == 0
+    finished = run_script("generate_example_profile.py", "--check", "--output", changed)
+    assert finished.returncode == 1
+    assert finished.stderr == f"{changed}: differs from what its coefficients give\n"
+
+
+@needs_measurements
+def test_fitting_the_measurements_gives_the_committed_coefficients(tmp_path: Path) -> None:
+    output = tmp_path / "fitted.toml"
+    finished = run_script("fit_example_profile.py", "--measured", MEASURED, "--output", output)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert output.read_text(encoding="utf-8") == COEFFICIENTS.read_text(encoding="utf-8")
+
+
+@needs_measurements
+def test_the_example_is_near_every_measurement_and_copies_none() -> None:
+    measured, example = read_stage_profile(MEASURED), load_example_profile()
+    assert set(measured.points) == set(example.points)
+    for key, points in measured.points.items():
+        for point, fitted in zip(points, example.points[key], strict=True):
+            assert fitted.frequency_mhz == point.frequency_mhz
+            assert fitted.time_s == pytest.approx(point.time_s, rel=0.0065)
+            assert fitted.energy_j == pytest.approx(point.energy_j, rel=0.0135)
+            assert (fitted.time_s, fitted.energy_j) != (point.time_s, point.energy_j)
+
+
+def test_every_fit_error_of_the_coefficients_is_below_one_and_a_half_percent() -> None:
+    table = tomllib.loads(COEFFICIENTS.read_text(encoding="utf-8"))
+    for entry in table["instructions"]:
+        for quantity in ("time", "energy"):
+            errors = entry[quantity]
+            assert 0 < errors["rms_relative_error"] < errors["max_relative_error"] < 0.015
+
+
+def test_the_readme_of_the_data_gives_the_fit_errors_of_the_coefficients() -> None:
+    readme = (example_profile_path().parent / "README.md").read_text(encoding="utf-8")
+    table = tomllib.loads(COEFFICIENTS.read_text(encoding="utf-8"))
+    for entry in table["instructions"]:
+        stages = entry["stages"]
+        span = f"{stages[0]} to {stages[-1]}" if len(stages) > 1 else str(stages[0])
+        percents = [
+            f"{100 * entry[quantity][error]:.2f} %"
+            for quantity in ("time", "energy")
+            for error in ("max_relative_error", "rms_relative_error")
+        ]
+        assert " | ".join([f"| {span}", entry["instruction"], *percents]) + " |" in readme
+
+
+def test_a_profile_made_of_curves_is_fitted_back_to_those_curves(tmp_path: Path) -> None:
+    measured, refitted = tmp_path / "exact.csv", tmp_path / "refitted.toml"
+    measured.write_text(write_stage_profile(load_example_profile()), encoding="utf-8")
+    finished = run_script("fit_example_profile.py", "--measured", measured, "--output", refitted)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    again = parse_fitted_profile(refitted.read_text(encoding="utf-8")).stage_profile()
+    for key, points in load_example_profile().points.items():
+        for point, fitted in zip(points, again.points[key], strict=True):
+            assert fitted.time_s == pytest.approx(point.time_s, rel=1e-4)
+            assert fitted.energy_j == pytest.approx(point.energy_j, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the profile is empty; its first line must be stage,"),
+        (
+            "stage,instruction,frequency,time,energy\n"
+            + "".join(
+                f"0,{kind},{clock_mhz},1,1\n"
+                for kind in ("forward", "backward")
+                for clock_mhz in (1400, 1300, 1250)
+            ),
+            "the measured clocks must be evenly spaced",
+        ),
+        (
+            "stage,instruction,frequency,time,energy\n"
+            + "".join(
+                f"0,{kind},{clock_mhz},1,1\n"
+                for kind in ("forward", "backward")
+                for clock_mhz in (1400, 1300, 1200)
+            ),
+            "no curve of the right shape fits the measured points",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_be_fitted_is_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    measured = tmp_path / "bad.csv"
+    measured.write_text(text, encoding="utf-8")
+    output = tmp_path / "out.toml"
+    finished = run_script("fit_example_profile.py", "--measured", measured, "--output", output)
+    assert finished.returncode == 2
+    assert finished.stderr.startswith(f"{measured}: {message}")
+    assert len(finished.stderr.splitlines()) == 1
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("step_mhz = 15", "step_mhz = ", "not TOML: "),
+        ("step_mhz = 15", "step_mhz = 0", "the coefficients cannot be used: "),
+        ("step_mhz = 15", "", "the key 'step_mhz' is missing"),
+        ("knee_mhz", "knee", "the coefficients cannot be used: "),
+        ('"forward"', '"fwd"', "the coefficients cannot be used: "),
+        ("b_s = 0.0", 'b_s = "x" # ', "the coefficients cannot be used: b_s must be a number"),
+        ("stages = [7]", 'stages = ["7"]', "the coefficients cannot be used: stages must be"),
+        ("stages = [7]", "stages = [8]", "stage 7 is missing"),
+        ("p_j = ", "p_j = -9", "energy_j must be a finite positive number"),
+    ],
+)
+def test_coefficients_that_cannot_be_used_are_one_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = COEFFICIENTS.read_text(encoding="utf-8")
+    assert old in text
+    broken = tmp_path / "broken.toml"
+    broken.write_text(text.replace(old, new), encoding="utf-8")
+    finished = run_script(
+        "generate_example_profile.py", "--coefficients", broken, "--output", tmp_path / "out.csv"
+    )
+    assert finished.returncode == 2
+    assert finished.stderr.startswith(f"{broken}: {message}")
+    assert len(finished.stderr.splitlines()) == 1
+
+
+def test_coefficients_that_are_not_there_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError):
+        parse_fitted_profile("clocks = 3")
+    finished = run_script("generate_example_profile.py", "--coefficients", tmp_path / "none.toml")
+    assert finished.returncode == 2
+    assert "No such file" in finished.stderr

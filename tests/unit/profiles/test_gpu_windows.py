@@ -1,0 +1,184 @@
+"""GPU tables: the shipped figures, a new GPU as a new file, and malformed files."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_profiles.gpu_windows import (
+    GpuTableError,
+    GpuWindow,
+    gpu_names,
+    load_gpu_window,
+    window_clocks_mhz,
+)
+
+CLOCK_FIGURES = ("filter_max_mhz", "filter_min_mhz", "granularity_mhz")
+
+NEW_GPU = """\
+filter_max_mhz = { value = 1980, source = "asked of the device" }
+filter_min_mhz = { value = 900, source = "chosen" }
+granularity_mhz = { value = 90, source = "chosen" }
+reconfigure_granularity_mhz = { value = 30, source = "chosen" }
+blocking_power_w = { value = 100, source = "measured" }
+"""
+
+
+def window(**changes: object) -> GpuWindow:
+    a100 = load_gpu_window("a100")
+    return replace(a100, **changes)  # type: ignore[arg-type]  # bad values are the test
+
+
+@pytest.mark.parametrize(
+    ("name", "filter_max_mhz", "filter_min_mhz", "blocking_power_w"),
+    [
+        ("v100", 1530, 800, None),
+        ("rtx3090", 2000, 1100, None),
+        ("a100", 1410, 750, 83.64),
+        ("a6000", 1900, 1700, None),
+        ("a40", 1740, 840, 70.38),
+    ],
+)
+def test_the_shipped_windows_are_the_published_ones(
+    name: str, filter_max_mhz: int, filter_min_mhz: int, blocking_power_w: float | None
+) -> None:
+    shipped = load_gpu_window(name)
+    assert shipped.name == name
+    assert shipped.filter_max_mhz == filter_max_mhz
+    assert shipped.filter_min_mhz == filter_min_mhz
+    assert shipped.granularity_mhz == 90
+    assert shipped.reconfigure_granularity_mhz == 30
+    assert shipped.blocking_power_w == blocking_power_w
+
+
+def test_every_shipped_figure_has_a_source() -> None:
+    for name in gpu_names():
+        shipped = load_gpu_window(name)
+        figures = {*CLOCK_FIGURES, "reconfigure_granularity_mhz"}
+        if shipped.blocking_power_w is not None:
+            figures.add("blocking_power_w")
+        assert set(shipped.sources) == figures
+        assert all(len(source) > 20 for source in shipped.sources.values())
+
+
+def test_the_shipped_gpus_are_listed_in_order() -> None:
+    assert gpu_names() == ("a100", "a40", "a6000", "rtx3090", "v100")
+
+
+def test_a_name_may_be_written_in_any_case() -> None:
+    assert load_gpu_window(" A100 ") == load_gpu_window("a100")
+
+
+@pytest.mark.parametrize("name", ["h100", "", "../gpus/a100", "a100.toml", "a\n1\x00"])
+def test_an_unknown_gpu_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(GpuTableError) as raised:
+        load_gpu_window(name)
+    assert str(raised.value) == (f"unknown GPU {name!a}; known: a100, a40, a6000, rtx3090, v100")
+
+
+def test_a_new_gpu_is_a_new_file_and_no_code(tmp_path: Path) -> None:
+    (tmp_path / "h200.toml").write_text(NEW_GPU, encoding="utf-8")
+    (tmp_path / "notes.md").write_text("not a GPU", encoding="utf-8")
+    assert gpu_names(folder=tmp_path) == ("h200",)
+    h200 = load_gpu_window("H200", folder=tmp_path)
+    assert (h200.name, h200.filter_max_mhz, h200.blocking_power_w) == ("h200", 1980, 100.0)
+    assert h200.sources["blocking_power_w"] == "measured"
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(GpuTableError, match="cannot read the GPU table: No such file"):
+        gpu_names(folder=tmp_path / "none")
+
+
+def test_a_gpu_that_is_a_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "h200.toml").mkdir()
+    with pytest.raises(GpuTableError, match=r"^h200.toml: cannot be read: "):
+        load_gpu_window("h200", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("{ value = 1980", "{ value = ", "not TOML: "),
+        ("filter_max_mhz", "filter_max", "unknown key filter_max"),
+        ("blocking_power_w", "blocking_power", "unknown key blocking_power"),
+        (NEW_GPU.splitlines()[2], "", "the key granularity_mhz is missing"),
+        ('{ value = 1980, source = "asked of the device" }', "1980", "filter_max_mhz must be a"),
+        ("value = 900, ", "", "filter_min_mhz.value must be a number"),
+        ("value = 900", 'value = "900"', "filter_min_mhz.value must be a number"),
+        ("value = 900", "value = true", "filter_min_mhz.value must be a number"),
+        ("value = 900", "value = 900.5", "filter_min_mhz.value must be a whole number of MHz"),
+        ("value = 900", "value = 0", "filter_min_mhz must be from 1 to 100000, not 0"),
+        ("value = 900", "value = 1980", "filter_min_mhz (1980) must be below filter_max_mhz"),
+        ("value = 90,", "value = -90,", "granularity_mhz must be from 1 to 100000, not -90"),
+        ("value = 30", "value = 0", "reconfigure_granularity_mhz must be from 1 to "),
+        ("value = 100", "value = nan", "blocking_power_w must be above 0 and at most"),
+        ("value = 100", "value = -1", "blocking_power_w must be above 0 and at most"),
+        (', source = "measured"', "", "blocking_power_w.source must say where"),
+        ('source = "measured"', 'source = " "', "blocking_power_w.source must say where"),
+    ],
+)
+def test_a_malformed_file_names_file_and_key(
+    tmp_path: Path, old: str, new: str, fault: str
+) -> None:
+    assert old in NEW_GPU
+    (tmp_path / "h200.toml").write_text(NEW_GPU.replace(old, new), encoding="utf-8")
+    with pytest.raises(GpuTableError) as raised:
+        load_gpu_window("h200", folder=tmp_path)
+    assert str(raised.value).startswith(f"h200.toml: {fault}")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "h200.toml").write_bytes(b"# \xff\n")
+    with pytest.raises(GpuTableError, match=r"^h200.toml: not UTF-8 text$"):
+        load_gpu_window("h200", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"filter_max_mhz": 0}, "filter_max_mhz must be"),
+        ({"filter_min_mhz": 1410}, "filter_min_mhz"),
+        ({"granularity_mhz": 0}, "granularity_mhz must be"),
+        ({"blocking_power_w": math.inf}, "blocking_power_w must be"),
+        ({"sources": {}}, "filter_max_mhz has no source"),
+    ],
+)
+def test_an_invalid_window_cannot_exist(changes: dict[str, object], fault: str) -> None:
+    with pytest.raises(GpuTableError, match=fault):
+        window(**changes)
+
+
+def test_the_a100_grid_falls_from_1410_by_90() -> None:
+    supported_mhz = range(210, 1411, 15)
+    grid = window_clocks_mhz(load_gpu_window("a100"), supported_mhz)
+    assert grid == (1410, 1320, 1230, 1140, 1050, 960, 870, 780)
+
+
+def test_the_grid_takes_the_nearest_lower_clock_where_a_step_is_not_supported() -> None:
+    # V100 clocks stand 7 or 8 MHz apart: 90 below 1530 is 1440, but 90 below 1437 is 1347.
+    grid = window_clocks_mhz(load_gpu_window("v100"), [1530, 1522, 1437, 1350, 1342, 795])
+    assert grid == (1530, 1437, 1342)
+
+
+def test_a_device_without_a_clock_in_the_window_is_refused() -> None:
+    with pytest.raises(GpuTableError, match="no SM clock from 1700 to 1900 MHz"):
+        window_clocks_mhz(load_gpu_window("a6000"), range(210, 1411, 15))
+
+
+@given(st.lists(st.integers(min_value=750, max_value=1410), min_size=1))
+def test_a_grid_is_supported_falling_and_leaves_no_clock_out(supported_mhz: list[int]) -> None:
+    a100 = load_gpu_window("a100")
+    grid = window_clocks_mhz(a100, supported_mhz)
+    assert set(grid) <= set(supported_mhz)
+    assert grid[0] == max(supported_mhz)
+    assert all(high - low >= 90 for high, low in itertools.pairwise(grid))
+    # Every supported clock is on the grid or less than a step below a clock that is.
+    assert all(any(0 <= point - clock < 90 for point in grid) for clock in supported_mhz)

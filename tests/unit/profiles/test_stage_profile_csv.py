@@ -1,0 +1,251 @@
+"""What stage profile CSV is read, and that writing gives it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_profiles.stage_profile import (
+    InstructionKind,
+    OperatingPoint,
+    ProfileError,
+    StageProfile,
+)
+from flyball_profiles.stage_profile_csv import (
+    parse_stage_profile,
+    parse_stage_profile_rows,
+    read_stage_profile,
+    stage_profile_rows,
+    write_stage_profile,
+)
+
+FORWARD = InstructionKind.FORWARD
+BACKWARD = InstructionKind.BACKWARD
+
+SMALLEST = """\
+stage,instruction,frequency,time,energy
+0,forward,1410,0.1,20
+0,forward,1200,0.2,15
+0,backward,1410,0.3,40
+0,backward,1200,0.4,30
+"""
+
+# Two tensor-parallel ranks; rank 1 is the slower at 1410 MHz, rank 0 at 1200 MHz.
+WIDE = """\
+rank,dp_rank,pp_rank,tp_rank,stage,instruction,frequency,time,energy
+0,0,0,0,0,forward,1410,0.10,20
+1,0,0,1,0,forward,1410,0.11,21
+0,0,0,0,0,forward,1200,0.22,15
+1,0,0,1,0,forward,1200,0.20,16
+0,0,0,0,0,backward,1410,0.3,40
+1,0,0,1,0,backward,1410,0.3,41
+0,0,0,0,0,backward,1200,0.4,30
+1,0,0,1,0,backward,1200,0.4,31
+"""
+
+quantities = st.floats(min_value=1e-6, max_value=1e6, allow_subnormal=False)
+instruction_points = st.dictionaries(
+    st.integers(min_value=1, max_value=3000), st.tuples(quantities, quantities), min_size=2
+).map(
+    lambda by_clock: tuple(
+        OperatingPoint(frequency_mhz=clock_mhz, time_s=time_s, energy_j=energy_j)
+        for clock_mhz, (time_s, energy_j) in by_clock.items()
+    )
+)
+backward_kinds = st.sampled_from(
+    [
+        (BACKWARD,),
+        (InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT),
+        tuple(kind for kind in InstructionKind if kind is not FORWARD),
+    ]
+)
+
+
+@st.composite
+def stage_profiles(draw: st.DrawFn) -> StageProfile:
+    num_ranks = draw(st.lists(st.integers(min_value=1, max_value=64), min_size=1, max_size=4))
+    return StageProfile(
+        points={
+            (stage, kind): draw(instruction_points)
+            for stage in range(len(num_ranks))
+            for kind in (FORWARD, *draw(backward_kinds))
+        },
+        num_ranks_per_stage=tuple(num_ranks),
+    )
+
+
+def test_the_smallest_profile_is_read() -> None:
+    profile = parse_stage_profile(SMALLEST)
+    assert profile.num_stages == 1
+    assert profile.num_ranks_per_stage == (1,)
+    assert profile.points[0, FORWARD] == (
+        OperatingPoint(frequency_mhz=1410, time_s=0.1, energy_j=20),
+        OperatingPoint(frequency_mhz=1200, time_s=0.2, energy_j=15),
+    )
+    assert profile.at(0, BACKWARD, 1200) == OperatingPoint(
+        frequency_mhz=1200, time_s=0.4, energy_j=30
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("\ufeff" + SMALLEST, id="byte order mark"),
+        pytest.param(SMALLEST.replace("\n", "\r\n"), id="CRLF"),
+        pytest.param(SMALLEST.replace("\n", "\r"), id="CR"),
+        pytest.param("\n \n" + SMALLEST.replace("\n", "\n\n"), id="blank lines"),
+        pytest.param(SMALLEST.rstrip("\n"), id="no newline at the end"),
+        pytest.param(SMALLEST.replace(",", " , ").replace("\n", " \n"), id="spaces"),
+        pytest.param(SMALLEST.replace("1410", "1410.0"), id="clock as 1410.0"),
+        pytest.param(SMALLEST.replace("1410", "1.41e3"), id="clock as 1.41e3"),
+        pytest.param(SMALLEST.replace("1410", '"1410"'), id="quoted value"),
+        pytest.param(SMALLEST.replace("0.1,20", ' "0.1" ,20'), id="spaces round a quoted value"),
+        pytest.param(SMALLEST.replace("stage,", '"stage",'), id="quoted header"),
+        pytest.param(SMALLEST.replace("\n", ",note\n"), id="extra column"),
+        pytest.param(SMALLEST.replace("\n", ",\n"), id="comma at each line's end"),
+        pytest.param(
+            "\n".join(",".join(reversed(line.split(","))) for line in SMALLEST.splitlines()),
+            id="columns in another order",
+        ),
+        pytest.param(
+            "\n".join([SMALLEST.splitlines()[0], *reversed(SMALLEST.splitlines()[1:])]),
+            id="rows in another order",
+        ),
+    ],
+)
+def test_the_same_profile_may_be_written_in_many_ways(text: str) -> None:
+    assert parse_stage_profile(text) == parse_stage_profile(SMALLEST)
+
+
+def test_frequencies_may_differ_by_stage_and_kind() -> None:
+    text = SMALLEST.replace("0,backward,1200", "0,backward,1000").replace(
+        "0,forward,1410", "0,forward,1395"
+    )
+    profile = parse_stage_profile(text)
+    assert [point.frequency_mhz for point in profile.points[0, FORWARD]] == [1395, 1200]
+    assert [point.frequency_mhz for point in profile.points[0, BACKWARD]] == [1410, 1000]
+
+
+def test_a_split_backward_stands_for_a_whole_one() -> None:
+    text = SMALLEST.replace("backward", "backward_input")
+    text += "0,backward_weight,1410,0.1,5\n0,backward_weight,1200,0.2,4\n"
+    assert set(parse_stage_profile(text).points) == {
+        (0, FORWARD),
+        (0, InstructionKind.BACKWARD_INPUT),
+        (0, InstructionKind.BACKWARD_WEIGHT),
+    }
+
+
+def test_ranks_of_a_stage_take_the_slowest_time_and_the_energy_of_all() -> None:
+    profile = parse_stage_profile(WIDE)
+    assert profile.num_ranks_per_stage == (2,)
+    assert profile.points[0, FORWARD] == (
+        OperatingPoint(frequency_mhz=1410, time_s=0.11, energy_j=41),
+        OperatingPoint(frequency_mhz=1200, time_s=0.22, energy_j=31),
+    )
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_any_one_rank_column_makes_the_key(kept: int) -> None:
+    lines = [line.split(",") for line in WIDE.splitlines()]
+    narrow = "\n".join(",".join([cells[kept], *cells[4:]]) for cells in lines)
+    assert parse_stage_profile(narrow) == parse_stage_profile(WIDE)
+
+
+def test_stages_may_have_different_numbers_of_ranks() -> None:
+    second_stage = "\n".join(
+        f"2,0,1,0,1,{line.split(',', 1)[1]}" for line in SMALLEST.splitlines()[1:]
+    )
+    assert parse_stage_profile(WIDE + second_stage).num_ranks_per_stage == (2, 1)
+
+
+def test_a_file_is_read_as_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + SMALLEST.encode())
+    assert read_stage_profile(path) == parse_stage_profile(SMALLEST)
+
+
+def test_json_rows_are_read_like_csv_rows() -> None:
+    rows = [
+        {"stage": 0, "instruction": "forward", "frequency": 1410.0, "time": 0.1, "energy": 20},
+        {"stage": 0, "instruction": "forward", "frequency": 1200, "time": 0.2, "energy": 15},
+        {"stage": 0, "instruction": "backward", "frequency": 1410, "time": 0.3, "energy": 40},
+        {"stage": "0", "instruction": "backward", "frequency": "1200", "time": 0.4, "energy": 30},
+    ]
+    assert parse_stage_profile_rows(rows) == parse_stage_profile(SMALLEST)
+
+
+def test_json_rows_of_several_ranks_are_merged() -> None:
+    header, *lines = (line.split(",") for line in WIDE.splitlines())
+    rows = [dict(zip(header, cells, strict=True)) for cells in lines]
+    assert parse_stage_profile_rows(rows) == parse_stage_profile(WIDE)
+
+
+def test_a_profile_is_written_by_stage_then_kind_then_falling_clock() -> None:
+    shuffled = "\n".join([SMALLEST.splitlines()[0], *sorted(SMALLEST.splitlines()[1:])])
+    assert write_stage_profile(parse_stage_profile(shuffled)) == SMALLEST.replace(
+        ",20\n", ",20.0\n"
+    ).replace(",15\n", ",15.0\n").replace(",40\n", ",40.0\n").replace(",30\n", ",30.0\n")
+
+
+@given(stage_profiles())
+def test_writing_and_reading_csv_gives_the_profile_back(profile: StageProfile) -> None:
+    assert parse_stage_profile(write_stage_profile(profile)) == profile
+
+
+@given(stage_profiles())
+def test_writing_and_reading_rows_gives_the_profile_back(profile: StageProfile) -> None:
+    assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
+
+
+def _parses_or_is_refused_in_one_line(text: str) -> None:
+    try:
+        parse_stage_profile(text)
+    except ProfileError as error:
+        assert error.message
+        assert len(error.located("p.csv").splitlines()) == 1
+
+
+@given(st.text())
+def test_any_text_either_parses_or_is_refused_in_one_line(text: str) -> None:
+    _parses_or_is_refused_in_one_line(text)
+
+
+cells_of_all_kinds = st.one_of(
+    st.sampled_from(["0", "1", "forward", "backward", "1410", "1e999", "nan", "-0", '"', "", "\n"]),
+    st.floats().map(str),
+    st.integers().map(str),
+    st.text(max_size=4),
+)
+
+
+@given(st.lists(st.lists(cells_of_all_kinds, min_size=4, max_size=6).map(",".join)))
+def test_any_rows_either_parse_or_are_refused_in_one_line(rows: list[str]) -> None:
+    _parses_or_is_refused_in_one_line("\n".join(["stage,instruction,frequency,time,energy", *rows]))
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=8,
+)
+json_rows = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            key: st.sampled_from([0, 1, "forward", 10**400, 10**5000]) | json_values
+            for key in ("stage", "instruction", "frequency", "time", "energy", "rank", "num_ranks")
+        },
+    )
+)
+
+
+@given(st.one_of(json_values, json_rows))
+def test_any_json_either_parses_or_is_refused_in_one_line(rows: object) -> None:
+    try:
+        parse_stage_profile_rows(rows)
+    except ProfileError as error:
+        assert len(error.located("body").splitlines()) == 1
