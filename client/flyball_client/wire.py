@@ -81,6 +81,7 @@ class ProfileRow:
     dp_rank: int | None = None
     pp_rank: int | None = None
     tp_rank: int | None = None
+    num_ranks: int | None = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 

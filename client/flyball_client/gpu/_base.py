@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flyball_client.errors import FlyballError
 
@@ -78,4 +78,34 @@ class GpuDevice(Protocol):
 
     def close(self) -> None:
         """Give the clock back and free the device."""
+        ...
+
+
+class InstructionObserver(Protocol):
+    """Something that is told when an instruction's computation begins and ends.
+
+    Kinds are the names of `InstructionKind`. An observer may take its time: an emulated GPU
+    sleeps in `on_instruction_end` until the instruction has lasted as long as its profile says.
+    """
+
+    def on_instruction_begin(self, kind: str) -> None:
+        """The computation begins."""
+        ...
+
+    def on_instruction_end(self, kind: str) -> None:
+        """The computation has ended."""
+        ...
+
+
+@runtime_checkable
+class EmulatedDevice(GpuDevice, InstructionObserver, Protocol):
+    """A GPU with a time of its own, which runs instructions as a profile says."""
+
+    @property
+    def num_overruns(self) -> int:
+        """Instructions so far whose computation outlasted the profiled time."""
+        ...
+
+    def emulated_time_s(self) -> float:
+        """Emulated seconds since the device was made."""
         ...

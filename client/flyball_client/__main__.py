@@ -1,0 +1,131 @@
+"""The `flyball` command: finds its subcommands by entry point and runs the one asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import NoReturn
+
+from flyball_client.command import Command, CommandError
+from flyball_client.version import flyball_version
+
+_GROUP = "flyball.commands"
+# Which extra brings what a command of this package imports.
+_EXTRAS = {"flyball_server": "server", "flyball_integrations": "demo"}
+
+_BAD_INPUT = 2
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """A parser whose complaint is one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message}; see `{self.prog} --help`")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `flyball ARGV...` and return its exit status; None: the process's arguments."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else ""
+    try:
+        status = _dispatch(arguments)
+        # A reader that has gone shows only when what is buffered is written.
+        sys.stdout.flush()
+    except CommandError as error:
+        who = "flyball" if name.startswith("-") else f"flyball {name}"
+        return _complain(f"{who}: {_one_line(error)}")
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more as it exits, and must find it writable.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    return status
+
+
+def _dispatch(arguments: list[str]) -> int:
+    commands = _commands()
+    if not arguments:
+        print(_help(commands), file=sys.stderr)
+        return _BAD_INPUT
+    first, *rest = arguments
+    if first in {"-h", "--help", "help"}:
+        print(_help(commands))
+        return 0
+    if first == "--version":
+        print(f"flyball {flyball_version()}")
+        return 0
+    if first not in commands:
+        return _complain(f"flyball: no command {first!r}; choose from {', '.join(commands)}")
+    return _run(first, _load(commands[first]), rest)
+
+
+def _run(name: str, command: Command, arguments: list[str]) -> int:
+    parser = _OneLineParser(prog=f"flyball {name}", description=command.summary, allow_abbrev=False)
+    command.configure(parser)
+    try:
+        parsed = parser.parse_args(arguments)
+    except SystemExit as finished:
+        # --help has printed what it had to say.
+        return finished.code if isinstance(finished.code, int) else 0
+    return command.run(parsed)
+
+
+def _commands() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in sorted(entry_points(group=_GROUP))}
+
+
+def _load(entry: EntryPoint) -> Command:
+    try:
+        command = entry.load()
+    except ImportError as error:
+        raise CommandError(f"{_remedy(entry)} ({error})") from None
+    if not isinstance(command, Command):
+        raise CommandError(f"{entry.value} is no Flyball command; reinstall what brought it")
+    return command
+
+
+def _remedy(entry: EntryPoint) -> str:
+    extra = _EXTRAS.get(entry.value.split(".", maxsplit=1)[0])
+    return f"needs: pip install 'flyball[{extra}]'" if extra else "cannot be imported; reinstall it"
+
+
+def _summary(entry: EntryPoint) -> str:
+    try:
+        return _load(entry).summary
+    except CommandError:
+        return _remedy(entry)
+
+
+def _help(commands: dict[str, EntryPoint]) -> str:
+    width = max((len(name) for name in commands), default=0)
+    lines = [f"  {name:<{width}}  {_summary(entry)}" for name, entry in commands.items()]
+    return "\n".join(
+        [
+            "usage: flyball COMMAND [ARGUMENTS]",
+            "       flyball COMMAND --help | --version",
+            "",
+            "The governor for pipeline-parallel training.",
+            "",
+            "commands:",
+            *lines,
+        ]
+    )
+
+
+def _complain(text: str) -> int:
+    print(text, file=sys.stderr)
+    return _BAD_INPUT
+
+
+def _one_line(error: CommandError) -> str:
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

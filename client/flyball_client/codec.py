@@ -1,0 +1,203 @@
+"""Wire dataclasses to JSON-ready data and back, strictly by their annotations.
+
+What comes in is either exactly what `wire.py` says or a CodecError that names the field.
+Unknown fields are ignored, so that an older client can talk to a newer planner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from flyball_client.errors import CodecError
+
+T = TypeVar("T")
+
+_TYPE_NAMES: dict[object, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    types.NoneType: "null",
+    list: "a list",
+    tuple: "a list",
+    dict: "an object",
+}
+
+
+def encode(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
+    """JSON-ready data: dicts, lists, text, finite numbers, booleans and None.
+
+    Raises:
+        CodecError: a number is not finite, or a value has no JSON form.
+    """
+    return _encode(value, "")
+
+
+def decode(target: type[T], data: object) -> T:
+    """An instance of the wire dataclass `target` from parsed JSON.
+
+    Raises:
+        CodecError: the data does not fit; the text starts with the path of the field, such as
+            `ranks[2].stage`, or with the type's name when the whole does not fit.
+    """
+    return cast("T", _decode(target, data, ""))
+
+
+def decode_list(target: type[T], data: object) -> tuple[T, ...]:
+    """Instances of the wire dataclass `target` from a parsed JSON list.
+
+    Raises:
+        CodecError: as for `decode`; paths start with the index, such as `[3].state`.
+    """
+    if not isinstance(data, list):
+        raise CodecError(f"a list of {target.__name__} was expected, not {_describe(data)}")
+    items = cast("list[object]", data)
+    return tuple(cast("T", _decode(target, item, f"[{i}]")) for i, item in enumerate(items))
+
+
+def _encode(value: object, path: str) -> object:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return _finite(value, path)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {f.name: _encode(getattr(value, f.name), _member(path, f.name)) for f in fields}
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value)
+        return {_key(key, path): _encode(item, _member(path, key)) for key, item in entries.items()}
+    if isinstance(value, tuple | list):
+        items = cast("tuple[object, ...]", value)
+        return [_encode(item, f"{path}[{i}]") for i, item in enumerate(items)]
+    raise CodecError(f"{path or 'the value'} has no JSON form ({type(value).__name__})")
+
+
+def _decode(target: object, data: object, path: str) -> object:
+    if target is Any:
+        return _any(data, path)
+    if dataclasses.is_dataclass(target):
+        return _dataclass(cast("type[object]", target), data, path)
+    origin = get_origin(target)
+    if origin is Union or origin is types.UnionType:
+        return _union(get_args(target), data, path)
+    if origin is tuple:
+        return _tuple(get_args(target), data, path)
+    if origin is dict:
+        return _dict(get_args(target)[1], data, path)
+    return _scalar(target, data, path)
+
+
+def _dataclass(target: type[object], data: object, path: str) -> object:
+    if not isinstance(data, dict):
+        where = path or target.__name__
+        raise CodecError(f"{where} must be an object, not {_describe(data)}")
+    given = cast("dict[object, object]", data)
+    values: dict[str, object] = {}
+    for name, annotation, required in _fields(cast("Hashable", target)):
+        if name in given:
+            values[name] = _decode(annotation, given[name], _member(path, name))
+        elif required:
+            raise CodecError(f"{_member(path, name)} is missing")
+    try:
+        return target(**values)
+    except ValueError as error:
+        raise CodecError(f"{path or target.__name__}: {error}") from None
+
+
+@functools.cache
+def _fields(target: Hashable) -> tuple[tuple[str, object, bool], ...]:
+    # dataclasses.fields leaves ClassVars (__pydantic_config__) out by itself.
+    hints = get_type_hints(cast("type[object]", target))
+    return tuple(
+        (
+            field.name,
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(cast("Any", target))
+    )
+
+
+def _union(members: tuple[Any, ...], data: object, path: str) -> object:
+    if data is None and types.NoneType in members:
+        return None
+    others = [member for member in members if member is not types.NoneType]
+    if len(others) == 1:
+        return _decode(others[0], data, path)
+    for member in others:
+        try:
+            return _decode(member, data, path)
+        except CodecError:
+            continue
+    names = " or ".join(_TYPE_NAMES.get(member, str(member)) for member in others)
+    raise CodecError(f"{path} must be {names}, not {_describe(data)}")
+
+
+def _tuple(members: tuple[Any, ...], data: object, path: str) -> tuple[object, ...]:
+    if not isinstance(data, list | tuple):
+        raise CodecError(f"{path} must be a list, not {_describe(data)}")
+    items = cast("list[object]", data)
+    if len(members) == 2 and members[1] is Ellipsis:
+        kinds = (members[0],) * len(items)
+    elif len(members) == len(items):
+        kinds = members
+    else:
+        raise CodecError(f"{path} must have {len(members)} items, not {len(items)}")
+    pairs = zip(kinds, items, strict=True)
+    return tuple(_decode(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(pairs))
+
+
+def _dict(member: object, data: object, path: str) -> dict[str, object]:
+    if not isinstance(data, dict):
+        raise CodecError(f"{path} must be an object, not {_describe(data)}")
+    entries = cast("dict[object, object]", data)
+    return {
+        _key(key, path): _decode(member, item, _member(path, key)) for key, item in entries.items()
+    }
+
+
+def _scalar(target: object, data: object, path: str) -> object:
+    # bool is an int to Python and a different thing to a planner.
+    if target is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return _finite(data, path)
+    if type(data) is not target:
+        raise CodecError(f"{path} must be {_TYPE_NAMES.get(target, target)}, not {_describe(data)}")
+    return data
+
+
+def _any(data: object, path: str) -> object:
+    if isinstance(data, dict):
+        return _dict(Any, cast("dict[object, object]", data), path)
+    if isinstance(data, list):
+        items = cast("list[object]", data)
+        return [_any(item, f"{path}[{i}]") for i, item in enumerate(items)]
+    return _finite(data, path) if isinstance(data, float) else data
+
+
+def _finite(number: float, path: str) -> float:
+    try:
+        as_float = float(number)
+    except OverflowError:
+        raise CodecError(f"{path} is too large a number") from None
+    if not math.isfinite(as_float):
+        raise CodecError(f"{path or 'the value'} must be a finite number, not {as_float}")
+    return as_float
+
+
+def _key(key: object, path: str) -> str:
+    if not isinstance(key, str):
+        raise CodecError(f"{path or 'the object'} has a key that is not text: {key!r}")
+    return key
+
+
+def _member(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _describe(data: object) -> str:
+    return _TYPE_NAMES.get(type(data), type(data).__name__)

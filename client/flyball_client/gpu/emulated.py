@@ -1,0 +1,244 @@
+"""A GPU that is emulated from a stage profile: its clocks, times and energies, in real time.
+
+Told when computations begin and end, it pads each one to the time that the profile gives for
+the clock in force, so that a whole training loop runs as on the profiled GPU, without one.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid as uuids
+from collections import deque
+
+from flyball_client.gpu._base import GpuError
+from flyball_client.gpu.emulation_clock import EmulationClock, WallClock
+from flyball_client.gpu.energy_meter import EnergyMeter
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+
+class EmulatedGpu:
+    """One emulated GPU of one stage; a GpuDevice and an InstructionObserver.
+
+    The profile's energies are divided by the stage's number of ranks, since this is one of
+    them. Not locked, it runs at the stage's highest profiled clock. A clock requested while an
+    instruction runs counts from the next instruction on. Where a kind has no point at exactly
+    the clock in force, its next point above counts, else its highest.
+
+    Args:
+        profile: where times and energies come from.
+        stage: of the profile.
+        blocking_power_w: W while nothing runs, not negative.
+        time_scale: wall seconds per emulated second; 2 runs twice as slowly. An overrun means
+            that the computation is slower than the profile: a larger scale avoids it.
+        switch_latency_s: emulated s from a clock's request to its taking effect.
+        counter_period_s: emulated s between movements of the energy counter.
+        clock: wall time; tests give their own.
+        product: what is emulated, for the name.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        profile: StageProfile,
+        stage: int,
+        *,
+        blocking_power_w: float,
+        time_scale: float = 1.0,
+        switch_latency_s: float = 0.0,
+        counter_period_s: float = 0.1,
+        clock: EmulationClock | None = None,
+        product: str = "GPU",
+    ) -> None:
+        if not 0 <= stage < profile.num_stages:
+            raise ValueError(f"stage must be 0 to {profile.num_stages - 1}, not {stage}")
+        _check("blocking_power_w", blocking_power_w, may_be_zero=True)
+        _check("time_scale", time_scale)
+        _check("switch_latency_s", switch_latency_s, may_be_zero=True)
+        _check("counter_period_s", counter_period_s)
+        self._stage = stage
+        self._clocks_mhz = profiled_clocks_mhz(profile, stage)
+        self._points = _points_by_clock(profile, stage, self._clocks_mhz)
+        self._meter = EnergyMeter(
+            blocking_power_w=blocking_power_w, counter_period_s=counter_period_s
+        )
+        self._time_scale = time_scale
+        self._switch_latency_s = switch_latency_s
+        self._clock: EmulationClock = WallClock() if clock is None else clock
+        self._started_s = self._clock.now_s()
+        self._name = f"emulated {product}"
+        self._uuid = f"EMULATED-{uuids.uuid4()}"
+        self._in_force_mhz = self._clocks_mhz[0]
+        self._requests: deque[tuple[float, int]] = deque()
+        self._running: tuple[str, float, OperatingPoint] | None = None
+        self._num_overruns = 0
+        self._overrun_s = 0.0
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<EmulatedGpu {self._name!r} stage {self._stage} {self._uuid}>"
+
+    @property
+    def name(self) -> str:
+        """`emulated ` and the product."""
+        return self._name
+
+    @property
+    def uuid(self) -> str:
+        """`EMULATED-` and a random UUID."""
+        return self._uuid
+
+    @property
+    def is_emulated(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def num_overruns(self) -> int:
+        """Instructions so far whose computation outlasted the profiled time."""
+        return self._num_overruns
+
+    @property
+    def overrun_s(self) -> float:
+        """By how much they did, all together, emulated s."""
+        return self._overrun_s
+
+    def emulated_time_s(self) -> float:
+        """Emulated seconds since the device was made."""
+        return (self._clock.now_s() - self._started_s) / self._time_scale
+
+    def exact_energy_j(self) -> float:
+        """The energy without the counter's coarseness, J; no real GPU can tell it."""
+        return self._meter.exact_j(self.emulated_time_s())
+
+    # ------------------------------------------------------------------ GpuDevice
+
+    def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
+        """The stage's profiled frequencies, MHz, falling."""
+        self._check_open()
+        return self._clocks_mhz
+
+    def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
+        """Run at this SM clock once the switch latency is over."""
+        self._check_open()
+        if sm_clock_mhz not in self._clocks_mhz:
+            raise ValueError(f"{self._name} of stage {self._stage} has no {sm_clock_mhz} MHz")
+        self._request(sm_clock_mhz)
+
+    def reset_sm_clock(self) -> None:
+        """Run at the highest clock once the switch latency is over."""
+        self._check_open()
+        self._request(self._clocks_mhz[0])
+
+    def sm_clock_mhz(self) -> int:
+        """The SM clock in force, MHz."""
+        self._check_open()
+        return self._settle_clock(self.emulated_time_s())
+
+    def total_energy_j(self) -> float:
+        """The energy counter, J since the device was made; moves once a counter period."""
+        self._check_open()
+        return self._meter.shown_j(self.emulated_time_s())
+
+    def close(self) -> None:
+        """Give the clock back; what was measured stays readable."""
+        if not self._is_closed:
+            self._request(self._clocks_mhz[0])
+            self._is_closed = True
+
+    # ------------------------------------------------------------------ InstructionObserver
+
+    def on_instruction_begin(self, kind: str) -> None:
+        """The computation begins; its time and energy follow from the clock in force now.
+
+        Raises:
+            ValueError: the profile has no such instruction, or another one is still running.
+        """
+        self._check_open()
+        if self._running is not None:
+            raise ValueError(f"{kind} begins while {self._running[0]} runs on {self._name}")
+        now_s = self.emulated_time_s()
+        point = self._points.get((kind, self._settle_clock(now_s)))
+        if point is None:
+            raise ValueError(f"the profile has no {kind} of stage {self._stage} to emulate")
+        self._meter.begin(point, now_s)
+        self._running = (kind, now_s, point)
+
+    def on_instruction_end(self, kind: str) -> None:
+        """The computation has ended; returns when the profiled time is over too.
+
+        Raises:
+            ValueError: no such instruction is running.
+        """
+        self._check_open()
+        if self._running is None or self._running[0] != kind:
+            raise ValueError(f"{kind} ends on {self._name} but is not running")
+        _, began_s, point = self._running
+        done_s = began_s + point.time_s
+        late_s = self.emulated_time_s() - done_s
+        if late_s > 0:
+            self._num_overruns += 1
+            self._overrun_s += late_s
+        else:
+            self._clock.sleep_until(self._started_s + done_s * self._time_scale)
+        self._running = None
+        # The wall clock in floating point may wake a hair before the emulated moment.
+        self._meter.end(max(self.emulated_time_s(), done_s))
+
+    # ------------------------------------------------------------------ inside
+
+    def _request(self, sm_clock_mhz: int) -> None:
+        now_s = self.emulated_time_s()
+        self._settle_clock(now_s)
+        self._requests.append((now_s + self._switch_latency_s, sm_clock_mhz))
+
+    def _settle_clock(self, now_s: float) -> int:
+        while self._requests and self._requests[0][0] <= now_s:
+            self._in_force_mhz = self._requests.popleft()[1]
+        return self._in_force_mhz
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise GpuError(f"{self._name} is closed; make another to go on")
+
+
+def profiled_clocks_mhz(profile: StageProfile, stage: int) -> tuple[int, ...]:
+    """Every frequency that any instruction of the stage was profiled at, MHz, falling."""
+    frequencies = {
+        point.frequency_mhz
+        for (of_stage, _), points in profile.points.items()
+        if of_stage == stage
+        for point in points
+    }
+    return tuple(sorted(frequencies, reverse=True))
+
+
+def _points_by_clock(
+    profile: StageProfile, stage: int, clocks_mhz: tuple[int, ...]
+) -> dict[tuple[str, int], OperatingPoint]:
+    return {
+        (kind.value, clock_mhz): _one_rank(profile, stage, kind, clock_mhz)
+        for (of_stage, kind) in profile.points
+        if of_stage == stage
+        for clock_mhz in clocks_mhz
+    }
+
+
+def _one_rank(
+    profile: StageProfile, stage: int, kind: InstructionKind, clock_mhz: int
+) -> OperatingPoint:
+    falling = profile.points[stage, kind]
+    at_or_above = [point for point in falling if point.frequency_mhz >= clock_mhz]
+    point = at_or_above[-1] if at_or_above else falling[0]
+    return OperatingPoint(
+        frequency_mhz=point.frequency_mhz,
+        time_s=point.time_s,
+        energy_j=point.energy_j / profile.num_ranks_per_stage[stage],
+    )
+
+
+def _check(name: str, value: float, *, may_be_zero: bool = False) -> None:
+    if not (math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
+        rule = "not be negative" if may_be_zero else "be positive"
+        raise ValueError(f"{name} must {rule} and finite, not {value}")

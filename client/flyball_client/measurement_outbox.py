@@ -1,0 +1,134 @@
+"""Measured steps on their way to the planner: a bounded queue and the thread that posts it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+
+from flyball_client.errors import FlyballError, PlannerRefusedError
+from flyball_client.planner_client import PlannerClient
+from flyball_client.planner_presence import Backoff, PlannerPresence
+from flyball_client.wire import MeasurementBatch, StepMeasurement
+
+_logger = logging.getLogger(__name__)
+
+# Refusals of the content itself: the same batch would be refused for ever.
+_HOPELESS_STATUSES = frozenset({400, 413, 422})
+_MAX_STEPS_PER_POST = 256
+
+
+class MeasurementOutbox:
+    """Takes a step's measurement at once and posts it later; a full queue drops its oldest.
+
+    Posting a step again replaces it, so a batch whose answer was lost is posted again.
+
+    Args:
+        planner: used from this thread; not closed here.
+        job_id: the job.
+        rank: within the job.
+        may_post: set once the planner knows the rank.
+        presence: where changes of the planner's presence are told.
+        backoff: pauses after failures.
+        capacity: steps that are kept while the planner is away, at least 1.
+        period_s: measurements are gathered this long before they are posted, s.
+    """
+
+    def __init__(
+        self,
+        *,
+        planner: PlannerClient,
+        job_id: str,
+        rank: int,
+        may_post: threading.Event,
+        presence: PlannerPresence,
+        backoff: Backoff,
+        capacity: int = 4096,
+        period_s: float = 0.5,
+    ) -> None:
+        self._planner = planner
+        self._job_id = job_id
+        self._rank = rank
+        self._may_post = may_post
+        self._presence = presence
+        self._backoff = backoff
+        self._capacity = capacity
+        self._period_s = period_s
+        self._queue: deque[StepMeasurement] = deque()
+        self._num_dropped = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"flyball-measurements-{rank}", daemon=True
+        )
+
+    @property
+    def num_dropped(self) -> int:
+        """Measurements that were lost because the queue was full or the planner refused them."""
+        return self._num_dropped
+
+    def put(self, measurement: StepMeasurement) -> None:
+        """Keep a measurement for posting; never waits for the planner."""
+        with self._lock:
+            self._queue.append(measurement)
+            self._drop_surplus()
+
+    def start(self) -> None:
+        """Begin to post; once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Post what is left, for `timeout_s` at most; the rest is dropped."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._period_s):
+            if self._may_post.is_set() and not self._post_all():
+                self._stopping.wait(self._backoff.next_pause_s())
+        if self._may_post.is_set():
+            self._post_all()
+
+    def _post_all(self) -> bool:
+        """Whether everything could be posted, or there was nothing."""
+        while batch := self._take_batch():
+            try:
+                self._planner.post_measurements(
+                    self._job_id, self._rank, MeasurementBatch(steps=batch)
+                )
+            except FlyballError as error:
+                self._on_failure(error, batch)
+                return False
+            except Exception:
+                # The planner's connections may be closed under us at the end.
+                if not self._stopping.is_set():
+                    _logger.exception("rank %d cannot post its measurements", self._rank)
+                self._put_back(batch)
+                return False
+            self._presence.back()
+            self._backoff.reset()
+        return True
+
+    def _on_failure(self, error: FlyballError, batch: tuple[StepMeasurement, ...]) -> None:
+        if isinstance(error, PlannerRefusedError) and error.status in _HOPELESS_STATUSES:
+            with self._lock:
+                self._num_dropped += len(batch)
+            _logger.warning("rank %d: %d measurements dropped: %s", self._rank, len(batch), error)
+            return
+        self._put_back(batch)
+        self._presence.lost(error)
+
+    def _take_batch(self) -> tuple[StepMeasurement, ...]:
+        with self._lock:
+            num_steps = min(len(self._queue), _MAX_STEPS_PER_POST)
+            return tuple(self._queue.popleft() for _ in range(num_steps))
+
+    def _put_back(self, batch: tuple[StepMeasurement, ...]) -> None:
+        with self._lock:
+            self._queue.extendleft(reversed(batch))
+            self._drop_surplus()
+
+    def _drop_surplus(self) -> None:
+        while len(self._queue) > self._capacity:
+            self._queue.popleft()
+            self._num_dropped += 1

@@ -1,0 +1,141 @@
+"""The background thread that registers a rank and brings its plans, with their first steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from flyball_client.errors import CodecError, FlyballError, PlannerRefusedError
+from flyball_client.plan_cursor import CompiledPlan
+from flyball_client.planner_client import PlannerClient
+from flyball_client.planner_presence import Backoff, PlannerPresence
+from flyball_client.wire import Acknowledgement, RankPlan, RankRegistration
+
+_logger = logging.getLogger(__name__)
+
+
+class PlanFeed:
+    """Registers the rank, then follows its plans until stopped, whatever the planner does.
+
+    A plan is acknowledged when it has come, and given to `activate` once the planner has named
+    the step from which all ranks run it. While one is waiting for its step, a newer one
+    replaces it. When the planner has forgotten the rank (404), the rank registers again.
+
+    Args:
+        planner: used from this thread; not closed here.
+        job_id: the job.
+        rank: within the job.
+        registration: of the rank.
+        current_step: the step that training is in now.
+        compile_plan: checks a plan; CodecError refuses it, and it is not acknowledged.
+        activate: told a plan and its first step, on this thread.
+        presence: where changes of the planner's presence are told.
+        backoff: pauses after failures.
+        poll_wait_s: how long one call lets the planner wait for news, s, at most 60.
+    """
+
+    def __init__(
+        self,
+        *,
+        planner: PlannerClient,
+        job_id: str,
+        rank: int,
+        registration: RankRegistration,
+        current_step: Callable[[], int],
+        compile_plan: Callable[[RankPlan], CompiledPlan],
+        activate: Callable[[CompiledPlan, int], None],
+        presence: PlannerPresence,
+        backoff: Backoff,
+        poll_wait_s: float = 10.0,
+    ) -> None:
+        self.is_registered = threading.Event()
+        self._planner = planner
+        self._job_id = job_id
+        self._rank = rank
+        self._registration = registration
+        self._current_step = current_step
+        self._compile_plan = compile_plan
+        self._activate = activate
+        self._presence = presence
+        self._backoff = backoff
+        self._poll_wait_s = poll_wait_s
+        self._newest_version = 0
+        self._awaited: CompiledPlan | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"flyball-plans-{rank}", daemon=True)
+
+    def start(self) -> None:
+        """Begin; once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End soon; a call that is being waited for may outlive this, and changes nothing."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._take_turn()
+            except FlyballError as error:
+                self._on_failure(error)
+            except Exception:
+                # The planner's connections may be closed under us at the end.
+                if not self._stopping.is_set():
+                    _logger.exception("rank %d gets no further plans", self._rank)
+                return
+
+    def _take_turn(self) -> None:
+        if not self.is_registered.is_set():
+            self._planner.put_rank(self._job_id, self._rank, self._registration)
+            self.is_registered.set()
+        elif self._awaited is None:
+            self._look_for_plan(self._poll_wait_s)
+        else:
+            self._look_for_activation(self._awaited)
+        self._presence.back()
+        self._backoff.reset()
+
+    def _look_for_plan(self, wait_s: float) -> None:
+        plan = self._planner.get_rank_plan(
+            self._job_id, self._rank, after_version=self._newest_version, wait_s=wait_s
+        )
+        if plan is None or self._stopping.is_set():
+            return
+        try:
+            compiled = self._compile_plan(plan)
+        except CodecError as error:
+            _logger.warning("rank %d refuses plan version %d: %s", self._rank, plan.version, error)
+            self._newest_version = plan.version
+            return
+        acknowledgement = Acknowledgement(version=plan.version, current_step=self._current_step())
+        activation = self._planner.acknowledge(self._job_id, self._rank, acknowledgement)
+        self._newest_version = plan.version
+        self._awaited = compiled
+        self._on_activation(compiled, activation.first_step)
+
+    def _look_for_activation(self, awaited: CompiledPlan) -> None:
+        activation = self._planner.get_activation(
+            self._job_id, awaited.version, wait_s=self._poll_wait_s
+        )
+        if activation.first_step is None:
+            self._look_for_plan(wait_s=0.0)
+        else:
+            self._on_activation(awaited, activation.first_step)
+
+    def _on_activation(self, plan: CompiledPlan, first_step: int | None) -> None:
+        if first_step is not None and not self._stopping.is_set():
+            self._awaited = None
+            self._activate(plan, first_step)
+
+    def _on_failure(self, error: FlyballError) -> None:
+        if self._stopping.is_set():
+            return
+        self._presence.lost(error)
+        if isinstance(error, PlannerRefusedError) and error.status == 404:
+            # A planner that knows neither job nor rank counts its versions from 1 again.
+            self.is_registered.clear()
+            self._newest_version = 0
+            self._awaited = None
+        self._stopping.wait(self._backoff.next_pause_s())

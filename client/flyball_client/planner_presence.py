@@ -1,0 +1,69 @@
+"""Whether the planner is there, for the log: one line when it is lost and one when it is back."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+from flyball_client.errors import FlyballError, PlannerRefusedError
+
+_logger = logging.getLogger(__name__)
+
+
+class PlannerPresence:
+    """Shared by the threads that talk to the planner; only changes are logged."""
+
+    def __init__(self, rank_name: str) -> None:
+        self._rank_name = rank_name
+        self._lock = threading.Lock()
+        self._is_lost = False
+
+    def lost(self, error: FlyballError) -> None:
+        """A call failed."""
+        with self._lock:
+            was_lost, self._is_lost = self._is_lost, True
+        if was_lost:
+            return
+        if isinstance(error, PlannerRefusedError) and error.status == 404:
+            # Usual at the beginning: another rank is about to register the job.
+            _logger.info("%s: waiting to be known: %s", self._rank_name, error)
+        else:
+            _logger.warning(
+                "%s: planner lost, training goes on and it is tried again: %s",
+                self._rank_name,
+                error,
+            )
+
+    def back(self) -> None:
+        """A call succeeded."""
+        with self._lock:
+            was_lost, self._is_lost = self._is_lost, False
+        if was_lost:
+            _logger.info("%s: planner back", self._rank_name)
+
+
+class Backoff:
+    """Pauses that double from the first to the longest, shortened at random.
+
+    The randomness keeps a thousand ranks from coming back in the same moment.
+    """
+
+    def __init__(self, *, first_s: float, longest_s: float) -> None:
+        if not 0 < first_s <= longest_s:
+            raise ValueError(
+                f"backoff must be 0 < first_s <= longest_s, not {first_s}, {longest_s}"
+            )
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
+
+    def next_pause_s(self) -> float:
+        """How long to pause now, s: half to all of the doubled time."""
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, self._longest_s)
+        return pause_s * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Begin with the first pause again."""
+        self._next_s = self._first_s

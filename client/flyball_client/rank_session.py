@@ -1,0 +1,330 @@
+"""What a training rank calls: four hooks that set the planned clocks and measure each step.
+
+with RankSession(gpu=gpu, job_id="gpt", rank=3, stage=1, planner=planner) as session:
+    for batch in batches:
+        session.on_step_begin()
+        ...  # on_instruction_begin("forward", microbatch=0), on_instruction_end("forward")
+        session.on_step_end()
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from flyball_client.clock_release import ReleaseOnExit
+from flyball_client.errors import CodecError
+from flyball_client.governed_clock import GovernedClock
+from flyball_client.gpu._base import EmulatedDevice, GpuDevice, InstructionObserver
+from flyball_client.measurement_outbox import MeasurementOutbox
+from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
+from flyball_client.plan_feed import PlanFeed
+from flyball_client.planner_client import PlannerClient
+from flyball_client.planner_presence import Backoff, PlannerPresence
+from flyball_client.step_meter import StepMeter
+from flyball_client.version import flyball_version
+from flyball_client.wire import RankPlan, RankRegistration, StepMeasurement
+
+_logger = logging.getLogger(__name__)
+
+_FEED_STOP_TIMEOUT_S = 0.2
+
+
+class RankSession:
+    """One rank's share of a job: follows its plans, sets its GPU's clock, measures its steps.
+
+    Until a plan's first step has come, and without a planner, the clock is left alone. While
+    one is in force, each instruction gets its planned clock as it begins; see PlanCursor for
+    instructions that the plan does not expect. The hooks do no I/O but to the GPU and raise
+    nothing into training: whatever fails inside ends the setting of clocks, with one line in
+    the log. All four hooks and `close` belong to one thread at a time.
+
+    The clock is given back by `close`, at the interpreter's exit, on SIGTERM and on SIGINT; see
+    ReleaseOnExit. A process that is killed with SIGKILL leaves its clock locked: a later
+    release gives the clocks a process of their own.
+
+    Args:
+        gpu: this rank's; not closed here.
+        job_id: the job at the planner.
+        rank: of this process within the job.
+        stage: that this rank runs.
+        planner: not closed here; None: measure only.
+        observer: told of each instruction; None: the GPU itself if it is emulated.
+        clock: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
+        initial_step: number of the first step, where training resumes.
+        history_length: steps that `history` keeps, at least 1.
+        poll_wait_s: how long one call lets the planner wait for a new plan, s, at most 60.
+        first_retry_s: pause after the first failed call to the planner, s; doubles.
+        longest_retry_s: longest such pause, s.
+        flush_timeout_s: how long `close` may take to post the last measurements, s.
+    """
+
+    def __init__(
+        self,
+        *,
+        gpu: GpuDevice,
+        job_id: str,
+        rank: int,
+        stage: int,
+        planner: PlannerClient | None,
+        observer: InstructionObserver | None = None,
+        clock: Callable[[], float] | None = None,
+        initial_step: int = 0,
+        history_length: int = 1024,
+        poll_wait_s: float = 10.0,
+        first_retry_s: float = 0.5,
+        longest_retry_s: float = 15.0,
+        flush_timeout_s: float = 2.0,
+    ) -> None:
+        if rank < 0 or stage < 0 or initial_step < 0:
+            raise ValueError("rank, stage and initial_step count from 0")
+        if history_length < 1:
+            raise ValueError(f"history_length must be at least 1, not {history_length}")
+        self._name = f"job {job_id} rank {rank}"
+        self._stage = stage
+        if observer is None and isinstance(gpu, EmulatedDevice):
+            observer = gpu
+        self._observer = observer
+        self._clock = GovernedClock(gpu, self._name)
+        self._supported_mhz = self._clock.read_supported_mhz()
+        self._meter = StepMeter(gpu, clock_s=clock, rank_name=self._name)
+        self._exit = ReleaseOnExit(self._clock.release)
+        self._current_step = initial_step
+        self._is_in_step = False
+        self._is_closed = False
+        self._is_started = False
+        self._cursor: PlanCursor | None = None
+        self._arrived: deque[tuple[int, CompiledPlan]] = deque()
+        self._awaiting_step: list[tuple[int, CompiledPlan]] = []
+        self._last_version_with_surprise: int | None = None
+        self._history: deque[StepMeasurement] = deque(maxlen=history_length)
+        self._flush_timeout_s = flush_timeout_s
+        self._feed: PlanFeed | None = None
+        self._outbox: MeasurementOutbox | None = None
+        if planner is not None:
+            presence = PlannerPresence(self._name)
+            self._feed = PlanFeed(
+                planner=planner,
+                job_id=job_id,
+                rank=rank,
+                registration=_registration(gpu, stage),
+                current_step=lambda: self._current_step,
+                compile_plan=self._compile,
+                activate=self._activate_later,
+                presence=presence,
+                backoff=Backoff(first_s=first_retry_s, longest_s=longest_retry_s),
+                poll_wait_s=poll_wait_s,
+            )
+            self._outbox = MeasurementOutbox(
+                planner=planner,
+                job_id=job_id,
+                rank=rank,
+                may_post=self._feed.is_registered,
+                presence=presence,
+                backoff=Backoff(first_s=first_retry_s, longest_s=longest_retry_s),
+            )
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Register at the planner and follow its plans from now on; any number of times."""
+        if self._is_started or self._is_closed:
+            return
+        self._is_started = True
+        self._exit.install()
+        if self._feed is not None and self._outbox is not None:
+            self._feed.start()
+            self._outbox.start()
+
+    def close(self) -> None:
+        """Give the clock back and post what was measured; any number of times."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._clock.release()
+        self._exit.uninstall()
+        if self._is_started and self._feed is not None and self._outbox is not None:
+            self._outbox.stop(self._flush_timeout_s)
+            self._feed.stop(_FEED_STOP_TIMEOUT_S)
+
+    def __enter__(self) -> RankSession:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ what can be seen
+
+    @property
+    def current_step(self) -> int:
+        """The step that runs, or between steps the next one, from `initial_step`."""
+        return self._current_step
+
+    @property
+    def active_version(self) -> int | None:
+        """The plan in force; None: none yet, or clocks are no longer set."""
+        if self._cursor is None or self._clock.is_over:
+            return None
+        return self._cursor.plan.version
+
+    @property
+    def history(self) -> tuple[StepMeasurement, ...]:
+        """The last steps measured, in order."""
+        return tuple(self._history)
+
+    @property
+    def num_dropped_measurements(self) -> int:
+        """Measurements that the planner will never see."""
+        return 0 if self._outbox is None else self._outbox.num_dropped
+
+    # ------------------------------------------------------------------ the hooks
+
+    def on_step_begin(self) -> None:
+        """A training step begins; a plan whose first step has come takes effect."""
+        if self._is_closed:
+            return
+        if self._is_in_step:
+            # The last step was abandoned; it is not measured, but it was a step.
+            self._current_step += 1
+        self._is_in_step = True
+        try:
+            self._take_due_plan()
+            if self._cursor is not None:
+                self._cursor.begin_step()
+            self._meter.begin()
+        except Exception as error:
+            self._clock.give_up(error)
+
+    def on_step_end(self) -> None:
+        """The training step is over: it is measured and the measurement goes to the planner."""
+        if self._is_closed or not self._is_in_step:
+            return
+        self._is_in_step = False
+        try:
+            self._measure()
+        except Exception as error:
+            self._clock.give_up(error)
+        self._current_step += 1
+
+    def on_instruction_begin(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        """One computation begins: its planned clock is set.
+
+        Args:
+            kind: `forward`, `backward`, ...: a name of InstructionKind.
+            microbatch: from 0; None: the plan's order decides.
+            chunk: of the model, where there are several.
+        """
+        if self._is_closed:
+            return
+        cursor = self._cursor
+        if cursor is not None:
+            try:
+                self._clock.set_mhz(cursor.next_sm_clock_mhz(kind, microbatch, chunk))
+            except Exception as error:
+                self._clock.give_up(error)
+        if self._observer is not None:
+            try:
+                self._observer.on_instruction_begin(kind)
+            except Exception as error:
+                self._dismiss_observer(error)
+
+    def on_instruction_end(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        """That computation is over; microbatch and chunk as they were at its beginning."""
+        del microbatch, chunk
+        if self._observer is not None and not self._is_closed:
+            try:
+                self._observer.on_instruction_end(kind)
+            except Exception as error:
+                self._dismiss_observer(error)
+
+    # ------------------------------------------------------------------ inside
+
+    def _compile(self, plan: RankPlan) -> CompiledPlan:
+        if not self._supported_mhz:
+            raise CodecError("this rank's GPU has no clocks to set")
+        compiled = compile_plan(plan, stage=self._stage, supported_mhz=self._supported_mhz)
+        if compiled.num_raised:
+            _logger.warning(
+                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next above are set",
+                self._name,
+                compiled.num_raised,
+                len(compiled.kinds),
+                compiled.version,
+            )
+        return compiled
+
+    def _activate_later(self, plan: CompiledPlan, first_step: int) -> None:
+        # Called on the feed's thread; a deque's append and popleft are atomic.
+        self._arrived.append((first_step, plan))
+
+    def _take_due_plan(self) -> None:
+        while self._arrived:
+            self._awaiting_step.append(self._arrived.popleft())
+        due = [i for i, (step, _) in enumerate(self._awaiting_step) if step <= self._current_step]
+        if not due or self._clock.is_over:
+            return
+        plan = self._awaiting_step[due[-1]][1]
+        # What came before it is superseded, even where its step is still to come.
+        del self._awaiting_step[: due[-1] + 1]
+        self._cursor = PlanCursor(plan)
+        _logger.info(
+            "%s: plan version %d in force from step %d",
+            self._name,
+            plan.version,
+            self._current_step,
+        )
+
+    def _measure(self) -> None:
+        cursor = self._cursor
+        num_unplanned = 0 if cursor is None else cursor.num_unplanned
+        measurement = self._meter.end(
+            step=self._current_step,
+            plan_version=self.active_version,
+            num_unplanned=num_unplanned,
+        )
+        self._history.append(measurement)
+        if self._outbox is not None:
+            self._outbox.put(measurement)
+        if cursor is not None:
+            self._log_surprise(cursor)
+            cursor.end_step()
+
+    def _log_surprise(self, cursor: PlanCursor) -> None:
+        version = cursor.plan.version
+        if cursor.surprise is not None and version != self._last_version_with_surprise:
+            self._last_version_with_surprise = version
+            _logger.warning(
+                "%s: plan version %d does not fit step %d: %s; highest clock to the step's end",
+                self._name,
+                version,
+                self._current_step,
+                cursor.surprise,
+            )
+
+    def _dismiss_observer(self, error: Exception) -> None:
+        self._observer = None
+        _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
+
+
+def _registration(gpu: GpuDevice, stage: int) -> RankRegistration:
+    return RankRegistration(
+        stage=stage,
+        host=socket.gethostname(),
+        gpu_name=gpu.name,
+        gpu_uuid=gpu.uuid,
+        emulated=gpu.is_emulated,
+        client_version=flyball_version(),
+    )

@@ -1,0 +1,234 @@
+/* A false NVML, so that the real nvidia-ml-py can be tested where there is no GPU.
+ *
+ * Its GPUs live in a file (FALSE_NVML_STATE) that every process maps, so that one process sees
+ * the clocks that another one left behind. The test that made the file may write into it: faults,
+ * latency, MIG, a clock held below the lock. Every call is appended to FALSE_NVML_LOG. The layout
+ * of the file is also in library.py.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define MAX_GPUS 8
+#define LOWEST_MHZ 210
+#define HIGHEST_MHZ 1980
+#define STEP_MHZ 15
+#define COUNTER_PERIOD_NS 100000000LL
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+
+struct gpu {
+    int64_t locked_mhz;  /* 0: not locked */
+    int64_t held_mhz;    /* 0: nothing holds the clock below what is asked */
+    int64_t mig_mode;
+    int64_t energy_uj;   /* up to counted_ns, 0: not begun */
+    int64_t counted_ns;
+};
+
+struct state {
+    int64_t num_gpus;
+    int64_t latency_us;    /* of every call */
+    int64_t fault_code;    /* what fault_function returns; 0: no fault */
+    char fault_function[64];
+    struct gpu gpus[MAX_GPUS];
+};
+
+static struct state *state;
+static int state_fd = -1;
+static int num_inits;
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static int map_state(void) {
+    const char *path = getenv("FALSE_NVML_STATE");
+    state_fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (state_fd < 0) return 9; /* driver not loaded */
+    state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
+    if (state == MAP_FAILED) { state = NULL; return 999; }
+    return SUCCESS;
+}
+
+static void log_call(const char *function, long gpu, long argument) {
+    const char *path = getenv("FALSE_NVML_LOG");
+    char line[128];
+    int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
+    if (fd < 0) return;
+    int length = snprintf(line, sizeof line, "%d %s %ld %ld\n", getpid(), function, gpu, argument);
+    if (write(fd, line, length) != length) abort();
+    close(fd);
+}
+
+/* What every call does first: wait, be written down, fail if the test says so. */
+static int enter(const char *function, long gpu, long argument) {
+    if (!state) return UNINITIALIZED;
+    log_call(function, gpu, argument);
+    if (state->latency_us) usleep(state->latency_us);
+    if (state->fault_code && !strcmp(function, state->fault_function)) return state->fault_code;
+    return SUCCESS;
+}
+
+#define ENTER(gpu, argument) \
+    do { int failed = enter(__func__, gpu, argument); if (failed) return failed; } while (0)
+#define INDEX(device) ((long)((struct gpu *)(device) - state->gpus))
+
+static int64_t clock_mhz(const struct gpu *gpu) {
+    int64_t asked = gpu->locked_mhz ? gpu->locked_mhz : HIGHEST_MHZ;
+    return gpu->held_mhz && gpu->held_mhz < asked ? gpu->held_mhz : asked;
+}
+
+/* 50 W and a tenth of a watt per MHz; counted in whole periods, as coarsely as a real one. */
+static void count_energy(struct gpu *gpu) {
+    int64_t until = now_ns() / COUNTER_PERIOD_NS * COUNTER_PERIOD_NS;
+    if (!gpu->counted_ns) gpu->counted_ns = until;
+    int64_t power_mw = 50000 + 100 * clock_mhz(gpu);
+    gpu->energy_uj += power_mw * ((until - gpu->counted_ns) / 1000000);
+    gpu->counted_ns = until;
+}
+
+static void set_lock(struct gpu *gpu, int64_t mhz) {
+    flock(state_fd, LOCK_EX); /* given back by the kernel if this process dies */
+    count_energy(gpu);
+    gpu->locked_mhz = mhz;
+    flock(state_fd, LOCK_UN);
+}
+
+static int put_text(char *text, unsigned length, const char *format, long number) {
+    return snprintf(text, length, format, number) < (int)length ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
+static int put_list(unsigned *count, unsigned *values, unsigned have, unsigned first, int step) {
+    unsigned room = *count;
+    *count = have;
+    if (!values || room < have) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < have; i++) values[i] = first + (int)i * step;
+    return SUCCESS;
+}
+
+EXPORT int nvmlInitWithFlags(unsigned flags) {
+    if (!state) { int failed = map_state(); if (failed) return failed; }
+    ENTER(-1, flags);
+    num_inits++;
+    return SUCCESS;
+}
+
+EXPORT int nvmlShutdown(void) {
+    ENTER(-1, 0);
+    if (--num_inits == 0) {
+        munmap(state, sizeof *state);
+        close(state_fd);
+        state = NULL;
+    }
+    return SUCCESS;
+}
+
+EXPORT const char *nvmlErrorString(int code) {
+    static char text[40];
+    snprintf(text, sizeof text, "false NVML error %d", code);
+    return text;
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned length) {
+    ENTER(-1, 0);
+    return put_text(text, length, "false-%ld", 0);
+}
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER(-1, 0);
+    *count = state->num_gpus;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    ENTER(-1, index);
+    if (index >= state->num_gpus) return INVALID_ARGUMENT;
+    *device = &state->gpus[index];
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetUUID(void *device, char *text, unsigned length) {
+    ENTER(INDEX(device), 0);
+    return put_text(text, length, "GPU-%ld-of-the-false-nvml", INDEX(device));
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    char own[64];
+    ENTER(-1, 0);
+    for (long i = 0; i < state->num_gpus; i++) {
+        put_text(own, sizeof own, "GPU-%ld-of-the-false-nvml", i);
+        if (!strcmp(uuid, own)) { *device = &state->gpus[i]; return SUCCESS; }
+    }
+    return NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetName(void *device, char *text, unsigned length) {
+    ENTER(INDEX(device), 0);
+    return put_text(text, length, "False GPU", 0);
+}
+
+EXPORT int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
+    ENTER(INDEX(device), 0);
+    *current = *pending = ((struct gpu *)device)->mig_mode;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetSupportedMemoryClocks(void *device, unsigned *count, unsigned *clocks) {
+    ENTER(INDEX(device), 0);
+    return put_list(count, clocks, 2, 2619, -2214); /* 2619, 405 */
+}
+
+EXPORT int nvmlDeviceGetSupportedGraphicsClocks(void *device, unsigned memory_mhz,
+                                                unsigned *count, unsigned *clocks) {
+    ENTER(INDEX(device), memory_mhz);
+    if (memory_mhz == 405) return put_list(count, clocks, 1, LOWEST_MHZ, 0);
+    if (memory_mhz != 2619) return NOT_FOUND;
+    unsigned have = (HIGHEST_MHZ - LOWEST_MHZ) / STEP_MHZ + 1;
+    return put_list(count, clocks, have, HIGHEST_MHZ, -STEP_MHZ);
+}
+
+EXPORT int nvmlDeviceSetGpuLockedClocks(void *device, unsigned lowest, unsigned highest) {
+    ENTER(INDEX(device), highest);
+    if (lowest > highest) return INVALID_ARGUMENT;
+    set_lock(device, highest);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceResetGpuLockedClocks(void *device) {
+    ENTER(INDEX(device), 0);
+    set_lock(device, 0);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) {
+    ENTER(INDEX(device), type);
+    *mhz = clock_mhz(device);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
+    ENTER(INDEX(device), 0);
+    const struct gpu *gpu = device;
+    /* software power cap (4) while the clock is held, application clocks (2) while locked */
+    *reasons = (gpu->held_mhz ? 4 : 0) | (gpu->locked_mhz ? 2 : 0);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
+    ENTER(INDEX(device), 0);
+    flock(state_fd, LOCK_EX);
+    count_energy(device);
+    *millijoules = ((struct gpu *)device)->energy_uj / 1000;
+    flock(state_fd, LOCK_UN);
+    return SUCCESS;
+}

@@ -1,0 +1,173 @@
+"""A planner that lives in a test: one job, its plans in memory, reached by httpx or by HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+
+from flyball_client import wire
+from flyball_client.codec import decode, encode
+from flyball_client.planner_client import PlannerClient, Retries
+
+JOB_ID = "gpt"
+_RANK_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/ranks/(\d+)(/\w+)?$")
+_ACTIVATION_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/plans/(\d+)/activation$")
+# However long a client is ready to wait, a test is not.
+_LONGEST_WAIT_S = 0.2
+
+
+class MemoryPlanner:
+    """Answers what a rank session asks, as the real planner does, but never for another rank."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.registrations: list[wire.RankRegistration] = []
+        self.acknowledgements: list[wire.Acknowledgement] = []
+        self.measurements: dict[int, wire.StepMeasurement] = {}
+        self.plans: list[wire.RankPlan] = []
+        self.first_steps: dict[int, int] = {}
+        self.knows_rank = False
+        self.failing_status: int | None = None
+
+    def client(self) -> PlannerClient:
+        """A client without a network between."""
+        return PlannerClient(
+            "http://planner.test",
+            transport=httpx.MockTransport(self.handle),
+            retries=Retries(num_attempts=1),
+        )
+
+    def publish(self, *instructions: tuple[str | int, ...], stage: int = 0) -> int:
+        """Make a new plan version of these instructions."""
+        with self.changed:
+            version = len(self.plans) + 1
+            self.plans.append(
+                wire.RankPlan(
+                    job_id=JOB_ID,
+                    version=version,
+                    stage=stage,
+                    first_step=None,
+                    instructions=instructions,
+                    predicted_iteration_time_s=1.0,
+                )
+            )
+            self.changed.notify_all()
+            return version
+
+    def name_first_step(self, version: int, first_step: int) -> None:
+        """Let a version hold from this step."""
+        with self.changed:
+            self.first_steps[version] = first_step
+            self.changed.notify_all()
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        """The answer to a request."""
+        query = dict(request.url.params)
+        status, body = self.answer(request.url.path, query, request.read())
+        return httpx.Response(status) if body is None else httpx.Response(status, json=body)
+
+    def answer(self, path: str, query: dict[str, str], content: bytes) -> tuple[int, object]:
+        """Status and JSON body."""
+        with self.changed:
+            self.changed.notify_all()
+            if self.failing_status is not None:
+                return self.failing_status, {"detail": "out of order"}
+            wait_s = min(float(query.get("wait_s", "0")), _LONGEST_WAIT_S)
+            data: Any = json.loads(content) if content else None
+            if activation := _ACTIVATION_PATH.match(path):
+                return self._activation(int(activation[1]), wait_s)
+            rank = _RANK_PATH.match(path)
+            if rank is not None and rank[2] is None:
+                return self._register(int(rank[1]), data)
+            if rank is None or not self.knows_rank:
+                return 404, {"detail": f"nothing is known of {path}"}
+            if rank[2] == "/plan":
+                return self._newest_plan(int(query["after_version"]), wait_s)
+            return self._take(rank[2], data)
+
+    def _take(self, what: str, data: object) -> tuple[int, object]:
+        if what == "/acknowledgement":
+            acknowledgement = decode(wire.Acknowledgement, data)
+            self.acknowledgements.append(acknowledgement)
+            return self._activation(acknowledgement.version, 0.0)
+        batch = decode(wire.MeasurementBatch, data)
+        self.measurements |= {step.step: step for step in batch.steps}
+        return 200, {"stored": len(batch.steps)}
+
+    def _register(self, rank: int, data: object) -> tuple[int, object]:
+        registration = decode(wire.RankRegistration, data)
+        self.registrations.append(registration)
+        self.knows_rank = True
+        view = encode(registration) | {
+            "rank": rank,
+            "acknowledged_version": None,
+            "current_step": None,
+        }
+        return 200, view
+
+    def _newest_plan(self, after_version: int, wait_s: float) -> tuple[int, object]:
+        self.changed.wait_for(lambda: len(self.plans) > after_version, wait_s)
+        if len(self.plans) <= after_version:
+            return 204, None
+        return 200, encode(self.plans[-1])
+
+    def _activation(self, version: int, wait_s: float) -> tuple[int, object]:
+        self.changed.wait_for(lambda: version in self.first_steps, wait_s)
+        return 200, {"version": version, "first_step": self.first_steps.get(version)}
+
+
+class ServedPlanner:
+    """A memory planner behind a real HTTP server on loopback; it can die and return."""
+
+    def __init__(self, planner: MemoryPlanner) -> None:
+        self._planner = planner
+        self._port = 0
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address, the same after each return."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Listen, at first on any free port and then on the same one again."""
+        handler = type("Handler", (_Handler,), {"planner": self._planner})
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
+        self._port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the socket; whoever connects now is refused."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+            self._server = None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Hands requests to the memory planner; one request per connection."""
+
+    planner: MemoryPlanner
+
+    def _serve(self) -> None:
+        length = int(self.headers.get("Content-Length", "0"))
+        url = httpx.URL(self.path)
+        status, body = self.planner.answer(url.path, dict(url.params), self.rfile.read(length))
+        content = b"" if body is None else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = _serve  # noqa: N815 - the names that http.server looks for
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as inherited
+        """Say nothing."""

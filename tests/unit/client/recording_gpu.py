@@ -1,0 +1,64 @@
+"""A GpuDevice that writes down what it is told and fails when a test wants it to."""
+
+from __future__ import annotations
+
+from flyball_client.gpu._base import GpuError, GpuPermissionError
+
+SUPPORTED_MHZ = (1400, 1200, 900)
+RESET = "reset"
+
+
+class RecordingGpu:
+    """Not emulated: it has neither times nor instructions."""
+
+    def __init__(self) -> None:
+        self.told: list[int | str] = []
+        self.energy_j: float | None = 0.0
+        self.refuses_locks = False
+        self.refuses_clocks = False
+
+    @property
+    def name(self) -> str:
+        """The product's name."""
+        return "recording GPU"
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's UUID."""
+        return "GPU-recording"
+
+    @property
+    def is_emulated(self) -> bool:
+        """False."""
+        return False
+
+    def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
+        """Three clocks, or a failure."""
+        if self.refuses_clocks:
+            raise GpuError("clocks cannot be read")
+        return SUPPORTED_MHZ
+
+    def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
+        """Note the clock, or fail."""
+        if self.refuses_locks:
+            raise GpuPermissionError("run as root")
+        self.told.append(sm_clock_mhz)
+
+    def reset_sm_clock(self) -> None:
+        """Note the reset."""
+        self.told.append(RESET)
+
+    def sm_clock_mhz(self) -> int:
+        """The clock last told, else the highest."""
+        last = self.told[-1] if self.told else RESET
+        return last if isinstance(last, int) else SUPPORTED_MHZ[0]
+
+    def total_energy_j(self) -> float:
+        """What the test has set, or a failure."""
+        if self.energy_j is None:
+            raise GpuError("no energy counter")
+        return self.energy_j
+
+    def close(self) -> None:
+        """Give the clock back."""
+        self.reset_sm_clock()

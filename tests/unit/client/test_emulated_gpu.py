@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.client.tiny_profile import HandClock, tiny_profile
+
+from flyball_client.gpu._base import EmulatedDevice
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulation_clock import WallClock
+
+
+def make_gpu(
+    clock: HandClock,
+    *,
+    time_scale: float = 1.0,
+    switch_latency_s: float = 0.0,
+    counter_period_s: float = 0.1,
+    num_ranks: int = 1,
+) -> EmulatedGpu:
+    return EmulatedGpu(
+        tiny_profile(num_ranks=num_ranks),
+        0,
+        blocking_power_w=80.0,
+        time_scale=time_scale,
+        switch_latency_s=switch_latency_s,
+        counter_period_s=counter_period_s,
+        clock=clock,
+    )
+
+
+def run(gpu: EmulatedGpu, kind: str) -> float:
+    """Run an instruction whose computation takes no time; how long it lasted, emulated s."""
+    began_s = gpu.emulated_time_s()
+    gpu.on_instruction_begin(kind)
+    gpu.on_instruction_end(kind)
+    return gpu.emulated_time_s() - began_s
+
+
+def test_an_instruction_lasts_as_long_as_profiled_at_the_clock_in_force() -> None:
+    gpu = make_gpu(HandClock())
+    assert run(gpu, "forward") == pytest.approx(1.0)
+    gpu.lock_sm_clock_mhz(900)
+    assert run(gpu, "forward") == pytest.approx(2.0)
+    gpu.reset_sm_clock()
+    assert run(gpu, "forward") == pytest.approx(1.0)
+
+
+def test_a_clock_without_a_point_uses_the_next_above_and_above_all_the_highest() -> None:
+    gpu = make_gpu(HandClock())
+    assert gpu.supported_sm_clocks_mhz() == (1400, 1200, 900)
+    gpu.lock_sm_clock_mhz(1200)
+    assert run(gpu, "forward") == pytest.approx(1.0)  # 1400
+    gpu.lock_sm_clock_mhz(900)
+    assert run(gpu, "backward") == pytest.approx(3.0)  # 1200
+
+
+def test_the_computation_is_part_of_the_instruction() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    gpu.on_instruction_begin("forward")
+    clock.move(0.4)
+    gpu.on_instruction_end("forward")
+    assert gpu.emulated_time_s() == pytest.approx(1.0)
+    assert gpu.num_overruns == 0
+
+
+def test_energy_is_the_profiled_energy_and_blocking_power_between() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    run(gpu, "forward")  # 300 J
+    clock.move(0.5)  # 40 J
+    gpu.lock_sm_clock_mhz(1200)
+    run(gpu, "backward")  # 450 J
+    assert gpu.exact_energy_j() == pytest.approx(790.0)
+
+
+def test_energy_accrues_evenly_while_an_instruction_runs() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    gpu.on_instruction_begin("backward")
+    clock.move(0.5)
+    assert gpu.exact_energy_j() == pytest.approx(150.0)
+
+
+def test_an_overrun_is_counted_and_its_excess_billed_at_blocking_power() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    gpu.on_instruction_begin("forward")
+    clock.move(1.25)
+    gpu.on_instruction_end("forward")
+    assert gpu.num_overruns == 1
+    assert gpu.overrun_s == pytest.approx(0.25)
+    assert gpu.exact_energy_j() == pytest.approx(300.0 + 20.0)
+
+
+def test_a_time_scale_stretches_wall_time_and_leaves_emulated_time() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock, time_scale=2.0)
+    before_s = clock.now_s()
+    assert run(gpu, "forward") == pytest.approx(1.0)
+    assert clock.now_s() - before_s == pytest.approx(2.0)
+    assert gpu.exact_energy_j() == pytest.approx(300.0)
+
+
+def test_a_new_clock_takes_force_after_the_switch_latency() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock, switch_latency_s=0.02)
+    gpu.lock_sm_clock_mhz(900)
+    assert gpu.sm_clock_mhz() == 1400
+    clock.move(0.019)
+    assert run(gpu, "forward") == pytest.approx(1.0)
+    assert gpu.sm_clock_mhz() == 900
+    assert run(gpu, "forward") == pytest.approx(2.0)
+
+
+def test_requests_faster_than_the_latency_take_force_one_after_the_other() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock, switch_latency_s=0.02)
+    gpu.lock_sm_clock_mhz(900)
+    clock.move(0.01)
+    gpu.lock_sm_clock_mhz(1200)
+    clock.move(0.015)
+    assert gpu.sm_clock_mhz() == 900
+    clock.move(0.01)
+    assert gpu.sm_clock_mhz() == 1200
+
+
+def test_a_clock_requested_while_an_instruction_runs_counts_from_the_next() -> None:
+    gpu = make_gpu(HandClock())
+    gpu.on_instruction_begin("forward")
+    gpu.lock_sm_clock_mhz(900)
+    gpu.on_instruction_end("forward")
+    assert gpu.emulated_time_s() == pytest.approx(1.0)
+
+
+def test_the_counter_shows_the_energy_of_its_last_period() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock, counter_period_s=0.25)
+    clock.move(0.2)
+    assert gpu.total_energy_j() == 0.0
+    clock.move(0.1)
+    assert gpu.total_energy_j() == pytest.approx(20.0)  # as of 0.25 s
+    gpu.on_instruction_begin("forward")  # at 0.3 s
+    clock.move(0.3)
+    assert gpu.total_energy_j() == pytest.approx(24.0 + 300.0 * 0.2)  # as of 0.5 s
+
+
+def test_one_of_several_ranks_of_a_stage_takes_its_share_of_the_energy() -> None:
+    gpu = make_gpu(HandClock(), num_ranks=4)
+    assert run(gpu, "forward") == pytest.approx(1.0)
+    assert gpu.exact_energy_j() == pytest.approx(75.0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["forward", "backward"]),
+            st.sampled_from([1400, 1200, 900]),
+            st.floats(0, 5),
+            st.floats(0, 5),
+        ),
+        max_size=12,
+    ),
+    st.sampled_from([0.1, 0.25, 1.0]),
+)
+def test_whatever_runs_the_counter_never_falls_and_lags_by_less_than_a_period(
+    steps: list[tuple[str, int, float, float]], period_s: float
+) -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock, counter_period_s=period_s)
+    shown_j = 0.0
+    expected_j = 0.0
+    highest_power_w = 300.0
+    profile = tiny_profile()
+    for kind, clock_mhz, computation_s, idle_s in steps:
+        gpu.lock_sm_clock_mhz(clock_mhz)
+        gpu.on_instruction_begin(kind)
+        clock.move(computation_s)
+        gpu.on_instruction_end(kind)
+        clock.move(idle_s)
+        rising = sorted(
+            (p for (_, k), ps in profile.points.items() for p in ps if k == kind),
+            key=lambda p: p.frequency_mhz,
+        )
+        used = next((p for p in rising if p.frequency_mhz >= clock_mhz), rising[-1])
+        waiting_s = max(0.0, computation_s - used.time_s) + idle_s
+        expected_j += used.energy_j + 80.0 * waiting_s
+        assert gpu.exact_energy_j() == pytest.approx(expected_j)
+        assert gpu.total_energy_j() >= shown_j
+        shown_j = gpu.total_energy_j()
+        lag_j = gpu.exact_energy_j() - shown_j
+        assert -1e-6 <= lag_j <= highest_power_w * period_s * (1 + 1e-6) + 1e-6
+
+
+def test_what_cannot_be_emulated_is_refused_in_words() -> None:
+    gpu = make_gpu(HandClock())
+    with pytest.raises(ValueError, match="no recompute of stage 0"):
+        gpu.on_instruction_begin("recompute")
+    gpu.on_instruction_begin("forward")
+    with pytest.raises(ValueError, match="backward begins while forward runs"):
+        gpu.on_instruction_begin("backward")
+    with pytest.raises(ValueError, match="backward ends on emulated GPU but is not running"):
+        gpu.on_instruction_end("backward")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"stage": 1}, "stage must be 0 to 0, not 1"),
+        ({"time_scale": 0.0}, "time_scale must be positive"),
+        ({"time_scale": float("nan")}, "time_scale must be positive"),
+        ({"blocking_power_w": -1.0}, "blocking_power_w must not be negative"),
+        ({"switch_latency_s": -0.1}, "switch_latency_s must not be negative"),
+        ({"counter_period_s": 0.0}, "counter_period_s must be positive"),
+        ({"blocking_power_w": float("inf")}, "blocking_power_w must not be negative and finite"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, float], text: str) -> None:
+    given_arguments = {"blocking_power_w": 80.0} | arguments
+    stage = int(given_arguments.pop("stage", 0))
+    with pytest.raises(ValueError, match=text):
+        EmulatedGpu(tiny_profile(), stage, **given_arguments)  # type: ignore[arg-type] # floats
+
+
+def test_it_is_always_called_emulated() -> None:
+    gpu = make_gpu(HandClock())
+    assert gpu.is_emulated
+    assert gpu.name.startswith("emulated ")
+    assert gpu.uuid.startswith("EMULATED-")
+    assert "emulated" in repr(gpu)
+    assert isinstance(gpu, EmulatedDevice)
+
+
+def test_the_wall_clock_never_wakes_before_its_deadline() -> None:
+    clock = WallClock()
+    for wait_s in (0.0, 0.0003, 0.005, 0.02):
+        deadline_s = time.monotonic() + wait_s
+        clock.sleep_until(deadline_s)
+        assert clock.now_s() >= deadline_s
+
+
+def test_in_real_time_it_pads_by_at_least_the_scaled_time() -> None:
+    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, time_scale=0.02)
+    before_s = time.monotonic()
+    assert run(gpu, "forward") >= 1.0
+    assert time.monotonic() - before_s >= 0.02
+    assert gpu.exact_energy_j() >= 300.0

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from flyball_client import __main__ as flyball
+from flyball_client.__main__ import main
+from flyball_client.command import Command, CommandError
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file")
+    parser.add_argument("--count", type=int, default=0)
+
+
+def refuse(arguments: argparse.Namespace) -> int:
+    raise CommandError(f"{arguments.file}:3:\nno such stage")
+
+
+def succeed(arguments: argparse.Namespace) -> int:
+    print(f"file {arguments.file} count {arguments.count}")
+    return arguments.count if isinstance(arguments.count, int) else 1
+
+
+def be_interrupted(_: argparse.Namespace) -> int:
+    raise KeyboardInterrupt
+
+
+def add_nothing(_: argparse.ArgumentParser) -> None:
+    """No arguments."""
+
+
+COMMANDS = {
+    "refuse": Command(summary="always refuses", configure=add_file, run=refuse),
+    "succeed": Command(summary="always succeeds", configure=add_file, run=succeed),
+    "interrupted": Command(summary="is interrupted", configure=add_nothing, run=be_interrupted),
+}
+
+
+class FixedEntryPoint(EntryPoint):
+    """An entry point that loads what a test has, without an installation."""
+
+    def load(self) -> object:
+        if self.name in COMMANDS:
+            return COMMANDS[self.name]
+        if self.name == "odd":
+            return "not a command"
+        raise ModuleNotFoundError(f"No module named {self.name!r}")
+
+
+@pytest.fixture(autouse=True)
+def fixed_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = dict.fromkeys(COMMANDS, "flyball_client.x:COMMAND") | {
+        "serve": "flyball_server.x:COMMAND",
+        "demo": "flyball_integrations.x:COMMAND",
+        "foreign": "somebody.x:COMMAND",
+        "odd": "somebody.y:COMMAND",
+    }
+    entries = [FixedEntryPoint(n, v, "flyball.commands") for n, v in values.items()]
+    monkeypatch.setattr(flyball, "entry_points", lambda group: entries)
+
+
+def test_a_command_gets_its_arguments_and_gives_the_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["succeed", "a.csv", "--count", "3"]) == 3
+    assert capsys.readouterr().out == "file a.csv count 3\n"
+
+
+def test_a_refusal_is_one_line_on_stderr_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["refuse", "a.csv"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "flyball refuse: a.csv:3: no such stage\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["succeed"], "the following arguments are required: file"),
+        (["succeed", "a", "--count", "x"], "argument --count: invalid int value: 'x'"),
+        (["succeed", "a", "--cou", "1"], "unrecognized arguments: --cou 1"),
+    ],
+)
+def test_wrong_arguments_are_one_line_too(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    expected = f"flyball succeed: {text}; see `flyball succeed --help`\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_help_lists_every_command_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  refuse       always refuses" in lines
+    assert "  serve        needs: pip install 'flyball[server]'" in lines
+    assert "  demo         needs: pip install 'flyball[demo]'" in lines
+    assert "  foreign      cannot be imported; reinstall it" in lines
+
+
+def test_no_arguments_show_the_help_and_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("usage: flyball COMMAND")
+
+
+def test_a_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["succeed", "--help"]) == 0
+    assert "always succeeds" in capsys.readouterr().out
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("flyball ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nonsense"], "flyball: no command 'nonsense'; choose from "),
+        (["--nonsense"], "flyball: no command '--nonsense'; choose from "),
+        (
+            ["serve"],
+            "flyball serve: needs: pip install 'flyball[server]' (No module named 'serve')\n",
+        ),
+        (["odd"], "flyball odd: somebody.y:COMMAND is no Flyball command; reinstall"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(text)
+    assert error.count("\n") == 1
+
+
+def test_an_interruption_is_status_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["interrupted"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+SHOW_MUCH = """
+import sys
+from flyball_client import __main__ as flyball
+flyball._dispatch = lambda arguments: print("x" * 1_000_000) or 0
+sys.exit(flyball.main(["anything"]))
+"""
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOW_MUCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"x"
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE
+
+
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-W", "error", "-m", "flyball_client", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("flyball ")
+
+
+ONLY_ONE = """
+import sys
+from flyball_client.__main__ import main
+status = main(["clocks", "--help"])
+loaded = {"flyball_server", "flyball_integrations"} & set(sys.modules)
+sys.exit(status or bool(loaded))
+"""
+
+
+def test_only_the_command_asked_for_is_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY_ONE], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

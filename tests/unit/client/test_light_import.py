@@ -1,0 +1,47 @@
+"""The client is imported into training ranks: it brings nothing heavy with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Not rich: httpx imports it for its own command line where it happens to be installed.
+HEAVY = {"torch", "numpy", "pydantic", "fastapi", "deepspeed", "sqlalchemy"}
+OURS = {"flyball_server", "flyball_integrations"}
+
+MODULES = """
+import importlib, json, pkgutil, sys
+import flyball_client
+names = [m.name for m in pkgutil.walk_packages(flyball_client.__path__, "flyball_client.")]
+for name in names:
+    importlib.import_module(name)
+print(json.dumps([len(names), sorted(sys.modules)]))
+"""
+
+PARTS = """
+import json, sys
+import flyball_client, flyball_client.wire, flyball_client.codec, flyball_client.routes
+import flyball_client.__main__, flyball_client.gpu.emulated
+print(json.dumps([6, sorted(sys.modules)]))
+"""
+
+
+def modules_after(code: str) -> tuple[int, set[str]]:
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    num_imported, loaded = json.loads(done.stdout)
+    return int(num_imported), set(loaded)
+
+
+def test_all_modules_of_the_client_together_import_nothing_heavy() -> None:
+    num_imported, loaded = modules_after(MODULES)
+    assert num_imported > 20
+    assert loaded & (HEAVY | OURS) == set()
+
+
+@pytest.mark.parametrize("module", ["httpx", "pynvml"])
+def test_wire_command_and_emulated_gpu_need_neither_httpx_nor_nvml(module: str) -> None:
+    assert module not in modules_after(PARTS)[1]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import threading
+
+import httpx
+import pytest
+
+from flyball_client.codec import decode
+from flyball_client.measurement_outbox import MeasurementOutbox
+from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.planner_errors import strict_json
+from flyball_client.planner_presence import Backoff, PlannerPresence
+from flyball_client.wire import MeasurementBatch, StepMeasurement
+
+
+class Inbox:
+    """Takes batches, after failing as often as the test wants."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = list(statuses)
+        self.batches: list[list[int]] = []
+        self.posted = threading.Condition()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        batch = decode(MeasurementBatch, strict_json(request.read()))
+        with self.posted:
+            self.batches.append([step.step for step in batch.steps])
+            self.posted.notify_all()
+        status = self._statuses.pop(0) if self._statuses else 200
+        return httpx.Response(status, json={"stored": len(batch.steps)})
+
+
+def make_outbox(
+    inbox: Inbox, *, capacity: int = 100, is_registered: bool = True
+) -> MeasurementOutbox:
+    may_post = threading.Event()
+    if is_registered:
+        may_post.set()
+    return MeasurementOutbox(
+        planner=PlannerClient(
+            "http://planner.test",
+            transport=httpx.MockTransport(inbox),
+            retries=Retries(num_attempts=1),
+        ),
+        job_id="gpt",
+        rank=0,
+        may_post=may_post,
+        presence=PlannerPresence("rank 0"),
+        backoff=Backoff(first_s=0.001, longest_s=0.002),
+        capacity=capacity,
+        period_s=0.001,
+    )
+
+
+def put(outbox: MeasurementOutbox, steps: range) -> None:
+    for step in steps:
+        outbox.put(StepMeasurement(step=step, plan_version=None, time_s=1.0, energy_j=None))
+
+
+def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox, capacity=1000)
+    put(outbox, range(600))
+    outbox.start()
+    outbox.stop(10.0)
+    assert [len(batch) for batch in inbox.batches] == [256, 256, 88]
+    assert [step for batch in inbox.batches for step in batch] == list(range(600))
+
+
+def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox, capacity=3)
+    put(outbox, range(10))
+    assert outbox.num_dropped == 7
+    outbox.start()
+    outbox.stop(10.0)
+    assert inbox.batches == [[7, 8, 9]]
+
+
+def test_a_batch_that_failed_is_posted_again() -> None:
+    inbox = Inbox(500, 404)
+    outbox = make_outbox(inbox)
+    put(outbox, range(2))
+    outbox.start()
+    with inbox.posted:
+        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 3, 30.0)
+    outbox.stop(10.0)
+    assert inbox.batches == [[0, 1]] * 3
+    assert outbox.num_dropped == 0
+
+
+def test_a_batch_that_the_planner_finds_wrong_is_dropped_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inbox = Inbox(422)
+    outbox = make_outbox(inbox)
+    put(outbox, range(2))
+    outbox.start()
+    with inbox.posted:
+        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 1, 30.0)
+    outbox.stop(10.0)
+    assert inbox.batches == [[0, 1]]
+    assert outbox.num_dropped == 2
+    assert sum("2 measurements dropped" in m for m in caplog.messages) == 1
+
+
+def test_nothing_is_posted_for_a_rank_that_the_planner_does_not_know() -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox, is_registered=False)
+    put(outbox, range(2))
+    outbox.start()
+    outbox.stop(10.0)
+    assert inbox.batches == []
+
+
+def test_pauses_double_up_to_the_longest_and_begin_again() -> None:
+    backoff = Backoff(first_s=1.0, longest_s=3.0)
+    for longest_s in (1.0, 2.0, 3.0, 3.0):
+        assert longest_s / 2 <= backoff.next_pause_s() <= longest_s
+    backoff.reset()
+    assert backoff.next_pause_s() <= 1.0
+    with pytest.raises(ValueError, match="backoff must be 0 < first_s <= longest_s"):
+        Backoff(first_s=2.0, longest_s=1.0)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
+
+from flyball_client.gpu._base import (
+    GpuError,
+    GpuNotFoundError,
+    GpuNotSupportedError,
+    GpuPermissionError,
+)
+from flyball_client.gpu.nvml import NvmlGpu, list_nvml_gpus, visible_gpu_uuid
+from flyball_client.gpu.nvml_errors import NVML_ERRORS, call_nvml, gpu_error, pynvml
+
+NO_PERMISSION = 4
+NOT_SUPPORTED = 3
+UNKNOWN_TO_US = 777
+
+
+def test_every_code_of_nvml_has_its_error() -> None:
+    codes = {name for name in dir(pynvml) if name.startswith("NVML_ERROR_")}
+    assert codes - set(NVML_ERRORS) == set()
+
+
+@pytest.mark.parametrize("name", sorted(n for n in dir(pynvml) if n.startswith("NVML_ERROR_")))
+def test_every_error_says_what_was_done_and_what_to_do(name: str) -> None:
+    kind, advice = NVML_ERRORS[name]
+    error = gpu_error("locking", getattr(pynvml, name), "Description.")
+    assert type(error) is kind
+    assert str(error) == f"locking: Description; {advice}"
+
+
+def test_a_code_newer_than_the_table_is_a_plain_error(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.fail("nvmlDeviceGetCount_v2", UNKNOWN_TO_US)
+    with pytest.raises(GpuError, match="counting GPUs: false NVML error 777"):
+        list_nvml_gpus()
+
+
+def test_a_gpu_is_opened_by_uuid_or_by_index(loaded_nvml: FalseNvml) -> None:
+    by_uuid = NvmlGpu.open(uuid=loaded_nvml.uuid(1))
+    by_index = NvmlGpu.open(index=1)
+    assert by_uuid.uuid == by_index.uuid == loaded_nvml.uuid(1)
+    assert by_uuid.name == "False GPU"
+    assert not by_uuid.is_emulated
+    by_uuid.close()
+    assert by_index.sm_clock_mhz() == 1980  # NVML is still there for the other one
+    by_index.close()
+
+
+def test_a_gpu_is_opened_by_exactly_one_of_both() -> None:
+    with pytest.raises(ValueError, match="give either uuid or index"):
+        NvmlGpu.open()
+    with pytest.raises(ValueError, match="give either uuid or index"):
+        NvmlGpu.open(uuid="GPU-1", index=1)
+
+
+@pytest.mark.parametrize("uuid", ["GPU-unknown", "nonsense", "GPU-\u00e4"])
+def test_an_unknown_uuid_is_not_found(loaded_nvml: FalseNvml, uuid: str) -> None:
+    with pytest.raises(GpuNotFoundError):
+        NvmlGpu.open(uuid=uuid)
+    # Whoever failed to open has ended NVML again.
+    assert len(loaded_nvml.calls("nvmlInitWithFlags")) == len(loaded_nvml.calls("nvmlShutdown"))
+
+
+def test_an_index_beyond_the_last_gpu_is_not_found(loaded_nvml: FalseNvml) -> None:
+    with pytest.raises(GpuNotFoundError, match="there is no GPU 2; NVML counts 2, from 0"):
+        NvmlGpu.open(index=2)
+
+
+def test_a_mig_instance_or_a_divided_gpu_is_refused(loaded_nvml: FalseNvml) -> None:
+    with pytest.raises(GpuNotSupportedError, match="MIG instance"):
+        NvmlGpu.open(uuid="MIG-1")
+    loaded_nvml.set_mig(1)
+    with pytest.raises(GpuNotSupportedError, match="divided by MIG"):
+        NvmlGpu.open(index=0)
+    assert list_nvml_gpus()[0].has_mig
+
+
+def test_a_gpu_that_knows_no_mig_is_whole(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.fail("nvmlDeviceGetMigMode", NOT_SUPPORTED)
+    gpu = NvmlGpu.open(index=0)
+    assert gpu.supported_sm_clocks_mhz() == SUPPORTED_MHZ
+    gpu.close()
+
+
+def test_minimum_and_maximum_are_locked_together(loaded_nvml: FalseNvml) -> None:
+    gpu = NvmlGpu.open(index=1)
+    gpu.lock_sm_clock_mhz(1410)
+    assert loaded_nvml.locked_mhz(1) == 1410
+    assert loaded_nvml.locked_mhz(0) == 0
+    gpu.close()
+    assert loaded_nvml.locked_mhz(1) == 0
+
+
+def test_the_clock_in_force_may_lie_below_the_locked_one(loaded_nvml: FalseNvml) -> None:
+    gpu = NvmlGpu.open(index=0)
+    gpu.lock_sm_clock_mhz(1410)
+    loaded_nvml.hold_below_mhz(1200)
+    assert gpu.sm_clock_mhz() == 1200
+    gpu.close()
+
+
+def test_without_permission_the_error_says_how_to_get_it(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.fail("nvmlDeviceSetGpuLockedClocks", NO_PERMISSION)
+    gpu = NvmlGpu.open(index=0)
+    with pytest.raises(GpuPermissionError, match="run as root or give the process CAP_SYS_ADMIN"):
+        gpu.lock_sm_clock_mhz(1410)
+    gpu.close()
+    # What was never locked is not reset, which would need the permission too.
+    assert loaded_nvml.calls("nvmlDeviceResetGpuLockedClocks") == []
+
+
+def test_closing_ends_nvml_even_if_the_clock_cannot_be_given_back(loaded_nvml: FalseNvml) -> None:
+    gpu = NvmlGpu.open(index=0)
+    gpu.lock_sm_clock_mhz(1410)
+    loaded_nvml.fail("nvmlDeviceResetGpuLockedClocks", NO_PERMISSION)
+    with pytest.raises(GpuPermissionError, match="giving back the SM clock"):
+        gpu.close()
+    gpu.close()
+    assert len(loaded_nvml.calls("nvmlShutdown")) == 1
+
+
+def test_the_energy_is_in_joules(loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = NvmlGpu.open(index=0)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: 1234567)
+    assert gpu.total_energy_j() == pytest.approx(1234.567)
+    gpu.close()
+
+
+def test_all_gpus_are_listed_with_their_clocks(loaded_nvml: FalseNvml) -> None:
+    gpus = list_nvml_gpus()
+    assert [gpu.index for gpu in gpus] == [0, 1]
+    assert [gpu.uuid for gpu in gpus] == [loaded_nvml.uuid(0), loaded_nvml.uuid(1)]
+    assert gpus[0].sm_clocks_mhz == SUPPORTED_MHZ
+    assert not gpus[0].has_mig
+
+
+def test_a_gpu_that_does_not_tell_its_clocks_is_listed_without(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
+    assert list_nvml_gpus()[0].sm_clocks_mhz == ()
+
+
+def test_the_gpu_of_a_local_rank_is_found(loaded_nvml: FalseNvml) -> None:
+    assert visible_gpu_uuid(0, {"CUDA_VISIBLE_DEVICES": "1"}) == loaded_nvml.uuid(1)
+    assert visible_gpu_uuid(1, {}) == loaded_nvml.uuid(1)
+    with pytest.raises(GpuNotFoundError, match="local rank 2 has no GPU: 2 of 2"):
+        visible_gpu_uuid(2, {})
+
+
+def test_a_call_waits_as_long_as_the_driver_does(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.set_latency_us(1)
+    call_nvml("starting NVML", "nvmlInit")
+    assert call_nvml("asking the driver", "nvmlSystemGetDriverVersion") == "false-0"
+    call_nvml("ending NVML", "nvmlShutdown")
+
+
+def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+LIST = """
+from flyball_client.gpu._base import GpuError
+from flyball_client.gpu.nvml import list_nvml_gpus
+try:
+    print(*(gpu.uuid for gpu in list_nvml_gpus()))
+except GpuError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_nvidia_ml_py_loads_the_library_by_its_own_way(false_nvml: FalseNvml) -> None:
+    done = run_python(LIST, false_nvml.environment)
+    assert done.stdout.split() == [false_nvml.uuid(0), false_nvml.uuid(1)], done.stderr
+
+
+def test_without_the_driver_loaded_no_gpu_is_found(false_nvml: FalseNvml) -> None:
+    environment = false_nvml.environment | {"FALSE_NVML_STATE": os.devnull + "-none"}
+    done = run_python(LIST, environment)
+    assert done.stdout.startswith("GpuNotFoundError starting NVML: Driver Not Loaded"), done.stderr
+
+
+def test_without_the_library_no_gpu_is_found() -> None:
+    code = "import pynvml, ctypes\ndef CDLL(name): raise OSError\npynvml.CDLL = CDLL\n" + LIST
+    done = run_python(code, dict(os.environ))
+    assert "GpuNotFoundError starting NVML: NVML Shared Library Not Found" in done.stdout
+    assert len(done.stdout.splitlines()) == 1

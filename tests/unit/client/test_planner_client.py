@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from flyball_client import wire
+from flyball_client.codec import encode
+from flyball_client.errors import PlannerError, PlannerRefusedError, PlannerUnavailableError
+from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.planner_errors import CAUSES
+
+TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
+
+REGISTRATION = wire.JobRegistration(num_stages=1, num_microbatches=4)
+JOB = wire.JobView(
+    job_id="a/b c",
+    state="planned",
+    registration=REGISTRATION,
+    ranks=(),
+    newest_version=1,
+    active_version=None,
+    problem=None,
+    created_at="2026-01-01T00:00:00Z",
+)
+RANK_REGISTRATION = wire.RankRegistration(
+    stage=0,
+    host="host-a",
+    gpu_name="emulated A100",
+    gpu_uuid="EMULATED-1",
+    emulated=True,
+    client_version="0.1.0",
+)
+RANK = wire.RankView(
+    rank=2,
+    stage=0,
+    host="host-a",
+    gpu_name="emulated A100",
+    gpu_uuid="EMULATED-1",
+    emulated=True,
+    client_version="0.1.0",
+    acknowledged_version=None,
+    current_step=None,
+)
+PLAN = wire.PlanView(job_id="a/b c", version=1, first_step=None, created_at="now", plan={"a": 1})
+RANK_PLAN = wire.RankPlan(
+    job_id="a/b c",
+    version=3,
+    stage=0,
+    first_step=None,
+    instructions=(("forward", 0, 1410),),
+    predicted_iteration_time_s=2.0,
+)
+ROW = wire.ProfileRow(stage=0, instruction="forward", frequency=1410, time=0.1, energy=20.0)
+MEASUREMENT = wire.StepMeasurement(step=1, plan_version=None, time_s=1.0, energy_j=None)
+STEP = wire.StepView(
+    step=1,
+    num_ranks=1,
+    plan_versions=(None,),
+    time_s=1.0,
+    energy_j=None,
+    num_unplanned=0,
+    num_overruns=0,
+)
+HEALTH = wire.Health(status="ok", version="0.1.0")
+ACTIVATION = wire.Activation(version=3, first_step=7)
+ACCEPTED = wire.Accepted(stored=1)
+BATCH = wire.MeasurementBatch(steps=(MEASUREMENT,))
+CHANGE = wire.TargetChange(policy="uniform")
+ACKNOWLEDGEMENT = wire.Acknowledgement(version=3, current_step=5)
+
+Call = Callable[[PlannerClient], object]
+_J = "/api/v1/jobs/a%2Fb%20c"
+_ID = "a/b c"
+
+# call, method and path, body sent, answer
+CALLS: list[tuple[Call, str, object, object]] = [
+    (lambda c: c.health(), "GET /healthz", None, HEALTH),
+    (lambda c: c.put_job(_ID, REGISTRATION), f"PUT {_J}", REGISTRATION, JOB),
+    (lambda c: c.get_job(_ID), f"GET {_J}", None, JOB),
+    (lambda c: c.list_jobs(), "GET /api/v1/jobs", None, (JOB, JOB)),
+    (
+        lambda c: c.put_profile_rows(_ID, (ROW,)),
+        f"PUT {_J}/profile",
+        wire.JsonProfile(rows=(ROW,)),
+        JOB,
+    ),
+    (lambda c: c.put_target(_ID, CHANGE), f"PUT {_J}/target", CHANGE, JOB),
+    (lambda c: c.put_rank(_ID, 2, RANK_REGISTRATION), f"PUT {_J}/ranks/2", RANK_REGISTRATION, RANK),
+    (
+        lambda c: c.get_rank_plan(_ID, 2, after_version=2, wait_s=1.5),
+        f"GET {_J}/ranks/2/plan?after_version=2&wait_s=1.5",
+        None,
+        RANK_PLAN,
+    ),
+    (
+        lambda c: c.acknowledge(_ID, 2, ACKNOWLEDGEMENT),
+        f"POST {_J}/ranks/2/acknowledgement",
+        ACKNOWLEDGEMENT,
+        ACTIVATION,
+    ),
+    (
+        lambda c: c.get_activation(_ID, 3, wait_s=60),
+        f"GET {_J}/plans/3/activation?wait_s=60",
+        None,
+        ACTIVATION,
+    ),
+    (
+        lambda c: c.post_measurements(_ID, 2, BATCH),
+        f"POST {_J}/ranks/2/measurements",
+        BATCH,
+        ACCEPTED,
+    ),
+    (lambda c: c.list_plans(_ID), f"GET {_J}/plans", None, (PLAN,)),
+    (lambda c: c.get_plan(_ID, 1), f"GET {_J}/plans/1", None, PLAN),
+    (lambda c: c.list_steps(_ID), f"GET {_J}/steps", None, (STEP,)),
+    (lambda c: c.list_steps(_ID, limit=5), f"GET {_J}/steps?limit=5", None, (STEP,)),
+]
+
+
+class Answers:
+    """Answers given in turn, the last one for ever, and what was asked."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self._answers = list(answers)
+        self.requests: list[httpx.Request] = []
+        self.pauses_s: list[float] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def client(self, *, token: str | None = TOKEN, num_attempts: int = 3) -> PlannerClient:
+        return PlannerClient(
+            "http://user:password@planner.test:7787",
+            token=token,
+            transport=httpx.MockTransport(self),
+            retries=Retries(num_attempts=num_attempts, first_pause_s=0.1),
+            sleep=self.pauses_s.append,
+        )
+
+
+def as_json(answer: object) -> httpx.Response:
+    return httpx.Response(200, json=encode(answer))
+
+
+@pytest.mark.parametrize(("call", "line", "body", "answer"), CALLS, ids=[c[1] for c in CALLS])
+def test_each_call_asks_its_route_and_gives_its_type(
+    call: Call, line: str, body: object, answer: object
+) -> None:
+    answers = Answers(as_json(answer))
+    with answers.client() as client:
+        assert call(client) == answer
+    (request,) = answers.requests
+    assert f"{request.method} {request.url.raw_path.decode()}" == line
+    assert request.headers[wire.TOKEN_HEADER] == TOKEN
+    sent: Any = json.loads(request.content) if request.content else None
+    assert sent == encode(body)
+
+
+def test_a_profile_as_csv_is_sent_as_it_is() -> None:
+    answers = Answers(as_json(JOB))
+    text = "stage,instruction,frequency,time,energy\n0,forward,1410,0.1,20\n"
+    answers.client().put_profile_csv("gpt", text)
+    (request,) = answers.requests
+    assert request.headers["Content-Type"].startswith("text/csv")
+    assert request.content.decode() == text
+
+
+def test_no_plan_within_the_wait_is_none() -> None:
+    assert Answers(httpx.Response(204)).client().get_rank_plan("gpt", 0) is None
+
+
+def test_without_a_token_no_token_is_sent() -> None:
+    answers = Answers(as_json(HEALTH))
+    answers.client(token=None).health()
+    assert wire.TOKEN_HEADER not in answers.requests[0].headers
+
+
+def test_a_long_poll_waits_longer_than_the_planner_does() -> None:
+    answers = Answers(httpx.Response(204))
+    answers.client().get_rank_plan("gpt", 0, wait_s=30)
+    timeout = answers.requests[0].extensions["timeout"]
+    assert timeout["read"] > 30
+    assert timeout["connect"] == 5.0
+    with pytest.raises(ValueError, match="wait_s must be from 0 to 60, not 61"):
+        answers.client().get_rank_plan("gpt", 0, wait_s=61)
+
+
+def test_every_call_has_a_finite_timeout() -> None:
+    answers = Answers(as_json(HEALTH))
+    answers.client().health()
+    timeout = answers.requests[0].extensions["timeout"]
+    assert set(timeout.values()) == {5.0}
+
+
+PASSING: list[httpx.Response | Exception] = [
+    httpx.ConnectError("refused"),
+    httpx.ConnectTimeout("slow"),
+    httpx.ReadError("reset"),
+    httpx.RemoteProtocolError("closed without an answer"),
+    httpx.Response(502),
+    httpx.Response(503),
+    httpx.Response(504),
+]
+
+
+@pytest.mark.parametrize("failure", PASSING, ids=str)
+def test_what_may_pass_is_tried_again_after_growing_pauses(
+    failure: httpx.Response | Exception,
+) -> None:
+    answers = Answers(failure, failure, as_json(HEALTH))
+    assert answers.client().health() == HEALTH
+    assert answers.pauses_s == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("failure", PASSING, ids=str)
+def test_after_the_last_attempt_the_planner_is_unavailable(
+    failure: httpx.Response | Exception,
+) -> None:
+    answers = Answers(failure)
+    with pytest.raises(PlannerUnavailableError):
+        answers.client().health()
+    assert len(answers.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        httpx.ReadTimeout("slow"),
+        httpx.Response(500),
+        httpx.Response(404),
+        httpx.Response(200, content=b"<html>"),
+        httpx.Response(307, headers={"Location": "http://elsewhere.test/"}),
+    ],
+    ids=str,
+)
+def test_what_does_not_pass_is_tried_once(failure: httpx.Response | Exception) -> None:
+    answers = Answers(failure)
+    with pytest.raises(PlannerError):
+        answers.client().health()
+    assert len(answers.requests) == 1
+
+
+def test_a_refusal_carries_its_status_and_its_reasons_in_one_line() -> None:
+    problem = wire.Problem(
+        detail="the job cannot be\nregistered",
+        errors=({"loc": "body.num_stages", "type": "int", "msg": "at least 1"},),
+    )
+    answers = Answers(httpx.Response(422, json=encode(problem)))
+    with pytest.raises(PlannerRefusedError) as caught:
+        answers.client().put_job("gpt", REGISTRATION)
+    assert caught.value.status == 422
+    assert str(caught.value) == (
+        "the planner at http://planner.test:7787 refused (422): the job cannot be registered;"
+        " body.num_stages: at least 1"
+    )
+
+
+def test_a_refusal_without_a_problem_body_is_still_one() -> None:
+    with pytest.raises(PlannerRefusedError, match=r"refused \(404\): Not Found"):
+        Answers(httpx.Response(404, content=b"<html>")).client().get_job("gpt")
+
+
+def test_a_redirect_is_not_followed() -> None:
+    redirect = httpx.Response(308, headers={"Location": "http://elsewhere.test/"})
+    answers = Answers(redirect, as_json(HEALTH))
+    with pytest.raises(PlannerUnavailableError, match=r"redirects \(308\), which is not followed"):
+        answers.client().health()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"null",
+        b"[]",
+        b'{"status": 1, "version": "0"}',
+        b'{"status": "ok"}',
+        b"\xff\xfe",
+        b'{"status": NaN, "version": "0"}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_nonsense_body_means_that_no_planner_is_there(body: bytes) -> None:
+    answers = Answers(httpx.Response(200, content=body))
+    with pytest.raises(PlannerUnavailableError, match="does not talk like a planner"):
+        answers.client().health()
+
+
+def test_a_list_that_is_none_means_that_no_planner_is_there() -> None:
+    with pytest.raises(PlannerUnavailableError, match="a list of JobView was expected"):
+        Answers(as_json(HEALTH)).client().list_jobs()
+
+
+def test_every_error_of_httpx_is_in_the_table() -> None:
+    def family(root: type[Exception]) -> set[type[Exception]]:
+        return {root}.union(*(family(child) for child in root.__subclasses__()))
+
+    groups = {httpx.TransportError, httpx.TimeoutException, httpx.NetworkError, httpx.ProtocolError}
+    public = {error for error in family(httpx.RequestError) if error.__module__ == "httpx"}
+    assert public - groups - set(CAUSES) == set()
+
+
+@pytest.mark.parametrize("error", [cause for cause in CAUSES if cause is not httpx.InvalidURL])
+def test_every_error_of_httpx_becomes_ours_without_the_token(error: type[Exception]) -> None:
+    answers = Answers(error(f"bad {TOKEN}"))
+    with pytest.raises(PlannerUnavailableError) as caught:
+        answers.client(num_attempts=1).health()
+    assert str(caught.value).startswith("the planner at http://planner.test:7787 ")
+    assert TOKEN not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_neither_token_nor_password_is_in_what_can_be_printed() -> None:
+    client = Answers(as_json(HEALTH)).client()
+    assert repr(client) == "PlannerClient('http://planner.test:7787')"
+    assert client.base_url == "http://planner.test:7787"
+
+
+@pytest.mark.parametrize("token", ["with\nnewline", "umlaut-\u00e4"])
+def test_a_token_that_cannot_be_a_header_is_refused_unseen(token: str) -> None:
+    with pytest.raises(ValueError, match=r"^the planner's token must be printable ASCII text$"):
+        PlannerClient("http://planner.test", token=token)
+
+
+@pytest.mark.parametrize(
+    "url", ["planner.test:7787", "ftp://planner.test", "http://", "http://host:port"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="must be like http://HOST:PORT"):
+        PlannerClient(url)
+
+
+def test_a_closed_client_says_so() -> None:
+    client = Answers(as_json(HEALTH)).client()
+    client.close()
+    client.close()
+    with pytest.raises(PlannerUnavailableError, match="closed"):
+        client.health()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+def test_a_timeout_must_be_positive(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match="timeout_s must be positive"):
+        PlannerClient("http://planner.test", timeout_s=timeout_s)
+
+
+def test_retries_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_attempts must be at least 1, not 0"):
+        Retries(num_attempts=0)
+    with pytest.raises(ValueError, match="first_pause_s must not be negative"):
+        Retries(first_pause_s=-1.0)
+
+
+def test_a_port_where_nobody_listens_is_an_unavailable_planner() -> None:
+    with (
+        PlannerClient("http://127.0.0.1:9", retries=Retries(num_attempts=1)) as client,
+        pytest.raises(PlannerUnavailableError, match=r"127\.0\.0\.1:9 cannot be reached"),
+    ):
+        client.health()

@@ -1,0 +1,478 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
+from tests.unit.client.recording_gpu import RESET, RecordingGpu
+from tests.unit.client.tiny_profile import HandClock, tiny_profile
+
+from flyball_client.errors import PlannerUnavailableError
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.rank_session import RankSession
+
+PLAN = (("forward", 0, 1200), ("backward", 0, 900))
+
+SessionMaker = Callable[..., RankSession]
+
+
+@pytest.fixture
+def planner() -> MemoryPlanner:
+    return MemoryPlanner()
+
+
+@pytest.fixture
+def gpu() -> RecordingGpu:
+    return RecordingGpu()
+
+
+@pytest.fixture
+def make_session(planner: MemoryPlanner) -> Iterator[SessionMaker]:
+    sessions: list[RankSession] = []
+
+    def make(gpu: RecordingGpu | EmulatedGpu, **arguments: object) -> RankSession:
+        session = RankSession(
+            gpu=gpu,
+            job_id=JOB_ID,
+            rank=0,
+            stage=0,
+            **({"planner": planner.client()} | QUICK | arguments),  # type: ignore[arg-type] # mixed
+        )
+        sessions.append(session)
+        return session
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+QUICK: dict[str, object] = {"poll_wait_s": 0.1, "first_retry_s": 0.01, "longest_retry_s": 0.05}
+
+
+def wait_until(planner: MemoryPlanner, is_so: Callable[[], bool]) -> None:
+    """Wait until the planner's threads have made it so; give up after a long while."""
+    with planner.changed:
+        for _ in range(1000):
+            if is_so():
+                return
+            planner.changed.wait(0.02)
+    raise AssertionError("it never came to that")
+
+
+def run_step(session: RankSession, *kinds: str) -> None:
+    session.on_step_begin()
+    for kind in kinds or ("forward", "backward"):
+        session.on_instruction_begin(kind)
+        session.on_instruction_end(kind)
+    session.on_step_end()
+
+
+def run_until_active(session: RankSession, planner: MemoryPlanner, version: int) -> None:
+    """Train until a plan is in force; it holds at once where its first step is past."""
+
+    def is_active() -> bool:
+        run_step(session)
+        return session.active_version == version
+
+    wait_until(planner, is_active)
+
+
+def test_without_a_planner_no_clock_is_ever_touched(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    with make_session(gpu, planner=None) as session:
+        run_step(session)
+    assert gpu.told == []
+    assert session.current_step == 1
+    assert session.active_version is None
+
+
+def test_a_step_is_measured_from_its_begin_to_its_end(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    now_s = [10.0]
+    session = make_session(gpu, planner=None, clock=lambda: now_s[0], initial_step=40)
+    session.on_step_begin()
+    now_s[0] += 2.5
+    gpu.energy_j = 700.0
+    session.on_step_end()
+    (measured,) = session.history
+    assert (measured.step, measured.time_s, measured.energy_j) == (40, 2.5, 700.0)
+    assert measured.plan_version is None
+    assert session.current_step == 41
+
+
+def test_a_plan_takes_effect_at_its_first_step_and_not_before(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    with make_session(gpu) as session:
+        run_step(session)
+        version = planner.publish(*PLAN)
+        wait_until(planner, lambda: len(planner.acknowledgements) == 1)
+        assert planner.acknowledgements[0].current_step == 1
+        planner.name_first_step(version, 3)
+        wait_until(planner, lambda: bool(session._arrived))
+        run_step(session)  # step 1
+        run_step(session)  # step 2
+        assert gpu.told == []
+        assert session.active_version is None
+        run_step(session)  # step 3
+        assert gpu.told == [1200, 900]
+        assert session.active_version == version
+        assert [step.plan_version for step in session.history] == [None, None, None, version]
+    assert gpu.told == [1200, 900, RESET]
+
+
+def test_a_clock_is_set_only_when_it_changes(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    planner.publish(("forward", 0, 1200), ("forward", 1, 1200), ("backward", 0, 1200))
+    planner.name_first_step(1, 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        for _ in range(3):
+            run_step(session, "forward", "forward", "backward")
+    assert gpu.told == [1200, RESET]
+
+
+def test_a_newer_plan_replaces_the_one_in_force(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu) as session:
+        run_until_active(session, planner, 1)
+        planner.name_first_step(planner.publish(("forward", 0, 900), ("backward", 0, 900)), 0)
+        run_until_active(session, planner, 2)
+        assert gpu.told[-1] == 900
+        assert {step.plan_version for step in session.history} >= {1, 2}
+
+
+def test_a_newer_plan_replaces_one_that_never_gets_its_first_step(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    planner.publish(*PLAN)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: len(planner.acknowledgements) == 1)
+        planner.name_first_step(planner.publish(*PLAN), 0)
+        run_until_active(session, planner, 2)
+    assert [ack.version for ack in planner.acknowledgements] == [1, 2]
+
+
+def test_of_several_plans_whose_step_has_come_the_last_holds(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    with make_session(gpu) as session:
+        for clock_mhz in (900, 1200):
+            version = planner.publish(("forward", 0, clock_mhz), ("backward", 0, clock_mhz))
+            # The first one's step is later, and it is superseded all the same.
+            planner.name_first_step(version, 3 - version)
+            wait_until(planner, lambda v=version: len(session._arrived) == v)  # type: ignore[misc] # bound now
+        run_step(session)
+        run_step(session)
+        assert session.active_version == 2
+        run_step(session)
+        assert session.active_version == 2
+    assert gpu.told == [1200, RESET]
+
+
+def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_told_once(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        run_step(session, "forward", "recompute", "backward")
+        run_step(session, "recompute")
+        run_step(session)
+        assert gpu.told == [1200, 1400, 1200, 900]
+        assert [step.num_unplanned for step in session.history] == [2, 1, 0]
+    told = [record for record in caplog.records if "does not fit step" in record.message]
+    assert len(told) == 1
+    assert "recompute at position 1, where the plan has backward" in told[0].message
+
+
+def test_microbatch_and_chunk_are_compared_where_they_are_given(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    planner.name_first_step(planner.publish(("forward", 0, 900), ("forward", 1, 900)), 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        session.on_step_begin()
+        session.on_instruction_begin("forward", microbatch=0)
+        session.on_instruction_begin("forward", microbatch=0)
+        session.on_step_end()
+        assert gpu.told == [900, 1400]
+        assert session.history[-1].num_unplanned == 1
+
+
+def test_measurements_reach_the_planner_and_the_last_ones_at_the_end(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: planner.knows_rank)
+        for _ in range(5):
+            run_step(session)
+    assert sorted(planner.measurements) == [0, 1, 2, 3, 4]
+    assert planner.measurements[3] == session.history[3]
+    assert session.num_dropped_measurements == 0
+
+
+def test_the_rank_says_what_it_is(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    with make_session(gpu):
+        wait_until(planner, lambda: planner.knows_rank)
+    (registration,) = planner.registrations
+    assert (registration.gpu_name, registration.gpu_uuid) == ("recording GPU", "GPU-recording")
+    assert not registration.emulated
+
+
+def test_a_planner_that_forgets_the_rank_gets_it_registered_again(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu) as session:
+        run_until_active(session, planner, 1)
+        with planner.changed:
+            planner.knows_rank = False
+        wait_until(planner, lambda: len(planner.registrations) == 2)
+        wait_until(planner, lambda: len(planner.acknowledgements) == 2)
+        run_step(session)
+        assert session.active_version == 1
+
+
+def test_lost_and_back_are_one_line_each(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="flyball_client")
+    planner.failing_status = 500
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: any("planner lost" in m for m in caplog.messages))
+        run_step(session)
+        with planner.changed:
+            planner.failing_status = None
+        wait_until(planner, lambda: any("planner back" in m for m in caplog.messages))
+    lines = [m for m in caplog.messages if "planner" in m]
+    assert len(lines) == 2
+    assert "(500): out of order" in lines[0]
+    assert lines[1] == "job gpt rank 0: planner back"
+
+
+def test_a_job_that_is_not_registered_yet_is_no_warning(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="flyball_client")
+    planner.failing_status = 404
+    with make_session(gpu):
+        wait_until(planner, lambda: any("waiting to be known" in m for m in caplog.messages))
+        with planner.changed:
+            planner.failing_status = None
+        wait_until(planner, lambda: any("planner back" in m for m in caplog.messages))
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
+def test_a_plan_that_cannot_be_read_is_refused_once_and_the_next_one_taken(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner.publish(("forward", 0))
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: any("refuses plan version 1" in m for m in caplog.messages))
+        planner.name_first_step(planner.publish(*PLAN), 0)
+        run_until_active(session, planner, 2)
+    assert [ack.version for ack in planner.acknowledgements] == [2]
+    assert sum("refuses plan" in m for m in caplog.messages) == 1
+
+
+def test_clocks_that_the_gpu_lacks_are_raised_and_told(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner.name_first_step(planner.publish(("forward", 0, 1000), ("backward", 0, 900)), 0)
+    with make_session(gpu) as session:
+        run_until_active(session, planner, 1)
+    assert gpu.told[:2] == [1200, 900]
+    assert any("lacks 1 of the 2 clocks of plan version 1" in m for m in caplog.messages)
+
+
+def test_a_clock_that_cannot_be_set_ends_governing_and_not_training(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        run_step(session)
+        gpu.refuses_locks = True
+        run_step(session)
+        gpu.refuses_locks = False
+        run_step(session)
+        assert gpu.told == [1200, 900, RESET]
+        assert session.active_version is None
+        assert [step.plan_version for step in session.history] == [1, None, None]
+    lines = [m for m in caplog.messages if "clocks are no longer set" in m]
+    assert lines == [
+        "job gpt rank 0: clocks are no longer set, training goes on at default clocks: run as root"
+    ]
+    assert gpu.told.count(RESET) == 1
+
+
+def test_a_gpu_whose_clocks_cannot_be_read_is_measured_and_left_alone(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    gpu.refuses_clocks = True
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: planner.knows_rank)
+        run_step(session)
+    assert gpu.told == []
+    assert planner.measurements[0].energy_j == 0.0
+
+
+def test_a_gpu_without_an_energy_counter_gives_times_only(
+    gpu: RecordingGpu, make_session: SessionMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.energy_j = None
+    session = make_session(gpu, planner=None)
+    run_step(session)
+    run_step(session)
+    assert [step.energy_j for step in session.history] == [None, None]
+    assert sum("energy is not measured" in m for m in caplog.messages) == 1
+
+
+class BrokenObserver:
+    """Fails at the first instruction."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def on_instruction_begin(self, kind: str) -> None:
+        self.num_calls += 1
+        raise RuntimeError(f"no {kind}")
+
+    def on_instruction_end(self, kind: str) -> None:
+        raise AssertionError(kind)
+
+
+def test_an_observer_that_fails_is_dismissed_and_the_clocks_go_on(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    observer = BrokenObserver()
+    with make_session(gpu, observer=observer) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        run_step(session)
+    assert observer.num_calls == 1
+    assert gpu.told == [1200, 900, RESET]
+    assert sum("no longer emulated: no forward" in m for m in caplog.messages) == 1
+
+
+def test_a_clock_source_that_fails_does_not_stop_training(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    def broken() -> float:
+        raise OSError("no clock")
+
+    session = make_session(gpu, planner=None, clock=broken)
+    run_step(session)
+    run_step(session)
+    assert session.current_step == 2
+    assert session.history == ()
+
+
+def test_hooks_after_the_end_and_out_of_order_do_nothing(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu, planner=None)
+    session.on_step_end()
+    assert session.current_step == 0
+    session.on_step_begin()
+    session.on_step_begin()  # step 0 was abandoned
+    session.on_step_end()
+    assert [step.step for step in session.history] == [1]
+    session.close()
+    session.close()
+    run_step(session)
+    session.start()
+    assert session.current_step == 2
+    assert gpu.told == []
+
+
+def test_the_history_is_bounded(gpu: RecordingGpu, make_session: SessionMaker) -> None:
+    session = make_session(gpu, planner=None, history_length=3)
+    for _ in range(5):
+        run_step(session)
+    assert [step.step for step in session.history] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"history_length": 0}, {"initial_step": -1}, {"first_retry_s": 0.0}]
+)
+def test_arguments_out_of_range_are_refused(
+    gpu: RecordingGpu, make_session: SessionMaker, arguments: dict[str, object]
+) -> None:
+    with pytest.raises(ValueError, match=r"must be|count from 0"):
+        make_session(gpu, **arguments)
+
+
+def test_an_emulated_gpu_pads_and_gives_its_own_time_and_energy(
+    planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    clock = HandClock()
+    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=clock, time_scale=2.0)
+    planner.name_first_step(planner.publish(("forward", 0, 900), ("backward", 0, 1200)), 1)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        run_step(session)
+        run_step(session)
+    base, planned = session.history
+    # forward 1 s 300 J and backward 2 s 600 J at 1400; 2 s 200 J and 3 s 450 J as planned
+    assert base.time_s == pytest.approx(3.0)
+    assert planned.time_s == pytest.approx(5.0)
+    assert base.energy_j == pytest.approx(900.0, abs=31.0)  # the counter's last 100 ms
+    assert (base.energy_j or 0) + (planned.energy_j or 0) == pytest.approx(1550.0, abs=31.0)
+    assert (base.num_overruns, planned.num_overruns) == (0, 0)
+
+
+def test_overruns_are_counted_in_their_step(make_session: SessionMaker) -> None:
+    clock = HandClock()
+    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=clock)
+    session = make_session(gpu, planner=None)
+    run_step(session)
+    session.on_step_begin()
+    session.on_instruction_begin("forward")
+    clock.move(1.5)
+    session.on_instruction_end("forward")
+    session.on_step_end()
+    assert [step.num_overruns for step in session.history] == [0, 1]
+
+
+def test_closing_the_planner_under_a_session_is_no_error(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    client = planner.client()
+    with make_session(gpu, planner=client) as session:
+        wait_until(planner, lambda: planner.knows_rank)
+        client.close()
+        run_step(session)
+    with pytest.raises(PlannerUnavailableError):
+        client.health()

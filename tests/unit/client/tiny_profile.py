@@ -1,0 +1,40 @@
+"""A stage profile small enough to reckon with by hand, and a clock that tests move."""
+
+from __future__ import annotations
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+
+def point(frequency_mhz: int, time_s: float, energy_j: float) -> OperatingPoint:
+    """One operating point."""
+    return OperatingPoint(frequency_mhz=frequency_mhz, time_s=time_s, energy_j=energy_j)
+
+
+def tiny_profile(*, num_ranks: int = 1) -> StageProfile:
+    """One stage; its forward has no point at 1200 MHz, its backward none at 900 MHz."""
+    return StageProfile(
+        points={
+            (0, InstructionKind.FORWARD): (point(1400, 1.0, 300.0), point(900, 2.0, 200.0)),
+            (0, InstructionKind.BACKWARD): (point(1400, 2.0, 600.0), point(1200, 3.0, 450.0)),
+        },
+        num_ranks_per_stage=(num_ranks,),
+    )
+
+
+class HandClock:
+    """An EmulationClock that stands still until it is moved or slept on."""
+
+    def __init__(self) -> None:
+        self.moment_s = 1000.0
+
+    def now_s(self) -> float:
+        """The moment, s."""
+        return self.moment_s
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Move to the deadline, never back."""
+        self.moment_s = max(self.moment_s, deadline_s)
+
+    def move(self, seconds: float) -> None:
+        """Let time pass."""
+        self.moment_s += seconds
