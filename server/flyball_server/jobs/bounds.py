@@ -1,0 +1,59 @@
+"""Checks of single values, each naming field, rule and value when it fails."""
+
+from __future__ import annotations
+
+import math
+
+from flyball_server.jobs.errors import InvalidFieldError
+
+# Whole numbers above this lose digits in JSON readers, and far above it in SQL columns.
+MAX_COUNT = 2**53 - 1
+MAX_TEXT_CHARACTERS = 256
+
+
+def check_count(field: str, value: int, *, least: int = 0, most: int = MAX_COUNT) -> None:
+    """A whole number from `least` to `most`.
+
+    Raises:
+        InvalidFieldError: it is not.
+    """
+    if not least <= value <= most:
+        raise InvalidFieldError(field, f"must be {least} to {most}, not {_shown(value)}")
+
+
+def check_quantity(field: str, value: float) -> None:
+    """A finite number that is not negative.
+
+    Raises:
+        InvalidFieldError: it is not.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise InvalidFieldError(field, f"must be a finite number, at least 0, not {value}")
+
+
+def check_text(field: str, value: str) -> None:
+    """Printable text of a bounded length.
+
+    Raises:
+        InvalidFieldError: it is not.
+    """
+    if len(value) > MAX_TEXT_CHARACTERS or not value.isprintable():
+        raise InvalidFieldError(
+            field, f"must be printable text of at most {MAX_TEXT_CHARACTERS} characters"
+        )
+
+
+def check_length(field: str, num_values: int, allowed: tuple[int, ...]) -> None:
+    """One of the allowed numbers of values.
+
+    Raises:
+        InvalidFieldError: it is not.
+    """
+    if num_values not in allowed:
+        wanted = " or ".join(str(number) for number in sorted(set(allowed)))
+        raise InvalidFieldError(field, f"must have {wanted} values, not {num_values}")
+
+
+def _shown(value: int) -> str:
+    # A number of thousands of digits would not fit one line, and Python refuses to print it.
+    return str(value) if abs(value) <= 10**18 else "a number beyond 10^18"

@@ -1,0 +1,107 @@
+"""What can go wrong with jobs, one tree; an error's docstring is its message.
+
+JobsError
+├── UnknownError                  what was asked for does not exist
+│   ├── UnknownJobError
+│   ├── UnknownRankError
+│   └── UnknownPlanError
+├── WrongStateError               it exists, but not in a state that allows this
+│   ├── RegistrationConflictError
+│   └── IllegalMoveError
+├── InvalidFieldError             a value out of bounds; `field` names it
+│   └── PlanningFailedError       the planner refused the job as it now stands
+└── StoreError                    the database
+    ├── StoreUnavailableError
+    ├── StoreBusyError
+    ├── StoreDamagedError
+    ├── StoreForeignError
+    ├── StoreTooNewError
+    └── StoreClosedError
+"""
+
+from __future__ import annotations
+
+import inspect
+
+
+class JobsError(Exception):
+    """Something is wrong with a job."""
+
+    def __init__(self, **parts: object) -> None:
+        # `python -OO` strips docstrings; the parts alone still say what it is about.
+        template = inspect.cleandoc(type(self).__doc__ or " ".join(f"{{{part}}}" for part in parts))
+        super().__init__(template.format(**parts).removesuffix("."))
+
+    @property
+    def message(self) -> str:
+        """The one line for people."""
+        return str(self.args[0])
+
+
+class UnknownError(JobsError):
+    """There is no such thing."""
+
+
+class UnknownJobError(UnknownError):
+    """Job {job_id} is not known here; register it first."""
+
+
+class UnknownRankError(UnknownError):
+    """Rank {rank} of job {job_id} is not known here; register it first."""
+
+
+class UnknownPlanError(UnknownError):
+    """Job {job_id} has no plan version {version}."""
+
+
+class WrongStateError(JobsError):
+    """The job is not in a state that allows this."""
+
+
+class RegistrationConflictError(WrongStateError):
+    """Job {job_id} stands with another {field}; register a new job under another name."""
+
+
+class IllegalMoveError(WrongStateError):
+    """A job that is {old} cannot become {new}."""
+
+
+class InvalidFieldError(JobsError):
+    """{field}: {problem}."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(field=field, problem=problem)
+        self.field = field
+        self.problem = problem
+
+
+class PlanningFailedError(InvalidFieldError):
+    """{field}: {problem}."""
+
+
+class StoreError(JobsError):
+    """The database cannot do this."""
+
+
+class StoreUnavailableError(StoreError):
+    """Database {location} cannot be used ({reason}); check its folder, rights and space."""
+
+
+class StoreBusyError(StoreError):
+    """Database {location} is busy in another process; try again."""
+
+
+class StoreDamagedError(StoreError):
+    """Database {location} is damaged or no SQLite file; restore it or name another file."""
+
+
+class StoreForeignError(StoreError):
+    """Database {location} is not Flyball's; name another file."""
+
+
+class StoreTooNewError(StoreError):
+    """Database {location} has schema {found}, newer than {known}; use a newer Flyball."""
+
+
+class StoreClosedError(StoreError):
+    """The job store is not open; open it first."""

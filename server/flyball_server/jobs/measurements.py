@@ -1,0 +1,72 @@
+"""Use cases of measuring: storing what ranks measured, and the job's steps made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from flyball_server.jobs.inspection import require_job, require_rank
+from flyball_server.jobs.records import StepRecord
+from flyball_server.jobs.services import JobServices
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSummary:
+    """One step of a job over its ranks; as the wire's StepView."""
+
+    step: int
+    num_ranks: int
+    plan_versions: tuple[int | None, ...]
+    time_s: float
+    energy_j: float | None
+    num_unplanned: int
+    num_overruns: int
+
+
+def store_measurements(
+    services: JobServices, job_id: str, rank: int, steps: Iterable[StepRecord]
+) -> int:
+    """Keep what a rank measured; a step posted again replaces the older one.
+
+    Returns:
+        How many steps were stored.
+
+    Raises:
+        UnknownJobError: no such job.
+        UnknownRankError: no such rank in it.
+    """
+    newest = {step.step: step for step in steps}
+    with services.store.writing() as writer:
+        require_rank(writer, job_id, rank)
+        writer.save_steps(tuple(newest.values()))
+    return len(newest)
+
+
+def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[StepSummary, ...]:
+    """The job's newest `limit` steps, rising.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        measured = reader.list_newest_steps(job_id, limit)
+    return tuple(
+        _summary(step, tuple(records))
+        for step, records in groupby(measured, key=lambda record: record.step)
+    )
+
+
+def _summary(step: int, records: tuple[StepRecord, ...]) -> StepSummary:
+    energies_j = [record.energy_j for record in records if record.energy_j is not None]
+    versions = {record.plan_version for record in records}
+    return StepSummary(
+        step=step,
+        num_ranks=len(records),
+        plan_versions=tuple(sorted(versions, key=lambda version: version or 0)),
+        time_s=max(record.time_s for record in records),
+        energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
+        num_unplanned=sum(record.num_unplanned for record in records),
+        num_overruns=sum(record.num_overruns for record in records),
+    )

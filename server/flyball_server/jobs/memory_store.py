@@ -1,0 +1,161 @@
+"""A job store in this process's memory: for tests and for trying things out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.errors import StoreClosedError
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    StepRecord,
+)
+from flyball_server.jobs.store import JobReader, JobWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tables:
+    """Frozen records in plain dicts; a transaction writes into copies of the dicts."""
+
+    jobs: dict[str, JobRecord] = field(default_factory=dict[str, JobRecord])
+    ranks: dict[tuple[str, int], RankRecord] = field(
+        default_factory=dict[tuple[str, int], RankRecord]
+    )
+    profiles: dict[str, StageProfile] = field(default_factory=dict[str, StageProfile])
+    plans: dict[tuple[str, int], PlanRecord] = field(
+        default_factory=dict[tuple[str, int], PlanRecord]
+    )
+    steps: dict[tuple[str, int, int], StepRecord] = field(
+        default_factory=dict[tuple[str, int, int], StepRecord]
+    )
+
+    def copied(self) -> _Tables:
+        return _Tables(
+            jobs=dict(self.jobs),
+            ranks=dict(self.ranks),
+            profiles=dict(self.profiles),
+            plans=dict(self.plans),
+            steps=dict(self.steps),
+        )
+
+
+class MemoryJobStore:
+    """The JobStore contract over dicts; what it holds ends with the object."""
+
+    def __init__(self) -> None:
+        self._write_lock = threading.Lock()
+        self._tables = _Tables()
+        self._is_open = False
+
+    def open(self) -> None:
+        """Make the store ready for use."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Refuse further use until opened again."""
+        self._is_open = False
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        """A transaction that only reads."""
+        self._check_open()
+        yield _MemoryTransaction(self._tables)
+
+    @contextmanager
+    def writing(self) -> Generator[JobWriter]:
+        """A transaction that may change things."""
+        self._check_open()
+        with self._write_lock:
+            changed = self._tables.copied()
+            yield _MemoryTransaction(changed)
+            self._tables = changed
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosedError
+
+
+class _MemoryTransaction:
+    """JobWriter over one set of tables."""
+
+    def __init__(self, tables: _Tables) -> None:
+        self._tables = tables
+
+    def find_job(self, job_id: str) -> JobRecord | None:
+        return self._tables.jobs.get(job_id)
+
+    def list_jobs(self) -> tuple[JobRecord, ...]:
+        jobs = self._tables.jobs.values()
+        return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
+
+    def find_rank(self, job_id: str, rank: int) -> RankRecord | None:
+        return self._tables.ranks.get((job_id, rank))
+
+    def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
+        ranks = (rank for rank in self._tables.ranks.values() if rank.job_id == job_id)
+        return tuple(sorted(ranks, key=lambda rank: rank.rank))
+
+    def find_profile(self, job_id: str) -> StageProfile | None:
+        return self._tables.profiles.get(job_id)
+
+    def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
+        return self._tables.plans.get((job_id, version))
+
+    def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
+        plans = (plan for plan in self._tables.plans.values() if plan.job_id == job_id)
+        return tuple(sorted(plans, key=lambda plan: plan.version))
+
+    def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
+        return tuple(
+            ActivationRecord(version=plan.version, first_step=plan.first_step)
+            for plan in self.list_plans(job_id)
+        )
+
+    def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
+        measured = [step for step in self._tables.steps.values() if step.job_id == job_id]
+        newest = set(sorted({step.step for step in measured})[-num_steps:])
+        chosen = (step for step in measured if step.step in newest)
+        return tuple(sorted(chosen, key=lambda step: (step.step, step.rank)))
+
+    def save_job(self, job: JobRecord) -> None:
+        self._tables.jobs[job.job_id] = job
+
+    def save_rank(self, rank: RankRecord) -> None:
+        self._check_job(rank.job_id)
+        self._tables.ranks[rank.job_id, rank.rank] = rank
+
+    def save_profile(self, job_id: str, profile: StageProfile) -> None:
+        self._check_job(job_id)
+        self._tables.profiles[job_id] = profile
+
+    def delete_profile(self, job_id: str) -> None:
+        self._tables.profiles.pop(job_id, None)
+
+    def add_plan(self, plan: PlanRecord) -> None:
+        self._check_job(plan.job_id)
+        expected = len(self.list_activations(plan.job_id)) + 1
+        if plan.version != expected:
+            raise ValueError(f"the next plan version is {expected}, not {plan.version}")
+        self._tables.plans[plan.job_id, plan.version] = plan
+
+    def name_first_step(self, job_id: str, version: int, first_step: int) -> None:
+        plan = self.find_plan(job_id, version)
+        if plan is None or plan.first_step is not None:
+            raise ValueError(f"plan version {version} of {job_id} is unknown or already named")
+        self._tables.plans[job_id, version] = plan.evolve(first_step=first_step)
+
+    def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
+        for step in steps:
+            if (step.job_id, step.rank) not in self._tables.ranks:
+                raise ValueError(f"no rank {step.rank} of job {step.job_id}")
+            self._tables.steps[step.job_id, step.rank, step.step] = step
+
+    def _check_job(self, job_id: str) -> None:
+        if job_id not in self._tables.jobs:
+            raise ValueError(f"no job {job_id}")

@@ -1,0 +1,88 @@
+"""From a job's specification to what the planner is asked, and checks that need no profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.records import JobSpec
+from flyball_server.planning.planner import (
+    DEFAULT_POLICY,
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    PlanRequest,
+)
+from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_server.planning.schedules import SCHEDULES
+from flyball_server.planning.schedules._base import ActivationMemory
+
+GpuTable = Callable[[str], GpuWindow]
+
+
+def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
+    """Refuse now what planning would refuse later, when the profile has come.
+
+    Raises:
+        InvalidFieldError: an unknown name, or no blocking power.
+    """
+    _check_name("schedule", spec.schedule, SCHEDULES)
+    _check_name("policy", spec.policy or DEFAULT_POLICY, POLICIES)
+    _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
+    _blocking_power_w(spec, _window(spec, gpu_table))
+
+
+def plan_request(spec: JobSpec, profile: StageProfile, gpu_table: GpuTable) -> PlanRequest:
+    """What the planner is asked for this job.
+
+    Raises:
+        InvalidFieldError: no blocking power is known.
+    """
+    window = _window(spec, gpu_table)
+    granularity_mhz = (
+        DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+        if window is None
+        else window.reconfigure_granularity_mhz
+    )
+    memory = None
+    if spec.activation_bytes is not None and spec.free_memory_bytes is not None:
+        memory = ActivationMemory(
+            activation_bytes=spec.activation_bytes, free_bytes=spec.free_memory_bytes
+        )
+    return PlanRequest(
+        profile=profile,
+        num_microbatches=spec.num_microbatches,
+        blocking_power_w=_blocking_power_w(spec, window),
+        schedule=spec.schedule,
+        policy=spec.policy or DEFAULT_POLICY,
+        reconfigure=spec.reconfigure,
+        target=spec.target,
+        activation_memory=memory,
+        reconfigure_granularity_mhz=granularity_mhz,
+    )
+
+
+def _check_name(field: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise InvalidFieldError(field, f"unknown {name!r}; known: {', '.join(known)}")
+
+
+def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:
+    if spec.gpu is None:
+        return None
+    try:
+        return gpu_table(spec.gpu)
+    except GpuTableError as error:
+        raise InvalidFieldError("gpu", str(error)) from None
+
+
+def _blocking_power_w(spec: JobSpec, window: GpuWindow | None) -> tuple[float, ...]:
+    if spec.blocking_power_w is not None:
+        return spec.blocking_power_w
+    power_w = None if window is None else window.blocking_power_w
+    if power_w is None:
+        raise InvalidFieldError(
+            "blocking_power_w", f"the table of {spec.gpu} has none; measure it and give it in W"
+        )
+    return (power_w,)

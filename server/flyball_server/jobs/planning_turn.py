@@ -1,0 +1,95 @@
+"""Use case behind the others: plan a job whose profile or specification has changed."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from flyball_server.jobs.errors import InvalidFieldError, PlanningFailedError
+from flyball_server.jobs.inspection import JobSummary, newest_version, require_job, summarise
+from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.plan_request import plan_request
+from flyball_server.jobs.records import JobRecord, PlanRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import FrequencyPlan
+
+_LOG = logging.getLogger(__name__)
+
+
+def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary:
+    """Plan the job as it now stands, unless its newest plan is of just that.
+
+    Inputs that change while the planner works are planned next, so that what returns is never
+    older than what the caller has stored.
+
+    Args:
+        services: the seams.
+        job_id: a known job.
+        asked_by: the input that the caller has put. A failure is told to whoever put the input
+            that was changed last; a rank that repeats an older one is not to blame for it.
+
+    Raises:
+        PlanningFailedError: the planner refused; the job says so too.
+    """
+    with services.turns.turn(job_id):
+        while True:
+            summary = _plan_once(services, job_id, asked_by)
+            if summary is not None:
+                return summary
+
+
+def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary | None:
+    """One attempt; None where the inputs have changed meanwhile."""
+    with services.store.reading() as reader:
+        job = require_job(reader, job_id)
+        profile = reader.find_profile(job_id)
+        is_planned = job.planned_revision == job.inputs_revision
+        is_others = job.state is JobState.PLANNING_FAILED and job.changed_input is not asked_by
+        if profile is None or is_planned or is_others:
+            return summarise(reader, job)
+    started_s = time.perf_counter()
+    try:
+        plan = services.planner(plan_request(job.in_force, profile, services.gpu_window))
+    except (PlanningError, InvalidFieldError) as error:
+        problem = error.message if isinstance(error, PlanningError) else error.problem
+        failure = PlanningFailedError(error.field, problem)
+        if _store_failure(services, job, failure):
+            raise failure from error
+        return None
+    return _store_plan(services, job, plan, solve_s=time.perf_counter() - started_s)
+
+
+def _store_plan(
+    services: JobServices, job: JobRecord, plan: FrequencyPlan, *, solve_s: float
+) -> JobSummary | None:
+    with services.store.writing() as writer:
+        now = require_job(writer, job.job_id)
+        if now.inputs_revision != job.inputs_revision:
+            return None
+        version = (newest_version(writer.list_activations(job.job_id)) or 0) + 1
+        record = PlanRecord(
+            job_id=job.job_id,
+            version=version,
+            created_at=services.now(),
+            solve_s=solve_s,
+            plan=plan,
+        )
+        writer.add_plan(record)
+        planned = now.moved(JobState.PLANNED).evolve(planned_revision=job.inputs_revision)
+        writer.save_job(planned)
+        summary = summarise(writer, planned)
+    services.wake(job.job_id)
+    _LOG.info("job %s: plan %d made in %.3f s", job.job_id, version, solve_s)
+    return summary
+
+
+def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:
+    """Whether the failure is still about the job's inputs, and is stored."""
+    with services.store.writing() as writer:
+        now = require_job(writer, job.job_id)
+        if now.inputs_revision != job.inputs_revision:
+            return False
+        writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=failure.message))
+    _LOG.warning("job %s: planning failed: %s", job.job_id, failure.message)
+    return True

@@ -1,0 +1,29 @@
+"""A stage profile as plain data, the form in which the SQL store keeps it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+
+def profile_document(profile: StageProfile) -> dict[str, Any]:
+    """The profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J]`."""
+    return {
+        "num_ranks_per_stage": list(profile.num_ranks_per_stage),
+        "points": [
+            [stage, str(kind), point.frequency_mhz, point.time_s, point.energy_j]
+            for (stage, kind), points in profile.points.items()
+            for point in points
+        ],
+    }
+
+
+def profile_from_document(document: dict[str, Any]) -> StageProfile:
+    """The profile that `profile_document` wrote."""
+    points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
+    for stage, kind, frequency_mhz, time_s, energy_j in document["points"]:
+        key = (int(stage), InstructionKind(kind))
+        point = OperatingPoint(frequency_mhz=frequency_mhz, time_s=time_s, energy_j=energy_j)
+        points[key] = (*points.get(key, ()), point)
+    return StageProfile(points=points, num_ranks_per_stage=tuple(document["num_ranks_per_stage"]))

@@ -1,0 +1,228 @@
+"""What is stored of a job: frozen records, valid when they exist, changed only by `evolve()`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Self
+
+from flyball_server.jobs.bounds import (
+    MAX_COUNT,
+    check_count,
+    check_length,
+    check_quantity,
+    check_text,
+)
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.job_state import JobInput, JobState, check_move
+from flyball_server.planning.plan import FrequencyPlan
+
+JOB_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
+MAX_STAGES = 4096
+MAX_MICROBATCHES = 65_536
+MAX_RANKS = 1_048_576
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Base of all records."""
+
+    def evolve(self, **changes: object) -> Self:
+        """This record with some fields changed; checked like a new one."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec(Record):
+    """What a job is and how it is to be planned.
+
+    Attributes:
+        num_ranks: ranks that must have a plan before it takes effect, at least num_stages.
+        policy: None: the planner's default.
+        blocking_power_w: W of a waiting GPU, one value for all stages or one each; None: from
+            the table of `gpu`.
+        activation_bytes: bytes held per microbatch, per stage; with `free_memory_bytes` or
+            not at all.
+
+    Raises:
+        InvalidFieldError: a value is out of its bounds.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    num_ranks: int
+    schedule: str
+    policy: str | None
+    reconfigure: str
+    target: str
+    blocking_power_w: tuple[float, ...] | None
+    gpu: str | None
+    activation_bytes: tuple[int, ...] | None
+    free_memory_bytes: tuple[int, ...] | None
+    emulated: bool
+
+    def __post_init__(self) -> None:
+        check_count("num_stages", self.num_stages, least=1, most=MAX_STAGES)
+        check_count("num_microbatches", self.num_microbatches, least=1, most=MAX_MICROBATCHES)
+        check_count("num_ranks", self.num_ranks, least=self.num_stages, most=MAX_RANKS)
+        for field in ("schedule", "policy", "reconfigure", "target", "gpu"):
+            check_text(field, getattr(self, field) or "")
+        self._check_blocking_power()
+        self._check_memory()
+
+    def _check_blocking_power(self) -> None:
+        if self.blocking_power_w is None:
+            if self.gpu is None:
+                raise InvalidFieldError(
+                    "blocking_power_w", "give it in W, or name a gpu of the table"
+                )
+            return
+        check_length("blocking_power_w", len(self.blocking_power_w), (1, self.num_stages))
+        for power_w in self.blocking_power_w:
+            check_quantity("blocking_power_w", power_w)
+
+    def _check_memory(self) -> None:
+        given = {
+            "activation_bytes": self.activation_bytes,
+            "free_memory_bytes": self.free_memory_bytes,
+        }
+        for field, values in given.items():
+            if values is None:
+                if any(other is not None for other in given.values()):
+                    raise InvalidFieldError(
+                        field, "give activation_bytes and free_memory_bytes together"
+                    )
+                continue
+            check_length(field, len(values), (self.num_stages,))
+            for num_bytes in values:
+                check_count(field, num_bytes, least=1 if field == "activation_bytes" else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord(Record):
+    """A job.
+
+    Attributes:
+        registered: as first registered; registering the same again changes nothing.
+        in_force: as planned now, with later changes of target.
+        problem: why the newest planning failed; None otherwise.
+        created_at: UTC.
+        changed_input: which input was changed last.
+        inputs_revision: counts changes of profile and specification.
+        planned_revision: the inputs_revision that the newest plan is made from; 0: none.
+    """
+
+    job_id: str
+    registered: JobSpec
+    in_force: JobSpec
+    created_at: datetime
+    state: JobState = JobState.AWAITING_PROFILE
+    problem: str | None = None
+    changed_input: JobInput = JobInput.REGISTRATION
+    inputs_revision: int = 0
+    planned_revision: int = 0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(JOB_ID_PATTERN, self.job_id):
+            raise InvalidFieldError("job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -")
+        check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
+
+    def with_change(self, changed_input: JobInput, *, in_force: JobSpec | None = None) -> JobRecord:
+        """The job after a change of one of its inputs; it wants planning again."""
+        return self.evolve(
+            in_force=in_force or self.in_force,
+            changed_input=changed_input,
+            inputs_revision=self.inputs_revision + 1,
+        )
+
+    def moved(self, state: JobState, *, problem: str | None = None) -> JobRecord:
+        """The job in another state, with the problem that led there.
+
+        Raises:
+            IllegalMoveError: the job's state has no such move.
+        """
+        check_move(self.state, state)
+        return self.evolve(state=state, problem=problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord(Record):
+    """A registered rank.
+
+    Attributes:
+        acknowledged_version: the newest plan version it has said it holds; None: none since
+            it registered.
+        current_step: the step it was in when it last acknowledged.
+    """
+
+    job_id: str
+    rank: int
+    stage: int
+    host: str
+    gpu_name: str
+    gpu_uuid: str
+    emulated: bool
+    client_version: str
+    acknowledged_version: int | None = None
+    current_step: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("rank", self.rank, most=MAX_RANKS - 1)
+        check_count("stage", self.stage, most=MAX_STAGES - 1)
+        for field in ("host", "gpu_name", "gpu_uuid", "client_version"):
+            check_text(field, getattr(self, field))
+        if self.acknowledged_version is not None:
+            check_count("version", self.acknowledged_version, least=1)
+        if self.current_step is not None:
+            check_count("current_step", self.current_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRecord(Record):
+    """One version of a job's plan; only `first_step` is ever added, once.
+
+    Attributes:
+        version: 1, 2, 3, ... without gaps.
+        first_step: the step from which all ranks run it; None until all have acknowledged it.
+        solve_s: what making it took, s.
+    """
+
+    job_id: str
+    version: int
+    created_at: datetime
+    solve_s: float
+    plan: FrequencyPlan
+    first_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationRecord(Record):
+    """A plan version without its plan: from which step it holds, None: not named yet."""
+
+    version: int
+    first_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord(Record):
+    """One step as one rank measured it; units and meaning as in the wire's StepMeasurement."""
+
+    job_id: str
+    rank: int
+    step: int
+    plan_version: int | None
+    time_s: float
+    energy_j: float | None
+    num_unplanned: int = 0
+    num_overruns: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("step", self.step)
+        if self.plan_version is not None:
+            check_count("plan_version", self.plan_version, least=1, most=MAX_COUNT)
+        check_quantity("time_s", self.time_s)
+        if self.energy_j is not None:
+            check_quantity("energy_j", self.energy_j)
+        check_count("num_unplanned", self.num_unplanned)
+        check_count("num_overruns", self.num_overruns)

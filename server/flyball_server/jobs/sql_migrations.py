@@ -1,0 +1,103 @@
+"""The schema's history: what each version added, applied in order when a store is opened.
+
+A step that has been released is never edited; a change of schema is a new step at the end.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, inspect, text
+
+from flyball_server.jobs.errors import StoreForeignError, StoreTooNewError
+from flyball_server.jobs.sql_tables import SCHEMA_VERSION
+
+_FIRST = (
+    """CREATE TABLE jobs (
+        job_id VARCHAR(128) NOT NULL PRIMARY KEY,
+        created_at VARCHAR(40) NOT NULL,
+        state VARCHAR(32) NOT NULL,
+        problem TEXT,
+        registered TEXT NOT NULL,
+        in_force TEXT NOT NULL,
+        changed_input VARCHAR(32) NOT NULL,
+        inputs_revision INTEGER NOT NULL,
+        planned_revision INTEGER NOT NULL
+    )""",
+    """CREATE TABLE profiles (
+        job_id VARCHAR(128) NOT NULL PRIMARY KEY REFERENCES jobs (job_id),
+        document TEXT NOT NULL
+    )""",
+    """CREATE TABLE ranks (
+        job_id VARCHAR(128) NOT NULL REFERENCES jobs (job_id),
+        rank INTEGER NOT NULL,
+        stage INTEGER NOT NULL,
+        host TEXT NOT NULL,
+        gpu_name TEXT NOT NULL,
+        gpu_uuid TEXT NOT NULL,
+        emulated BOOLEAN NOT NULL,
+        client_version TEXT NOT NULL,
+        acknowledged_version BIGINT,
+        current_step BIGINT,
+        PRIMARY KEY (job_id, rank)
+    )""",
+    """CREATE TABLE plans (
+        job_id VARCHAR(128) NOT NULL REFERENCES jobs (job_id),
+        version INTEGER NOT NULL,
+        created_at VARCHAR(40) NOT NULL,
+        first_step BIGINT,
+        solve_s FLOAT NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (job_id, version)
+    )""",
+    """CREATE TABLE steps (
+        job_id VARCHAR(128) NOT NULL,
+        rank INTEGER NOT NULL,
+        step BIGINT NOT NULL,
+        plan_version BIGINT,
+        time_s FLOAT NOT NULL,
+        energy_j FLOAT,
+        num_unplanned BIGINT NOT NULL,
+        num_overruns BIGINT NOT NULL,
+        PRIMARY KEY (job_id, rank, step),
+        FOREIGN KEY (job_id, rank) REFERENCES ranks (job_id, rank)
+    )""",
+    "CREATE INDEX steps_by_step ON steps (job_id, step)",
+)
+
+MIGRATIONS = (_FIRST,)
+NEWEST_SCHEMA = len(MIGRATIONS)
+
+
+def migrate(connection: Connection, *, location: str) -> None:
+    """Bring the database of this writing transaction to the newest schema.
+
+    Args:
+        connection: inside a transaction; nothing stays if this raises.
+        location: what people know the database by.
+
+    Raises:
+        StoreForeignError: it has tables, but they are not Flyball's.
+        StoreTooNewError: a newer Flyball has written it.
+    """
+    found = _schema_version(connection, location)
+    if found > NEWEST_SCHEMA:
+        raise StoreTooNewError(location=location, found=found, known=NEWEST_SCHEMA)
+    if found == NEWEST_SCHEMA:
+        return
+    for statements in MIGRATIONS[found:]:
+        for statement in statements:
+            connection.execute(text(statement))
+    connection.execute(SCHEMA_VERSION.delete())
+    connection.execute(SCHEMA_VERSION.insert().values(version=NEWEST_SCHEMA))
+
+
+def _schema_version(connection: Connection, location: str) -> int:
+    tables = inspect(connection).get_table_names()
+    if SCHEMA_VERSION.name in tables:
+        version = connection.execute(SCHEMA_VERSION.select()).scalar()
+        if not isinstance(version, int):
+            raise StoreForeignError(location=location)
+        return version
+    if tables:
+        raise StoreForeignError(location=location)
+    connection.execute(text("CREATE TABLE schema_version (version INTEGER NOT NULL)"))
+    return 0

@@ -1,0 +1,114 @@
+"""Records to rows of the SQL tables and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row
+
+from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.records import (
+    JobRecord,
+    JobSpec,
+    PlanRecord,
+    RankRecord,
+    StepRecord,
+)
+from flyball_server.planning.plan_document import plan_document, plan_from_document
+
+_SPEC_TUPLES = ("blocking_power_w", "activation_bytes", "free_memory_bytes")
+
+
+def job_values(job: JobRecord) -> dict[str, Any]:
+    """The row of a job."""
+    return {
+        "job_id": job.job_id,
+        "created_at": job.created_at.isoformat(),
+        "state": str(job.state),
+        "problem": job.problem,
+        "registered": json.dumps(asdict(job.registered)),
+        "in_force": json.dumps(asdict(job.in_force)),
+        "changed_input": str(job.changed_input),
+        "inputs_revision": job.inputs_revision,
+        "planned_revision": job.planned_revision,
+    }
+
+
+def job_of(row: Row[Any]) -> JobRecord:
+    """The job of a row."""
+    return JobRecord(
+        job_id=row.job_id,
+        created_at=datetime.fromisoformat(row.created_at),
+        state=JobState(row.state),
+        problem=row.problem,
+        registered=_spec_of(row.registered),
+        in_force=_spec_of(row.in_force),
+        changed_input=JobInput(row.changed_input),
+        inputs_revision=row.inputs_revision,
+        planned_revision=row.planned_revision,
+    )
+
+
+def rank_of(row: Row[Any]) -> RankRecord:
+    """The rank of a row."""
+    return RankRecord(
+        job_id=row.job_id,
+        rank=row.rank,
+        stage=row.stage,
+        host=row.host,
+        gpu_name=row.gpu_name,
+        gpu_uuid=row.gpu_uuid,
+        emulated=row.emulated,
+        client_version=row.client_version,
+        acknowledged_version=row.acknowledged_version,
+        current_step=row.current_step,
+    )
+
+
+def step_of(row: Row[Any]) -> StepRecord:
+    """The measured step of a row."""
+    return StepRecord(
+        job_id=row.job_id,
+        rank=row.rank,
+        step=row.step,
+        plan_version=row.plan_version,
+        time_s=row.time_s,
+        energy_j=row.energy_j,
+        num_unplanned=row.num_unplanned,
+        num_overruns=row.num_overruns,
+    )
+
+
+def plan_values(plan: PlanRecord) -> dict[str, Any]:
+    """The row of a plan version."""
+    return {
+        "job_id": plan.job_id,
+        "version": plan.version,
+        "created_at": plan.created_at.isoformat(),
+        "first_step": plan.first_step,
+        "solve_s": plan.solve_s,
+        "document": json.dumps(plan_document(plan.plan, solve_s=plan.solve_s)),
+    }
+
+
+def plan_of(row: Row[Any]) -> PlanRecord:
+    """The plan version of a row."""
+    return PlanRecord(
+        job_id=row.job_id,
+        version=row.version,
+        created_at=datetime.fromisoformat(row.created_at),
+        first_step=row.first_step,
+        solve_s=row.solve_s,
+        plan=plan_from_document(json.loads(row.document)),
+    )
+
+
+def _spec_of(document: str) -> JobSpec:
+    fields: dict[str, Any] = json.loads(document)
+    for name in _SPEC_TUPLES:
+        if fields[name] is not None:
+            fields[name] = tuple(fields[name])
+    return JobSpec(**fields)

@@ -1,0 +1,84 @@
+"""The tables of the SQL store, as its queries name them; `sql_migrations` makes them."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+METADATA = MetaData()
+
+SCHEMA_VERSION = Table("schema_version", METADATA, Column("version", Integer, nullable=False))
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("job_id", String(128), primary_key=True),
+    Column("created_at", String(40), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("problem", Text),
+    Column("registered", Text, nullable=False),
+    Column("in_force", Text, nullable=False),
+    Column("changed_input", String(32), nullable=False),
+    Column("inputs_revision", Integer, nullable=False),
+    Column("planned_revision", Integer, nullable=False),
+)
+
+PROFILES = Table(
+    "profiles",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
+RANKS = Table(
+    "ranks",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("stage", Integer, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("gpu_name", Text, nullable=False),
+    Column("gpu_uuid", Text, nullable=False),
+    Column("emulated", Boolean, nullable=False),
+    Column("client_version", Text, nullable=False),
+    Column("acknowledged_version", BigInteger),
+    Column("current_step", BigInteger),
+)
+
+PLANS = Table(
+    "plans",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("created_at", String(40), nullable=False),
+    Column("first_step", BigInteger),
+    Column("solve_s", Float, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+STEPS = Table(
+    "steps",
+    METADATA,
+    Column("job_id", String(128), primary_key=True),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("plan_version", BigInteger),
+    Column("time_s", Float, nullable=False),
+    Column("energy_j", Float),
+    Column("num_unplanned", BigInteger, nullable=False),
+    Column("num_overruns", BigInteger, nullable=False),
+    ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
+    Index("steps_by_step", "job_id", "step"),
+)

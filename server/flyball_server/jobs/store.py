@@ -1,0 +1,125 @@
+"""The contract of a job store: what keeps jobs, ranks, profiles, plans and measurements."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    StepRecord,
+)
+
+
+class JobReader(Protocol):
+    """What can be read inside one transaction; all of it from the same moment."""
+
+    def find_job(self, job_id: str) -> JobRecord | None:
+        """The job, or None."""
+        ...
+
+    def list_jobs(self) -> tuple[JobRecord, ...]:
+        """All jobs in the order of their creation, then of their names."""
+        ...
+
+    def find_rank(self, job_id: str, rank: int) -> RankRecord | None:
+        """The rank, or None."""
+        ...
+
+    def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
+        """The job's ranks by number."""
+        ...
+
+    def find_profile(self, job_id: str) -> StageProfile | None:
+        """The job's newest profile, or None."""
+        ...
+
+    def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
+        """One version of the job's plan, or None."""
+        ...
+
+    def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
+        """All versions of the job's plan, rising."""
+        ...
+
+    def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
+        """All versions of the job's plan, rising, without the plans."""
+        ...
+
+    def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
+        """What all ranks measured in the job's newest `num_steps` steps, by step, then rank."""
+        ...
+
+
+class JobWriter(JobReader, Protocol):
+    """What can be changed inside one transaction; it reads its own changes."""
+
+    def save_job(self, job: JobRecord) -> None:
+        """Insert the job or replace it."""
+        ...
+
+    def save_rank(self, rank: RankRecord) -> None:
+        """Insert the rank or replace it."""
+        ...
+
+    def save_profile(self, job_id: str, profile: StageProfile) -> None:
+        """Keep this profile in place of any older one."""
+        ...
+
+    def delete_profile(self, job_id: str) -> None:
+        """Forget the job's profile; nothing if it has none."""
+        ...
+
+    def add_plan(self, plan: PlanRecord) -> None:
+        """Add a version: the newest plus one, or 1; any other raises ValueError."""
+        ...
+
+    def name_first_step(self, job_id: str, version: int, first_step: int) -> None:
+        """Say from which step a version holds; ValueError if unknown or already named."""
+        ...
+
+    def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
+        """Insert measured steps; one of the same job, rank and step is replaced."""
+        ...
+
+
+class JobStore(Protocol):
+    """Where jobs are kept.
+
+    Contract, tested over every implementation by `tests/contract/test_job_store.py`:
+
+    - Any thread may use the store at any time, but one transaction belongs to one thread.
+    - Writing transactions run one after another, across processes too where processes share
+      the store. A reading transaction sees one moment and waits for no writer.
+    - A `with` block that ends normally has stored all its changes when it returns; one that
+      raises has stored none of them.
+    - Records go in and come out by value: what comes out equals what went in, floats to the
+      last bit, and no later change shows in it.
+    - What belongs to a job can only be saved while the job exists (and measured steps only
+      while their rank does): otherwise ValueError, which is a mistake of the caller.
+    - Plans are never changed or removed.
+    - `open` makes or updates whatever holds the data, and may be called again; `close` too.
+    - `StoreClosedError`: not open. `StoreUnavailableError`: cannot be opened, read or written.
+      `StoreBusyError`: another process holds it; trying again may help. `StoreDamagedError`,
+      `StoreForeignError`, `StoreTooNewError`: `open` found something it must not touch.
+    """
+
+    def open(self) -> None:
+        """Make the store ready for use."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds; stored data stays where the store keeps data."""
+        ...
+
+    def reading(self) -> AbstractContextManager[JobReader]:
+        """A transaction that only reads."""
+        ...
+
+    def writing(self) -> AbstractContextManager[JobWriter]:
+        """A transaction that may change things."""
+        ...

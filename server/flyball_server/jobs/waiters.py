@@ -1,0 +1,93 @@
+"""Long polls: asynchronous waiters that are woken when something about their job changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+_Answer = TypeVar("_Answer")
+
+
+class JobWaiters:
+    """Wakes the long polls of a job; `wake` may be called from any thread.
+
+    It works within one process: several planners on one store need a signal between them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._is_closed = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Long polls that wait now."""
+        with self._lock:
+            return sum(len(futures) for futures in self._waiting.values())
+
+    async def until(
+        self, job_id: str, probe: Callable[[], Awaitable[_Answer | None]], *, wait_s: float
+    ) -> _Answer | None:
+        """What `probe` answers once that is not None; None after `wait_s` seconds, or at close.
+
+        The probe is asked at once, and again whenever the job is woken.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_s
+        while True:
+            # Waiting starts before the probe looks: a change in between is not missed.
+            woken: asyncio.Future[None] = loop.create_future()
+            self._add(job_id, woken)
+            try:
+                answer = await probe()
+                remaining_s = deadline_s - loop.time()
+                if answer is not None or remaining_s <= 0 or self._is_closed:
+                    return answer
+                await asyncio.wait({woken}, timeout=remaining_s)
+                if not woken.done() or self._is_closed:
+                    return None
+            finally:
+                self._remove(job_id, woken)
+
+    def wake(self, job_id: str) -> None:
+        """Let the long polls of this job look again."""
+        with self._lock:
+            futures = tuple(self._waiting.get(job_id, ()))
+        for future in futures:
+            _set_from_any_thread(future)
+
+    def open(self) -> None:
+        """Let long polls wait (again)."""
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Release all long polls now, and let none wait any more."""
+        self._is_closed = True
+        with self._lock:
+            job_ids = tuple(self._waiting)
+        for job_id in job_ids:
+            self.wake(job_id)
+
+    def _add(self, job_id: str, future: asyncio.Future[None]) -> None:
+        with self._lock:
+            self._waiting.setdefault(job_id, set()).add(future)
+
+    def _remove(self, job_id: str, future: asyncio.Future[None]) -> None:
+        with self._lock:
+            futures = self._waiting[job_id]
+            futures.discard(future)
+            if not futures:
+                del self._waiting[job_id]
+
+
+def _set_from_any_thread(future: asyncio.Future[None]) -> None:
+    def set_once() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    try:
+        future.get_loop().call_soon_threadsafe(set_once)
+    except RuntimeError:
+        return  # the loop has ended, and with it whoever waited

@@ -1,0 +1,70 @@
+"""How routes describe themselves in OpenAPI: bodies and answers with examples, errors too."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import Body
+from fastapi.openapi.models import Example
+
+from flyball_client.wire import Problem
+from flyball_server.rest.dependencies import JSON
+from flyball_server.rest.error_table import STATUS_MEANING
+from flyball_server.rest.examples import PROBLEMS
+
+Responses = dict[int | str, dict[str, Any]]
+
+READ_ERRORS = (401, 422, 503)
+JSON_BODY_ERRORS = (400, 401, 413, 415, 422, 503)
+
+
+def json_body(example: object) -> Any:  # noqa: ANN401 - FastAPI's own type for parameters
+    """A JSON body, with an instance of its wire type as the example."""
+    return Body(openapi_examples={"example": Example(value=plain(example))})
+
+
+def answers(
+    example: object,
+    *errors: int,
+    status: int = 200,
+    meaning: str = "Done.",
+    model: type[object] | None = None,
+) -> Responses:
+    """The successful answer with its example, and the errors that may come instead.
+
+    Args:
+        example: an instance of the answer's wire type, or a list of them.
+        errors: HTTP statuses.
+        status: of the success.
+        meaning: of the success, one sentence.
+        model: the wire type, for a status beside the route's own (whose type FastAPI knows).
+    """
+    success: dict[str, Any] = {
+        "description": meaning,
+        "content": {JSON: {"example": plain(example)}},
+    }
+    if model is not None:
+        success["model"] = model
+    return {status: success, **{error: _problem(error) for error in sorted(errors)}}
+
+
+def plain(example: object) -> Any:  # noqa: ANN401 - JSON values of any depth
+    """Wire types, alone or in a list, as JSON-ready data."""
+    if isinstance(example, list):
+        return [plain(item) for item in example]
+    return _lists(asdict(example))  # type: ignore[call-overload]  # a wire type's instance
+
+
+def _lists(value: Any) -> Any:  # noqa: ANN401 - JSON values of any depth
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _problem(status: int) -> dict[str, Any]:
+    return {
+        "model": Problem,
+        "description": STATUS_MEANING[status],
+        "content": {JSON: {"example": plain(PROBLEMS[status])}},
+    }

@@ -1,0 +1,122 @@
+"""The one mapping between what crosses the wire and what the planner keeps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from flyball_client import wire
+from flyball_server.jobs.activation import StagePlan
+from flyball_server.jobs.inputs import TargetUpdate
+from flyball_server.jobs.inspection import JobSummary
+from flyball_server.jobs.measurements import StepSummary
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobSpec,
+    PlanRecord,
+    RankRecord,
+    StepRecord,
+)
+from flyball_server.planning.plan_document import instruction_entries, plan_document
+
+# ------------------------------------------------------------------ from the wire
+
+
+def job_spec(registration: wire.JobRegistration) -> JobSpec:
+    """A registration as the planner keeps it: one rank per stage unless it says otherwise."""
+    num_ranks = registration.num_ranks
+    return JobSpec(
+        num_stages=registration.num_stages,
+        num_microbatches=registration.num_microbatches,
+        num_ranks=registration.num_stages if num_ranks is None else num_ranks,
+        schedule=registration.schedule,
+        policy=registration.policy,
+        reconfigure=registration.reconfigure,
+        target=registration.target,
+        blocking_power_w=registration.blocking_power_w,
+        gpu=registration.gpu,
+        activation_bytes=registration.activation_bytes,
+        free_memory_bytes=registration.free_memory_bytes,
+        emulated=registration.emulated,
+    )
+
+
+def rank_record(job_id: str, rank: int, registration: wire.RankRegistration) -> RankRecord:
+    """A rank that has just registered."""
+    return RankRecord(job_id=job_id, rank=rank, **asdict(registration))
+
+
+def target_update(change: wire.TargetChange) -> TargetUpdate:
+    """A change of target."""
+    return TargetUpdate(**asdict(change))
+
+
+def step_records(job_id: str, rank: int, batch: wire.MeasurementBatch) -> tuple[StepRecord, ...]:
+    """The measured steps of a rank."""
+    return tuple(StepRecord(job_id=job_id, rank=rank, **asdict(step)) for step in batch.steps)
+
+
+def profile_rows(profile: wire.JsonProfile) -> list[dict[str, object]]:
+    """A JSON profile's rows as the profile reader takes them, without the keys not given."""
+    return [
+        {name: value for name, value in asdict(row).items() if value is not None}
+        for row in profile.rows
+    ]
+
+
+# ------------------------------------------------------------------ to the wire
+
+
+def job_view(summary: JobSummary) -> wire.JobView:
+    """A job, its registration as it is in force now."""
+    job = summary.job
+    return wire.JobView(
+        job_id=job.job_id,
+        state=str(job.state),
+        registration=wire.JobRegistration(**asdict(job.in_force)),
+        ranks=tuple(rank_view(rank) for rank in summary.ranks),
+        newest_version=summary.newest_version,
+        active_version=summary.active_version,
+        problem=job.problem,
+        created_at=job.created_at.isoformat(),
+    )
+
+
+def rank_view(rank: RankRecord) -> wire.RankView:
+    """A rank."""
+    fields = asdict(rank)
+    del fields["job_id"]
+    return wire.RankView(**fields)
+
+
+def plan_view(record: PlanRecord) -> wire.PlanView:
+    """A plan version, whole."""
+    return wire.PlanView(
+        job_id=record.job_id,
+        version=record.version,
+        first_step=record.first_step,
+        created_at=record.created_at.isoformat(),
+        plan=plan_document(record.plan, solve_s=record.solve_s),
+    )
+
+
+def rank_plan(stage_plan: StagePlan) -> wire.RankPlan:
+    """The part of a plan version that one rank runs."""
+    record = stage_plan.plan
+    return wire.RankPlan(
+        job_id=record.job_id,
+        version=record.version,
+        stage=stage_plan.stage,
+        first_step=record.first_step,
+        instructions=instruction_entries(record.plan.stages[stage_plan.stage]),
+        predicted_iteration_time_s=record.plan.iteration_time_s,
+    )
+
+
+def activation_view(activation: ActivationRecord) -> wire.Activation:
+    """From which step a version holds."""
+    return wire.Activation(version=activation.version, first_step=activation.first_step)
+
+
+def step_view(summary: StepSummary) -> wire.StepView:
+    """One step over all ranks."""
+    return wire.StepView(**asdict(summary))

@@ -1,0 +1,24 @@
+"""All routes of the planner's API."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Security
+
+from flyball_server.rest import (
+    health_routes,
+    job_routes,
+    plan_routes,
+    profile_routes,
+    rank_routes,
+    step_routes,
+)
+from flyball_server.rest.token import TOKEN_SCHEME
+
+
+def api_router() -> APIRouter:
+    """The routes; all but the health route are marked as asking for the token."""
+    router = APIRouter()
+    router.include_router(health_routes.ROUTER)
+    for resource in (job_routes, profile_routes, rank_routes, plan_routes, step_routes):
+        router.include_router(resource.ROUTER, dependencies=[Security(TOKEN_SCHEME)])
+    return router

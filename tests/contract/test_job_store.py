@@ -1,0 +1,267 @@
+"""The JobStore contract, over every store there is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.planner.samples import (
+    job_record,
+    job_spec,
+    plan_record,
+    profile,
+    rank_record,
+    step_record,
+)
+
+from flyball_server.jobs.errors import StoreClosedError
+from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.store import JobStore
+
+MAKERS: dict[str, Callable[[Path], JobStore]] = {
+    "memory": lambda folder: MemoryJobStore(),
+    "sqlite": lambda folder: SqlJobStore(folder / "new" / "folder" / "planner.sqlite"),
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
+    made = MAKERS[request.param](tmp_path)
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store_with_job(store: JobStore) -> JobStore:
+    with store.writing() as writer:
+        writer.save_job(job_record())
+    return store
+
+
+class TestJobStore:
+    def test_an_empty_store_has_nothing(self, store: JobStore) -> None:
+        with store.reading() as reader:
+            assert reader.list_jobs() == ()
+            assert reader.find_job("job") is None
+            assert reader.find_rank("job", 0) is None
+            assert reader.list_ranks("job") == ()
+            assert reader.find_profile("job") is None
+            assert reader.find_plan("job", 1) is None
+            assert reader.list_plans("job") == ()
+            assert reader.list_activations("job") == ()
+            assert reader.list_newest_steps("job", 10) == ()
+
+    def test_a_job_comes_out_as_it_went_in(self, store: JobStore) -> None:
+        spec = job_spec(
+            blocking_power_w=(70.1, 1 / 3),
+            gpu="a100",
+            activation_bytes=(1, 2**53 - 1),
+            free_memory_bytes=(0, 7),
+            policy="uniform",
+            emulated=False,
+        )
+        job = job_record(
+            registered=spec,
+            in_force=spec.evolve(target="least-energy"),
+            state=JobState.PLANNING_FAILED,
+            problem="target: not met",
+            changed_input=JobInput.TARGET,
+            inputs_revision=3,
+            planned_revision=2,
+        )
+        with store.writing() as writer:
+            writer.save_job(job)
+            assert writer.find_job("job") == job
+        with store.reading() as reader:
+            assert reader.find_job("job") == job
+
+    def test_saving_a_job_again_replaces_it(self, store_with_job: JobStore) -> None:
+        changed = job_record(problem="changed")
+        with store_with_job.writing() as writer:
+            writer.save_job(changed)
+        with store_with_job.reading() as reader:
+            assert reader.list_jobs() == (changed,)
+
+    def test_jobs_are_listed_by_creation_then_by_name(self, store: JobStore) -> None:
+        late = job_record("a", seconds_later=1)
+        twins = job_record("c"), job_record("b")
+        with store.writing() as writer:
+            for job in (late, *twins):
+                writer.save_job(job)
+        with store.reading() as reader:
+            assert [job.job_id for job in reader.list_jobs()] == ["b", "c", "a"]
+
+    def test_ranks_come_out_by_number_and_are_replaced(self, store_with_job: JobStore) -> None:
+        second = rank_record(1, acknowledged_version=2, current_step=2**53 - 1)
+        with store_with_job.writing() as writer:
+            writer.save_rank(rank_record(1))
+            writer.save_rank(rank_record(0))
+            writer.save_rank(second)
+        with store_with_job.reading() as reader:
+            assert reader.list_ranks("job") == (rank_record(0), second)
+            assert reader.find_rank("job", 1) == second
+            assert reader.find_rank("job", 2) is None
+
+    def test_a_profile_comes_out_to_the_last_bit_and_is_replaced(
+        self, store_with_job: JobStore
+    ) -> None:
+        newer = profile(forward_energy_j=0.1 + 0.2)
+        with store_with_job.writing() as writer:
+            writer.save_profile("job", profile())
+            writer.save_profile("job", newer)
+        with store_with_job.reading() as reader:
+            assert reader.find_profile("job") == newer
+
+    def test_a_profile_can_be_forgotten_any_number_of_times(self, store_with_job: JobStore) -> None:
+        with store_with_job.writing() as writer:
+            writer.save_profile("job", profile())
+            writer.delete_profile("job")
+            writer.delete_profile("job")
+            assert writer.find_profile("job") is None
+
+    def test_plans_come_out_to_the_last_bit_in_rising_versions(
+        self, store_with_job: JobStore
+    ) -> None:
+        plans = tuple(plan_record(version, solve_s=0.1 * version) for version in (1, 2, 3))
+        with store_with_job.writing() as writer:
+            for plan in plans:
+                writer.add_plan(plan)
+        with store_with_job.reading() as reader:
+            assert reader.list_plans("job") == plans
+            assert reader.find_plan("job", 2) == plans[1]
+            assert [entry.version for entry in reader.list_activations("job")] == [1, 2, 3]
+
+    @pytest.mark.parametrize("version", [1, 3, 0])
+    def test_only_the_next_version_can_be_added(
+        self, store_with_job: JobStore, version: int
+    ) -> None:
+        with store_with_job.writing() as writer:
+            writer.add_plan(plan_record(1))
+        with pytest.raises(ValueError), store_with_job.writing() as writer:
+            writer.add_plan(plan_record(version, solve_s=9.0))
+        with store_with_job.reading() as reader:
+            assert reader.list_plans("job") == (plan_record(1),)
+
+    def test_the_first_step_of_a_version_is_named_once(self, store_with_job: JobStore) -> None:
+        with store_with_job.writing() as writer:
+            writer.add_plan(plan_record(1))
+            writer.name_first_step("job", 1, 17)
+        with pytest.raises(ValueError), store_with_job.writing() as writer:
+            writer.name_first_step("job", 1, 18)
+        with pytest.raises(ValueError), store_with_job.writing() as writer:
+            writer.name_first_step("job", 2, 18)
+        with store_with_job.reading() as reader:
+            assert reader.find_plan("job", 1) == plan_record(1, first_step=17)
+            assert reader.list_activations("job")[0].first_step == 17
+
+    def test_the_newest_steps_come_out_by_step_then_rank(self, store_with_job: JobStore) -> None:
+        steps = tuple(step_record(step, rank) for step in (1, 5, 9) for rank in (0, 1))
+        with store_with_job.writing() as writer:
+            writer.save_rank(rank_record(0))
+            writer.save_rank(rank_record(1))
+            writer.save_steps(steps[::-1])
+        with store_with_job.reading() as reader:
+            assert reader.list_newest_steps("job", 2) == steps[2:]
+            assert reader.list_newest_steps("job", 100) == steps
+
+    def test_a_step_posted_again_is_replaced(self, store_with_job: JobStore) -> None:
+        newer = step_record(3, time_s=1 / 3, energy_j=None, plan_version=2, num_overruns=4)
+        with store_with_job.writing() as writer:
+            writer.save_rank(rank_record(0))
+            writer.save_steps((step_record(3),))
+            writer.save_steps((newer,))
+            writer.save_steps(())
+        with store_with_job.reading() as reader:
+            assert reader.list_newest_steps("job", 10) == (newer,)
+
+    def test_jobs_do_not_see_each_others_things(self, store_with_job: JobStore) -> None:
+        with store_with_job.writing() as writer:
+            writer.save_job(job_record("other"))
+            writer.save_rank(rank_record(0))
+            writer.save_profile("job", profile())
+            writer.add_plan(plan_record(1))
+            writer.save_steps((step_record(1),))
+        with store_with_job.reading() as reader:
+            assert reader.list_ranks("other") == ()
+            assert reader.find_profile("other") is None
+            assert reader.list_activations("other") == ()
+            assert reader.list_newest_steps("other", 10) == ()
+
+    def test_nothing_can_belong_to_a_job_that_is_not_there(self, store: JobStore) -> None:
+        with pytest.raises(ValueError), store.writing() as writer:
+            writer.save_rank(rank_record())
+        with pytest.raises(ValueError), store.writing() as writer:
+            writer.save_profile("job", profile())
+        with pytest.raises(ValueError), store.writing() as writer:
+            writer.add_plan(plan_record())
+
+    def test_no_step_can_be_measured_by_a_rank_that_is_not_there(
+        self, store_with_job: JobStore
+    ) -> None:
+        with pytest.raises(ValueError), store_with_job.writing() as writer:
+            writer.save_steps((step_record(),))
+
+    def test_a_block_that_raises_stores_nothing(self, store_with_job: JobStore) -> None:
+        class InterruptionError(Exception):
+            pass
+
+        with pytest.raises(InterruptionError), store_with_job.writing() as writer:
+            writer.save_job(job_record(problem="half"))
+            writer.save_rank(rank_record())
+            raise InterruptionError
+        with store_with_job.reading() as reader:
+            assert reader.find_job("job") == job_record()
+            assert reader.list_ranks("job") == ()
+
+    def test_a_reader_sees_one_moment_while_a_writer_works(self, store_with_job: JobStore) -> None:
+        changed = job_record(problem="changed")
+
+        def write() -> None:
+            with store_with_job.writing() as writer:
+                writer.save_job(changed)
+
+        with store_with_job.reading() as reader:
+            before = reader.find_job("job")
+            with ThreadPoolExecutor(1) as threads:
+                threads.submit(write).result(timeout=30)
+            assert reader.find_job("job") == before == job_record()
+        with store_with_job.reading() as reader:
+            assert reader.find_job("job") == changed
+
+    def test_writers_in_many_threads_lose_no_change(self, store_with_job: JobStore) -> None:
+        start = threading.Barrier(4)
+
+        def count_up() -> None:
+            start.wait(30)
+            for _ in range(5):
+                with store_with_job.writing() as writer:
+                    job = writer.find_job("job")
+                    assert job is not None
+                    writer.save_job(job.evolve(inputs_revision=job.inputs_revision + 1))
+
+        with ThreadPoolExecutor(4) as threads:
+            for ended in [threads.submit(count_up) for _ in range(4)]:
+                ended.result(timeout=60)
+        with store_with_job.reading() as reader:
+            job = reader.find_job("job")
+        assert job is not None
+        assert job.inputs_revision == 20
+
+    def test_opening_again_keeps_everything(self, store_with_job: JobStore) -> None:
+        store_with_job.open()
+        with store_with_job.reading() as reader:
+            assert reader.list_jobs() == (job_record(),)
+
+    def test_a_closed_store_says_so(self, store: JobStore) -> None:
+        store.close()
+        store.close()
+        with pytest.raises(StoreClosedError), store.reading():
+            pass
+        with pytest.raises(StoreClosedError), store.writing():
+            pass

@@ -1,0 +1,209 @@
+"""Jobs, profiles and plans over HTTP, with the real planning core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.samples import profile, profile_csv, rank_registration
+
+from flyball_client import routes
+from flyball_profiles.stage_profile_csv import stage_profile_rows
+from flyball_server.planning.plan_document import plan_from_document
+
+JOB = routes.fill(routes.JOB, job_id="job")
+PROFILE = routes.fill(routes.PROFILE, job_id="job")
+TARGET = routes.fill(routes.TARGET, job_id="job")
+PLANS = routes.fill(routes.PLANS, job_id="job")
+STEPS = routes.fill(routes.STEPS, job_id="job")
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as live:
+        yield live
+
+
+def test_the_planner_says_that_it_is_up(planner: LivePlanner) -> None:
+    answer = planner.http.get(routes.HEALTH)
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "ok"
+    assert answer.json()["version"]
+
+
+def test_a_job_is_new_once_and_the_same_again_changes_nothing(planner: LivePlanner) -> None:
+    first, second = planner.put_job(), planner.put_job()
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json() == second.json() == planner.http.get(JOB).json()
+    body = first.json()
+    assert body["state"] == "awaiting-profile"
+    assert body["registration"]["num_ranks"] == 2
+    assert body["registration"]["emulated"] is True
+    assert body["ranks"] == []
+    assert (body["newest_version"], body["active_version"], body["problem"]) == (None, None, None)
+    assert body["created_at"].endswith("+00:00")
+
+
+def test_a_planned_job_cannot_be_registered_otherwise(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    answer = planner.put_job(num_microbatches=3)
+    assert answer.status_code == 409
+    assert "num_microbatches" in answer.json()["detail"]
+    assert planner.put_job().status_code == 200
+
+
+def test_jobs_are_listed_in_the_order_of_their_creation(planner: LivePlanner) -> None:
+    for job_id in ("b", "a"):
+        planner.put_job(job_id)
+    listed = planner.http.get(routes.JOBS).json()
+    assert [job["job_id"] for job in listed] == ["b", "a"]
+
+
+def test_a_csv_profile_makes_a_plan_of_measured_clocks(planner: LivePlanner) -> None:
+    planner.put_job()
+    answer = planner.put_profile()
+    assert answer.status_code == 200
+    assert answer.json()["state"] == "planned"
+    (view,) = planner.http.get(PLANS).json()
+    assert view["version"] == 1
+    assert view["first_step"] is None
+    plan = plan_from_document(view["plan"])
+    assert plan.policy == "envelope"
+    assert plan.blocking_power_w == (70.0, 70.0)
+    assert view["plan"]["solve_s"] > 0
+    assert {each.frequency_mhz for stage in plan.stages for each in stage} <= {1410, 1200}
+    assert planner.http.get(f"{PLANS}/1").json() == view
+
+
+def test_a_json_profile_of_the_same_points_is_the_same_profile(planner: LivePlanner) -> None:
+    planner.put_job()
+    planner.put_profile().raise_for_status()
+    rows = stage_profile_rows(profile())
+    answer = planner.http.put(PROFILE, json={"rows": rows})
+    assert answer.status_code == 200
+    assert answer.json()["newest_version"] == 1
+
+
+def test_a_json_profile_of_several_ranks_is_taken_as_it_was_exported(planner: LivePlanner) -> None:
+    header, *lines = profile_csv().splitlines()
+    both = [f"{line},{rank}" for line in lines for rank in (0, 1)]
+    planner.put_job()
+    planner.put_profile("\n".join([f"{header},rank", *both])).raise_for_status()
+    with planner.state.services.store.reading() as reader:
+        kept = reader.find_profile("job")
+    assert kept is not None
+    assert kept.num_ranks_per_stage == (2, 2)
+    answer = planner.http.put(PROFILE, json={"rows": stage_profile_rows(kept)})
+    assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
+
+
+def test_a_changed_target_makes_a_version_and_the_old_one_stays(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    first = planner.http.get(f"{PLANS}/1").json()
+    answer = planner.http.put(TARGET, json={"policy": "baseline"})
+    assert answer.status_code == 200
+    assert answer.json()["newest_version"] == 2
+    assert answer.json()["registration"]["policy"] == "baseline"
+    old, new = planner.http.get(PLANS).json()
+    assert old == first
+    assert new["plan"]["saving_percent"] == 0
+
+
+def test_a_target_that_cannot_be_met_is_named_and_shown(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    answer = planner.http.put(TARGET, json={"target": "perpetual-motion"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == "target"
+    job = planner.http.get(JOB).json()
+    assert job["state"] == "planning-failed"
+    assert job["problem"] == answer.json()["detail"]
+    assert job["newest_version"] == 1
+
+
+def test_the_blocking_power_must_come_from_somewhere(planner: LivePlanner) -> None:
+    answer = planner.put_job(blocking_power_w=None)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == "blocking_power_w"
+    assert (
+        planner.put_job(blocking_power_w=None, gpu="nonsense").json()["errors"][0]["loc"] == "gpu"
+    )
+
+
+def test_envpipe_takes_its_memory_from_the_registration(planner: LivePlanner) -> None:
+    planner.put_job(
+        schedule="envpipe",
+        num_microbatches=6,
+        activation_bytes=[10, 10],
+        free_memory_bytes=[0, 0],
+    ).raise_for_status()
+    planner.put_profile().raise_for_status()
+    planner.put_job("plain", num_microbatches=6).raise_for_status()
+    planner.put_profile(job_id="plain").raise_for_status()
+    bounded = planner.http.get(f"{PLANS}/1").json()["plan"]
+    plain = planner.http.get(routes.fill(routes.PLAN, job_id="plain", version=1)).json()["plan"]
+    orders = [
+        [[instruction[:2] for instruction in stage] for stage in plan["stages"]]
+        for plan in (bounded, plain)
+    ]
+    assert orders[0] == orders[1]
+
+
+def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    plan_path = routes.fill(routes.RANK_PLAN, job_id="job", rank=1)
+    plan = planner.http.get(plan_path)
+    assert plan.status_code == 200
+    whole = planner.http.get(f"{PLANS}/1").json()["plan"]
+    assert plan.json() == {
+        "job_id": "job",
+        "version": 1,
+        "stage": 1,
+        "first_step": None,
+        "instructions": whole["stages"][1],
+        "predicted_iteration_time_s": whole["iteration_time_s"],
+    }
+    assert planner.http.get(plan_path, params={"after_version": 1}).status_code == 204
+    assert planner.acknowledge(1, 1, 10).json() == {"version": 1, "first_step": None}
+    named = planner.acknowledge(0, 1, 11).json()
+    # 2 and a second's steps of 0.92 s to come, rounded up.
+    assert named == {"version": 1, "first_step": 15}
+    assert planner.http.get(plan_path).json()["first_step"] == 15
+    assert planner.http.get(JOB).json()["active_version"] == 1
+    assert planner.http.get(f"{PLANS}/1/activation").json() == named
+
+
+def test_a_registered_rank_is_shown_with_what_it_acknowledged(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    planner.acknowledge(0, 1, 3)
+    ranks = planner.http.get(JOB).json()["ranks"]
+    registered = rank_registration(0)
+    assert ranks[0] == {**registered, "rank": 0, "acknowledged_version": 1, "current_step": 3}
+    assert ranks[1]["acknowledged_version"] is None
+    again = planner.http.put(routes.fill(routes.RANK, job_id="job", rank=0), json=registered)
+    assert again.status_code == 200
+    assert again.json()["acknowledged_version"] is None
+
+
+def test_measured_steps_come_back_over_all_ranks(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    for rank in (0, 1):
+        steps = [
+            {"step": step, "plan_version": 1, "time_s": 1.0 + rank, "energy_j": 50.0}
+            for step in (0, 1, 2)
+        ]
+        path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+        for _ in range(2):
+            posted = planner.http.post(path, json={"steps": steps})
+            assert (posted.status_code, posted.json()) == (200, {"stored": 3})
+    answer = planner.http.get(STEPS, params={"limit": 2}).json()
+    assert [step["step"] for step in answer] == [1, 2]
+    assert answer[0] == {
+        "step": 1,
+        "num_ranks": 2,
+        "plan_versions": [1],
+        "time_s": 2.0,
+        "energy_j": 100.0,
+        "num_unplanned": 0,
+        "num_overruns": 0,
+    }

@@ -1,0 +1,163 @@
+"""The API's description: complete, and changed only on purpose.
+
+A change of the API shows here as a difference from `openapi.json`. When it is meant, renew the
+file and read the difference in the commit:
+
+    FLYBALL_RENEW_OPENAPI=1 .venv/bin/pytest tests/integration/test_rest_openapi.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from tests.planner.live import live_planner
+
+from flyball_client import routes, wire
+from flyball_server.app import create_app
+from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.rest import examples
+from flyball_server.rest.documentation import plain
+from flyball_server.settings import load_settings
+
+SNAPSHOT = Path(__file__).with_name("openapi.json")
+RENEW = "FLYBALL_RENEW_OPENAPI"
+Operation = tuple[str, str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    described: dict[str, Any] = create_app(load_settings({}), MemoryJobStore()).openapi()
+    return described
+
+
+@pytest.fixture(scope="module")
+def operations(document: dict[str, Any]) -> tuple[Operation, ...]:
+    return tuple(_operations(document))
+
+
+def _operations(document: dict[str, Any]) -> Iterator[Operation]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def test_the_description_is_the_one_that_was_agreed(document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+    if os.environ.get(RENEW):
+        SNAPSHOT.write_text(text, encoding="utf-8")
+        pytest.fail(
+            f"{SNAPSHOT.name} is renewed; read the difference and run again without {RENEW}"
+        )
+    assert json.loads(text) == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+
+
+def test_every_route_of_the_wire_is_served_and_no_other(document: dict[str, Any]) -> None:
+    templates = {
+        value
+        for name, value in vars(routes).items()
+        if name.isupper() and isinstance(value, str) and value.startswith("/")
+    }
+    assert set(document["paths"]) == templates
+
+
+def test_every_operation_says_what_it_is_for(operations: tuple[Operation, ...]) -> None:
+    assert len(operations) == 14
+    for path, method, operation in operations:
+        assert operation["summary"], (method, path)
+        assert operation["description"], (method, path)
+        assert operation["tags"], (method, path)
+    names = [operation["operationId"] for _, _, operation in operations]
+    assert len(set(names)) == len(names)
+
+
+def test_every_parameter_is_described(operations: tuple[Operation, ...]) -> None:
+    for path, method, operation in operations:
+        for parameter in operation.get("parameters", ()):
+            assert parameter["description"], (method, path, parameter["name"])
+
+
+def test_every_body_has_an_example(operations: tuple[Operation, ...]) -> None:
+    bodies = [op["requestBody"] for _, _, op in operations if "requestBody" in op]
+    assert len(bodies) == 6
+    for body in bodies:
+        assert body["required"]
+        for media in body["content"].values():
+            assert media.get("example") or media["examples"]
+
+
+def test_every_answer_has_a_schema_and_an_example(operations: tuple[Operation, ...]) -> None:
+    for path, method, operation in operations:
+        for status, answer in operation["responses"].items():
+            assert answer["description"], (method, path, status)
+            if status == "204":
+                assert "content" not in answer
+                continue
+            media = answer["content"]["application/json"]
+            assert media["schema"], (method, path, status)
+            assert media.get("example") or media["examples"], (method, path, status)
+
+
+def test_every_error_is_described_as_a_problem(operations: tuple[Operation, ...]) -> None:
+    for path, method, operation in operations:
+        errors = {status for status in operation["responses"] if status >= "400"}
+        if path != routes.HEALTH:
+            assert {"401", "422", "503"} <= errors, (method, path)
+        if "requestBody" in operation:
+            assert {"413", "415"} <= errors, (method, path)
+        for status in errors:
+            schema = operation["responses"][status]["content"]["application/json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/Problem"}
+
+
+def test_all_but_the_health_route_ask_for_the_token(
+    document: dict[str, Any], operations: tuple[Operation, ...]
+) -> None:
+    scheme = document["components"]["securitySchemes"]["token"]
+    assert (scheme["in"], scheme["name"]) == ("header", wire.TOKEN_HEADER)
+    for path, _, operation in operations:
+        assert operation.get("security", []) == ([] if path == routes.HEALTH else [{"token": []}])
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    text = json.dumps(document)
+    names = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert names == set(document["components"]["schemas"])
+    assert "#/$defs/" not in text
+
+
+@pytest.mark.parametrize(
+    "example",
+    [value for name, value in vars(examples).items() if type(value).__module__ == wire.__name__],
+    ids=lambda example: type(example).__name__,
+)
+def test_every_example_is_valid_by_its_own_type(example: object) -> None:
+    read = TypeAdapter(type(example)).validate_python(plain(example))
+    assert plain(read) == plain(example)
+
+
+def test_the_examples_work_one_after_the_other() -> None:
+    with live_planner() as planner:
+        job = planner.put_job(**plain(examples.REGISTRATION))
+        assert job.status_code == 201
+        assert planner.put_profile(examples.PROFILE_CSV).json()["newest_version"] == 1
+        path = routes.fill(routes.PROFILE, job_id="job")
+        again = planner.http.put(path, json=plain(examples.JSON_PROFILE))
+        assert (again.status_code, again.json()["newest_version"]) == (200, 1)
+        planner.put_ranks()
+        rank = routes.fill(routes.RANK, job_id="job", rank=0)
+        assert planner.http.put(rank, json=plain(examples.RANK_REGISTRATION)).status_code == 200
+        for route, body in (
+            (routes.RANK_ACKNOWLEDGEMENT, examples.ACKNOWLEDGEMENT),
+            (routes.RANK_MEASUREMENTS, examples.MEASUREMENTS),
+        ):
+            path = routes.fill(route, job_id="job", rank=0)
+            assert planner.http.post(path, json=plain(body)).status_code == 200
+        path = routes.fill(routes.TARGET, job_id="job")
+        change = planner.http.put(path, json=plain(examples.TARGET_CHANGE))
+        assert change.json()["newest_version"] == 2

@@ -1,0 +1,167 @@
+"""`flyball serve` as a real process: what survives it, how it ends, what it says when it cannot."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.planner.live import PATIENCE_S, SERVE, ServeProcess, serve_environment, serve_process
+from tests.planner.samples import profile_csv, rank_registration, registration
+
+from flyball_client import routes
+from flyball_client.wire import TOKEN_HEADER
+
+JOB = routes.fill(routes.JOB, job_id="job")
+PROFILE = routes.fill(routes.PROFILE, job_id="job")
+PLANS = routes.fill(routes.PLANS, job_id="job")
+CSV = {"Content-Type": "text/csv"}
+
+
+def plan_a_job(served: ServeProcess) -> list[object]:
+    """A job with two versions and an activation; what the planner says of it."""
+    served.http.put(JOB, json=registration()).raise_for_status()
+    served.http.put(PROFILE, content=profile_csv(), headers=CSV).raise_for_status()
+    for rank in (0, 1):
+        path = routes.fill(routes.RANK, job_id="job", rank=rank)
+        served.http.put(path, json=rank_registration(rank)).raise_for_status()
+        path = routes.fill(routes.RANK_ACKNOWLEDGEMENT, job_id="job", rank=rank)
+        body = {"version": 1, "current_step": 3}
+        served.http.post(path, json=body).raise_for_status()
+    newer = profile_csv(forward_energy_j=33)
+    served.http.put(PROFILE, content=newer, headers=CSV).raise_for_status()
+    return what_is_kept(served)
+
+
+def what_is_kept(served: ServeProcess) -> list[object]:
+    """The job and its plans."""
+    return [served.http.get(path).raise_for_status().json() for path in (JOB, PLANS)]
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_job_and_its_plans_survive_however_the_planner_ends(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
+    database = tmp_path / "state" / "planner.sqlite"
+    with serve_process(database) as first:
+        kept = plan_a_job(first)
+        first.end(ending)
+    with serve_process(database) as second:
+        assert what_is_kept(second) == kept
+        job = second.http.get(JOB).json()
+        assert (job["newest_version"], job["active_version"]) == (2, 1)
+        again = second.http.put(JOB, json=registration())
+        assert again.status_code == 200
+        newest = second.http.put(PROFILE, content=profile_csv(), headers=CSV).json()
+        assert newest["newest_version"] == 3
+
+
+def test_one_line_says_where_it_listens_and_where_the_docs_are(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "planner.sqlite") as served:
+        address = str(served.http.base_url).rstrip("/")
+        assert served.line == f"Flyball planner listening on {address} (API: {address}/docs)\n"
+        assert address.startswith("http://127.0.0.1:")
+        assert not address.endswith(":0")
+        assert served.http.get("/docs").status_code == 200
+
+
+def test_ctrl_c_ends_it_cleanly_with_a_long_poll_open(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "planner.sqlite") as served:
+        plan_a_job(served)
+        path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+        statuses: list[int] = []
+        is_sent = threading.Event()
+
+        def trace(event: str, _info: object) -> None:
+            if event == "http11.send_request_body.complete":
+                is_sent.set()
+
+        def poll() -> None:
+            query = {"wait_s": "60", "after_version": "2"}
+            with httpx.Client(base_url=served.http.base_url, timeout=PATIENCE_S) as http:
+                answer = http.get(path, params=query, extensions={"trace": trace})
+            statuses.append(answer.status_code)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        assert is_sent.wait(PATIENCE_S)
+        # Sent later, answered: the planner has taken up the poll too.
+        served.http.get(JOB).raise_for_status()
+        status, errors = served.end(signal.SIGINT)
+        thread.join(PATIENCE_S)
+    assert status == 0
+    assert "Traceback" not in errors
+    assert "Cancel" not in errors
+    assert statuses == [204]
+
+
+def test_the_token_comes_from_the_environment_and_a_flag_is_over_it(tmp_path: Path) -> None:
+    environment = serve_environment(FLYBALL_TOKEN="environment's")  # noqa: S106 - a test's
+    database = tmp_path / "planner.sqlite"
+    with serve_process(database, environment=environment) as served:
+        assert served.http.get(routes.JOBS).status_code == 401
+        headers = {TOKEN_HEADER: "environment's"}
+        assert served.http.get(routes.JOBS, headers=headers).status_code == 200
+    with serve_process(database, "--token", "flag's", environment=environment) as served:
+        headers = {TOKEN_HEADER: "flag's"}
+        assert served.http.get(routes.JOBS, headers=headers).status_code == 200
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """The one line on stderr of a `flyball serve` that exits with status 2."""
+    ended = subprocess.run(
+        (*SERVE, "serve", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env=serve_environment(**environment),
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 1, ended.stderr
+    return lines[0]
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        database = f"sqlite:///{tmp_path / 'planner.sqlite'}"
+        line = refused("--port", port, "--database", database)
+    assert f"cannot listen on 127.0.0.1:{port}" in line
+    assert "--port" in line
+
+
+def test_an_address_that_is_not_this_machines_is_one_line(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'planner.sqlite'}"
+    line = refused("--host", "192.0.2.1", "--port", "0", "--database", database)
+    assert "cannot listen on 192.0.2.1:0" in line
+
+
+def test_a_database_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    file = tmp_path / "taken" / "planner.sqlite"
+    line = refused("--port", "0", "--database", f"sqlite:///{file}")
+    assert str(file) in line
+    assert "cannot be used" in line
+
+
+def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "planner.sqlite"
+    file.write_text("This is no database.")
+    line = refused("--port", "0", "--database", f"sqlite:///{file}")
+    assert f"{file} is damaged or no SQLite file" in line
+
+
+def test_a_bad_setting_is_one_line_whether_flag_or_environment() -> None:
+    assert "FLYBALL_PORT must be 0 to 65535, not 70000" in refused("--port", "70000")
+    assert "FLYBALL_PORT must be a whole number, not 'x'" in refused(FLYBALL_PORT="x")
+    assert "not a postgresql address" in refused("--database", "postgresql://db")

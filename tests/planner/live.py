@@ -1,0 +1,165 @@
+"""The planner behind a real HTTP server: in a thread of the test, or as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from tests.planner.samples import profile_csv, rank_registration, registration
+
+from flyball_client import routes
+from flyball_server.app import create_app, release_long_polls
+from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.services import Planner
+from flyball_server.jobs.store import JobStore
+from flyball_server.planning.planner import make_plan
+from flyball_server.rest.dependencies import PlannerState
+from flyball_server.settings import Settings
+
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivePlanner:
+    """A planner that answers, and a client of it."""
+
+    app: FastAPI
+    http: httpx.Client
+
+    @property
+    def state(self) -> PlannerState:
+        """What the app holds."""
+        state: PlannerState = self.app.state.planner
+        return state
+
+    def put_job(self, job_id: str = "job", **changes: object) -> httpx.Response:
+        """Register a job of two stages."""
+        path = routes.fill(routes.JOB, job_id=job_id)
+        return self.http.put(path, json=registration(**changes))
+
+    def put_profile(self, text: str | None = None, job_id: str = "job") -> httpx.Response:
+        """Put a CSV profile, by default one of two stages."""
+        path = routes.fill(routes.PROFILE, job_id=job_id)
+        content = profile_csv() if text is None else text
+        return self.http.put(path, content=content, headers={"Content-Type": "text/csv"})
+
+    def put_ranks(self, num_ranks: int = 2, job_id: str = "job") -> None:
+        """Register the ranks, one per stage."""
+        for rank in range(num_ranks):
+            path = routes.fill(routes.RANK, job_id=job_id, rank=rank)
+            self.http.put(path, json=rank_registration(rank)).raise_for_status()
+
+    def put_planned_job(self, job_id: str = "job") -> None:
+        """A job of two ranks with plan version 1."""
+        self.put_job(job_id).raise_for_status()
+        self.put_profile(job_id=job_id).raise_for_status()
+        self.put_ranks(job_id=job_id)
+
+    def acknowledge(self, rank: int, version: int, current_step: int) -> httpx.Response:
+        """Rank `rank` of the job has a version."""
+        path = routes.fill(routes.RANK_ACKNOWLEDGEMENT, job_id="job", rank=rank)
+        return self.http.post(path, json={"version": version, "current_step": current_step})
+
+
+@contextmanager
+def live_planner(
+    *,
+    store: JobStore | None = None,
+    planner: Planner = make_plan,
+    token: str | None = None,
+    max_body_bytes: int = 2**20,
+    max_wait_s: float = 60.0,
+) -> Iterator[LivePlanner]:
+    """A planner on a free loopback port, served by a thread until the block ends."""
+    settings = Settings(
+        database="sqlite:///unused.sqlite",
+        token=token,
+        max_body_bytes=max_body_bytes,
+        max_wait_s=max_wait_s,
+    )
+    app = create_app(settings, MemoryJobStore() if store is None else store, planner=planner)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started or not thread.is_alive())
+            with httpx.Client(base_url=address, timeout=PATIENCE_S) as http:
+                yield LivePlanner(app=app, http=http)
+        finally:
+            server.should_exit = True
+            release_long_polls(app)
+            thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeProcess:
+    """A running `flyball serve`."""
+
+    process: subprocess.Popen[str]
+    line: str
+    http: httpx.Client
+
+    def end(self, with_signal: signal.Signals) -> tuple[int, str]:
+        """Send it a signal; its exit status and what it had written on stderr."""
+        self.process.send_signal(with_signal)
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors
+
+
+SERVE = (sys.executable, "-c", "from flyball_client.__main__ import main; raise SystemExit(main())")
+
+
+def serve_environment(**changes: str) -> dict[str, str]:
+    """This environment without any `FLYBALL_*`, and with the changes."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLYBALL_")}
+    return {**kept, **changes}
+
+
+@contextmanager
+def serve_process(
+    database: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> Iterator[ServeProcess]:
+    """`flyball serve --port 0` on this SQLite file, killed at the end if it still runs."""
+    command = (*SERVE, "serve", "--port", "0", "--database", f"sqlite:///{database}", *arguments)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=serve_environment() if environment is None else environment,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = next((word for word in line.split() if word.startswith("http://")), "")
+        assert address, f"no address in {line!r}; {process.communicate(timeout=PATIENCE_S)[1]}"
+        with httpx.Client(base_url=address, timeout=PATIENCE_S) as http:
+            yield ServeProcess(process=process, line=line, http=http)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Return when it is so; fail after a long while."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never came to be"
+        time.sleep(0.005)

@@ -1,0 +1,192 @@
+"""From which step a plan version holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
+
+from flyball_server.jobs.activation import acknowledge, get_activation, margin_steps, newer_plan
+from flyball_server.jobs.errors import UnknownPlanError, UnknownRankError
+from flyball_server.jobs.inputs import put_profile
+from flyball_server.jobs.inspection import get_job
+from flyball_server.jobs.records import ActivationRecord
+from flyball_server.jobs.registration import register_job, register_rank
+
+
+@pytest.fixture
+def services() -> Services:
+    """Two ranks and plan version 1, of 0.4 s an iteration: a margin of 2 + 3 steps."""
+    return planned_services()
+
+
+def planned_services(num_ranks: int = 2) -> Services:
+    made = Services(CountingPlanner(iteration_time_s=0.4))
+    register_job(made.jobs, "job", job_spec(num_ranks=num_ranks))
+    put_profile(made.jobs, "job", profile())
+    for rank in range(num_ranks):
+        register_rank(made.jobs, rank_record(rank, stage=rank % 2))
+    made.woken.clear()
+    return made
+
+
+def first_step(services: Services, rank: int, version: int, current_step: int) -> int | None:
+    return acknowledge(
+        services.jobs, "job", rank, version=version, current_step=current_step
+    ).first_step
+
+
+def make_version(services: Services, version: int) -> None:
+    newest = put_profile(services.jobs, "job", profile(forward_energy_j=30.0 + version))
+    assert newest.newest_version == version
+    services.woken.clear()
+
+
+def test_no_step_is_named_before_all_ranks_have_the_version(services: Services) -> None:
+    assert first_step(services, 0, 1, 7) is None
+    assert first_step(services, 0, 1, 8) is None
+    assert get_activation(services.jobs, "job", 1).first_step is None
+    assert services.woken == []
+
+
+def test_the_last_acknowledgement_names_a_step_beyond_the_furthest_rank(
+    services: Services,
+) -> None:
+    first_step(services, 0, 1, 7)
+    assert first_step(services, 1, 1, 5) == 7 + 5
+    assert get_activation(services.jobs, "job", 1) == ActivationRecord(version=1, first_step=12)
+    assert services.woken == ["job"]
+    assert get_job(services.jobs, "job").active_version == 1
+
+
+def test_a_named_step_stays_whoever_acknowledges_again(services: Services) -> None:
+    first_step(services, 0, 1, 7)
+    first_step(services, 1, 1, 5)
+    assert first_step(services, 0, 1, 100) == 12
+
+
+def test_a_restarted_rank_gets_the_named_step_at_once(services: Services) -> None:
+    first_step(services, 0, 1, 7)
+    first_step(services, 1, 1, 5)
+    assert register_rank(services.jobs, rank_record(1)).acknowledged_version is None
+    assert first_step(services, 1, 1, 0) == 12
+
+
+def test_a_rank_that_registers_again_is_awaited_again(services: Services) -> None:
+    first_step(services, 0, 1, 7)
+    register_rank(services.jobs, rank_record(0))
+    assert first_step(services, 1, 1, 5) is None
+    assert first_step(services, 0, 1, 1) == 5 + 5
+
+
+def test_all_ranks_of_the_job_are_awaited_not_only_those_registered() -> None:
+    services = Services(CountingPlanner(iteration_time_s=0.4))
+    register_job(services.jobs, "job", job_spec(num_ranks=4))
+    put_profile(services.jobs, "job", profile())
+    for rank in range(3):
+        register_rank(services.jobs, rank_record(rank, stage=rank % 2))
+        assert first_step(services, rank, 1, 0) is None
+    register_rank(services.jobs, rank_record(3, stage=1))
+    assert first_step(services, 3, 1, 0) == 5
+
+
+def test_an_overtaken_version_is_named_no_more(services: Services) -> None:
+    first_step(services, 0, 1, 3)
+    make_version(services, 2)
+    first_step(services, 0, 2, 4)
+    assert first_step(services, 1, 1, 4) is None
+    assert first_step(services, 1, 2, 4) == 9
+    for rank in (0, 1):
+        register_rank(services.jobs, rank_record(rank))
+        assert first_step(services, rank, 1, 20) is None
+    assert get_activation(services.jobs, "job", 1).first_step is None
+
+
+def test_a_late_repetition_of_an_older_acknowledgement_takes_nothing_back(
+    services: Services,
+) -> None:
+    make_version(services, 2)
+    first_step(services, 0, 2, 4)
+    first_step(services, 0, 1, 4)
+    assert first_step(services, 1, 2, 4) == 9
+
+
+def test_a_newer_version_is_named_after_every_step_named_before(services: Services) -> None:
+    first_step(services, 0, 1, 100)
+    assert first_step(services, 1, 1, 100) == 105
+    make_version(services, 2)
+    for rank in (0, 1):
+        register_rank(services.jobs, rank_record(rank))
+    first_step(services, 0, 2, 0)
+    assert first_step(services, 1, 2, 0) == 106
+
+
+def test_only_an_existing_version_and_a_known_rank_can_acknowledge(services: Services) -> None:
+    with pytest.raises(UnknownPlanError, match="Job job has no plan version 2"):
+        first_step(services, 0, 2, 0)
+    with pytest.raises(UnknownPlanError):
+        get_activation(services.jobs, "job", 2)
+    with pytest.raises(UnknownRankError, match="Rank 5 of job job is not known here"):
+        first_step(services, 5, 1, 0)
+
+
+def test_a_rank_gets_the_newest_version_and_its_own_stage(services: Services) -> None:
+    make_version(services, 2)
+    found = newer_plan(services.jobs, "job", 1, after_version=0)
+    assert found is not None
+    assert (found.plan.version, found.stage) == (2, 1)
+    assert newer_plan(services.jobs, "job", 1, after_version=2) is None
+    with pytest.raises(UnknownRankError):
+        newer_plan(services.jobs, "job", 5, after_version=0)
+
+
+@pytest.mark.parametrize(
+    ("iteration_time_s", "steps"),
+    [
+        (10.0, 3),
+        (1.0, 3),
+        (0.999, 4),
+        (0.4, 5),
+        (0.021, 50),
+        (0.001, 50),
+        (1e-300, 50),
+        (5e-324, 50),
+    ],
+)
+def test_the_margin_is_two_steps_and_a_second_of_them_but_never_over_fifty(
+    iteration_time_s: float, steps: int
+) -> None:
+    assert margin_steps(iteration_time_s) == steps
+
+
+ACKNOWLEDGEMENTS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 50), st.sampled_from("aaar")),
+    max_size=25,
+)
+
+
+@given(ACKNOWLEDGEMENTS)
+def test_named_steps_rise_with_their_versions_and_lie_ahead_of_all_who_acknowledged(
+    events: list[tuple[int, int, int, str]],
+) -> None:
+    services = planned_services(num_ranks=3)
+    make_version(services, 2)
+    make_version(services, 3)
+    named: dict[int, int] = {}
+    for rank, version, step, kind in events:
+        if kind == "r":
+            register_rank(services.jobs, rank_record(rank, stage=rank % 2))
+            continue
+        answer = first_step(services, rank, version, step)
+        if answer is None:
+            continue
+        if version in named:
+            assert answer == named[version]
+            continue
+        assert all(answer > other for other in named.values())
+        assert all(version > other for other in named)
+        ranks = get_job(services.jobs, "job").ranks
+        assert all(record.acknowledged_version == version for record in ranks)
+        assert all(answer > (record.current_step or 0) for record in ranks)
+        named[version] = answer

@@ -1,0 +1,66 @@
+"""Errors: their docstrings are their messages, and each has its one HTTP status."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+
+import pytest
+
+from flyball_server.jobs import errors
+from flyball_server.jobs.errors import InvalidFieldError, JobsError, UnknownJobError
+from flyball_server.rest import edge_errors
+from flyball_server.rest.error_table import ERROR_STATUS, STATUS_MEANING, status_of
+
+
+def tree(kind: type[JobsError]) -> Iterator[type[JobsError]]:
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from tree(derived)
+
+
+def parts_of(kind: type[JobsError]) -> dict[str, str]:
+    fields = string.Formatter().parse(kind.__doc__ or "")
+    return {name: f"<{name}>" for _, name, _, _ in fields if name}
+
+
+LEAVES = [kind for kind in tree(JobsError) if not kind.__subclasses__()]
+
+
+@pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
+def test_every_error_is_one_line_made_of_its_docstring(kind: type[JobsError]) -> None:
+    parts = parts_of(kind)
+    message = str(kind(**parts))
+    assert "\n" not in message
+    assert "{" not in message
+    assert not message.endswith(".")
+    assert all(part in message for part in parts.values())
+
+
+@pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
+def test_every_error_has_a_status_that_is_documented(kind: type[JobsError]) -> None:
+    assert status_of(kind(**parts_of(kind))) in STATUS_MEANING
+
+
+def test_the_trees_at_the_top_of_the_files_name_every_error() -> None:
+    for kind in tree(JobsError):
+        home = errors if kind.__module__ == errors.__name__ else edge_errors
+        assert kind.__name__ in (home.__doc__ or "")
+
+
+def test_no_error_of_the_table_is_derived_from_another_of_it() -> None:
+    for kind in ERROR_STATUS:
+        assert not any(other in ERROR_STATUS for other in kind.__mro__[1:])
+
+
+def test_what_is_not_in_the_table_is_a_500() -> None:
+    assert status_of(ZeroDivisionError()) == 500
+
+
+def test_without_docstrings_the_parts_still_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UnknownJobError, "__doc__", None)
+    assert str(UnknownJobError(job_id="gone")) == "gone"
+
+
+def test_braces_in_a_value_are_shown_as_they_are() -> None:
+    assert str(InvalidFieldError("policy", "unknown '{x}'")) == "policy: unknown '{x}'"

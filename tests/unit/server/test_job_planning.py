@@ -1,0 +1,293 @@
+"""Use cases up to a plan: registering, profiles, targets, and when a new version is made."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.planner.samples import (
+    CountingPlanner,
+    Services,
+    frequency_plan,
+    job_spec,
+    profile,
+    rank_record,
+)
+
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    PlanningFailedError,
+    RegistrationConflictError,
+    UnknownJobError,
+)
+from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.inspection import get_job, get_plan, list_plans
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest
+
+
+class PickyPlanner(CountingPlanner):
+    """Refuses every target but `fastest`."""
+
+    def __call__(self, request: PlanRequest) -> FrequencyPlan:
+        if request.target != "fastest":
+            raise PlanningError("only fastest is met", field="target")
+        return super().__call__(request)
+
+
+@pytest.fixture
+def planner() -> CountingPlanner:
+    return CountingPlanner()
+
+
+@pytest.fixture
+def services(planner: CountingPlanner) -> Services:
+    made = Services(planner)
+    register_job(made.jobs, "job", job_spec())
+    return made
+
+
+def test_a_new_job_waits_for_its_profile() -> None:
+    summary, is_new = register_job(Services(CountingPlanner()).jobs, "job", job_spec())
+    assert is_new
+    assert summary.job.state is JobState.AWAITING_PROFILE
+    assert (summary.newest_version, summary.active_version) == (None, None)
+
+
+def test_a_profile_makes_the_first_version_and_wakes_the_job(
+    services: Services, planner: CountingPlanner
+) -> None:
+    summary = put_profile(services.jobs, "job", profile())
+    assert summary.job.state is JobState.PLANNED
+    assert summary.newest_version == 1
+    assert services.woken == ["job"]
+    assert planner.requests[0].profile == profile()
+    assert planner.requests[0].policy == "envelope"
+    assert get_plan(services.jobs, "job", 1).plan == frequency_plan()
+
+
+def test_the_same_profile_again_makes_no_version_and_another_makes_one(
+    services: Services, planner: CountingPlanner
+) -> None:
+    put_profile(services.jobs, "job", profile())
+    assert put_profile(services.jobs, "job", profile()).newest_version == 1
+    assert len(planner.requests) == 1
+    assert put_profile(services.jobs, "job", profile(forward_energy_j=31)).newest_version == 2
+    assert [plan.version for plan in list_plans(services.jobs, "job")] == [1, 2]
+
+
+def test_a_changed_target_makes_a_version_and_the_same_again_none(
+    services: Services, planner: CountingPlanner
+) -> None:
+    put_profile(services.jobs, "job", profile())
+    update = TargetUpdate(policy="uniform", target="least-energy")
+    assert change_target(services.jobs, "job", update).newest_version == 2
+    assert change_target(services.jobs, "job", update).newest_version == 2
+    assert change_target(services.jobs, "job", TargetUpdate()).newest_version == 2
+    assert (planner.requests[1].policy, planner.requests[1].target) == ("uniform", "least-energy")
+
+
+def test_a_target_before_the_profile_waits_for_it(
+    services: Services, planner: CountingPlanner
+) -> None:
+    summary = change_target(services.jobs, "job", TargetUpdate(target="least-energy"))
+    assert summary.job.state is JobState.AWAITING_PROFILE
+    put_profile(services.jobs, "job", profile())
+    assert [request.target for request in planner.requests] == ["least-energy"]
+
+
+def test_a_restarted_rank_that_registers_the_first_values_keeps_the_changed_target(
+    services: Services,
+) -> None:
+    put_profile(services.jobs, "job", profile())
+    change_target(services.jobs, "job", TargetUpdate(policy="uniform"))
+    summary, is_new = register_job(services.jobs, "job", job_spec())
+    assert not is_new
+    assert summary.job.in_force.policy == "uniform"
+    assert summary.newest_version == 2
+
+
+def test_other_values_are_taken_until_something_is_planned(services: Services) -> None:
+    summary, is_new = register_job(services.jobs, "job", job_spec(num_microbatches=8))
+    assert not is_new
+    assert summary.job.in_force.num_microbatches == 8
+    put_profile(services.jobs, "job", profile())
+    with pytest.raises(RegistrationConflictError, match="num_microbatches"):
+        register_job(services.jobs, "job", job_spec(num_microbatches=9))
+    assert get_job(services.jobs, "job").job.in_force.num_microbatches == 8
+
+
+def test_other_values_must_fit_the_ranks_that_are_there(services: Services) -> None:
+    register_rank(services.jobs, rank_record(1))
+    with pytest.raises(RegistrationConflictError, match="num_ranks"):
+        register_job(services.jobs, "job", job_spec(num_stages=1, num_ranks=1))
+    with pytest.raises(RegistrationConflictError, match="num_stages"):
+        register_job(services.jobs, "job", job_spec(num_stages=1, num_ranks=2))
+
+
+def test_a_profile_of_another_number_of_stages_is_refused_and_not_kept(services: Services) -> None:
+    with pytest.raises(InvalidFieldError, match="profile: has 3 stages, but the job has 2"):
+        put_profile(services.jobs, "job", profile(3))
+    assert get_job(services.jobs, "job").job.state is JobState.AWAITING_PROFILE
+
+
+@pytest.mark.parametrize("field", ["schedule", "policy", "reconfigure"])
+def test_an_unknown_name_is_refused_before_there_is_a_profile(
+    services: Services, field: str
+) -> None:
+    with pytest.raises(InvalidFieldError, match=f"{field}: unknown 'nonsense'; known: "):
+        register_job(services.jobs, "other", job_spec(**{field: "nonsense"}))
+    with pytest.raises(UnknownJobError):
+        get_job(services.jobs, "other")
+
+
+def test_blocking_power_and_reconfiguring_step_come_from_the_gpu_table() -> None:
+    planner = CountingPlanner()
+    services = Services(planner)
+    window = services.jobs.gpu_window("v100")
+    register_job(services.jobs, "given", job_spec(gpu="v100", blocking_power_w=(1.0,)))
+    put_profile(services.jobs, "given", profile())
+    assert planner.requests[0].blocking_power_w == (1.0,)
+    assert planner.requests[0].reconfigure_granularity_mhz == window.reconfigure_granularity_mhz
+
+
+def test_a_gpu_without_blocking_power_or_not_in_the_table_names_the_field(
+    services: Services,
+) -> None:
+    with pytest.raises(InvalidFieldError, match="gpu: unknown GPU 'abacus'; known: "):
+        register_job(services.jobs, "other", job_spec(gpu="abacus"))
+    windowless = services.jobs.gpu_window("a100")
+    spec = job_spec(gpu="a100", blocking_power_w=None)
+    if windowless.blocking_power_w is None:
+        with pytest.raises(InvalidFieldError, match="blocking_power_w: the table of a100 has none"):
+            register_job(services.jobs, "other", spec)
+    else:
+        register_job(services.jobs, "other", spec)
+
+
+def test_a_target_that_cannot_be_met_is_told_to_whoever_put_it_and_the_old_plan_holds() -> None:
+    services = Services(PickyPlanner())
+    register_job(services.jobs, "job", job_spec())
+    put_profile(services.jobs, "job", profile())
+    for _ in range(2):
+        with pytest.raises(PlanningFailedError, match="target: only fastest is met") as caught:
+            change_target(services.jobs, "job", TargetUpdate(target="power:1"))
+        assert caught.value.field == "target"
+    summary = get_job(services.jobs, "job")
+    assert summary.job.state is JobState.PLANNING_FAILED
+    assert summary.job.problem == "target: only fastest is met"
+    assert summary.newest_version == 1
+
+
+def test_ranks_that_repeat_themselves_are_not_told_of_somebody_elses_target() -> None:
+    services = Services(PickyPlanner())
+    register_job(services.jobs, "job", job_spec())
+    put_profile(services.jobs, "job", profile())
+    with pytest.raises(PlanningFailedError):
+        change_target(services.jobs, "job", TargetUpdate(target="power:1"))
+    assert register_job(services.jobs, "job", job_spec())[0].newest_version == 1
+    assert put_profile(services.jobs, "job", profile()).newest_version == 1
+
+
+def test_a_failed_planning_is_mended_by_another_target() -> None:
+    services = Services(PickyPlanner())
+    register_job(services.jobs, "job", job_spec(target="power:1"))
+    with pytest.raises(PlanningFailedError):
+        put_profile(services.jobs, "job", profile())
+    summary = change_target(services.jobs, "job", TargetUpdate(target="fastest"))
+    assert summary.job.state is JobState.PLANNED
+    assert summary.job.problem is None
+    assert summary.newest_version == 1
+
+
+def test_a_failed_planning_is_mended_by_registering_other_values() -> None:
+    services = Services(PickyPlanner())
+    register_job(services.jobs, "job", job_spec(target="power:1"))
+    with pytest.raises(PlanningFailedError):
+        put_profile(services.jobs, "job", profile())
+    summary, _ = register_job(services.jobs, "job", job_spec())
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+
+
+def test_another_number_of_stages_drops_the_profile_that_failed() -> None:
+    services = Services(PickyPlanner())
+    register_job(services.jobs, "job", job_spec(target="power:1"))
+    with pytest.raises(PlanningFailedError):
+        put_profile(services.jobs, "job", profile())
+    summary, _ = register_job(services.jobs, "job", job_spec(num_stages=3, num_ranks=3))
+    assert summary.job.state is JobState.AWAITING_PROFILE
+    assert put_profile(services.jobs, "job", profile(3)).newest_version == 1
+
+
+def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None:
+    class Broken(CountingPlanner):
+        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+            if not self.requests:
+                self.requests.append(request)
+                raise ZeroDivisionError
+            return super().__call__(request)
+
+    services = Services(Broken())
+    register_job(services.jobs, "job", job_spec())
+    with pytest.raises(ZeroDivisionError):
+        put_profile(services.jobs, "job", profile())
+    assert put_profile(services.jobs, "job", profile()).newest_version == 1
+
+
+def test_many_ranks_that_put_the_same_profile_at_once_get_one_version(
+    services: Services, planner: CountingPlanner
+) -> None:
+    start = threading.Barrier(6)
+
+    def put() -> int | None:
+        start.wait(30)
+        return put_profile(services.jobs, "job", profile()).newest_version
+
+    with ThreadPoolExecutor(6) as threads:
+        versions = [ended.result(60) for ended in [threads.submit(put) for _ in range(6)]]
+    assert versions == [1] * 6
+    assert len(planner.requests) == 1
+
+
+def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None:
+    working, go_on = threading.Event(), threading.Event()
+
+    class Slow(CountingPlanner):
+        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+            working.set()
+            assert go_on.wait(30)
+            return super().__call__(request)
+
+    planner = Slow()
+    services = Services(planner)
+    register_job(services.jobs, "job", job_spec())
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(put_profile, services.jobs, "job", profile())
+        assert working.wait(30)
+        update = TargetUpdate(target="least-energy")
+        second = threads.submit(change_target, services.jobs, "job", update)
+        while get_job(services.jobs, "job").job.in_force.target != "least-energy":
+            assert not second.done()
+        go_on.set()
+        assert first.result(30).newest_version == second.result(30).newest_version == 1
+    assert [request.target for request in planner.requests] == ["fastest", "least-energy"]
+
+
+def test_nothing_can_be_put_into_a_job_that_is_not_known(services: Services) -> None:
+    with pytest.raises(UnknownJobError, match="Job other is not known here; register it first"):
+        put_profile(services.jobs, "other", profile())
+    with pytest.raises(UnknownJobError):
+        change_target(services.jobs, "other", TargetUpdate())
+    with pytest.raises(UnknownJobError):
+        register_rank(services.jobs, rank_record(job_id="other"))
+
+
+def test_a_rank_must_be_one_of_the_jobs(services: Services) -> None:
+    with pytest.raises(InvalidFieldError, match="rank: must be 0 to 1, not 2"):
+        register_rank(services.jobs, rank_record(2, stage=0))
+    with pytest.raises(InvalidFieldError, match="stage: must be 0 to 1, not 2"):
+        register_rank(services.jobs, rank_record(0, stage=2))

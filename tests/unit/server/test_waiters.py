@@ -1,0 +1,151 @@
+"""Long polls inside the process: woken by changes, released by the end, never missing one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from flyball_server.jobs.waiters import JobWaiters
+
+LONG_S = 600.0
+
+
+class Value:
+    """Something to wait for."""
+
+    def __init__(self) -> None:
+        self.value: str | None = None
+        self.num_probes = 0
+
+    async def probe(self) -> str | None:
+        self.num_probes += 1
+        return self.value
+
+
+async def waiting(waiters: JobWaiters, number: int) -> None:
+    while waiters.num_waiting != number:
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[JobWaiters, Value], object]) -> None:
+    async def bounded() -> None:
+        made = scenario(JobWaiters(), Value())
+        assert asyncio.iscoroutine(made)
+        await asyncio.wait_for(made, 60)
+
+    asyncio.run(bounded())
+
+
+def test_what_is_there_is_answered_without_waiting() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        value.value = "there"
+        assert await waiters.until("job", value.probe, wait_s=LONG_S) == "there"
+        assert waiters.num_waiting == 0
+
+    run(scenario)
+
+
+def test_a_wait_of_no_time_looks_once() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        assert await waiters.until("job", value.probe, wait_s=0) is None
+        assert value.num_probes == 1
+
+    run(scenario)
+
+
+def test_a_wait_ends_with_nothing_when_its_time_is_over() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        assert await waiters.until("job", value.probe, wait_s=0.01) is None
+        assert waiters.num_waiting == 0
+
+    run(scenario)
+
+
+def test_a_change_from_another_thread_wakes_all_who_wait_for_the_job() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        polls = [
+            asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S)) for _ in range(3)
+        ]
+        await waiting(waiters, 3)
+        value.value = "new"
+        thread = threading.Thread(target=waiters.wake, args=("job",))
+        thread.start()
+        assert await asyncio.gather(*polls) == ["new"] * 3
+        thread.join()
+        assert waiters.num_waiting == 0
+
+    run(scenario)
+
+
+def test_a_change_of_another_job_wakes_nobody() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+        await waiting(waiters, 1)
+        waiters.wake("other")
+        await asyncio.sleep(0)
+        assert not poll.done()
+        assert value.num_probes == 1
+        waiters.close()
+        assert await poll is None
+
+    run(scenario)
+
+
+def test_a_wake_that_brings_nothing_lets_the_poll_wait_on() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+        await waiting(waiters, 1)
+        waiters.wake("job")
+        while value.num_probes < 2:
+            await asyncio.sleep(0)
+        assert not poll.done()
+        value.value = "late"
+        waiters.wake("job")
+        assert await poll == "late"
+
+    run(scenario)
+
+
+def test_a_change_while_the_probe_looks_is_not_missed() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        async def probe() -> str | None:
+            seen = await value.probe()
+            if value.num_probes == 1:
+                value.value = "meanwhile"
+                waiters.wake("job")
+            return seen
+
+        assert await waiters.until("job", probe, wait_s=LONG_S) == "meanwhile"
+
+    run(scenario)
+
+
+def test_closing_releases_all_and_lets_none_wait_until_opened_again() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+        await waiting(waiters, 1)
+        waiters.close()
+        assert await poll is None
+        assert await waiters.until("job", value.probe, wait_s=LONG_S) is None
+        waiters.open()
+        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+        await waiting(waiters, 1)
+        value.value = "again"
+        waiters.wake("job")
+        assert await poll == "again"
+
+    run(scenario)
+
+
+def test_a_poll_that_is_given_up_leaves_nothing_behind() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+        await waiting(waiters, 1)
+        poll.cancel()
+        await asyncio.wait({poll})
+        assert poll.cancelled()
+        assert waiters.num_waiting == 0
+        waiters.wake("job")
+
+    run(scenario)
