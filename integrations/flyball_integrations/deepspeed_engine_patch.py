@@ -1,0 +1,105 @@
+"""Sets the hooks on one DeepSpeed engine object, and takes them off again.
+
+`PipelineEngine._exec_schedule` looks every instruction up in `self._INSTRUCTION_MAP`, so a map
+on the instance overrides the class's; `train_batch` is overridden in the same way. Nothing of
+DeepSpeed's modules or classes is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
+
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from flyball_integrations.instruction_hooks import BufferMicrobatches, InstructionHooks
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EnginePatch:
+    """The hooks of one engine, in force from its making until `remove`.
+
+    Args:
+        engine: DeepSpeed's `PipelineEngine`.
+        hooks: called in the order of execution.
+        synchronize: waits until the device has finished what was launched; called before each
+            hook of an instruction, so that clocks and times are those of the computation and
+            not of its launch.
+        around_step: made anew for every training step, in force while it runs.
+    """
+
+    def __init__(
+        self,
+        engine: PipelineEngine,
+        hooks: InstructionHooks,
+        *,
+        synchronize: Callable[[], None],
+        around_step: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._engine = engine
+        self._hooks = hooks
+        self._synchronize = synchronize
+        self._around_step = around_step
+        self._microbatches = BufferMicrobatches()
+        self._is_training = False
+        self._replaced: dict[str, Any] = {}
+        instructions = dict(engine._INSTRUCTION_MAP)
+        instructions[schedule.ForwardPass] = self._hooked(
+            "forward", instructions[schedule.ForwardPass], self._microbatches.of_forward
+        )
+        instructions[schedule.BackwardPass] = self._hooked(
+            "backward", instructions[schedule.BackwardPass], self._microbatches.of_backward
+        )
+        train_batch = self._wrapped_train_batch(engine.train_batch)
+        self._override("_INSTRUCTION_MAP", instructions)
+        self._override("train_batch", train_batch)
+
+    def remove(self) -> None:
+        """Leave the engine's attributes as they were before."""
+        attributes = vars(self._engine)
+        for name, (was_set, value) in self._replaced.items():
+            if was_set:
+                attributes[name] = value
+            else:
+                attributes.pop(name, None)
+        self._replaced.clear()
+
+    def _override(self, name: str, value: object) -> None:
+        attributes = vars(self._engine)
+        self._replaced[name] = (name in attributes, attributes.get(name))
+        attributes[name] = value
+
+    def _wrapped_train_batch(self, train_batch: Callable[P, T]) -> Callable[P, T]:
+        def train_batch_on_planned_clocks(*args: P.args, **kwargs: P.kwargs) -> T:
+            self._microbatches.clear()
+            self._hooks.on_step_begin()
+            self._is_training = True
+            try:
+                with self._around_step():
+                    loss = train_batch(*args, **kwargs)
+            finally:
+                self._is_training = False
+            self._hooks.on_step_end()
+            return loss
+
+        return train_batch_on_planned_clocks
+
+    def _hooked(
+        self, kind: str, execute: Callable[..., T], microbatch_of: Callable[[int], int | None]
+    ) -> Callable[..., T]:
+        def execute_between_hooks(engine: PipelineEngine, buffer_id: int, **kwargs: object) -> T:
+            if not self._is_training:  # eval_batch runs the same ForwardPass
+                return execute(engine, buffer_id=buffer_id, **kwargs)
+            microbatch = microbatch_of(buffer_id)
+            self._synchronize()
+            self._hooks.on_instruction_begin(kind, microbatch=microbatch)
+            result = execute(engine, buffer_id=buffer_id, **kwargs)
+            self._synchronize()
+            self._hooks.on_instruction_end(kind, microbatch=microbatch)
+            return result
+
+        return execute_between_hooks

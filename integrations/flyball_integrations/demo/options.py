@@ -1,0 +1,57 @@
+"""What a demo run is made of: its sizes, and the emulated pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyball_profiles.examples import load_example_profile
+from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_profiles.stage_profile import StageProfile
+
+NUM_STAGES = 4
+GPU_TYPE = "a100"
+JOB_ID = "demo"
+# Of the example's eight stages: three alike, and the last with the loss, which is heavier.
+_EXAMPLE_STAGES = (0, 1, 2, 7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """The sizes of a demo run.
+
+    Attributes:
+        num_steps: steps measured at the highest clocks, and again on the plan; at least 2.
+        num_microbatches: of an iteration, at least 1.
+        time_scale: wall seconds an emulated second takes, at least 0.5; the larger, the less
+            the computer's own overheads show.
+    """
+
+    num_steps: int = 8
+    num_microbatches: int = 8
+    time_scale: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 2:
+            raise ValueError(f"--steps must be at least 2, not {self.num_steps}")
+        if self.num_microbatches < 1:
+            raise ValueError(f"--microbatches must be at least 1, not {self.num_microbatches}")
+        if not 0.5 <= self.time_scale <= 100:
+            raise ValueError(f"--time-scale must be from 0.5 to 100, not {self.time_scale}")
+
+    @property
+    def max_steps(self) -> int:
+        """Steps after which training ends although no plan came."""
+        return 2 * self.num_steps + 60
+
+
+def demo_profile() -> StageProfile:
+    """Four stages of the shipped example profile."""
+    return load_example_profile().select_stages(_EXAMPLE_STAGES)
+
+
+def demo_blocking_power_w() -> float:
+    """W of an emulated GPU that waits in communication."""
+    power_w = load_gpu_window(GPU_TYPE).blocking_power_w
+    if power_w is None:
+        raise LookupError(f"the GPU table has no blocking power for {GPU_TYPE}")
+    return power_w

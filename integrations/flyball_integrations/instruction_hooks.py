@@ -1,0 +1,58 @@
+"""What an integration calls at each instruction, and which microbatch a buffer holds."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class InstructionHooks(Protocol):
+    """The four hooks of a rank; `flyball_client.rank_session.RankSession` has them."""
+
+    def on_step_begin(self) -> None:
+        """A training step (one optimizer step) begins."""
+        ...
+
+    def on_step_end(self) -> None:
+        """The training step is over, optimizer included."""
+        ...
+
+    def on_instruction_begin(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        """One computation on one microbatch begins."""
+        ...
+
+    def on_instruction_end(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        """That computation is over."""
+        ...
+
+
+class BufferMicrobatches:
+    """Which microbatch each pipeline buffer holds, found by counting a step's forwards.
+
+    DeepSpeed's instructions carry a buffer's number only. A step runs its forwards in the
+    order of the microbatches, so the n-th forward is microbatch n; the backward of a buffer
+    belongs to the forward that filled it last.
+    """
+
+    def __init__(self) -> None:
+        self._num_forwards = 0
+        self._microbatch_of_buffer: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """A new step begins: count from microbatch 0 again."""
+        self._num_forwards = 0
+        self._microbatch_of_buffer.clear()
+
+    def of_forward(self, buffer_id: int) -> int:
+        """The microbatch of the forward that now fills this buffer."""
+        microbatch = self._num_forwards
+        self._num_forwards += 1
+        self._microbatch_of_buffer[buffer_id] = microbatch
+        return microbatch
+
+    def of_backward(self, buffer_id: int) -> int | None:
+        """The microbatch in this buffer; None where no forward of this step filled it."""
+        return self._microbatch_of_buffer.pop(buffer_id, None)

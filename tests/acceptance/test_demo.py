@@ -1,0 +1,278 @@
+"""`flyball demo` as a newcomer runs it: the whole loop, Ctrl-C, dying parts, missing tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deepspeed", reason="needs pip install 'flyball[demo]'")
+
+from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
+from flyball_integrations.demo.interruption import Interruption
+from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_integrations.demo.run_folder import RunFolder
+
+_MARKER = "DEMO_TEST_RUN"
+_DEMO_TIMEOUT_S = 180
+_REACHES_TIMEOUT_S = 90
+_ENDS_TIMEOUT_S = 30
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="finds processes by /proc/PID/environ"
+)
+
+
+@dataclass
+class RunningDemo:
+    """A demo in the background; its processes are found by a variable in their environment."""
+
+    folder: RunFolder
+    options: tuple[str, ...] = ()
+    marker: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "flyball_client", "demo"),
+                *("--keep", str(self.folder.path), *self.options),
+            ],
+            env=os.environ | {_MARKER: self.marker},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_until(self, reached: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + _REACHES_TIMEOUT_S
+        while not reached():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline_s, "the demo did not get so far"
+            time.sleep(0.05)
+
+    def end(self, *, timeout_s: float = _ENDS_TIMEOUT_S) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr."""
+        output, errors = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, output, errors
+
+    def processes(self) -> dict[int, str]:
+        """Every living process of this demo: its pid and command line."""
+        wanted = f"{_MARKER}={self.marker}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+        return found
+
+    def pid_of(self, part: str) -> int:
+        """The process whose command line holds this, and no other of the demo's does."""
+        (pid,) = [pid for pid, command in self.processes().items() if part in command]
+        return pid
+
+    def clear_away(self) -> None:
+        """Whatever a failed test left behind."""
+        for pid in (*self.processes(), self.process.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """DeepSpeed's helper, so that no test waits half a minute for it in its middle."""
+    missing = missing_prerequisites(os.environ)
+    if missing:
+        pytest.skip(f"the demo cannot run here; missing: {missing}")
+    log = tmp_path_factory.mktemp("helper") / "helper.log"
+    with Interruption() as interruption:
+        compile_deepspeed_helper(child_environment(os.environ), log=log, interruption=interruption)
+
+
+@pytest.fixture
+def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
+    """Starts demos in the test's folder, and ends what is left of them."""
+    started: list[RunningDemo] = []
+
+    def start(*options: str) -> RunningDemo:
+        started.append(RunningDemo(RunFolder(tmp_path / "run"), options))
+        return started[-1]
+
+    yield start
+    for demo in started:
+        demo.clear_away()
+
+
+@needs_proc
+def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    demo = start_demo("--json", "--steps", "4", "--microbatches", "6")
+
+    status, output, errors = demo.end(timeout_s=_DEMO_TIMEOUT_S)
+
+    assert status == 0, errors
+    result = json.loads(output)
+    assert result["emulated"] is True
+    assert result["failed_condition"] is None
+    for phase in ("baseline", "plan"):
+        measured, predicted = result["measured"][phase], result["predicted"][phase]
+        assert measured["num_steps"] >= 4
+        assert measured["energy_j"] == pytest.approx(predicted["energy_j"], rel=0.03)
+        assert measured["iteration_time_s"] == pytest.approx(
+            predicted["iteration_time_s"], rel=0.03
+        )
+    assert result["measured"]["plan"]["energy_j"] < result["measured"]["baseline"]["energy_j"]
+    assert result["measured"]["plan"]["num_unplanned"] == 0
+    assert result["losses"][-1] < result["losses"][0]
+    assert json.loads(demo.folder.plan_json.read_text())["num_microbatches"] == 6
+    assert demo.folder.database.exists()
+    assert "Traceback" not in errors
+    assert demo.processes() == {}
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    "reached",
+    [
+        pytest.param(lambda folder: folder.planner_log.exists(), id="while the planner starts"),
+        pytest.param(lambda folder: folder.rank_log(0).exists(), id="while the ranks start"),
+        pytest.param(lambda folder: bool(folder.trained_steps()), id="in the middle of training"),
+    ],
+)
+def test_ctrl_c_leaves_no_process_behind(
+    start_demo: Callable[..., RunningDemo],
+    reached: Callable[[RunFolder], bool],
+) -> None:
+    demo = start_demo()
+    demo.wait_until(lambda: reached(demo.folder))
+
+    demo.process.send_signal(signal.SIGINT)
+    status, output, errors = demo.end()
+
+    assert status == 130
+    assert output == ""
+    assert "Traceback" not in errors
+    assert demo.processes() == {}
+
+
+@needs_proc
+def test_a_terminated_demo_leaves_no_process_behind_either(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    demo = start_demo()
+    demo.wait_until(lambda: demo.folder.rank_log(3).exists())
+
+    demo.process.terminate()
+    status, _, errors = demo.end()
+
+    assert status == 130
+    assert "Traceback" not in errors
+    assert demo.processes() == {}
+
+
+@needs_proc
+def test_a_rank_that_dies_ends_the_demo_and_is_named(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    demo = start_demo()
+    demo.wait_until(lambda: bool(demo.folder.trained_steps()))
+    rank_2 = next(
+        pid
+        for pid in demo.processes()
+        if b"\0RANK=2\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    )
+
+    os.kill(rank_2, signal.SIGKILL)
+    status, _, errors = demo.end()
+
+    assert status == 1
+    assert errors.splitlines()[-1] == (
+        "flyball demo: failed: training rank 2 was ended by signal 9"
+    )
+    assert demo.processes() == {}
+
+
+@needs_proc
+def test_a_planner_that_dies_ends_the_demo_with_one_line(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    demo = start_demo()
+    demo.wait_until(lambda: demo.folder.rank_log(0).exists())
+
+    os.kill(demo.pid_of("flyball_client serve"), signal.SIGKILL)
+    status, _, errors = demo.end()
+
+    assert status == 1
+    assert errors.splitlines()[-1] == "flyball demo: failed: the planner ended with status -9"
+    assert "Traceback" not in errors
+    assert demo.processes() == {}
+
+
+def test_a_missing_compiler_is_named_in_one_line(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"}
+    demo = subprocess.run(
+        [sys.executable, "-m", "flyball_client", "demo"],
+        env=environment | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=_ENDS_TIMEOUT_S,
+        check=False,
+    )
+
+    assert demo.returncode == 2
+    assert demo.stdout == ""
+    (line,) = demo.stderr.splitlines()
+    assert line.startswith("flyball demo: missing: ")
+    assert "g++" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--steps", "1"), "--steps must be at least 2, not 1"),
+        (("--microbatches", "0"), "--microbatches must be at least 1, not 0"),
+        (("--time-scale", "nan"), "--time-scale must be from 0.5 to 100, not nan"),
+    ],
+)
+def test_sizes_out_of_range_are_one_line(options: tuple[str, ...], complaint: str) -> None:
+    demo = subprocess.run(
+        [sys.executable, "-m", "flyball_client", "demo", *options],
+        capture_output=True,
+        text=True,
+        timeout=_ENDS_TIMEOUT_S,
+        check=False,
+    )
+
+    assert demo.returncode == 2
+    assert demo.stderr == f"flyball demo: {complaint}\n"
+
+
+def test_a_folder_in_use_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("not yours")
+    demo = subprocess.run(
+        [sys.executable, "-m", "flyball_client", "demo", "--keep", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=_ENDS_TIMEOUT_S,
+        check=False,
+    )
+
+    assert demo.returncode == 2
+    assert "is not empty" in demo.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]

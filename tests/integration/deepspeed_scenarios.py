@@ -1,0 +1,220 @@
+"""What each rank of test_deepspeed_pipeline.py runs under torchrun; the tests read its findings.
+
+Starting four ranks takes seconds, so one run goes through all scenarios and writes a JSON file
+per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe import p2p
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import nn
+
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_integrations.deepspeed_engine_patch import EnginePatch
+from flyball_integrations.deepspeed_pipeline import attach, detach
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+NUM_MICROBATCHES = 4
+_NUM_STEPS = 3
+_WIDTH = 8
+_STOCK_P2P = (p2p.send, p2p.recv)
+
+Findings = dict[str, Any]
+
+
+class RecordedHooks:
+    """The four hooks, written down instead of acted on."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str | int | None]] = []
+
+    def on_step_begin(self) -> None:
+        self.calls.append(["step-begin"])
+
+    def on_step_end(self) -> None:
+        self.calls.append(["step-end"])
+
+    def on_instruction_begin(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        del chunk
+        self.calls.append(["begin", kind, microbatch])
+
+    def on_instruction_end(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        del chunk
+        self.calls.append(["end", kind, microbatch])
+
+
+def hooks_see_what_runs() -> Findings:
+    """Two training steps with an evaluation between them."""
+    engine = _engine()
+    hooks = RecordedHooks()
+    patch = EnginePatch(engine, hooks, synchronize=lambda: None, around_step=nullcontext)
+    text = _samples()
+    engine.train_batch(text)
+    num_before_evaluation = len(hooks.calls)
+    engine.eval_batch(text)
+    num_after_evaluation = len(hooks.calls)
+    engine.train_batch(text)
+    patch.remove()
+    engine.train_batch(text)
+    return {
+        "stage": engine.stage_id,
+        "first_step": hooks.calls[:num_before_evaluation],
+        "during_evaluation": hooks.calls[num_before_evaluation:num_after_evaluation],
+        "second_step_and_after_removal": hooks.calls[num_after_evaluation:],
+    }
+
+
+def p2p_stock() -> Findings:
+    """Losses, parameters and the engine's attributes after training, of DeepSpeed as it is."""
+    engine = _engine()
+    return _trained(engine) | {"attributes": sorted(vars(engine))}
+
+
+def p2p_eager() -> Findings:
+    """The same with eager P2P, and what P2P is inside a step, in an evaluation and after."""
+    engine = _engine()
+    seen: list[bool] = []
+    engine._INSTRUCTION_MAP = {
+        kind: _noting_p2p(execute, seen) for kind, execute in engine._INSTRUCTION_MAP.items()
+    }
+    gpu = _gpu(engine.stage_id)
+    attach(engine, job_id="eager", gpu=gpu, p2p="eager")
+    findings = _trained(engine)
+    stock_in_steps, num_in_steps = any(seen), len(seen)
+    engine.eval_batch(_samples())
+    stock_in_evaluation = all(seen[num_in_steps:])
+    detach(engine)
+    return findings | {
+        "stock_in_steps": stock_in_steps,
+        "stock_in_evaluation": stock_in_evaluation,
+        "stock_afterwards": (p2p.send, p2p.recv) == _STOCK_P2P,
+    }
+
+
+def attached_without_planner() -> Findings:
+    """A planner's address where nobody listens; the engine's attributes before and after."""
+    engine = _engine()
+    before = dict(vars(engine))
+    gpu = _gpu(engine.stage_id)
+    session = attach(engine, job_id="away", planner_url=os.environ["NOBODY_THERE"], gpu=gpu)
+    attached_twice = ""
+    try:
+        attach(engine, job_id="away", gpu=gpu)
+    except ValueError as error:
+        attached_twice = str(error)
+    replaced = sorted(name for name, value in vars(engine).items() if before.get(name) is not value)
+    trained = _trained(engine)
+    history = session.history
+    detach(engine)
+    detach(engine)
+    after = vars(engine)
+    return trained | {
+        "replaced": replaced,
+        "attached_twice": attached_twice,
+        "num_measured": len(history),
+        "versions": [step.plan_version for step in history],
+        "steps": [step.step for step in history],
+        "clock_mhz": gpu.sm_clock_mhz(),
+        "attributes": sorted(after),
+        "train_batch_is_the_class's": "train_batch" not in after,
+        "map_is_the_class's": engine._INSTRUCTION_MAP is PipelineEngine._INSTRUCTION_MAP,
+    }
+
+
+SCENARIOS: tuple[Callable[[], Findings], ...] = (
+    hooks_see_what_runs,
+    p2p_stock,
+    p2p_eager,
+    attached_without_planner,
+)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo")
+    rank = torch.distributed.get_rank()
+    findings = {scenario.__name__: scenario() for scenario in SCENARIOS}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _engine() -> PipelineEngine:
+    torch.manual_seed(7)
+    num_stages = torch.distributed.get_world_size()
+    model = PipelineModule(
+        layers=[nn.Linear(_WIDTH, _WIDTH) for _ in range(2 * num_stages)],
+        num_stages=num_stages,
+        loss_fn=nn.functional.mse_loss,
+        partition_method="uniform",
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": NUM_MICROBATCHES,
+            "steps_per_print": 10**9,
+        },
+    )
+    return engine
+
+
+def _samples() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(11)
+    while True:
+        sample = torch.randn(2, _WIDTH, generator=generator)
+        yield sample, sample.roll(1, dims=1)
+
+
+def _trained(engine: PipelineEngine) -> Findings:
+    samples = _samples()
+    losses = [float(engine.train_batch(samples)).hex() for _ in range(_NUM_STEPS)]
+    parameters = [
+        value.hex()
+        for parameter in engine.module.parameters()
+        for value in parameter.detach().flatten().tolist()
+    ]
+    return {"losses": losses, "parameters": parameters}
+
+
+def _noting_p2p(execute: Callable[..., Any], seen: list[bool]) -> Callable[..., Any]:
+    def noting(engine: PipelineEngine, **kwargs: object) -> object:
+        seen.append((p2p.send, p2p.recv) == _STOCK_P2P)
+        return execute(engine, **kwargs)
+
+    return noting
+
+
+def _gpu(stage: int) -> EmulatedGpu:
+    points = tuple(
+        OperatingPoint(frequency_mhz=mhz, time_s=0.001, energy_j=0.3) for mhz in (1410, 1200)
+    )
+    kinds = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+    num_stages = torch.distributed.get_world_size()
+    profile = StageProfile(
+        points={(s, kind): points for s in range(num_stages) for kind in kinds},
+        num_ranks_per_stage=(1,) * num_stages,
+    )
+    return EmulatedGpu(profile, stage, blocking_power_w=80.0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
+
+pytest.importorskip("deepspeed", reason="needs pip install 'flyball[demo]'")
+
+
+def _folder_with(tmp_path: Path, *tools: str) -> str:
+    for tool in tools:
+        file = tmp_path / tool
+        file.write_text("#!/bin/sh\n")
+        file.chmod(0o755)
+    return str(tmp_path)
+
+
+def test_a_compiler_that_is_on_path_is_not_missing(tmp_path: Path) -> None:
+    path = _folder_with(tmp_path, "g++", "ninja")
+
+    assert not [line for line in missing_prerequisites({"PATH": path}) if "g++" in line]
+    assert child_environment({"PATH": path})["CXX"] == "g++"
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
+    path = _folder_with(tmp_path, "ninja")
+
+    assert [line for line in missing_prerequisites({"PATH": path}) if "g++" in line]
+
+
+def test_the_compiler_that_the_user_names_wins(tmp_path: Path) -> None:
+    path = _folder_with(tmp_path, "c++", "my-c++")
+
+    assert child_environment({"PATH": path, "CXX": "my-c++"})["CXX"] == "my-c++"
+    assert any("g++" in line for line in missing_prerequisites({"PATH": path, "CXX": "absent-c++"}))
+
+
+def test_the_demo_is_not_led_astray_by_another_planner_or_launcher() -> None:
+    environment = child_environment(
+        {
+            "FLYBALL_TOKEN": "secret",
+            "FLYBALL_DATABASE": "x",
+            "RANK": "3",
+            "LOCAL_SIZE": "4",
+            "A": "b",
+        }
+    )
+
+    assert not [name for name in environment if name.startswith("FLYBALL_")]
+    assert "RANK" not in environment
+    assert "LOCAL_SIZE" not in environment
+    assert environment["A"] == "b"
+    assert environment["DS_ACCELERATOR"] == "cpu"

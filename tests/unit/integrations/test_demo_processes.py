@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flyball_integrations.demo import deepspeed_helper
+from flyball_integrations.demo.child_process import ChildProcess
+from flyball_integrations.demo.clock_witness import read_witnessed_clocks
+from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
+from flyball_integrations.demo.demo_errors import DemoFailedError
+from flyball_integrations.demo.interruption import Interruption
+from flyball_integrations.demo.process_tree import kill_tree
+from flyball_integrations.demo.run_folder import RunFolder, TrainedStep, tail
+from flyball_integrations.demo.training_process import check_training
+
+# Starts a child in a session of its own, which starts one too; each adds its pid to a file.
+_NESTED = """
+import os, subprocess, sys, time
+depth, file = int(sys.argv[1]), sys.argv[2]
+with open(file, "a") as pids:
+    pids.write(f"{os.getpid()}\\n")
+if depth > 0:
+    subprocess.Popen([sys.executable, "-c", sys.argv[3], str(depth - 1), file, sys.argv[3]],
+                     start_new_session=True)
+time.sleep(60)
+"""
+
+
+def _wait_for_lines(file: Path, number: int) -> list[int]:
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        if file.exists() and len(file.read_text().splitlines()) == number:
+            return [int(line) for line in file.read_text().splitlines()]
+        time.sleep(0.02)
+    raise AssertionError(f"{file} did not get {number} lines")
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it runs; a killed orphan may stay a zombie until its new parent reaps it."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _assert_soon_dead(pids: list[int]) -> None:
+    deadline_s = time.monotonic() + 10
+    while any(_is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline_s, "processes were left behind"
+        time.sleep(0.02)
+
+
+def test_killing_a_tree_reaches_descendants_in_sessions_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    root = subprocess.Popen([sys.executable, "-c", _NESTED, "2", str(file), _NESTED])
+    pids = _wait_for_lines(file, 3)
+
+    kill_tree(root)
+
+    assert root.returncode == -signal.SIGKILL
+    _assert_soon_dead(pids)
+
+
+def test_killing_a_tree_that_has_ended_only_reaps_it() -> None:
+    root = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    root.wait(30)
+
+    kill_tree(root)
+
+    assert root.returncode == 3
+
+
+def test_a_child_process_logs_both_its_outputs_and_tells_its_status(tmp_path: Path) -> None:
+    program = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(4)"
+    log = tmp_path / "log"
+
+    with (
+        Interruption() as interruption,
+        ChildProcess(["-c", program], environment=os.environ, log=log) as child,
+    ):
+        assert child.wait(interruption, timeout_s=30) == 4
+    assert sorted(log.read_text().split()) == ["err", "out"]
+
+
+def test_a_child_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    program = (
+        "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " pathlib.Path(sys.argv[1]).write_text('1\\n'); time.sleep(60)"
+    )
+    with ChildProcess(
+        ["-c", program, str(ready)], environment=os.environ, log=tmp_path / "log", grace_s=0.1
+    ) as child:
+        _wait_for_lines(ready, 1)
+    assert child.exit_status() == -signal.SIGKILL
+
+
+def test_a_signal_is_noticed_at_the_next_check_and_not_before() -> None:
+    with Interruption() as interruption:
+        interruption.check()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interruption.check()
+
+
+def test_a_signal_ends_a_pause() -> None:
+    with Interruption() as interruption:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        previous = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                interruption.sleep(60)
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+
+
+def test_an_interruption_gives_the_signals_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interruption():
+        assert signal.getsignal(signal.SIGINT) != before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def _fake_build(text: str) -> str:
+    """A build that writes a library of this text where DeepSpeed's would be."""
+    return (
+        "import os, pathlib; folder = pathlib.Path(os.environ['TORCH_EXTENSIONS_DIR'], 'helper');"
+        f" folder.mkdir(exist_ok=True); (folder / 'helper.so').write_text({text!r})"
+    )
+
+
+def _compile(folder: Path) -> None:
+    environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(folder)}
+    with Interruption() as interruption:
+        compile_deepspeed_helper(
+            environment, log=folder.with_name("helper.log"), interruption=interruption
+        )
+
+
+def test_the_helper_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "extensions" / "helper" / "helper.so"
+    monkeypatch.setattr(deepspeed_helper, "_BUILD", _fake_build("first"))
+    _compile(tmp_path / "extensions")
+    monkeypatch.setattr(deepspeed_helper, "_BUILD", _fake_build("second"))
+    _compile(tmp_path / "extensions")
+
+    assert library.read_text() == "first"
+
+
+def test_a_lock_left_by_a_killed_build_is_removed_and_the_build_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "extensions" / "helper"
+    folder.mkdir(parents=True)
+    (folder / "helper.so").write_text("half wri")
+    (folder / "lock").touch()
+    monkeypatch.setattr(deepspeed_helper, "_BUILD", _fake_build("whole"))
+    _compile(tmp_path / "extensions")
+
+    assert (folder / "helper.so").read_text() == "whole"
+    assert not (folder / "lock").exists()
+
+
+def test_a_helper_that_cannot_be_compiled_shows_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed_helper, "_BUILD", "raise SystemExit('no compiler, alas')")
+
+    with pytest.raises(DemoFailedError, match=r"cannot be compiled") as failure:
+        _compile(tmp_path / "extensions")
+    assert failure.value.log_tail == "no compiler, alas"
+
+
+@pytest.mark.parametrize(
+    ("torchrun_says", "message"),
+    [
+        (
+            "E failed (exitcode: -9) local_rank: 2 (pid: 77) of binary: python\n",
+            "training rank 2 was ended by signal 9",
+        ),
+        ("E failed (exitcode: 1) local_rank: 0 (pid: 77)\n", "training rank 0 failed"),
+        ("no such option\n", "torchrun ended with status 1"),
+    ],
+)
+def test_failed_training_names_the_rank_that_failed_first(
+    tmp_path: Path, torchrun_says: str, message: str
+) -> None:
+    folder = RunFolder(tmp_path)
+    program = f"import sys; sys.stdout.write({torchrun_says!r}); sys.exit(1)"
+    with (
+        Interruption() as interruption,
+        ChildProcess(["-c", program], environment=os.environ, log=folder.torchrun_log) as training,
+    ):
+        training.wait(interruption, timeout_s=30)
+        with pytest.raises(DemoFailedError) as failure:
+            check_training(training, folder)
+    assert str(failure.value) == message
+
+
+def test_trained_steps_are_read_as_written_and_a_half_written_one_waits(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.trained_steps() == []
+    steps = [
+        TrainedStep(step=0, plan_version=None, loss=4.5),
+        TrainedStep(step=1, plan_version=3, loss=4.25),
+    ]
+    for step in steps:
+        folder.add_trained_step(step)
+    with folder.trained_steps_file.open("a") as lines:
+        lines.write('{"step": 2, "plan_ver')
+
+    assert folder.trained_steps() == steps
+
+
+def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    assert tail(log) == "(a.log was never written)"
+    log.write_text("")
+    assert tail(log) == "(a.log is empty)"
+    log.write_text("1\n2\n3\n")
+    assert tail(log, num_lines=2) == "2\n3"
+
+
+def test_witnessed_clocks_are_read_per_step(tmp_path: Path) -> None:
+    file = tmp_path / "clocks.json"
+    file.write_text('[[["forward", 1410], ["backward", 1200]], []]')
+
+    assert read_witnessed_clocks(file) == ((("forward", 1410), ("backward", 1200)), ())

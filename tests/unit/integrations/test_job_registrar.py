@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.wire import JobRegistration
+from flyball_integrations import job_registrar
+from flyball_integrations.job_registrar import JobRegistrar
+
+_TIMEOUT_S = 20.0
+_REGISTRATION = JobRegistration(num_stages=4, num_microbatches=8)
+_JOB: dict[str, object] = {
+    "job_id": "gpt",
+    "state": "awaiting-profile",
+    "registration": {"num_stages": 4, "num_microbatches": 8},
+    "ranks": [],
+    "newest_version": None,
+    "active_version": None,
+    "problem": None,
+    "created_at": "2025-01-01T00:00:00Z",
+}
+
+
+class _Planner:
+    """Answers from a list, then with the job; `over` is set when the list is used up."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self.requests: list[httpx.Request] = []
+        self.over = threading.Event()
+        self._answers = list(answers)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self._answers.pop(0) if self._answers else httpx.Response(201, json=_JOB)
+        if not self._answers:
+            self.over.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_registrar, "_FIRST_PAUSE_S", 0.001)
+
+
+def _client(planner: Callable[[httpx.Request], httpx.Response]) -> PlannerClient:
+    return PlannerClient(
+        "http://planner",
+        transport=httpx.MockTransport(planner),
+        retries=Retries(num_attempts=1),
+    )
+
+
+def _join(registrar: JobRegistrar) -> None:
+    registrar._thread.join(_TIMEOUT_S)
+    assert not registrar._thread.is_alive()
+
+
+def test_the_job_is_registered_as_it_is() -> None:
+    planner = _Planner()
+    with _client(planner) as client:
+        _join(JobRegistrar(client, job_id="gpt", registration=_REGISTRATION))
+
+    (request,) = planner.requests
+    assert request.method == "PUT"
+    assert request.url.path == "/api/v1/jobs/gpt"
+    assert json.loads(request.content)["num_microbatches"] == 8
+
+
+def test_registering_is_tried_until_the_planner_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away = httpx.ConnectError("nobody there")
+    planner = _Planner(away, httpx.Response(503), away)
+    with caplog.at_level(logging.WARNING), _client(planner) as client:
+        _join(JobRegistrar(client, job_id="gpt", registration=_REGISTRATION))
+
+    assert len(planner.requests) == 4
+    assert len(caplog.records) == 1  # said once, not at each attempt
+
+
+def test_a_refused_job_is_said_once_and_not_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner = _Planner(httpx.Response(409, json={"detail": "it has 2 stages", "errors": []}))
+    with caplog.at_level(logging.WARNING), _client(planner) as client:
+        _join(JobRegistrar(client, job_id="gpt", registration=_REGISTRATION))
+
+    assert len(planner.requests) == 1
+    (record,) = caplog.records
+    assert "it has 2 stages" in record.getMessage()
+
+
+def test_closing_ends_the_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_registrar, "_FIRST_PAUSE_S", 1000.0)
+    planner = _Planner(httpx.ConnectError("nobody there"))
+    with _client(planner) as client:
+        registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION)
+        assert planner.over.wait(_TIMEOUT_S)
+        registrar.close(timeout_s=_TIMEOUT_S)
+
+        assert not registrar._thread.is_alive()
+    assert len(planner.requests) == 1
