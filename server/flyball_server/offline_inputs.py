@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -97,9 +98,14 @@ def read_plan(path: Path) -> FrequencyPlan:
 
 def write_text(path: Path, text: str) -> None:
     """Write a result whole: a file appears complete, or the old one stays."""
+    if path.name in ("", "..") or path.is_dir():
+        raise CommandError(f"{path}: is a folder; name a file in it")
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written ({error.strerror or error})") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
+        with contextlib.suppress(OSError, ValueError):
+            partial.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CommandError(f"{path}: cannot be written ({reason or error})") from None

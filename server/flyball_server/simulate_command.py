@@ -29,6 +29,8 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         model, assignment = model_of_plan(profile, plan, arguments.blocking_power)
     except PlanningError as error:
+        if error.field == "blocking_power_w" and arguments.blocking_power is not None:
+            raise CommandError(f"--blocking-power: {error.message}") from None
         raise CommandError(f"{arguments.plan}: {error}") from None
     simulation = simulate(model, assignment)
     if arguments.json:

@@ -50,13 +50,16 @@ def build_dag(schedule: Schedule) -> DependencyDag:
     """The DAG of a schedule's order.
 
     Raises:
-        PlanningError: an instruction's input is made by no stage, or the order deadlocks.
+        PlanningError: the order deadlocks, or a stage has more than one model chunk (their
+            edges are other ones).
     """
     nodes = [
         (stage, instruction)
         for stage, instructions in enumerate(schedule.stages)
         for instruction in instructions
     ]
+    if any(instruction.chunk for _, instruction in nodes):
+        raise PlanningError("model chunks are not supported; use one per stage", field="schedule")
     number = {node: index for index, node in enumerate(nodes)}
     last_stage = schedule.num_stages - 1
     order_predecessor = [
@@ -93,14 +96,8 @@ def _data_predecessor(
             (stage + 1, Instruction(of_kind, microbatch, chunk))
             for of_kind in (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
         ]
-    found = [number[source] for source in sources if source in number]
-    if sources and not found:
-        raise PlanningError(
-            f"{kind} of microbatch {microbatch} on stage {stage} waits for stage"
-            f" {sources[0][0]}, which never runs its part",
-            field="schedule",
-        )
-    return found[0] if found else NONE
+    # A schedule is complete: one of the sources is always there, if there are any.
+    return next(number[source] for source in sources if source in number) if sources else NONE
 
 
 def _topological_order(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,9 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.planning.dag import DependencyDag, build_dag
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import Schedule
+
+# No GPU comes near it; beyond it is another unit, and sums could overflow.
+MAX_BLOCKING_POWER_W = 100_000
 
 Assignment = list[int]
 """Per node of the DAG, an index into its operating points; 0 is the highest frequency."""
@@ -59,7 +61,7 @@ def build_model(
     Args:
         profile: measured operating points.
         schedule: an order whose instructions the profile has.
-        blocking_power_w: one value for all stages, or one per stage, W, finite, not negative.
+        blocking_power_w: one value for all stages, or one per stage, W, 0 to 1e5.
 
     Raises:
         PlanningError: the profile lacks an instruction or a stage of the schedule, or the
@@ -95,9 +97,10 @@ def _points_of(
 
 def _per_stage(blocking_power_w: Sequence[float], num_stages: int) -> tuple[float, ...]:
     for power_w in blocking_power_w:
-        if not (math.isfinite(power_w) and power_w >= 0):
+        if not 0 <= power_w <= MAX_BLOCKING_POWER_W:
             raise PlanningError(
-                f"must be a number of watts, not {power_w}", field="blocking_power_w"
+                f"must be from 0 to {MAX_BLOCKING_POWER_W} W, not {power_w:g}",
+                field="blocking_power_w",
             )
     if len(blocking_power_w) == 1:
         return (float(blocking_power_w[0]),) * num_stages

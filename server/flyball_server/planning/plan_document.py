@@ -6,13 +6,14 @@ nothing in it is ever evaluated.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.planner import DEFAULT_TARGET
 
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
@@ -67,19 +68,19 @@ def plan_from_document(document: object) -> FrequencyPlan:
         policy=_text(fields, "policy"),
         reconfigure=_text(fields, "reconfigure"),
         schedule=_text(fields, "schedule"),
-        target=_text(fields, "target"),
+        target=_text(fields, "target") if "target" in fields else DEFAULT_TARGET,
         num_microbatches=_count(fields.get("num_microbatches"), "num_microbatches"),
         blocking_power_w=tuple(
             _number(power_w, "blocking_power_w")
             for power_w in _list(fields.get("blocking_power_w"), "blocking_power_w")
         ),
-        iteration_time_s=_number(fields.get("iteration_time_s"), "iteration_time_s"),
-        energy_j=_number(fields.get("energy_j"), "energy_j"),
-        baseline_iteration_time_s=_number(
+        iteration_time_s=_positive(fields.get("iteration_time_s"), "iteration_time_s"),
+        energy_j=_positive(fields.get("energy_j"), "energy_j"),
+        baseline_iteration_time_s=_positive(
             baseline.get("iteration_time_s"), "baseline.iteration_time_s"
         ),
-        baseline_energy_j=_number(baseline.get("energy_j"), "baseline.energy_j"),
-        lower_bound_j=None if bound is None else _number(bound, "lower_bound_j"),
+        baseline_energy_j=_positive(baseline.get("energy_j"), "baseline.energy_j"),
+        lower_bound_j=None if bound is None else _positive(bound, "lower_bound_j"),
         stages=stages,
     )
 
@@ -132,8 +133,14 @@ def _of_type(value: object, wanted: type, called: str, where: str) -> object:
 
 
 def _number(value: object, where: str) -> float:
-    return _checked(
-        value, (int, float), lambda number: number >= 0, "a number, not negative", where
+    return float(
+        _checked(value, (int, float), lambda number: number >= 0, "a number, not negative", where)
+    )
+
+
+def _positive(value: object, where: str) -> float:
+    return float(
+        _checked(value, (int, float), lambda number: number > 0, "a number above 0", where)
     )
 
 
@@ -151,6 +158,7 @@ def _checked(
     if isinstance(value, bool) or not isinstance(value, types):
         raise PlanningError(f"must be {called}", field=where)
     number = cast("float", value)
-    if not math.isfinite(number) or not accepts(number):
+    # An int compares exactly with a float; only converting a huge one to float would overflow.
+    if not -sys.float_info.max <= number <= sys.float_info.max or not accepts(number):
         raise PlanningError(f"must be {called}", field=where)
     return number

@@ -34,6 +34,6 @@ def plan_rows(model: PipelineModel, assignment: Sequence[int], simulation: Simul
     width = max(len(unit) for row in units for unit in row)
     stage_width = len(str(len(units) - 1))
     return [
-        f"Stage {stage:>{stage_width}} | " + "".join(f"{unit:<{width}}" for unit in row).rstrip()
+        f"Stage {stage:>{stage_width}} | " + " ".join(f"{unit:<{width}}" for unit in row).rstrip()
         for stage, row in enumerate(units)
     ]

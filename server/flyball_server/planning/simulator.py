@@ -14,8 +14,8 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.dag import NONE, DependencyDag
 from flyball_server.planning.pipeline_model import PipelineModel
 
-# Sums of a few hundred durations of about 0.1 s in another order differ by rounding alone.
-TIME_TOLERANCE_S = 1e-9
+# Of the iteration time: sums of the same durations in another order differ by rounding alone.
+RELATIVE_TIME_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,11 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
     dag = model.dag
     durations_s = model.durations_s(assignment)
     finish_s = earliest_finish_s(dag, durations_s)
-    start_s = [finish - duration for finish, duration in zip(finish_s, durations_s, strict=True)]
+    # Not finish less duration: its rounding would show as a wait below zero.
+    start_s = [
+        max((finish_s[before] for before in dag.predecessors(node)), default=0.0)
+        for node in range(dag.num_nodes)
+    ]
     iteration_time_s = max(finish_s)
     latest_s = _latest_finish_s(dag, durations_s, iteration_time_s)
     return Simulation(
@@ -102,11 +106,12 @@ def critical_path(
     waited follows the neighbour whose output it waited for. Of equal ends the lowest stage's.
     """
     node = max(range(dag.num_nodes), key=lambda index: (finish_s[index], -dag.stage[index]))
+    tolerance_s = RELATIVE_TIME_TOLERANCE * finish_s[node]
     path = [node]
     while True:
         before, source = dag.order_predecessor[node], dag.data_predecessor[node]
         start_s = finish_s[node] - durations_s[node]
-        if before != NONE and start_s - finish_s[before] <= TIME_TOLERANCE_S:
+        if before != NONE and start_s - finish_s[before] <= tolerance_s:
             node = before
         elif source != NONE:
             node = source

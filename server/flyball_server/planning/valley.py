@@ -7,11 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 
-def stage_valley(profile: StageProfile, stage: int) -> Mapping[InstructionKind, OperatingPoint]:
-    """The operating point of each kind of a stage of the profile at its valley frequency."""
-    return least_energy_points(
-        {kind: points for (of_stage, kind), points in profile.points.items() if of_stage == stage}
-    )
+def stage_valley(
+    profile: StageProfile, stage: int, kinds: Iterable[InstructionKind]
+) -> Mapping[InstructionKind, OperatingPoint]:
+    """The operating point of each of these kinds of a stage at its valley frequency.
+
+    Args:
+        profile: the pipeline's profile.
+        stage: from 0.
+        kinds: what the stage runs; a profile may hold more, as backward both whole and split.
+    """
+    return least_energy_points({kind: profile.points[stage, kind] for kind in kinds})
 
 
 def least_energy_points(

@@ -35,11 +35,15 @@ def reconfigure(
             at most the highest.
 
     Raises:
-        PlanningError: there is no such manner.
+        PlanningError: there is no such manner, or the granularity is below 1 MHz.
     """
     if manner not in RECONFIGURATIONS:
         raise PlanningError(
             f"unknown {manner!r}; known: {', '.join(RECONFIGURATIONS)}", field="reconfigure"
+        )
+    if granularity_mhz < 1:  # a step that raises nothing would never end
+        raise PlanningError(
+            f"must be at least 1 MHz, not {granularity_mhz}", field="reconfigure_granularity_mhz"
         )
     raised = list(assignment)
     raise_path = RECONFIGURATIONS[manner]

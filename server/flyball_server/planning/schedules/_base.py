@@ -9,6 +9,9 @@ from typing import NamedTuple
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.planning.errors import PlanningError
 
+# Far above any real iteration; a slip of the finger must not fill the memory.
+MAX_NUM_MICROBATCHES = 65_536
+
 
 class Instruction(NamedTuple):
     """One computation of a stage on one microbatch (and one model chunk, where there are any)."""
@@ -52,7 +55,8 @@ class Schedule:
         stages: per stage, its instructions in the order of execution.
 
     Raises:
-        PlanningError: there is no stage, or a stage runs an instruction twice.
+        PlanningError: there is no stage, a stage runs an instruction twice, or it does not run
+            forward and backward (whole, or both parts) of exactly the microbatches 0 .. M-1.
     """
 
     name: str
@@ -65,6 +69,25 @@ class Schedule:
         for stage, instructions in enumerate(self.stages):
             if len(set(instructions)) != len(instructions):
                 raise PlanningError(f"stage {stage} runs an instruction twice", field="schedule")
+            self._check_microbatches(stage, instructions)
+
+    def _check_microbatches(self, stage: int, instructions: tuple[Instruction, ...]) -> None:
+        kinds: dict[tuple[int, int], set[InstructionKind]] = {}
+        for kind, microbatch, chunk in instructions:
+            kinds.setdefault((microbatch, chunk), set()).add(kind)
+        for (microbatch, _), run in kinds.items():
+            if not (0 <= microbatch < self.num_microbatches and _is_whole(run)):
+                raise PlanningError(
+                    f"stage {stage} does not run one forward and one backward of microbatch"
+                    f" {microbatch}, of {self.num_microbatches} microbatches",
+                    field="schedule",
+                )
+        num_chunks = len({chunk for _, chunk in kinds})
+        if len(kinds) != self.num_microbatches * num_chunks:
+            raise PlanningError(
+                f"stage {stage} does not run all {self.num_microbatches} microbatches",
+                field="schedule",
+            )
 
     @property
     def num_stages(self) -> int:
@@ -81,9 +104,10 @@ class ScheduleContext:
     activation_memory: ActivationMemory | None
 
     def __post_init__(self) -> None:
-        if self.num_microbatches < 1:
+        if not 1 <= self.num_microbatches <= MAX_NUM_MICROBATCHES:
             raise PlanningError(
-                f"must be at least 1, not {self.num_microbatches}", field="num_microbatches"
+                f"must be from 1 to {MAX_NUM_MICROBATCHES}, not {self.num_microbatches}",
+                field="num_microbatches",
             )
         memory = self.activation_memory
         if memory and len(memory.activation_bytes) != self.profile.num_stages:
@@ -95,6 +119,15 @@ class ScheduleContext:
 
 
 ScheduleMaker = Callable[[ScheduleContext], Schedule]
+
+
+def _is_whole(kinds: set[InstructionKind]) -> bool:
+    """Whether these are all that one microbatch needs, none of it twice."""
+    forward = {InstructionKind.FORWARD}
+    return kinds - {InstructionKind.RECOMPUTE} in (
+        forward | {InstructionKind.BACKWARD},
+        forward | {InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT},
+    )
 
 
 def backward_kinds(profile: StageProfile, stage: int) -> tuple[InstructionKind, ...]:

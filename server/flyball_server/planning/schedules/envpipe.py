@@ -53,10 +53,10 @@ def _extra_of_stage(context: ScheduleContext, stage: int) -> int:
     later_stages = profile.num_stages - 1 - stage
     if later_stages == 0:
         return 0
-    backward_at_max_s = sum(
-        profile.points[stage, kind][0].time_s for kind in backward_kinds(profile, stage)
-    )
-    forward_at_valley_s = stage_valley(profile, stage)[InstructionKind.FORWARD].time_s
+    backward = backward_kinds(profile, stage)
+    backward_at_max_s = sum(profile.points[stage, kind][0].time_s for kind in backward)
+    valley = stage_valley(profile, stage, (InstructionKind.FORWARD, *backward))
+    forward_at_valley_s = valley[InstructionKind.FORWARD].time_s
     limits = [
         math.floor(backward_at_max_s * later_stages / forward_at_valley_s),
         context.num_microbatches - (profile.num_stages - stage),

@@ -1,0 +1,56 @@
+# Two commands need nothing but Python 3.11 with venv, make and g++: `make demo`, `make test`.
+# PIP_ARGS names an index or a CPU build of torch, where the default one is not wanted:
+#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+TORCH := torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+# DeepSpeed's helper is compiled at its first start and looks for ninja on PATH.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test check bench serve wheel clean prerequisites
+
+demo: $(VENV)/installed
+	@$(BIN)/flyball demo $(DEMO_ARGS)
+
+test: $(VENV)/installed
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks profiles/scripts
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/envelope_speed.py
+
+serve: $(VENV)/installed
+	@$(BIN)/flyball serve
+
+wheel: $(VENV)/installed
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) build dist
+
+prerequisites:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "missing: Python 3.11 or newer as '$(PYTHON)' (or say make PYTHON=python3.11)" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	  || { echo "missing: Python's venv module (Debian: apt-get install python3-venv)" >&2; exit 2; }
+	@command -v g++ >/dev/null \
+	  || { echo "missing: g++, with which DeepSpeed compiles a helper (Debian: apt-get install g++)" >&2; exit 2; }
+
+# torch first and pinned: asked for by deepspeed alone, pip would take its newest CUDA build.
+$(VENV)/installed: pyproject.toml | prerequisites
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[dev]'
+	@touch $@

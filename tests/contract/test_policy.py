@@ -1,0 +1,88 @@
+"""The contract of a policy (`planning/policies/_base.py`), over every registered policy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from tests.unit.planning.tiny_pipelines import equal_profile, model_of, models
+
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.simulator import simulate
+
+# The forms a user may write (DESIGN: `--target`); a policy need not know them all.
+TARGETS = ["slowdown:0", "slowdown:0.2", "deadline:100", "least-energy", "power:1000"]
+
+
+def request_of(model: PipelineModel, target: str = "fastest") -> PolicyRequest:
+    return PolicyRequest(
+        model=model, reconfigure="balanced", reconfigure_granularity_mhz=30, target=target
+    )
+
+
+def assert_valid(choice: PolicyChoice, model: PipelineModel) -> None:
+    assert len(choice.assignment) == model.dag.num_nodes
+    for index, points in zip(choice.assignment, model.points, strict=True):
+        assert isinstance(index, int)
+        assert 0 <= index < len(points)
+    if choice.lower_bound_j is not None:
+        energy_j = simulate(model, choice.assignment).energy_j
+        assert choice.lower_bound_j <= energy_j * (1 + 1e-9)  # a solver's own tolerance
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+class TestPolicy:
+    @given(model=models())
+    def test_gives_every_instruction_one_of_its_operating_points(
+        self, policy: str, model: PipelineModel
+    ) -> None:
+        assert_valid(POLICIES[policy](request_of(model)), model)
+
+    @given(model=models())
+    def test_gives_the_same_request_the_same_choice(
+        self, policy: str, model: PipelineModel
+    ) -> None:
+        first = POLICIES[policy](request_of(model))
+        decided = list(first.assignment)
+        first.assignment[:] = [-1] * len(decided)  # what a caller does with it stays with him
+        assert POLICIES[policy](request_of(model)).assignment == decided
+
+    @given(model=models())
+    def test_is_no_slower_than_the_baseline_when_aiming_at_the_fastest(
+        self, policy: str, model: PipelineModel
+    ) -> None:
+        choice = POLICIES[policy](request_of(model))
+        baseline_s = simulate(model, model.baseline()).iteration_time_s
+        time_s = simulate(model, choice.assignment).iteration_time_s
+        assert time_s <= baseline_s * (1 + 1e-9)
+
+    @pytest.mark.parametrize("target", TARGETS)
+    def test_meets_a_target_or_refuses_it_by_name(self, policy: str, target: str) -> None:
+        model = model_of(equal_profile(3), 4)
+        try:
+            choice = POLICIES[policy](request_of(model, target))
+        except PlanningError as error:
+            assert error.field == "target"
+        else:
+            assert_valid(choice, model)
+            simulation = simulate(model, choice.assignment)
+            baseline_s = simulate(model, model.baseline()).iteration_time_s
+            kind, _, value = target.partition(":")
+            if kind == "slowdown":
+                limit_s = baseline_s * (1 + float(value))
+                assert simulation.iteration_time_s <= limit_s * (1 + 1e-9)
+            elif kind == "deadline":
+                assert simulation.iteration_time_s <= float(value) * (1 + 1e-9)
+            elif kind == "power":
+                power_w = simulation.energy_j / simulation.iteration_time_s
+                assert power_w <= float(value) * (1 + 1e-9)
+
+    @pytest.mark.parametrize(
+        "target", ["deadline:0.001", "power:0.001", "soon", "", "slowdown:", "slowdown:nan"]
+    )
+    def test_refuses_a_target_that_nobody_can_meet_or_read(self, policy: str, target: str) -> None:
+        with pytest.raises(PlanningError) as error:
+            POLICIES[policy](request_of(model_of(equal_profile(3), 4), target))
+        assert error.value.field == "target"

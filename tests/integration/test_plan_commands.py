@@ -1,0 +1,346 @@
+"""`flyball plan` and `flyball simulate` as real processes: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEADER = "stage,instruction,frequency,time,energy\n"
+
+
+# Equal stages: forward 1 s, backward 2 s at 1410 MHz; the valley is at 1000 MHz.
+def rows_of(num_stages: int) -> str:
+    return "".join(
+        f"{stage},forward,1410,1.0,10.0\n{stage},forward,1000,1.25,8.0\n"
+        f"{stage},backward,1410,2.0,30.0\n{stage},backward,1000,2.5,20.0\n"
+        for stage in range(num_stages)
+    )
+
+
+GOOD_ROWS = rows_of(2)
+ASKED = ("--microbatches", "2", "--blocking-power", "5")
+PROCESS_LIMIT_S = 60
+
+
+def flyball(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flyball_client", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def printed(*arguments: str | Path) -> dict[str, Any]:
+    """What a command that succeeds prints on stdout, which must be one JSON object."""
+    done = flyball(*arguments, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def refusal(*arguments: str | Path) -> str:
+    """The one line on stderr of a command that must refuse its input."""
+    done = flyball(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith("\n")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr.strip()
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.csv"
+    path.write_text(HEADER + GOOD_ROWS, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def plan(tmp_path: Path, profile: Path) -> Path:
+    path = tmp_path / "plan.json"
+    done = flyball("plan", profile, *ASKED, "--policy", "envelope", "-o", path)
+    assert done.returncode == 0
+    return path
+
+
+def test_plan_prints_the_agreed_keys_and_the_figures_of_the_paper_example(profile: Path) -> None:
+    """The figures are those worked out in tests/unit/planning/test_planner.py."""
+    document = printed("plan", profile, *ASKED)
+    assert set(document) == {
+        "policy", "reconfigure", "schedule", "target", "num_stages", "num_microbatches",
+        "blocking_power_w", "iteration_time_s", "energy_j", "baseline", "saving_percent",
+        "slowdown_percent", "lower_bound_j", "gap_percent", "solve_s", "stages",
+    }  # fmt: skip
+    assert set(document["baseline"]) == {"iteration_time_s", "energy_j"}
+    assert document["baseline"] == {"iteration_time_s": 9.0, "energy_j": 190.0}
+    assert document["blocking_power_w"] == [5.0, 5.0]
+    assert document["solve_s"] > 0
+
+
+def test_the_envelope_plan_has_the_clocks_worked_out_by_hand(profile: Path) -> None:
+    document = printed("plan", profile, *ASKED, "--policy", "envelope")
+    assert (document["iteration_time_s"], document["energy_j"]) == (9.0, 174.25)
+    assert document["stages"][0] == [
+        ["forward", 0, 1410], ["forward", 1, 1000], ["backward", 0, 1000], ["backward", 1, 1410],
+    ]  # fmt: skip
+
+
+def test_simulate_prints_the_agreed_keys(profile: Path, plan: Path) -> None:
+    document = printed("simulate", profile, plan)
+    assert set(document) == {
+        "iteration_time_s", "energy_j", "bubble_fraction", "peak_activations", "critical_path",
+    }  # fmt: skip
+    assert document["peak_activations"] == [2, 1]
+    assert document["critical_path"] == [
+        [0, "forward", 0], [1, "forward", 0], [1, "backward", 0],
+        [1, "forward", 1], [1, "backward", 1], [0, "backward", 1],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "envpipe"])
+@pytest.mark.parametrize("reconfigure", ["default", "greedy", "balanced"])
+def test_simulating_a_written_plan_agrees_to_the_last_digit(
+    tmp_path: Path, profile: Path, schedule: str, reconfigure: str
+) -> None:
+    path = tmp_path / "plan.json"
+    options = ("--schedule", schedule, "--reconfigure", reconfigure, "--policy", "envelope")
+    made = printed("plan", profile, "--microbatches", "5", "--gpu", "a100", *options, "-o", path)
+    assert json.loads(path.read_text(encoding="utf-8")) == made
+    simulated = printed("simulate", profile, path)
+    assert simulated["iteration_time_s"] == made["iteration_time_s"]
+    assert simulated["energy_j"] == made["energy_j"]
+
+
+def test_without_json_the_plan_is_shown_row_by_row(profile: Path, plan: Path) -> None:
+    shown = flyball("plan", profile, *ASKED, "--policy", "envelope").stdout
+    assert "saves 8.29 %, +0.00 % time" in shown
+    rows = (
+        "Stage 0 | [F0 1410 0.0]     F1 1000 0.0      B0 1000 1750.0  [B1 1410 500.0]\n"
+        "Stage 1 | [F0 1410 1000.0] [B0 1410 0.0]    [F1 1410 0.0]    [B1 1410 0.0]\n"
+    )
+    assert shown.endswith(rows)
+    assert flyball("simulate", profile, plan).stdout.count("Stage ") == 2
+
+
+def test_a_hand_written_order_is_simulated(tmp_path: Path, profile: Path, plan: Path) -> None:
+    """GPipe's order in a plan made for 1F1B: 9 s as well, with both activations held."""
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    document["stages"] = [
+        [[kind, microbatch, 1410] for kind in ("forward", "backward") for microbatch in (0, 1)]
+    ] * 2
+    path = tmp_path / "by-hand.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    simulated = printed("simulate", profile, path)
+    assert simulated["iteration_time_s"] == 9.0
+    assert simulated["peak_activations"] == [2, 2]
+
+
+def test_simulate_takes_another_blocking_power(profile: Path, plan: Path) -> None:
+    """148 J busy; stage 0 waits 2.25 s and stage 1 waits 3 s, at 100 W."""
+    assert printed("simulate", profile, plan, "--blocking-power", "100")["energy_j"] == 148 + 525
+
+
+def test_a_profile_by_rank_with_further_columns_is_planned(tmp_path: Path) -> None:
+    """Two ranks a stage: the energy of both, and the blocking power of both."""
+    path = tmp_path / "wide.csv"
+    lines = GOOD_ROWS.replace("10.0\n", "5.0\n").splitlines()
+    wide = [f"{line},{rank},note" for line in lines for rank in (0, 1)]
+    path.write_text(HEADER.strip() + ",dp_rank,note\n" + "\n".join(wide) + "\n", encoding="utf-8")
+    baseline = printed("plan", path, *ASKED, "--policy", "baseline")
+    assert baseline["energy_j"] == 2 * (4 * 5 + 4 * 30) + 2 * 6 * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("", "bad.csv"),
+        (HEADER, "bad.csv"),
+        ("stage,instruction,frequency,time\n0,forward,1410,1.0\n", "bad.csv:1"),
+        (HEADER + GOOD_ROWS.replace("1410,1.0", "1410,soon", 1), "bad.csv:2"),
+        (HEADER + GOOD_ROWS.replace("1000,1.25", "1000,nan", 1), "bad.csv:3"),
+        (HEADER + GOOD_ROWS.replace("2.0,30.0", "2.0,-30.0", 1), "bad.csv:4"),
+        (HEADER + GOOD_ROWS.replace("2.5,20.0", "2.5,inf", 1), "bad.csv:5"),
+        (HEADER + GOOD_ROWS + "0,forward,1410,1.0,10.0\n", "bad.csv:10"),
+        (HEADER + GOOD_ROWS.replace("1,backward", "1,backward_input"), "bad.csv:6"),
+        (HEADER + GOOD_ROWS.replace("\n1,", "\n2,"), "bad.csv:6"),
+        (HEADER + "0,forward,1410,1.0,9.0\n0,backward,1410,2.0,9.0\n", "bad.csv:2"),
+        (HEADER + GOOD_ROWS.replace("0,forward,1410", "0,sideways,1410", 1), "bad.csv:2"),
+        (HEADER + "0,forward,1410\n", "bad.csv:2"),
+    ],
+    ids=[
+        "empty", "no rows", "missing column", "text", "nan", "negative", "infinite", "key twice",
+        "no whole backward", "stage skipped", "single frequency", "unknown kind", "short row",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_bad_profile_is_refused_with_file_and_line(
+    tmp_path: Path, plan: Path, command: str, text: str, place: str
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text, encoding="utf-8")
+    rest = ASKED if command == "plan" else (plan,)
+    line = refusal(command, path, *rest)
+    assert line.startswith(f"flyball {command}: {path.parent / place}: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--microbatches", "0"), "--microbatches: must be from 1"),
+        (("--microbatches", "-4"), "--microbatches: must be from 1"),
+        (("--microbatches", "9999999999"), "--microbatches: must be from 1"),
+        (("--microbatches", "many"), "--microbatches: invalid int value: 'many'"),
+        (("--microbatches", "2.5"), "--microbatches: invalid int value: '2.5'"),
+        (("--policy", "eco"), "--policy: unknown 'eco'; known: baseline"),
+        (("--schedule", "2f2b"), "--schedule: unknown '2f2b'; known: gpipe"),
+        (("--reconfigure", "eager"), "--reconfigure: unknown 'eager'; known: default"),
+        (("--target", "soon"), "--target: 'soon'"),
+        (("--gpu", "a1000"), "--gpu: unknown GPU 'a1000'; known: a100"),
+        (("--blocking-power", "1,2,3"), "--blocking-power: 3 values for 2 stages"),
+        (("--blocking-power", "much"), "--blocking-power: 'much' is not a number of watts"),
+        (("--blocking-power", "5,"), "--blocking-power: '5,' is not a number of watts"),
+        (("--blocking-power", "-5"), "--blocking-power: must be from 0 to 100000 W"),
+        (("--blocking-power", "nan"), "--blocking-power: must be from 0 to 100000 W"),
+        (("--blocking-power", "1e300"), "--blocking-power: must be from 0 to 100000 W"),
+        (("--activation-bytes", "10"), "--activation-bytes and --free-memory-bytes together"),
+        (("--activation-bytes", "x"), "--activation-bytes: 'x' is not a number of bytes"),
+        (
+            ("--activation-bytes", "0", "--free-memory-bytes", "5"),
+            "--activation-bytes: each stage's must be positive",
+        ),
+        (
+            ("--activation-bytes", "1,2,3", "--free-memory-bytes", "1,2,3", "--schedule=envpipe"),
+            "--activation-bytes: 3 entries for 2 stages",
+        ),
+    ],
+)
+def test_a_bad_option_is_refused_by_its_name(
+    profile: Path, options: tuple[str, ...], said: str
+) -> None:
+    assert said in refusal("plan", profile, *ASKED, *options)  # of two the later counts
+
+
+def test_a_plan_without_a_number_of_microbatches_is_refused(profile: Path) -> None:
+    assert "--microbatches" in refusal("plan", profile, "--blocking-power", "5")
+
+
+def test_a_plan_without_blocking_power_is_refused_never_guessed(profile: Path) -> None:
+    line = refusal("plan", profile, "--microbatches", "2")
+    assert "give --blocking-power W" in line
+    assert "--gpu NAME" in line
+
+
+def test_a_gpu_whose_blocking_power_nobody_measured_needs_it_given(profile: Path) -> None:
+    line = refusal("plan", profile, "--microbatches", "2", "--gpu", "v100")
+    assert "the table of v100 has no measured blocking power" in line
+    given = printed("plan", profile, *ASKED, "--gpu", "v100")
+    assert given["blocking_power_w"] == [5.0, 5.0]
+
+
+def test_a_missing_profile_or_a_folder_is_refused(tmp_path: Path) -> None:
+    assert "missing.csv: cannot read" in refusal("plan", tmp_path / "missing.csv", *ASKED)
+    assert "cannot read" in refusal("plan", tmp_path, *ASKED)
+
+
+def test_an_output_folder_that_is_not_there_is_refused(tmp_path: Path, profile: Path) -> None:
+    path = tmp_path / "nowhere" / "plan.json"
+    assert f"{path}: cannot be written" in refusal("plan", profile, *ASKED, "-o", path)
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("output", [".", "", "/", "folder", "folder/.."])
+def test_a_folder_as_the_output_is_refused_and_nothing_is_left_behind(
+    tmp_path: Path, profile: Path, output: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    done = flyball("plan", profile, *ASKED, "-o", output, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is a folder; name a file in it" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_plan_that_cannot_be_made_leaves_an_older_file_as_it_was(
+    tmp_path: Path, profile: Path, plan: Path
+) -> None:
+    before = plan.read_bytes()
+    refusal("plan", profile, *ASKED, "--target", "soon", "-o", plan)
+    assert plan.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"profile.csv", "plan.json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not a plan in JSON"),
+        (b"{", "not a plan in JSON"),
+        (b"\xff\xfe", "not a plan in JSON"),
+        (b"[" * 100_000, "not a plan in JSON"),
+        (b"[]", "plan: must be an object"),
+        (b"{}", "baseline: must be an object"),
+    ],
+    ids=["empty", "cut off", "not UTF-8", "nested too deep", "a list", "an empty object"],
+)
+def test_a_file_that_is_no_plan_is_refused(
+    tmp_path: Path, profile: Path, content: bytes, said: str
+) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    line = refusal("simulate", profile, path)
+    assert line.startswith(f"flyball simulate: {path}: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("energy_j", float("nan"), "energy_j: must be a number above 0"),
+        ("energy_j", 10**400, "energy_j: must be a number above 0"),
+        ("num_microbatches", 3, "schedule: stage 0 does not run all 3 microbatches"),
+        ("blocking_power_w", [1, 2, 3], "blocking_power_w: 3 values for 2 stages"),
+        ("stages", [[["forward", 0, 1410]]], "schedule: stage 0 does not run one forward and one"),
+        ("stages", [[["forward", 0, 1410, 1]]], "schedule: stage 0 does not run one forward and"),
+        ("stages", [], "schedule: every stage must run something"),
+        ("stages", [["forward"]], "stages[0][0]: must be a list"),
+    ],
+)
+def test_a_plan_with_one_wrong_part_is_refused_with_the_part(
+    profile: Path, plan: Path, key: str, value: object, said: str
+) -> None:
+    document = json.loads(plan.read_text(encoding="utf-8")) | {key: value}
+    plan.write_text(json.dumps(document), encoding="utf-8")
+    assert f"{plan}: {said}" in refusal("simulate", profile, plan)
+
+
+def test_a_plan_that_is_not_there_or_is_a_folder_is_refused(tmp_path: Path, profile: Path) -> None:
+    assert "No such file" in refusal("simulate", profile, tmp_path / "missing.json")
+    assert f"{tmp_path}: " in refusal("simulate", profile, tmp_path)
+
+
+def test_a_plan_for_another_profile_is_refused_with_the_reason(
+    tmp_path: Path, profile: Path, plan: Path
+) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text(HEADER + rows_of(3), encoding="utf-8")
+    assert "schedule: has 2 stages, the profile 3" in refusal("simulate", other, plan)
+    other.write_text(HEADER + GOOD_ROWS.replace(",1410,", ",1980,"), encoding="utf-8")
+    assert "runs at 1410 MHz, which the profile does not have" in refusal("simulate", other, plan)
+
+
+def test_a_blocking_power_that_does_not_fit_is_blamed_on_the_option(
+    profile: Path, plan: Path
+) -> None:
+    line = refusal("simulate", profile, plan, "--blocking-power", "1,2,3")
+    assert line == (
+        "flyball simulate: --blocking-power: 3 values for 2 stages; give one, or one per stage"
+    )

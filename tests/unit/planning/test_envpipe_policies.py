@@ -1,0 +1,122 @@
+"""EnvPipe's three policies before any reconfiguring, node by node."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.policies import POLICIES, choose
+from flyball_server.planning.policies._base import PolicyRequest
+from flyball_server.planning.policies.envpipe import outer_envelope
+
+from .tiny_pipelines import B, F, I, W, equal_profile, model_of, models, profile_of
+
+
+def assigned(policy: str, model: PipelineModel, reconfigure: str = "default") -> list[int]:
+    request = PolicyRequest(
+        model=model, reconfigure=reconfigure, reconfigure_granularity_mhz=30, target="fastest"
+    )
+    return choose(policy, request).assignment
+
+
+def clocks_mhz(model: PipelineModel, assignment: list[int]) -> list[list[tuple[str, int]]]:
+    """Per stage, (letter and microbatch, MHz) of each unit."""
+    letters = {F: "F", B: "B", I: "I", W: "W"}
+    rows: list[list[tuple[str, int]]] = [[] for _ in model.schedule.stages]
+    for node, choice in enumerate(assignment):
+        instruction = model.dag.instruction[node]
+        rows[model.dag.stage[node]].append(
+            (
+                f"{letters[instruction.kind]}{instruction.microbatch}",
+                model.points[node][choice].frequency_mhz,
+            )
+        )
+    return rows
+
+
+def two_valleys() -> StageProfile:
+    """Stage 0 has its valley at 900 MHz, stage 1 at 1200, stage 2 at its highest, 1500."""
+    stages = []
+    for valley in (900, 1200, 1500):
+        points = [(mhz, 1.0, 10.0 + abs(mhz - valley)) for mhz in (1500, 1200, 900)]
+        stages.append({F: points, B: points})
+    return profile_of(stages)
+
+
+def test_baseline_runs_everything_at_the_highest_clock_of_its_stage_and_kind() -> None:
+    stage = {F: [(100, 1.0, 1.0), (300, 1.0, 9.0)], B: [(200, 1.0, 1.0), (250, 1.0, 9.0)]}
+    model = model_of(profile_of([stage, stage]), 1)
+    assert clocks_mhz(model, assigned("baseline", model)) == [[("F0", 300), ("B0", 250)]] * 2
+
+
+def test_uniform_runs_everything_at_the_valley_of_its_stage() -> None:
+    model = model_of(two_valleys(), 2)
+    rows = clocks_mhz(model, assigned("uniform", model))
+    assert [{mhz for _, mhz in row} for row in rows] == [{900}, {1200}, {1500}]
+
+
+def test_envelope_runs_the_outer_envelope_at_the_highest_and_the_rest_at_the_valley() -> None:
+    model = model_of(two_valleys(), 3)
+    assert clocks_mhz(model, assigned("envelope", model)) == [
+        [("F0", 1500), ("F1", 900), ("F2", 900), ("B0", 900), ("B1", 900), ("B2", 1500)],
+        [("F0", 1500), ("F1", 1200), ("B0", 1200), ("F2", 1200), ("B1", 1200), ("B2", 1500)],
+        [("F0", 1500), ("B0", 1500), ("F1", 1500), ("B1", 1500), ("F2", 1500), ("B2", 1500)],
+    ]
+
+
+def test_both_parts_of_a_split_backward_belong_to_the_envelope() -> None:
+    parts = {kind: [(1500, 1.0, 9.0), (900, 1.0, 1.0)] for kind in (F, I, W)}
+    model = model_of(profile_of([parts, parts]), 2)
+    rows = clocks_mhz(model, assigned("envelope", model))
+    assert rows[0] == [
+        ("F0", 1500), ("F1", 900), ("I0", 900), ("W0", 900), ("I1", 1500), ("W1", 1500),
+    ]  # fmt: skip
+    assert {mhz for _, mhz in rows[1]} == {1500}
+
+
+@given(models())
+def test_the_envelope_is_the_last_stage_and_a_first_forward_and_last_backward_of_each(
+    model: PipelineModel,
+) -> None:
+    envelope = outer_envelope(model)
+    assert len(set(envelope)) == len(envelope)
+    last_stage, last = model.schedule.num_stages - 1, model.schedule.num_microbatches - 1
+    for stage, instructions in enumerate(model.schedule.stages):
+        of_stage = {model.dag.instruction[n] for n in envelope if model.dag.stage[n] == stage}
+        if stage == last_stage:
+            assert of_stage == set(instructions)
+        else:
+            assert {(item.kind is F, item.microbatch) for item in of_stage} == {
+                (True, 0),
+                (False, last),
+            }
+
+
+@pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])
+@pytest.mark.parametrize("target", ["slowdown:0.05", "deadline:2.9", "least-energy", "", "FASTEST"])
+def test_another_target_than_fastest_is_refused(policy: str, target: str) -> None:
+    request = PolicyRequest(
+        model=model_of(equal_profile(2), 2),
+        reconfigure="balanced",
+        reconfigure_granularity_mhz=30,
+        target=target,
+    )
+    with pytest.raises(PlanningError, match="they aim at 'fastest'") as error:
+        choose(policy, request)
+    assert error.value.field == "target"
+
+
+def test_an_unknown_policy_is_refused_with_those_known() -> None:
+    with pytest.raises(PlanningError, match="unknown 'eco'; known: baseline, uniform") as error:
+        assigned("eco", model_of(equal_profile(2), 2))
+    assert error.value.field == "policy"
+    assert all(name in error.value.message for name in POLICIES)
+
+
+def test_an_unknown_reconfiguration_is_refused_with_those_known() -> None:
+    with pytest.raises(PlanningError, match="known: default, greedy, balanced") as error:
+        assigned("envelope", model_of(equal_profile(2), 2), reconfigure="eager")
+    assert error.value.field == "reconfigure"

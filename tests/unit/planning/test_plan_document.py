@@ -1,0 +1,220 @@
+"""Plan documents: written, read back, and refused with the place that is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan_document import (
+    instruction_entries,
+    plan_document,
+    plan_from_document,
+)
+from flyball_server.planning.planner import PlanRequest, make_plan
+
+from .tiny_pipelines import B, F, equal_profile, profiles
+
+PLAN = make_plan(
+    PlanRequest(
+        profile=equal_profile(2), num_microbatches=2, blocking_power_w=(5.0,), policy="envelope"
+    )
+)
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400), 2**63])
+    | st.floats()
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def fresh_document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(plan_document(PLAN, solve_s=0.5)))
+    return document
+
+
+def replaced(document: object, place: tuple[str | int, ...], value: object) -> object:
+    """The document with another value at one place."""
+    if not place:
+        return value
+    parts = cast("dict[str | int, object]", document)  # or a list: both take what is in `place`
+    parts[place[0]] = replaced(parts[place[0]], place[1:], value)
+    return document
+
+
+def places(document: object) -> list[tuple[str | int, ...]]:
+    """Where the document holds anything, itself included."""
+    parts: dict[str | int, object] = {}
+    if isinstance(document, dict):
+        parts = dict(document)
+    elif isinstance(document, list):
+        parts = dict(enumerate(document))
+    return [(), *((key, *rest) for key, part in parts.items() for rest in places(part))]
+
+
+def test_a_document_holds_what_the_plan_says() -> None:
+    assert fresh_document() == {
+        "policy": "envelope",
+        "reconfigure": "balanced",
+        "schedule": "1f1b",
+        "target": "fastest",
+        "num_stages": 2,
+        "num_microbatches": 2,
+        "blocking_power_w": [5.0, 5.0],
+        "iteration_time_s": 9.0,
+        "energy_j": 174.25,
+        "baseline": {"iteration_time_s": 9.0, "energy_j": 190.0},
+        "saving_percent": PLAN.saving_percent,
+        "slowdown_percent": 0.0,
+        "lower_bound_j": None,
+        "gap_percent": None,
+        "solve_s": 0.5,
+        "stages": [
+            [
+                ["forward", 0, 1410],
+                ["forward", 1, 1000],
+                ["backward", 0, 1000],
+                ["backward", 1, 1410],
+            ],
+            [
+                ["forward", 0, 1410],
+                ["backward", 0, 1410],
+                ["forward", 1, 1410],
+                ["backward", 1, 1410],
+            ],
+        ],
+    }
+
+
+@given(profiles(), st.integers(1, 4), st.sampled_from(["gpipe", "1f1b", "envpipe"]))
+def test_a_plan_survives_being_written_and_read(
+    profile: StageProfile, num_microbatches: int, schedule: str
+) -> None:
+    plan = make_plan(
+        PlanRequest(
+            profile=profile,
+            num_microbatches=num_microbatches,
+            blocking_power_w=(0.1,),
+            schedule=schedule,
+        )
+    )
+    text = json.dumps(plan_document(plan, solve_s=0.0), allow_nan=False)
+    assert plan_from_document(json.loads(text)) == plan
+
+
+def test_chunks_and_bounds_survive_being_written_and_read() -> None:
+    chunked = PlannedInstruction(kind=F, microbatch=0, frequency_mhz=900, chunk=1)
+    plain = PlannedInstruction(kind=B, microbatch=0, frequency_mhz=900)
+    plan = FrequencyPlan(**{**vars(PLAN), "stages": ((chunked, plain),), "lower_bound_j": 170.0})
+    assert instruction_entries(plan.stages[0]) == (("forward", 0, 900, 1), ("backward", 0, 900))
+    assert plan_from_document(plan_document(plan, solve_s=0.0)) == plan
+
+
+def test_a_document_without_a_target_aims_at_the_fastest() -> None:
+    document = fresh_document()
+    del document["target"]
+    assert plan_from_document(document) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "field"),
+    [
+        ((), [], "plan"),
+        ((), None, "plan"),
+        (("policy",), 7, "policy"),
+        (("reconfigure",), None, "reconfigure"),
+        (("schedule",), ["1f1b"], "schedule"),
+        (("target",), None, "target"),
+        (("num_microbatches",), "2", "num_microbatches"),
+        (("num_microbatches",), 2.0, "num_microbatches"),
+        (("num_microbatches",), True, "num_microbatches"),
+        (("num_microbatches",), -1, "num_microbatches"),
+        (("num_microbatches",), 10**400, "num_microbatches"),
+        (("blocking_power_w",), 5.0, "blocking_power_w"),
+        (("blocking_power_w", 1), "5", "blocking_power_w"),
+        (("blocking_power_w", 1), -5.0, "blocking_power_w"),
+        (("iteration_time_s",), 0, "iteration_time_s"),
+        (("iteration_time_s",), math.nan, "iteration_time_s"),
+        (("energy_j",), math.inf, "energy_j"),
+        (("energy_j",), 10**400, "energy_j"),
+        (("energy_j",), False, "energy_j"),
+        (("baseline",), 9.0, "baseline"),
+        (("baseline", "iteration_time_s"), None, "baseline.iteration_time_s"),
+        (("baseline", "energy_j"), 0.0, "baseline.energy_j"),
+        (("lower_bound_j",), "much", "lower_bound_j"),
+        (("lower_bound_j",), 0.0, "lower_bound_j"),
+        (("stages",), {}, "stages"),
+        (("stages", 1), "forward", "stages[1]"),
+        (("stages", 1, 2), None, "stages[1][2]"),
+        (("stages", 1, 2), ["forward", 1], "stages[1][2]"),
+        (("stages", 1, 2), ["forward", 1, 1410, 0, 0], "stages[1][2]"),
+        (("stages", 1, 2, 0), "sideways", "stages[1][2]"),
+        (("stages", 1, 2, 0), ["forward"], "stages[1][2]"),
+        (("stages", 1, 2, 1), -1, "stages[1][2]"),
+        (("stages", 1, 2, 2), 1410.5, "stages[1][2]"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place(
+    place: tuple[str | int, ...], value: object, field: str
+) -> None:
+    with pytest.raises(PlanningError) as error:
+        plan_from_document(replaced(fresh_document(), place, value))
+    assert error.value.field == field
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "policy",
+        "reconfigure",
+        "schedule",
+        "num_microbatches",
+        "blocking_power_w",
+        "iteration_time_s",
+        "energy_j",
+        "baseline",
+        "stages",
+    ],
+)
+def test_a_missing_part_is_refused_by_its_name(key: str) -> None:
+    document = fresh_document()
+    del document[key]
+    with pytest.raises(PlanningError) as error:
+        plan_from_document(document)
+    assert error.value.field == key
+
+
+def parses_or_is_refused(document: object) -> None:
+    try:
+        plan = plan_from_document(document)
+    except PlanningError as error:
+        assert error.field
+        assert error.message
+    else:
+        plan_document(plan, solve_s=0.0)  # what was read can be written
+
+
+@given(JSON_VALUES)
+def test_any_json_value_is_a_plan_or_refused(value: object) -> None:
+    parses_or_is_refused(value)
+
+
+@given(st.data())
+def test_a_plan_with_any_value_anywhere_is_a_plan_or_refused(data: st.DataObject) -> None:
+    document = fresh_document()
+    place = data.draw(st.sampled_from(places(document)))
+    parses_or_is_refused(replaced(document, place, data.draw(JSON_VALUES)))

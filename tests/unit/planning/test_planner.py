@@ -1,0 +1,112 @@
+"""From request to plan: what is refused, and what a plan says of itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import PlannedInstruction
+from flyball_server.planning.planner import (
+    DEFAULT_POLICY,
+    DEFAULT_RECONFIGURE,
+    DEFAULT_SCHEDULE,
+    DEFAULT_TARGET,
+    PlanRequest,
+    make_plan,
+)
+
+from .tiny_pipelines import B, F, equal_profile, profiles
+
+REQUEST = PlanRequest(
+    profile=equal_profile(2), num_microbatches=2, blocking_power_w=(5.0,), policy="envelope"
+)
+
+
+def test_a_plan_of_two_stages_is_as_on_paper() -> None:
+    """F1 and B0 of stage 0 go to 1000 MHz: F1 has 2 s of float for 0.25 s, B0 1 s for 0.5 s.
+
+    Baseline: 160 J busy and 6 s of waiting at 5 W. Plan: 2 + 10 J less, 0.75 s less of waiting.
+    """
+    plan = make_plan(REQUEST)
+    assert plan.stages[0] == (
+        PlannedInstruction(kind=F, microbatch=0, frequency_mhz=1410),
+        PlannedInstruction(kind=F, microbatch=1, frequency_mhz=1000),
+        PlannedInstruction(kind=B, microbatch=0, frequency_mhz=1000),
+        PlannedInstruction(kind=B, microbatch=1, frequency_mhz=1410),
+    )
+    assert {item.frequency_mhz for item in plan.stages[1]} == {1410}
+    assert (plan.baseline_iteration_time_s, plan.baseline_energy_j) == (9, 190)
+    assert (plan.iteration_time_s, plan.energy_j) == (9, 190 - 12 - 0.75 * 5)
+    assert plan.saving_percent == pytest.approx(100 * 15.75 / 190)
+    assert plan.slowdown_percent == 0
+    assert plan.gap_percent is None
+    assert replace(plan, lower_bound_j=170.0).gap_percent == pytest.approx(100 * 4.25 / 170)
+
+
+def test_a_slower_plan_says_by_how_much() -> None:
+    """Uniform without reconfiguring: everything takes 1.25 times as long."""
+    plan = make_plan(replace(REQUEST, policy="uniform", reconfigure="default"))
+    assert plan.slowdown_percent == pytest.approx(25)
+
+
+def test_a_plan_names_what_it_was_made_with() -> None:
+    plan = make_plan(replace(REQUEST, policy=DEFAULT_POLICY))
+    named = (plan.policy, plan.reconfigure, plan.schedule, plan.target)
+    assert named == (DEFAULT_POLICY, DEFAULT_RECONFIGURE, DEFAULT_SCHEDULE, DEFAULT_TARGET)
+    assert (plan.num_stages, plan.num_microbatches, plan.blocking_power_w) == (2, 2, (5.0, 5.0))
+
+
+@given(
+    profiles(),
+    st.integers(1, 5),
+    st.sampled_from(["gpipe", "1f1b", "envpipe"]),
+    st.sampled_from(["baseline", "uniform", "envelope"]),
+)
+def test_a_balanced_plan_is_never_slower_than_its_baseline(
+    profile: StageProfile, num_microbatches: int, schedule: str, policy: str
+) -> None:
+    plan = make_plan(
+        PlanRequest(
+            profile=profile,
+            num_microbatches=num_microbatches,
+            blocking_power_w=(20.0,),
+            schedule=schedule,
+            policy=policy,
+        )
+    )
+    assert plan.iteration_time_s <= plan.baseline_iteration_time_s
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (replace(REQUEST, num_microbatches=0), "num_microbatches"),
+        (replace(REQUEST, num_microbatches=-3), "num_microbatches"),
+        (replace(REQUEST, num_microbatches=2**53), "num_microbatches"),
+        (replace(REQUEST, schedule="1F1B"), "schedule"),
+        (replace(REQUEST, policy="eco"), "policy"),
+        (replace(REQUEST, reconfigure="eager"), "reconfigure"),
+        (replace(REQUEST, target="soon"), "target"),
+        (replace(REQUEST, reconfigure_granularity_mhz=0), "reconfigure_granularity_mhz"),
+        (replace(REQUEST, blocking_power_w=()), "blocking_power_w"),
+        (replace(REQUEST, blocking_power_w=(1.0, 2.0, 3.0)), "blocking_power_w"),
+        (replace(REQUEST, blocking_power_w=(-1.0,)), "blocking_power_w"),
+        (replace(REQUEST, blocking_power_w=(5.0, math.nan)), "blocking_power_w"),
+        (replace(REQUEST, blocking_power_w=(math.inf,)), "blocking_power_w"),
+        (replace(REQUEST, blocking_power_w=(100_001.0,)), "blocking_power_w"),
+    ],
+)
+def test_a_request_that_cannot_be_planned_names_its_field(
+    request_: PlanRequest, field: str
+) -> None:
+    with pytest.raises(PlanningError) as error:
+        make_plan(request_)
+    assert error.value.field == field
+    assert str(error.value) == f"{field}: {error.value.message}"
+    assert "\n" not in str(error.value)
