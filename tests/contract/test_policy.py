@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from tests.unit.planning.tiny_pipelines import equal_profile, model_of, models
 
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.pipeline_model import PipelineModel
 from flyball_server.planning.policies import POLICIES
@@ -18,7 +19,7 @@ TARGETS = ["slowdown:0", "slowdown:0.2", "deadline:100", "least-energy", "power:
 
 def request_of(model: PipelineModel, target: str = "fastest") -> PolicyRequest:
     return PolicyRequest(
-        model=model, reconfigure="balanced", reconfigure_granularity_mhz=30, target=target
+        model=model, reconfigure="balanced", reconfigure_granularity_mhz=30, target=target, effort=Effort.LOW
     )
 
 

@@ -203,7 +203,7 @@ def test_a_bad_profile_is_refused_with_file_and_line(
         (("--policy", "eco"), "--policy: unknown 'eco'; known: baseline"),
         (("--schedule", "2f2b"), "--schedule: unknown '2f2b'; known: gpipe"),
         (("--reconfigure", "eager"), "--reconfigure: unknown 'eager'; known: default"),
-        (("--target", "soon"), "--target: 'soon'"),
+        (("--target", "soon"), "--target: unknown 'soon'"),
         (("--gpu", "a1000"), "--gpu: unknown GPU 'a1000'; known: a100"),
         (("--blocking-power", "1,2,3"), "--blocking-power: 3 values for 2 stages"),
         (("--blocking-power", "much"), "--blocking-power: 'much' is not a number of watts"),

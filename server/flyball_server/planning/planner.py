@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.policies import choose
@@ -13,7 +14,7 @@ from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ActivationMemory, ScheduleContext
 from flyball_server.planning.simulator import simulate
 
-DEFAULT_POLICY = "envelope"
+DEFAULT_POLICY = "frontier"
 DEFAULT_RECONFIGURE = "balanced"
 DEFAULT_SCHEDULE = "1f1b"
 DEFAULT_TARGET = "fastest"
@@ -41,6 +42,7 @@ class PlanRequest:
     target: str = DEFAULT_TARGET
     activation_memory: ActivationMemory | None = None
     reconfigure_granularity_mhz: int = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+    effort: Effort = Effort.NORMAL
 
 
 def make_plan(request: PlanRequest) -> FrequencyPlan:
@@ -50,13 +52,7 @@ def make_plan(request: PlanRequest) -> FrequencyPlan:
         PlanningError: a part of the request cannot be used; names its field.
         TargetUnreachableError: no plan of this policy meets the target.
     """
-    context = ScheduleContext(
-        profile=request.profile,
-        num_microbatches=request.num_microbatches,
-        activation_memory=request.activation_memory,
-    )
-    schedule = make_schedule(request.schedule, context)
-    model = build_model(request.profile, schedule, request.blocking_power_w)
+    model = model_of_request(request)
     choice = choose(
         request.policy,
         PolicyRequest(
@@ -64,9 +60,25 @@ def make_plan(request: PlanRequest) -> FrequencyPlan:
             reconfigure=request.reconfigure,
             reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
             target=request.target,
+            effort=request.effort,
         ),
     )
     return _plan(request, model, choice)
+
+
+def model_of_request(request: PlanRequest) -> PipelineModel:
+    """The pipeline that the request describes.
+
+    Raises:
+        PlanningError: a part of the request cannot be used; names its field.
+    """
+    context = ScheduleContext(
+        profile=request.profile,
+        num_microbatches=request.num_microbatches,
+        activation_memory=request.activation_memory,
+    )
+    schedule = make_schedule(request.schedule, context)
+    return build_model(request.profile, schedule, request.blocking_power_w)
 
 
 def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> FrequencyPlan:

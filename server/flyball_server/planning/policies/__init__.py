@@ -5,8 +5,10 @@ from __future__ import annotations
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.policies._base import Policy, PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
+from flyball_server.planning.policies.frontier import frontier
+from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 
-POLICIES: dict[str, Policy] = {**ENVPIPE_POLICIES}
+POLICIES: dict[str, Policy] = {**ENVPIPE_POLICIES, "frontier": frontier}
 
 
 def choose(policy: str, request: PolicyRequest) -> PolicyChoice:
@@ -17,4 +19,9 @@ def choose(policy: str, request: PolicyRequest) -> PolicyChoice:
     """
     if policy not in POLICIES:
         raise PlanningError(f"unknown {policy!r}; known: {', '.join(POLICIES)}", field="policy")
+    if request.reconfigure not in RECONFIGURATIONS:  # also where a policy does not look at it
+        raise PlanningError(
+            f"unknown {request.reconfigure!r}; known: {', '.join(RECONFIGURATIONS)}",
+            field="reconfigure",
+        )
     return POLICIES[policy](request)

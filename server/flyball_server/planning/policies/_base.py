@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
 
 
@@ -30,12 +31,14 @@ class PolicyRequest:
         reconfigure: `default`, `greedy` or `balanced`.
         reconfigure_granularity_mhz: what one reconfiguring step raises a clock by, at least.
         target: as the user wrote it: `fastest`, `slowdown:0.05`, ...
+        effort: how hard to search, where the policy searches.
     """
 
     model: PipelineModel
     reconfigure: str
     reconfigure_granularity_mhz: int
     target: str
+    effort: Effort = Effort.NORMAL
 
 
 Policy = Callable[[PolicyRequest], PolicyChoice]

@@ -1,0 +1,101 @@
+"""The arguments that describe a pipeline, shared by the offline commands that plan."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from flyball_client.command import CommandError
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server import offline_inputs
+from flyball_server.planning import planner
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.schedules import SCHEDULES
+from flyball_server.planning.schedules._base import ActivationMemory
+
+OPTION_OF_FIELD = {
+    "num_microbatches": "--microbatches",
+    "blocking_power_w": "--blocking-power",
+    "activation_bytes": "--activation-bytes",
+    "free_memory_bytes": "--free-memory-bytes",
+    "profile": "PROFILE.csv",
+}
+
+
+def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
+    """Profile, microbatches, schedule, blocking power, memory and effort."""
+    offline_inputs.add_profile_argument(parser)
+    parser.add_argument("--microbatches", metavar="M", type=int, required=True)
+    add_choice(parser, "--schedule", SCHEDULES, planner.DEFAULT_SCHEDULE)
+    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
+    parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
+    _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
+    _add_bytes(parser, "--free-memory-bytes", "free beside what 1F1B holds")
+    parser.add_argument(
+        "--effort",
+        choices=list(map(str, Effort)),
+        default=str(Effort.NORMAL),
+        help="policy frontier: how long to search for clocks near the bound (default normal)",
+    )
+
+
+def add_choice(
+    parser: argparse.ArgumentParser, option: str, names: Iterable[str], default: str
+) -> None:
+    """An option whose names the planning core knows, and refuses in one line itself."""
+    parser.add_argument(option, default=default, help=f"{', '.join(names)} (default {default})")
+
+
+def pipeline_request(arguments: argparse.Namespace, profile: StageProfile) -> PlanRequest:
+    """What `add_pipeline_arguments` describes, with the default policy and target."""
+    gpu = offline_inputs.gpu_window(arguments.gpu)
+    granularity_mhz = gpu.reconfigure_granularity_mhz if gpu else None
+    return PlanRequest(
+        profile=profile,
+        num_microbatches=arguments.microbatches,
+        blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
+        schedule=arguments.schedule,
+        activation_memory=_activation_memory(arguments, profile.num_stages),
+        reconfigure_granularity_mhz=(
+            granularity_mhz or planner.DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+        ),
+        effort=Effort(arguments.effort),
+    )
+
+
+def refused(error: PlanningError) -> CommandError:
+    """The planning core's refusal, with the option in the place of the field."""
+    option = OPTION_OF_FIELD.get(error.field, f"--{error.field}")
+    return CommandError(f"{option}: {error.message}")
+
+
+def _add_bytes(parser: argparse.ArgumentParser, option: str, what: str) -> None:
+    parser.add_argument(
+        option,
+        metavar="N",
+        type=_sizes,
+        help=f"schedule envpipe: bytes {what}, one value or one per stage",
+    )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of bytes, nor one per stage as in 1000,2000"
+        ) from None
+
+
+def _activation_memory(arguments: argparse.Namespace, num_stages: int) -> ActivationMemory | None:
+    sizes, free = arguments.activation_bytes, arguments.free_memory_bytes
+    if sizes is None and free is None:
+        return None
+    if sizes is None or free is None:
+        raise CommandError("give --activation-bytes and --free-memory-bytes together, or neither")
+    return ActivationMemory(
+        activation_bytes=sizes * num_stages if len(sizes) == 1 else sizes,
+        free_bytes=free * num_stages if len(free) == 1 else free,
+    )

@@ -1,0 +1,211 @@
+"""The compiled inner loop of rounding: simulated annealing over finish times.
+
+The state is a finish time for each instruction, not a clock: the window that its predecessors'
+finishes leave it decides the clock, the cheapest that fits. So every state is a feasible plan,
+a move changes the cost of a few neighbours only, and no longest path is ever computed again.
+
+A move shifts one finish, often together with the other finishes that the same successor waits
+for: in the steady state of 1F1B only that keeps both of the successor's inputs useful. Some
+moves shift a whole patch of neighbouring finishes, so that only windows at its border change.
+The shift is chosen so that some neighbour's window fits one of its clocks exactly.
+"""
+
+# numba has no types: what its decorator returns is unknown to a type checker.
+# pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from flyball_server.planning.frontier.compiled import NO_NODE, NodeTables, point_of, start_of
+from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
+
+INFEASIBLE_J = 1e18
+MAX_GROUP = 24
+MAX_AFFECTED = 96
+PATCH_SHARE = 0.3  # of the moves shift a patch of finishes
+PATCH_GROWTH = 0.5  # chance that a patch grows once more
+MAX_CLOCK_JUMP = 4  # by how many points a move may change the window it aims at
+GREEDY_SHARE = 0.1  # of the moves, at the end, accept no loss
+
+
+@njit(cache=True)
+def anneal(
+    finish_s: FloatArray,
+    deadline_s: float,
+    tables: NodeTables,
+    num_moves: int,
+    hot_j: float,
+    cold_j: float,
+    seed: int,
+) -> None:
+    """Improve `finish_s` in place.
+
+    Args:
+        finish_s: per node, a feasible finish; shape (num_nodes,).
+        deadline_s: no finish goes beyond it.
+        tables: the pipeline.
+        num_moves: how many moves are tried; it alone bounds the work, so that the same input
+            gives the same result.
+        hot_j: temperature at the first move.
+        cold_j: temperature at the last move.
+        seed: of the random numbers.
+    """
+    np.random.seed(seed)
+    cost_j = np.empty(len(finish_s))
+    for node in range(len(finish_s)):
+        cost_j[node] = _cost_of(node, finish_s, tables)
+    group, affected = np.empty(MAX_GROUP, np.int64), np.empty(MAX_AFFECTED, np.int64)
+    old_finish_s, new_cost_j = np.empty(MAX_GROUP), np.empty(MAX_AFFECTED)
+    cooling = (cold_j / hot_j) ** (1.0 / max(1, num_moves))
+    temperature_j = hot_j
+    for move in range(num_moves):
+        temperature_j *= cooling
+        if move >= num_moves * (1.0 - GREEDY_SHARE):
+            temperature_j = 0.0
+        is_patch = np.random.random() < PATCH_SHARE
+        group_size = _choose_patch(group, tables) if is_patch else _choose_group(group, tables)
+        num_affected = _collect_affected(affected, group, group_size, tables)
+        shift_s, is_fitting = _choose_shift(affected, num_affected, group_size, finish_s, tables)
+        if not is_fitting:
+            continue
+        for index in range(group_size):
+            old_finish_s[index] = finish_s[group[index]]
+        if not _shift(finish_s, group, group_size, shift_s, is_patch, deadline_s):
+            continue
+        change_j = 0.0
+        for index in range(num_affected):
+            new_cost_j[index] = _cost_of(affected[index], finish_s, tables)
+            change_j += new_cost_j[index] - cost_j[affected[index]]
+        if change_j <= 0.0 or _is_accepted(change_j, temperature_j):
+            for index in range(num_affected):
+                cost_j[affected[index]] = new_cost_j[index]
+        else:
+            for index in range(group_size):
+                finish_s[group[index]] = old_finish_s[index]
+
+
+@njit(cache=True)
+def _cost_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
+    point = point_of(node, finish_s, tables)
+    if point < 0:
+        return INFEASIBLE_J
+    cost_j: float = tables.costs_j[tables.curve_of_node[node], point]
+    return cost_j
+
+
+@njit(cache=True)
+def _is_accepted(change_j: float, temperature_j: float) -> bool:
+    if change_j >= INFEASIBLE_J / 2 or temperature_j == 0.0:
+        return False
+    return np.random.random() < math.exp(-change_j / temperature_j)
+
+
+@njit(cache=True)
+def _include(items: IndexArray, count: int, item: int) -> int:
+    if item == NO_NODE or count == len(items):
+        return count
+    for index in range(count):
+        if items[index] == item:
+            return count
+    items[count] = item
+    return count + 1
+
+
+@njit(cache=True)
+def _choose_group(group: IndexArray, tables: NodeTables) -> int:
+    """A node, and with a chance of a half each, the others that its successors wait for."""
+    group[0] = np.random.randint(len(tables.predecessors))
+    size = 1
+    for slot in range(tables.successors.shape[1]):
+        after = tables.successors[group[0], slot]
+        if after != NO_NODE and np.random.random() < 0.5:
+            size = _include(group, size, tables.predecessors[after, 0])
+            size = _include(group, size, tables.predecessors[after, 1])
+    return size
+
+
+@njit(cache=True)
+def _choose_patch(group: IndexArray, tables: NodeTables) -> int:
+    """A node and some of its neighbourhood, each with those its successors wait for."""
+    group[0] = np.random.randint(len(tables.predecessors))
+    size = 1
+    while True:
+        inside = group[np.random.randint(size)]
+        for slot in range(tables.successors.shape[1]):
+            after = tables.successors[inside, slot]
+            if after != NO_NODE:
+                size = _include(group, size, tables.predecessors[after, 0])
+                size = _include(group, size, tables.predecessors[after, 1])
+        if size > MAX_GROUP - 6 or np.random.random() > PATCH_GROWTH:
+            return size
+        inside = group[np.random.randint(size)]
+        if np.random.random() < 0.5:
+            slot = np.random.randint(tables.successors.shape[1])
+            size = _include(group, size, tables.successors[inside, slot])
+        else:
+            size = _include(group, size, tables.predecessors[inside, np.random.randint(2)])
+
+
+@njit(cache=True)
+def _collect_affected(
+    affected: IndexArray, group: IndexArray, group_size: int, tables: NodeTables
+) -> int:
+    """The group first, whose windows end at the new time; then all that wait for it."""
+    count = 0
+    for index in range(group_size):
+        count = _include(affected, count, group[index])
+    for index in range(group_size):
+        for slot in range(tables.successors.shape[1]):
+            count = _include(affected, count, tables.successors[group[index], slot])
+    return count
+
+
+@njit(cache=True)
+def _choose_shift(
+    affected: IndexArray,
+    num_affected: int,
+    group_size: int,
+    finish_s: FloatArray,
+    tables: NodeTables,
+) -> tuple[float, bool]:
+    """A shift after which some affected node's window fits a clock near its own exactly."""
+    aimed = np.random.randint(num_affected)
+    node = affected[aimed]
+    curve = tables.curve_of_node[node]
+    jump = np.random.randint(-MAX_CLOCK_JUMP, MAX_CLOCK_JUMP + 1)
+    point = point_of(node, finish_s, tables) + jump
+    if point < 0 or point >= tables.num_points[curve]:
+        return 0.0, False
+    start_s = start_of(node, finish_s, tables)
+    longer_s = start_s + tables.times_s[curve, point] - finish_s[node]
+    # The first group_size of the affected are the group: their windows end later by the shift.
+    # All others' begin later by it.
+    return (longer_s if aimed < group_size else -longer_s), True
+
+
+@njit(cache=True)
+def _shift(
+    finish_s: FloatArray,
+    group: IndexArray,
+    group_size: int,
+    shift_s: float,
+    is_patch: bool,
+    deadline_s: float,
+) -> bool:
+    """Shift a patch as it is, or bring a group to one time; False where the deadline forbids."""
+    for index in range(group_size):
+        if finish_s[group[index]] + shift_s > deadline_s:
+            return False
+    together_s = finish_s[group[0]] + shift_s
+    for index in range(group_size):
+        if is_patch:
+            finish_s[group[index]] += shift_s
+        else:
+            finish_s[group[index]] = together_s
+    return True

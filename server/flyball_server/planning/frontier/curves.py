@@ -1,0 +1,99 @@
+"""The two shapes of an instruction's measured points that the optimisation works with.
+
+With c = E - r P t (J), what a point costs beyond waiting for as long: the staircase of points
+that no other one beats in both time and cost, and the lower convex hull of it, which any mix of
+clocks stays above (Perseus, Chung et al., SOSP 2024, section 4, with the hull in place of a fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flyball_profiles.stage_profile import OperatingPoint
+from flyball_server.planning.pipeline_model import PipelineModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostPoint:
+    """One measured point; `choice` is its index among the instruction's operating points."""
+
+    time_s: float
+    cost_j: float
+    choice: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostCurve:
+    """One (stage, kind)'s points.
+
+    Attributes:
+        staircase: rising time, strictly falling cost; the first is the fastest point.
+        hull: the staircase's points on its lower convex hull; first and last are the same.
+    """
+
+    staircase: tuple[CostPoint, ...]
+    hull: tuple[CostPoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCurves:
+    """The curves of a pipeline, each once.
+
+    Attributes:
+        curves: the distinct ones.
+        curve_of_node: per node of the DAG, an index into `curves`.
+    """
+
+    curves: tuple[CostCurve, ...]
+    curve_of_node: tuple[int, ...]
+
+    def of_node(self, node: int) -> CostCurve:
+        """The node's curve."""
+        return self.curves[self.curve_of_node[node]]
+
+
+def cost_curve(points: Sequence[OperatingPoint], blocking_power_w: float) -> CostCurve:
+    """Staircase and hull of measured points.
+
+    Args:
+        points: of one (stage, kind), at least one.
+        blocking_power_w: of all the ranks whose energy the points hold, W.
+    """
+    by_time = sorted(
+        (point.time_s, point.energy_j - blocking_power_w * point.time_s, choice)
+        for choice, point in enumerate(points)
+    )
+    staircase: list[CostPoint] = []
+    for time_s, cost_j, choice in by_time:
+        if not staircase or cost_j < staircase[-1].cost_j:
+            staircase.append(CostPoint(time_s=time_s, cost_j=cost_j, choice=choice))
+    hull: list[CostPoint] = []
+    for point in staircase:
+        while len(hull) > 1 and _is_above_chord(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return CostCurve(staircase=tuple(staircase), hull=tuple(hull))
+
+
+def model_curves(model: PipelineModel) -> ModelCurves:
+    """The curves of every instruction of a pipeline."""
+    power_w = model.stage_blocking_power_w
+    curves: list[CostCurve] = []
+    index: dict[tuple[int, str], int] = {}
+    curve_of_node: list[int] = []
+    for stage, instruction, points in zip(
+        model.dag.stage, model.dag.instruction, model.points, strict=True
+    ):
+        key = (stage, instruction.kind)
+        if key not in index:
+            index[key] = len(curves)
+            curves.append(cost_curve(points, power_w[stage]))
+        curve_of_node.append(index[key])
+    return ModelCurves(curves=tuple(curves), curve_of_node=tuple(curve_of_node))
+
+
+def _is_above_chord(left: CostPoint, middle: CostPoint, right: CostPoint) -> bool:
+    to_middle = (middle.cost_j - left.cost_j) * (right.time_s - left.time_s)
+    to_right = (right.cost_j - left.cost_j) * (middle.time_s - left.time_s)
+    return to_middle >= to_right

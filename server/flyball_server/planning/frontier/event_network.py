@@ -1,0 +1,160 @@
+"""The dependency DAG as a network of event times, the form in which the bound is computed.
+
+An arc is an instruction: it runs from the event at which it may start to the event by which it
+has finished, and its window (the time between them) buys a cost that falls along its convex
+hull. An instruction that waits for another's finish starts at an event not before it. Where
+every finish of a group precedes every start of it (in the steady state of 1F1B always), the
+group is one event: finishing early gains nothing, so nothing is lost, and the network has half
+the events. Elsewhere an arc without cost keeps the order.
+
+The last arc, END -> DEADLINE, is what an iteration saves by ending early: the blocking power of
+all ranks. So the cost of a network is the iteration's energy, and beyond the least-energy time
+the bound stays at its minimum by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_server.planning.dag import DependencyDag
+from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
+from flyball_server.planning.pipeline_model import PipelineModel
+
+BEGIN, DEADLINE, END = 0, 1, 2
+"""Events of every network: time 0, the given deadline, and the iteration's end."""
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventNetwork:
+    """Arcs between events, each with a convex cost that falls as its window grows.
+
+    An arc's window is its minimum plus the sum of its segments' parts; a part of segment k costs
+    `slope[k]` (not positive, rising with k) per second.
+
+    Attributes:
+        num_events: BEGIN, DEADLINE and END included.
+        num_instructions: the first so many arcs are the DAG's nodes, in their order.
+        tail, head: per arc, the events it runs between; shape (num_arcs,).
+        min_window_s: per arc, s; shape (num_arcs,).
+        slope_w: per arc and segment, J/s; shape (num_arcs, num_segments).
+        length_s: likewise, s; infinite for a last segment, 0 where there is none.
+        fixed_cost_j: cost of all instructions at their fastest point, J.
+        waiting_power_w: blocking power of all ranks, W.
+    """
+
+    num_events: int
+    num_instructions: int
+    tail: IndexArray
+    head: IndexArray
+    min_window_s: FloatArray
+    slope_w: FloatArray
+    length_s: FloatArray
+    fixed_cost_j: float
+    waiting_power_w: float
+
+    def energy_offset_j(self, deadline_s: float) -> float:
+        """What to add to the arcs' costs to have the iteration's energy, J."""
+        return self.fixed_cost_j + self.waiting_power_w * deadline_s
+
+
+def build_network(model: PipelineModel, curves: ModelCurves) -> EventNetwork:
+    """The network of a pipeline."""
+    start_event, finish_event, order_arcs, num_events = _events(model.dag)
+    num_nodes = model.dag.num_nodes
+    arcs = [
+        *zip(start_event, finish_event, strict=True),
+        *order_arcs,
+        (END, DEADLINE),
+    ]
+    slope_w, length_s, min_window_s = _segments(curves, num_nodes, len(arcs))
+    waiting_power_w = sum(model.stage_blocking_power_w)
+    slope_w[-1, 0] = -waiting_power_w
+    return EventNetwork(
+        num_events=num_events,
+        num_instructions=num_nodes,
+        tail=np.array([tail for tail, _ in arcs], dtype=np.int64),
+        head=np.array([head for _, head in arcs], dtype=np.int64),
+        min_window_s=min_window_s,
+        slope_w=slope_w,
+        length_s=length_s,
+        fixed_cost_j=sum(curves.of_node(node).hull[0].cost_j for node in range(num_nodes)),
+        waiting_power_w=waiting_power_w,
+    )
+
+
+def _segments(
+    curves: ModelCurves, num_nodes: int, num_arcs: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Slopes, lengths and least windows of all arcs; those after the nodes' cost nothing."""
+    num_segments = max(len(curve.hull) for curve in curves.curves)
+    slope_w, length_s = np.zeros((2, num_arcs, num_segments))
+    min_window_s = np.zeros(num_arcs)
+    rows = [_hull_segments(curve, num_segments) for curve in curves.curves]
+    of_node = np.array(curves.curve_of_node)
+    slope_w[:num_nodes] = np.array([row[0] for row in rows])[of_node]
+    length_s[:num_nodes] = np.array([row[1] for row in rows])[of_node]
+    min_window_s[:num_nodes] = np.array([curve.hull[0].time_s for curve in curves.curves])[of_node]
+    length_s[num_nodes:, 0] = np.inf
+    return slope_w, length_s, min_window_s
+
+
+def _hull_segments(curve: CostCurve, num_segments: int) -> tuple[FloatArray, FloatArray]:
+    slope_w, length_s = np.zeros((2, num_segments))
+    for segment, (left, right) in enumerate(zip(curve.hull, curve.hull[1:], strict=False)):
+        length_s[segment] = right.time_s - left.time_s
+        slope_w[segment] = (right.cost_j - left.cost_j) / length_s[segment]
+    length_s[len(curve.hull) - 1] = np.inf  # waiting after the slowest point gains nothing more
+    return slope_w, length_s
+
+
+def _events(dag: DependencyDag) -> tuple[list[int], list[int], list[tuple[int, int]], int]:
+    """Per node its start and finish event, the arcs that only keep order, the number of events."""
+    start_event = [BEGIN] * dag.num_nodes
+    finish_event = [END] * dag.num_nodes
+    order_arcs: list[tuple[int, int]] = []
+    num_events = END + 1
+    for finishes, starts in _handovers(dag):
+        if all(len(set(dag.predecessors(node))) == len(finishes) for node in starts):
+            for node in finishes:
+                finish_event[node] = num_events
+            for node in starts:
+                start_event[node] = num_events
+            num_events += 1
+            continue
+        for node in finishes:
+            finish_event[node] = num_events
+            num_events += 1
+        for node in starts:
+            start_event[node] = num_events
+            num_events += 1
+            order_arcs += [
+                (finish_event[before], start_event[node]) for before in set(dag.predecessors(node))
+            ]
+    return start_event, finish_event, order_arcs, num_events
+
+
+def _handovers(dag: DependencyDag) -> list[tuple[list[int], list[int]]]:
+    """Groups of finishes and starts that precedence connects (union-find over both)."""
+    num_nodes = dag.num_nodes
+    parent = list(range(2 * num_nodes))  # a node's finish, and num_nodes on, its start
+
+    def root(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    for node in range(num_nodes):
+        for before in dag.predecessors(node):
+            parent[root(before)] = root(num_nodes + node)
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for item in range(2 * num_nodes):
+        finishes, starts = groups.setdefault(root(item), ([], []))
+        (finishes if item < num_nodes else starts).append(item % num_nodes)
+    return [group for group in groups.values() if group[0] and group[1]]

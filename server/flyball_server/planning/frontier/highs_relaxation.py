@@ -1,0 +1,75 @@
+"""The relaxed problem as a linear program in HiGHS: one model, solved again as T changes."""
+
+# scipy and highspy have no types: what they return is unknown to a type checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalSubscript=false
+
+from __future__ import annotations
+
+import highspy
+import numpy as np
+from scipy import sparse
+
+from flyball_server.planning.frontier.event_network import BEGIN, DEADLINE, EventNetwork
+from flyball_server.planning.frontier.relaxation import RelaxedOptimum, relaxed_optimum
+
+
+class HighsRelaxation:
+    """Dual simplex on the primal program, warm from the deadline before.
+
+    Columns are the event times and the arcs' segments; row a says that arc a's window is its
+    minimum plus its segments' parts, and the row's dual is the arc's price of time.
+    """
+
+    def __init__(self, network: EventNetwork) -> None:
+        self._network = network
+        self._highs = highspy.Highs()
+        self._highs.setOptionValue("output_flag", False)
+        self._highs.setOptionValue("threads", 1)
+        self._highs.passModel(_program(network))
+
+    def solve(self, deadline_s: float) -> RelaxedOptimum:
+        """See `Relaxation`."""
+        self._highs.changeColBounds(DEADLINE, deadline_s, deadline_s)
+        self._highs.run()
+        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            raise ArithmeticError(
+                f"HiGHS ended with {self._highs.getModelStatus()} at a deadline of {deadline_s} s"
+            )
+        solution = self._highs.getSolution()
+        return relaxed_optimum(
+            self._network,
+            deadline_s,
+            np.asarray(solution.col_value)[: self._network.num_events],
+            np.asarray(solution.row_dual),
+        )
+
+
+def _program(network: EventNetwork) -> highspy.HighsLp:
+    num_arcs, num_events = len(network.tail), network.num_events
+    arc_of_part, segment_of_part = np.nonzero(network.length_s)
+    num_parts = len(arc_of_part)
+    arcs = np.arange(num_arcs)
+    rows = np.concatenate([arcs, arcs, arc_of_part])
+    columns = np.concatenate([network.head, network.tail, num_events + np.arange(num_parts)])
+    values = np.concatenate([np.ones(num_arcs), -np.ones(num_arcs), -np.ones(num_parts)])
+    matrix = sparse.csr_matrix((values, (rows, columns)), shape=(num_arcs, num_events + num_parts))
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = matrix.shape[1], num_arcs
+    program.col_cost_ = np.concatenate(
+        [np.zeros(num_events), network.slope_w[arc_of_part, segment_of_part]]
+    )
+    program.col_lower_ = np.zeros(matrix.shape[1])
+    upper = np.concatenate(
+        [np.full(num_events, np.inf), network.length_s[arc_of_part, segment_of_part]]
+    )
+    upper[BEGIN] = 0.0
+    program.col_upper_ = upper
+    program.row_lower_ = program.row_upper_ = network.min_window_s
+    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    program.a_matrix_.start_ = matrix.indptr
+    program.a_matrix_.index_ = matrix.indices
+    program.a_matrix_.value_ = matrix.data
+    return program

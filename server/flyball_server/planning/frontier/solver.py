@@ -1,0 +1,149 @@
+"""Plans and bounds of one pipeline, for one deadline after another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.frontier.curves import model_curves
+from flyball_server.planning.frontier.event_network import (
+    END,
+    EventNetwork,
+    FloatArray,
+    build_network,
+)
+from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
+from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
+from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
+from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
+from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.simulator import earliest_finish_s, iteration_energy_j
+
+# Up to here a warm simplex takes milliseconds a deadline; from here on the interior point is
+# faster, at 64 stages x 256 microbatches by two orders of magnitude (docs/decisions/0004).
+MAX_SIMPLEX_INSTRUCTIONS = 3_000
+SEED = 20231  # of the annealing; any will do, but always the same
+
+
+# Annealing moves of one plan are this times the root of the number of instructions: what was
+# seen to be enough from 8 stages x 12 microbatches to 64 x 256.
+MOVES_BY_EFFORT = {Effort.LOW: 4_000, Effort.NORMAL: 72_000, Effort.HIGH: 1_500_000}
+# Temperatures to begin with, in mean cost steps between neighbouring clocks: from a rounding,
+# and from a neighbour's plan, whose order is worth keeping.
+HOT_STEPS, WARM_STEPS = 1.5, 0.2
+# A plan of a whole frontier starts near its neighbour, and needs fewer.
+SWEEP_MOVES_PER_INSTRUCTION = {Effort.LOW: 4, Effort.NORMAL: 10, Effort.HIGH: 300}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlinePlan:
+    """A plan for one deadline, with its certificate.
+
+    Attributes:
+        relaxed: the relaxed optimum for the deadline, and so the bound.
+        rounded: the plan as finish times.
+        iteration_time_s: what it takes, at most the deadline, s.
+        energy_j: of one iteration, J.
+    """
+
+    relaxed: RelaxedOptimum
+    rounded: RoundedPlan
+    iteration_time_s: float
+    energy_j: float
+
+    @property
+    def lower_bound_j(self) -> float:
+        """No plan that meets the deadline needs less, J."""
+        return self.relaxed.lower_bound_j
+
+
+class DeadlineSolver:
+    """Solves one pipeline. Not to be shared between threads."""
+
+    def __init__(self, model: PipelineModel) -> None:
+        self._model = model
+        curves = model_curves(model)
+        self._network = build_network(model, curves)
+        self._relaxation = choose_relaxation(self._network)
+        self._rounding = Rounding(model.dag, curves)
+        self._slowest_s = max(
+            earliest_finish_s(
+                model.dag,
+                [curves.of_node(node).hull[-1].time_s for node in range(model.dag.num_nodes)],
+            )
+        )
+        self.fastest_time_s = float(self._rounding.fastest().finish_s.max())
+
+    @property
+    def num_instructions(self) -> int:
+        """Instructions of one iteration."""
+        return self._network.num_instructions
+
+    def num_moves(self, effort: Effort) -> int:
+        """Annealing moves that one plan of this pipeline gets."""
+        return round(MOVES_BY_EFFORT[effort] * math.sqrt(self.num_instructions))
+
+    def num_sweep_moves(self, effort: Effort) -> int:
+        """Likewise, for one plan among those of a whole frontier."""
+        return SWEEP_MOVES_PER_INSTRUCTION[effort] * self.num_instructions
+
+    def relax(self, deadline_s: float) -> RelaxedOptimum:
+        """The relaxed problem's optimum for a deadline not below `fastest_time_s`."""
+        return self._relaxation.solve(deadline_s)
+
+    def least_energy_time_s(self) -> float:
+        """The iteration time beyond which waiting costs more than slower clocks save, s."""
+        relaxed = self.relax(self._slowest_s)
+        return max(self.fastest_time_s, float(relaxed.event_time_s[END]))
+
+    def plan(
+        self, relaxed: RelaxedOptimum, num_moves: int, neighbour: DeadlinePlan | None = None
+    ) -> DeadlinePlan:
+        """A deployable plan for the relaxed problem's deadline.
+
+        Args:
+            relaxed: the optimum to round.
+            num_moves: of annealing.
+            neighbour: a plan for a shorter deadline; where that, stretched to this deadline, is
+                better than what annealing finds, to go on from.
+        """
+        deadline_s = relaxed.deadline_s
+        rounded = self._rounding.round_down(self._window_s(relaxed), deadline_s)
+        rounded = self._rounding.improve(
+            rounded, deadline_s, num_moves, hot_steps=HOT_STEPS, seed=SEED
+        )
+        if neighbour is not None:
+            factor = deadline_s / neighbour.relaxed.deadline_s
+            stretched = self._rounding.stretch(neighbour.rounded, factor)
+            if stretched.cost_j < rounded.cost_j:
+                rounded = self._rounding.improve(
+                    stretched, deadline_s, num_moves, hot_steps=WARM_STEPS, seed=SEED
+                )
+        assignment = self.assignment(rounded)
+        iteration_time_s = max(
+            earliest_finish_s(self._model.dag, self._model.durations_s(assignment))
+        )
+        return DeadlinePlan(
+            relaxed=relaxed,
+            rounded=rounded,
+            iteration_time_s=iteration_time_s,
+            energy_j=iteration_energy_j(self._model, assignment, iteration_time_s),
+        )
+
+    def _window_s(self, relaxed: RelaxedOptimum) -> FloatArray:
+        """Per node, the window that the relaxed optimum gives it, s."""
+        events_s = relaxed.event_time_s
+        window_s: FloatArray = events_s[self._network.head] - events_s[self._network.tail]
+        return window_s[: self.num_instructions]
+
+    def assignment(self, rounded: RoundedPlan) -> Assignment:
+        """The plan as indices into the instructions' operating points."""
+        return self._rounding.assignment(rounded)
+
+
+def choose_relaxation(network: EventNetwork) -> Relaxation:
+    """Simplex for small networks, interior point for large ones."""
+    if network.num_instructions <= MAX_SIMPLEX_INSTRUCTIONS:
+        return HighsRelaxation(network)
+    return InteriorPointRelaxation(network)

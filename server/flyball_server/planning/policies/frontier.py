@@ -1,0 +1,23 @@
+"""The policy `frontier`: the least energy that is found for a target, with its certificate."""
+
+from __future__ import annotations
+
+from flyball_server.planning.frontier.solver import DeadlineSolver
+from flyball_server.planning.frontier.targets import parse_target, plan_for_target
+from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.simulator import earliest_finish_s
+
+
+def frontier(request: PolicyRequest) -> PolicyChoice:
+    """One clock per instruction near the relaxed optimum of the target's deadline.
+
+    Reconfiguration has nothing to add here: `reconfigure` is not looked at.
+    """
+    model = request.model
+    target = parse_target(request.target)
+    baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
+    solver = DeadlineSolver(model)
+    plan = plan_for_target(solver, target, baseline_s, solver.num_moves(request.effort))
+    return PolicyChoice(
+        assignment=solver.assignment(plan.rounded), lower_bound_j=plan.lower_bound_j
+    )
