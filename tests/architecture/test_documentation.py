@@ -1,0 +1,378 @@
+"""The documentation held to the code: all that exists is in it, and what it shows exists."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from flyball_client import routes, wire
+from flyball_client.command import Command
+from flyball_profiles.gpu_windows import gpu_names
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.app import create_app
+from flyball_server.jobs.job_state import JobState
+from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_server.planning.schedules import SCHEDULES
+from flyball_server.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+SHOWN_PAGES = (README, *sorted(DOCS.glob("*.md")))
+_PACKAGES = ("client", "server", "integrations", "profiles")
+_NOT_OURS = {"build", "dist", "node_modules", "shared"}
+_FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE_CODE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+# What ends a command in a shell's line; all that follows is another's.
+_SHELL_ENDS = {"|", ">", "2>", "<", "&", "&&", ";"}
+
+
+# ------------------------------------------------------------------ what the code has
+
+
+@cache
+def commands() -> dict[str, Command]:
+    """Every command that pyproject.toml declares, by name; an older install may lack one."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    found = {
+        name: EntryPoint(name, where, "flyball.commands").load()
+        for name, where in declared["flyball.commands"].items()
+    }
+    assert all(isinstance(command, Command) for command in found.values())
+    return found
+
+
+class _RaisingParser(argparse.ArgumentParser):
+    """Tells a complaint by an exception instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The command's parser, made as `flyball` makes it."""
+    parser = _RaisingParser(prog=f"flyball {name}", allow_abbrev=False)
+    commands()[name].configure(parser)
+    return parser
+
+
+def options_of(name: str) -> list[argparse.Action]:
+    """What the command takes, without `--help`."""
+    actions = parser_of(name)._actions
+    return [action for action in actions if not isinstance(action, argparse._HelpAction)]
+
+
+@cache
+def settings_variables() -> frozenset[str]:
+    """Every FLYBALL_* variable that a package's source names."""
+    sources = (file for package in _PACKAGES for file in (ROOT / package).rglob("*.py"))
+    return frozenset(
+        name for file in sources for name in re.findall(r"FLYBALL_[A-Z][A-Z_]*", file.read_text())
+    )
+
+
+@cache
+def calls() -> frozenset[str]:
+    """Every `METHOD /path` of the planner's API."""
+    description = create_app(Settings(database="sqlite:///never-opened.sqlite")).openapi()
+    return frozenset(
+        f"{method.upper()} {path}"
+        for path, methods in description["paths"].items()
+        for method in methods
+    )
+
+
+def wire_types() -> list[type]:
+    """Every dataclass that crosses HTTP."""
+    return [
+        item
+        for item in vars(wire).values()
+        if isinstance(item, type) and dataclasses.is_dataclass(item)
+    ]
+
+
+# ------------------------------------------------------------------ what the documentation has
+
+
+def section(page: Path, heading: str) -> str:
+    """What stands under a heading of level two."""
+    parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+    found = [part for part in parts if part.startswith(f"{heading}\n")]
+    assert len(found) == 1, f"{page.name} must have one section '## {heading}'"
+    return found[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row."""
+    lines = (line for line in text.splitlines() if line.startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def fenced_lines(page: Path) -> Iterator[str]:
+    """Every line of the page's code blocks; a continued line is one, without its prompt."""
+    for block in _FENCED.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield line.strip().removeprefix("$ ")
+
+
+def words_of(line: str) -> list[str]:
+    """The first command of a shell line, without the variables set before it."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # output with a lone quotation mark
+        return []
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    end = next((i for i, word in enumerate(words) if word in _SHELL_ENDS), len(words))
+    return words[:end]
+
+
+def shown_commands(program: str) -> list[tuple[str, list[str]]]:
+    """(page, arguments) of each line in a code block that runs this program."""
+    found = []
+    for page in SHOWN_PAGES:
+        for line in fenced_lines(page):
+            words = words_of(line)
+            # `flyball plan: ...` is what it says when something is wrong.
+            if words and words[0] == program and not "".join(words[1:2]).endswith(":"):
+                found.append((page.name, words[1:]))
+    return found
+
+
+def markdown_files() -> list[Path]:
+    """All Markdown of the repository."""
+    return [
+        file
+        for file in sorted(ROOT.rglob("*.md"))
+        if not any(
+            part.startswith(".") or part in _NOT_OURS for part in file.relative_to(ROOT).parts
+        )
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that links to the page's headings have, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ------------------------------------------------------------------ all that exists is there
+
+
+def test_every_command_has_a_section_and_every_section_a_command() -> None:
+    page = (DOCS / "commands.md").read_text()
+    headings = re.findall(r"^## `flyball ([a-z]+)`$", page, flags=re.MULTILINE)
+    assert sorted(headings) == sorted(commands())
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_table_of_a_command_has_its_options_and_no_other(name: str) -> None:
+    first_cells = [row[0] for row in rows(section(DOCS / "commands.md", f"`flyball {name}`"))]
+    documented = {
+        word.split()[0] for cell in first_cells[2:] for word in _INLINE_CODE.findall(cell)
+    }
+    options = options_of(name)
+    existing = {
+        text
+        for action in options
+        for text in (action.option_strings or [str(action.metavar or action.dest)])
+    }
+    assert documented == existing
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_table_of_a_command_has_its_defaults(name: str) -> None:
+    table = rows(section(DOCS / "commands.md", f"`flyball {name}`"))
+    for action in options_of(name):
+        if isinstance(action.default, str | int | float) and not isinstance(action.default, bool):
+            option = action.option_strings[-1]
+            row = next(row for row in table if option in row[0])
+            assert row[-1] == f"`{action.default}`", f"{name} {option}"
+
+
+def test_every_setting_has_a_row_and_every_row_a_setting() -> None:
+    cells = [row[0] for row in rows((DOCS / "settings.md").read_text())]
+    documented = {name for cell in cells for name in re.findall(r"^`(FLYBALL_[A-Z_]+)`$", cell)}
+    assert documented == settings_variables()
+
+
+def test_the_planners_defaults_are_those_documented() -> None:
+    by_name = {row[0]: row for row in rows(section(DOCS / "settings.md", "The planner"))}
+    for field in dataclasses.fields(Settings):
+        if field.default not in (None, dataclasses.MISSING):
+            default = by_name[f"`FLYBALL_{field.name.upper()}`"][2].strip("`")
+            assert type(field.default)(default) == field.default, field.name
+
+
+def test_no_page_names_a_setting_that_does_not_exist() -> None:
+    for page in markdown_files():
+        named = set(re.findall(r"FLYBALL_[A-Z][A-Z_]*[A-Z]", page.read_text()))
+        assert named <= settings_variables(), page
+
+
+def test_every_call_of_the_api_has_a_row_and_every_row_a_call() -> None:
+    cells = [row[0] for row in rows(section(DOCS / "rest.md", "Endpoints"))]
+    documented = {cell.strip("`") for cell in cells[2:]}
+    assert documented == calls()
+
+
+def test_every_route_template_is_in_the_documentation() -> None:
+    page = (DOCS / "rest.md").read_text()
+    templates = [
+        value for name, value in vars(routes).items() if name.isupper() and isinstance(value, str)
+    ]
+    assert len(templates) > 10
+    assert [template for template in templates if f" {template}`" not in page] == []
+
+
+@pytest.mark.parametrize("crossing", wire_types(), ids=lambda crossing: crossing.__name__)
+def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing: type) -> None:
+    page = (DOCS / "rest.md").read_text()
+    code = set(_INLINE_CODE.findall(page))
+    fields = {field.name for field in dataclasses.fields(crossing)}
+    assert fields - code == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("model.md", [str(kind) for kind in InstructionKind]),
+        ("model.md", list(POLICIES)),
+        ("model.md", list(SCHEDULES)),
+        ("model.md", list(RECONFIGURATIONS)),
+        ("rest.md", [str(state) for state in JobState]),
+        ("profiles.md", [str(kind) for kind in InstructionKind]),
+        ("profiles.md", list(gpu_names())),
+    ],
+    ids=["kinds", "policies", "schedules", "reconfigurations", "states", "columns", "GPUs"],
+)
+def test_every_name_that_a_user_may_meet_is_explained(page: str, names: list[str]) -> None:
+    code = set(_INLINE_CODE.findall((DOCS / page).read_text()))
+    assert [name for name in names if name not in code] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(_LINK.findall((DOCS / "README.md").read_text()))
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
+    assert pages - linked == set()
+
+
+# ------------------------------------------------------------------ what it shows exists
+
+
+@pytest.mark.parametrize("page", markdown_files(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_FENCED.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_flyball_line_in_a_code_block_is_one_that_flyball_takes() -> None:
+    shown = shown_commands("flyball")
+    assert len(shown) > 10
+    for page, arguments in shown:
+        if arguments in (["--help"], ["--version"]):
+            continue
+        name, *rest = arguments
+        assert name in commands(), f"{page}: flyball {name}"
+        if rest == ["--help"]:
+            continue
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                parser_of(name).parse_args(rest)
+        except (ValueError, SystemExit) as error:
+            pytest.fail(f"{page}: flyball {shlex.join(arguments)}: {error}")
+
+
+def test_every_flyball_command_in_a_sentence_exists_with_its_options() -> None:
+    for page in markdown_files():
+        for code in _INLINE_CODE.findall(_FENCED.sub("", page.read_text())):
+            words = words_of(code)
+            if words[:1] != ["flyball"] or len(words) == 1 or words[1].startswith("-"):
+                continue
+            assert words[1] in commands(), f"{page.name}: {code}"
+            options = {text for action in options_of(words[1]) for text in action.option_strings}
+            used = {word.partition("=")[0] for word in words[2:] if word.startswith("-")}
+            assert used <= {*options, "--help"}, f"{page.name}: {code}"
+
+
+def test_every_make_line_names_a_target_and_variables_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z_]+) \?=", makefile, flags=re.MULTILINE))
+    inline = [
+        (page.name, words_of(code)[1:])
+        for page in markdown_files()
+        for code in _INLINE_CODE.findall(_FENCED.sub("", page.read_text()))
+        if code.startswith("make ")
+    ]
+    shown = [*shown_commands("make"), *inline]
+    assert len(shown) > 2
+    for page, words in shown:
+        for word in words:
+            name, is_assigned, _ = word.partition("=")
+            known = variables if is_assigned else targets
+            assert name in known, f"{page}: make {shlex.join(words)}"
+
+
+def test_every_curl_line_calls_an_address_that_the_planner_has() -> None:
+    lines = [line for page in SHOWN_PAGES for line in fenced_lines(page) if "curl " in line]
+    templates = {
+        (method, re.compile(re.sub(r"\{\w+\}", r"[\\w.$-]+", path)))
+        for method, _, path in (call.partition(" ") for call in calls())
+    }
+    checked = 0
+    for line in lines:
+        address = re.search(r"(?:\$URL|http://[\w.:]+)(/[\w/.$-]*)", line)
+        assert address is not None, line
+        method = re.search(r"-X ([A-Z]+)", line)
+        wanted = method.group(1) if method else "GET"
+        assert any(
+            wanted == known and template.fullmatch(address.group(1))
+            for known, template in templates
+        ), line
+        checked += 1
+    assert checked > 10
+
+
+def test_the_offline_commands_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
+    lines = [words_of(line) for line in fenced_lines(README)]
+    offline = [
+        words[1:] for words in lines if words[:2] in (["flyball", "plan"], ["flyball", "simulate"])
+    ]
+    assert [arguments[0] for arguments in offline] == ["plan", "simulate"]
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")  # a clone, as far as they look
+    for arguments in offline:
+        run = subprocess.run(
+            [sys.executable, "-m", "flyball_client", *arguments],
+            cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if name[:8] != "FLYBALL_"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        assert "Stage 7 | " in run.stdout
+    assert (tmp_path / "plan.json").is_file()
