@@ -30,6 +30,7 @@ from flyball_client.wire import (
     Accepted,
     Acknowledgement,
     Activation,
+    FrontierView,
     Health,
     JobRegistration,
     JobView,
@@ -218,6 +219,17 @@ class PlannerClient:
         """One plan version of a job."""
         path = routes.fill(routes.PLAN, job_id=job_id, version=version)
         return self._one(PlanView, "GET", path)
+
+    def get_frontier(
+        self, job_id: str, *, points: int | None = None, wait_s: float = 60.0
+    ) -> FrontierView:
+        """A job's time-energy frontier, which the planner may take `wait_s` to find.
+
+        None points: as many as the planner gives.
+        """
+        query = {} if points is None else {"points": str(points)}
+        path = routes.fill(routes.FRONTIER, job_id=job_id)
+        return self._decoded(FrontierView, self._send("GET", path, query=query, wait_s=wait_s))
 
     def list_steps(self, job_id: str, *, limit: int | None = None) -> tuple[StepView, ...]:
         """Measured steps of a job in rising order; None: as many as the planner gives."""

@@ -19,6 +19,7 @@ RANK_MEASUREMENTS = "/api/v1/jobs/{job_id}/ranks/{rank}/measurements"
 PLANS = "/api/v1/jobs/{job_id}/plans"
 PLAN = "/api/v1/jobs/{job_id}/plans/{version}"
 ACTIVATION = "/api/v1/jobs/{job_id}/plans/{version}/activation"
+FRONTIER = "/api/v1/jobs/{job_id}/frontier"
 STEPS = "/api/v1/jobs/{job_id}/steps"
 
 

@@ -28,9 +28,10 @@ class JobRegistration:
         num_microbatches: microbatches of one iteration, at least 1.
         num_ranks: ranks that must have a plan before it takes effect; null: one per stage.
         schedule: `gpipe`, `1f1b` or `envpipe`.
-        policy: `baseline`, `uniform` or `envelope`; null: the planner's default.
-        reconfigure: `default`, `greedy` or `balanced`.
-        target: `fastest`, or another that the policy can meet.
+        policy: `baseline`, `uniform`, `envelope` or `frontier`; null: the planner's default.
+        reconfigure: `default`, `greedy` or `balanced`; EnvPipe's policies look at it.
+        target: `fastest`, `slowdown:0.05`, `deadline:2.9` (s), `least-energy` or `power:8000`
+            (W on average); EnvPipe's policies know the first only.
         blocking_power_w: W drawn by a GPU that waits in communication; one value for all
             stages or one each; null: taken from the table of `gpu`.
         gpu: name in the GPU table (`a100`), for its blocking power.
@@ -241,6 +242,47 @@ class Activation:
 
     version: int
     first_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPointView:
+    """A plan of the frontier, predicted, and the bound on all plans that meet its deadline.
+
+    Attributes:
+        deadline_s: `deadline:` with this as a target gives such a plan, s.
+        gap_percent: how far the energy is above the bound.
+    """
+
+    deadline_s: float
+    iteration_time_s: float
+    energy_j: float
+    lower_bound_j: float
+    gap_percent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPlanView:
+    """A plan to compare a frontier with, predicted: `baseline`, `envelope, balanced`, ..."""
+
+    name: str
+    iteration_time_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierView:
+    """A job's time-energy frontier.
+
+    Attributes:
+        points: in rising time and falling energy.
+        solve_s: how long it took to find, s.
+    """
+
+    job_id: str
+    points: tuple[FrontierPointView, ...]
+    baseline: ComparedPlanView
+    envpipe: tuple[ComparedPlanView, ...]
+    solve_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
+from flyball_server.jobs.frontier import FrontierMemory
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.store import JobStore
@@ -64,6 +65,7 @@ def create_app(
         settings=chosen,
         services=JobServices(store=kept, wake=waiters.wake, planner=planner),
         waiters=waiters,
+        frontiers=FrontierMemory(),
     )
     app.include_router(api_router())
     add_problem_handlers(app)

@@ -19,7 +19,11 @@ TARGETS = ["slowdown:0", "slowdown:0.2", "deadline:100", "least-energy", "power:
 
 def request_of(model: PipelineModel, target: str = "fastest") -> PolicyRequest:
     return PolicyRequest(
-        model=model, reconfigure="balanced", reconfigure_granularity_mhz=30, target=target, effort=Effort.LOW
+        model=model,
+        reconfigure="balanced",
+        reconfigure_granularity_mhz=30,
+        target=target,
+        effort=Effort.LOW,
     )
 
 

@@ -69,7 +69,7 @@ def test_a_csv_profile_makes_a_plan_of_measured_clocks(planner: LivePlanner) -> 
     assert view["version"] == 1
     assert view["first_step"] is None
     plan = plan_from_document(view["plan"])
-    assert plan.policy == "envelope"
+    assert plan.policy == "frontier"
     assert plan.blocking_power_w == (70.0, 70.0)
     assert view["plan"]["solve_s"] > 0
     assert {each.frequency_mhz for stage in plan.stages for each in stage} <= {1410, 1200}

@@ -7,6 +7,7 @@ JobsError
 │   └── UnknownPlanError
 ├── WrongStateError               it exists, but not in a state that allows this
 │   ├── RegistrationConflictError
+│   ├── MissingProfileError
 │   └── IllegalMoveError
 ├── InvalidFieldError             a value out of bounds; `field` names it
 │   └── PlanningFailedError       the planner refused the job as it now stands
@@ -60,6 +61,10 @@ class WrongStateError(JobsError):
 
 class RegistrationConflictError(WrongStateError):
     """Job {job_id} stands with another {field}; register a new job under another name."""
+
+
+class MissingProfileError(WrongStateError):
+    """Job {job_id} has no profile yet; put one first."""
 
 
 class IllegalMoveError(WrongStateError):

@@ -123,6 +123,31 @@ RANK_PLAN = wire.RankPlan(
     predicted_iteration_time_s=0.86,
 )
 
+FRONTIER = wire.FrontierView(
+    job_id="gpt2-demo",
+    points=(
+        wire.FrontierPointView(
+            deadline_s=2.8365,
+            iteration_time_s=2.8365,
+            energy_j=6168.5,
+            lower_bound_j=6160.4,
+            gap_percent=0.13,
+        ),
+        wire.FrontierPointView(
+            deadline_s=3.2743,
+            iteration_time_s=3.2732,
+            energy_j=5597.2,
+            lower_bound_j=5591.5,
+            gap_percent=0.1,
+        ),
+    ),
+    baseline=wire.ComparedPlanView(name="baseline", iteration_time_s=2.8365, energy_j=7339.0),
+    envpipe=(
+        wire.ComparedPlanView(name="envelope, balanced", iteration_time_s=2.8365, energy_j=6295.1),
+    ),
+    solve_s=0.33,
+)
+
 ACTIVATION = wire.Activation(version=1, first_step=16)
 
 STEP = wire.StepView(

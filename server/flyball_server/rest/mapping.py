@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from flyball_client import wire
 from flyball_server.jobs.activation import StagePlan
+from flyball_server.jobs.frontier import SolvedFrontier
 from flyball_server.jobs.inputs import TargetUpdate
 from flyball_server.jobs.inspection import JobSummary
 from flyball_server.jobs.measurements import StepSummary
@@ -16,6 +17,7 @@ from flyball_server.jobs.records import (
     RankRecord,
     StepRecord,
 )
+from flyball_server.planning.frontier_curve import frontier_document
 from flyball_server.planning.plan_document import instruction_entries, plan_document
 
 # ------------------------------------------------------------------ from the wire
@@ -109,6 +111,18 @@ def rank_plan(stage_plan: StagePlan) -> wire.RankPlan:
         first_step=record.first_step,
         instructions=instruction_entries(record.plan.stages[stage_plan.stage]),
         predicted_iteration_time_s=record.plan.iteration_time_s,
+    )
+
+
+def frontier_view(solved: SolvedFrontier) -> wire.FrontierView:
+    """A job's frontier."""
+    document = frontier_document(solved.curve, solve_s=solved.solve_s)
+    return wire.FrontierView(
+        job_id=solved.job_id,
+        points=tuple(wire.FrontierPointView(**point) for point in document["points"]),
+        baseline=wire.ComparedPlanView(**document["baseline"]),
+        envpipe=tuple(wire.ComparedPlanView(**plan) for plan in document["envpipe"]),
+        solve_s=document["solve_s"],
     )
 
 

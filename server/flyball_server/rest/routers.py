@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Security
 
 from flyball_server.rest import (
+    frontier_routes,
     health_routes,
     job_routes,
     plan_routes,
@@ -19,6 +20,13 @@ def api_router() -> APIRouter:
     """The routes; all but the health route are marked as asking for the token."""
     router = APIRouter()
     router.include_router(health_routes.ROUTER)
-    for resource in (job_routes, profile_routes, rank_routes, plan_routes, step_routes):
+    for resource in (
+        job_routes,
+        profile_routes,
+        rank_routes,
+        plan_routes,
+        frontier_routes,
+        step_routes,
+    ):
         router.include_router(resource.ROUTER, dependencies=[Security(TOKEN_SCHEME)])
     return router

@@ -28,6 +28,9 @@ WIRE_TYPES = [
     wire.PlanView,
     wire.RankPlan,
     wire.Activation,
+    wire.ComparedPlanView,
+    wire.FrontierPointView,
+    wire.FrontierView,
     wire.StepView,
     wire.Accepted,
 ]

@@ -66,7 +66,7 @@ def test_a_profile_makes_the_first_version_and_wakes_the_job(
     assert summary.newest_version == 1
     assert services.woken == ["job"]
     assert planner.requests[0].profile == profile()
-    assert planner.requests[0].policy == "envelope"
+    assert planner.requests[0].policy == "frontier"
     assert get_plan(services.jobs, "job", 1).plan == frequency_plan()
 
 

@@ -1,0 +1,41 @@
+"""Frontiers: what a job could take and save, for every iteration time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from flyball_client import routes, wire
+from flyball_server.jobs.frontier import get_frontier
+from flyball_server.rest import examples
+from flyball_server.rest.dependencies import JobId, State
+from flyball_server.rest.documentation import READ_ERRORS, answers
+from flyball_server.rest.mapping import frontier_view
+
+MAX_POINTS_OVER_HTTP = 1_000
+ROUTER = APIRouter(tags=["plans"])
+
+
+@ROUTER.get(
+    routes.FRONTIER,
+    name="get_frontier",
+    summary="The time-energy frontier of a job",
+    responses=answers(
+        examples.FRONTIER, 404, 409, *READ_ERRORS, meaning="From the fastest to the cheapest."
+    ),
+)
+def get_job_frontier(
+    state: State,
+    job_id: JobId,
+    points: Annotated[
+        int, Query(ge=2, le=MAX_POINTS_OVER_HTTP, description="How many plans to find.")
+    ] = 50,
+) -> wire.FrontierView:
+    """Plans in rising time and falling energy, each with the bound that none can beat.
+
+    To run one of them, put the target `deadline:` with the point's `deadline_s`: the ranks get
+    the plan as a new version. A job without a profile is a 409. The answer may take as long as
+    planning does; it is remembered until the job's profile or schedule changes.
+    """
+    return frontier_view(get_frontier(state.services, state.frontiers, job_id, points))
