@@ -10,18 +10,16 @@ moves shift a whole patch of neighbouring finishes, so that only windows at its 
 The shift is chosen so that some neighbour's window fits one of its clocks exactly.
 """
 
-# numba has no types: what its decorator returns is unknown to a type checker.
-# pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# Inside compiled code a subscript is one number; numpy's types cannot say so.
+# pyright: reportReturnType=false, reportArgumentType=false
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numba import njit
 
+from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.frontier.compiled import NO_NODE, NodeTables, point_of, start_of
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
 
@@ -34,7 +32,7 @@ MAX_CLOCK_JUMP = 4  # by how many points a move may change the window it aims at
 GREEDY_SHARE = 0.1  # of the moves, at the end, accept no loss
 
 
-@njit(cache=True)
+@compiled_function
 def anneal(
     finish_s: FloatArray,
     deadline_s: float,
@@ -90,7 +88,7 @@ def anneal(
                 finish_s[group[index]] = old_finish_s[index]
 
 
-@njit(cache=True)
+@compiled_function
 def _cost_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
     point = point_of(node, finish_s, tables)
     if point < 0:
@@ -99,14 +97,14 @@ def _cost_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
     return cost_j
 
 
-@njit(cache=True)
+@compiled_function
 def _is_accepted(change_j: float, temperature_j: float) -> bool:
     if change_j >= INFEASIBLE_J / 2 or temperature_j == 0.0:
         return False
     return np.random.random() < math.exp(-change_j / temperature_j)
 
 
-@njit(cache=True)
+@compiled_function
 def _include(items: IndexArray, count: int, item: int) -> int:
     if item == NO_NODE or count == len(items):
         return count
@@ -117,7 +115,7 @@ def _include(items: IndexArray, count: int, item: int) -> int:
     return count + 1
 
 
-@njit(cache=True)
+@compiled_function
 def _choose_group(group: IndexArray, tables: NodeTables) -> int:
     """A node, and with a chance of a half each, the others that its successors wait for."""
     group[0] = np.random.randint(len(tables.predecessors))
@@ -130,7 +128,7 @@ def _choose_group(group: IndexArray, tables: NodeTables) -> int:
     return size
 
 
-@njit(cache=True)
+@compiled_function
 def _choose_patch(group: IndexArray, tables: NodeTables) -> int:
     """A node and some of its neighbourhood, each with those its successors wait for."""
     group[0] = np.random.randint(len(tables.predecessors))
@@ -146,13 +144,13 @@ def _choose_patch(group: IndexArray, tables: NodeTables) -> int:
             return size
         inside = group[np.random.randint(size)]
         if np.random.random() < 0.5:
-            slot = np.random.randint(tables.successors.shape[1])
+            slot: int = np.random.randint(tables.successors.shape[1])
             size = _include(group, size, tables.successors[inside, slot])
         else:
             size = _include(group, size, tables.predecessors[inside, np.random.randint(2)])
 
 
-@njit(cache=True)
+@compiled_function
 def _collect_affected(
     affected: IndexArray, group: IndexArray, group_size: int, tables: NodeTables
 ) -> int:
@@ -166,7 +164,7 @@ def _collect_affected(
     return count
 
 
-@njit(cache=True)
+@compiled_function
 def _choose_shift(
     affected: IndexArray,
     num_affected: int,
@@ -189,7 +187,7 @@ def _choose_shift(
     return (longer_s if aimed < group_size else -longer_s), True
 
 
-@njit(cache=True)
+@compiled_function
 def _shift(
     finish_s: FloatArray,
     group: IndexArray,

@@ -1,17 +1,15 @@
 """Compiled helpers of the rounding: what a node can do in the window its neighbours leave it."""
 
-# numba has no types: what its decorator returns is unknown to a type checker.
-# pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportReturnType=false
+# Inside compiled code a subscript is one number; numpy's types cannot say so.
+# pyright: reportReturnType=false, reportArgumentType=false
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
 
 NO_NODE = -1
@@ -41,7 +39,7 @@ class NodeTables(NamedTuple):
     tolerance_s: float
 
 
-@njit(cache=True)
+@compiled_function
 def start_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
     """When the node can start, s."""
     start_s = 0.0
@@ -52,11 +50,9 @@ def start_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
     return start_s
 
 
-@njit(cache=True)
-def point_of(node: int, finish_s: FloatArray, tables: NodeTables) -> int:
-    """The cheapest (so the slowest) point of the node that fits its window; -1 if none does."""
-    curve = tables.curve_of_node[node]
-    window_s = finish_s[node] - start_of(node, finish_s, tables) + tables.tolerance_s
+@compiled_function
+def slowest_fitting(curve: int, window_s: float, tables: NodeTables) -> int:
+    """The slowest (so the cheapest) point of a curve that fits the window; -1 if none does."""
     low, high = 0, tables.num_points[curve]
     while low < high:
         middle = (low + high) // 2
@@ -67,7 +63,14 @@ def point_of(node: int, finish_s: FloatArray, tables: NodeTables) -> int:
     return low - 1
 
 
-@njit(cache=True)
+@compiled_function
+def point_of(node: int, finish_s: FloatArray, tables: NodeTables) -> int:
+    """The cheapest point of the node that fits its window; -1 if none does."""
+    window_s = finish_s[node] - start_of(node, finish_s, tables) + tables.tolerance_s
+    return slowest_fitting(tables.curve_of_node[node], window_s, tables)
+
+
+@compiled_function
 def points_of(finish_s: FloatArray, tables: NodeTables) -> IndexArray:
     """`point_of` every node; shape (num_nodes,)."""
     points = np.empty(len(finish_s), np.int64)
@@ -76,11 +79,28 @@ def points_of(finish_s: FloatArray, tables: NodeTables) -> IndexArray:
     return points
 
 
-@njit(cache=True)
+@compiled_function
 def earliest_finish_s(points: IndexArray, tables: NodeTables) -> FloatArray:
     """Per node, when it finishes if all run at these points as early as they can, s."""
     finish_s = np.zeros(len(points))
     for node in tables.order:
         duration_s = tables.times_s[tables.curve_of_node[node], points[node]]
         finish_s[node] = start_of(node, finish_s, tables) + duration_s
+    return finish_s
+
+
+@compiled_function
+def round_down(wanted_finish_s: FloatArray, shrinking: float, tables: NodeTables) -> FloatArray:
+    """Per node, when it finishes at the slowest clock with which it meets its wanted finish.
+
+    What one node leaves unused, those after it can use. A node that cannot meet its finish runs
+    at its fastest. Windows are shortened by the share `shrinking`.
+    """
+    finish_s = np.zeros(len(wanted_finish_s))
+    for node in tables.order:
+        curve = tables.curve_of_node[node]
+        start_s = start_of(node, finish_s, tables)
+        window_s = (wanted_finish_s[node] - start_s) * (1.0 - shrinking)
+        point = max(0, slowest_fitting(curve, window_s, tables))
+        finish_s[node] = start_s + tables.times_s[curve, point]
     return finish_s

@@ -53,15 +53,15 @@ class Rounding:
         """Each instruction at its fastest point."""
         return self._at_points(np.zeros(len(self._tables.order), dtype=np.int64))
 
-    def round_down(self, window_s: FloatArray, deadline_s: float) -> RoundedPlan:
-        """Each instruction at the slowest clock that fits its window.
+    def round_down(self, finish_s: FloatArray, deadline_s: float) -> RoundedPlan:
+        """Each instruction at the slowest clock with which it meets its finish.
 
         Args:
-            window_s: per node, s; shape (num_nodes,).
+            finish_s: per node, s; shape (num_nodes,).
             deadline_s: the plan takes at most this long; not less than the fastest.
         """
         for shrinking in SHRINKINGS:
-            plan = self._at_points(self._fitting(window_s * (1 - shrinking)))
+            plan = self._at(compiled.round_down(finish_s, shrinking, self._tables))
             if plan.finish_s.max() <= deadline_s:
                 return plan
         return self.fastest()
@@ -107,11 +107,6 @@ class Rounding:
             finish_s=compiled.earliest_finish_s(points, self._tables),
             cost_j=self._cost_j(points),
         )
-
-    def _fitting(self, window_s: FloatArray) -> IndexArray:
-        times_s = self._tables.times_s[self._tables.curve_of_node]
-        points: IndexArray = np.maximum((times_s <= window_s[:, None]).sum(axis=1) - 1, 0)
-        return points
 
 
 def _node_tables(dag: DependencyDag, curves: ModelCurves) -> compiled.NodeTables:

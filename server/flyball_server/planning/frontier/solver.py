@@ -33,7 +33,7 @@ MOVES_BY_EFFORT = {Effort.LOW: 4_000, Effort.NORMAL: 72_000, Effort.HIGH: 1_500_
 # and from a neighbour's plan, whose order is worth keeping.
 HOT_STEPS, WARM_STEPS = 1.5, 0.2
 # A plan of a whole frontier starts near its neighbour, and needs fewer.
-SWEEP_MOVES_PER_INSTRUCTION = {Effort.LOW: 4, Effort.NORMAL: 10, Effort.HIGH: 300}
+SWEEP_MOVES_PER_INSTRUCTION = {Effort.LOW: 0, Effort.NORMAL: 5, Effort.HIGH: 300}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class DeadlineSolver:
                 better than what annealing finds, to go on from.
         """
         deadline_s = relaxed.deadline_s
-        rounded = self._rounding.round_down(self._window_s(relaxed), deadline_s)
+        rounded = self._rounding.round_down(self._finish_s(relaxed), deadline_s)
         rounded = self._rounding.improve(
             rounded, deadline_s, num_moves, hot_steps=HOT_STEPS, seed=SEED
         )
@@ -131,11 +131,10 @@ class DeadlineSolver:
             energy_j=iteration_energy_j(self._model, assignment, iteration_time_s),
         )
 
-    def _window_s(self, relaxed: RelaxedOptimum) -> FloatArray:
-        """Per node, the window that the relaxed optimum gives it, s."""
-        events_s = relaxed.event_time_s
-        window_s: FloatArray = events_s[self._network.head] - events_s[self._network.tail]
-        return window_s[: self.num_instructions]
+    def _finish_s(self, relaxed: RelaxedOptimum) -> FloatArray:
+        """Per node, when the relaxed optimum finishes it, s."""
+        finish_s: FloatArray = relaxed.event_time_s[self._network.head[: self.num_instructions]]
+        return finish_s
 
     def assignment(self, rounded: RoundedPlan) -> Assignment:
         """The plan as indices into the instructions' operating points."""

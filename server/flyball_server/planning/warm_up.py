@@ -1,0 +1,29 @@
+"""Planning once for nothing, so that the first real plan does not wait for the compiler."""
+
+from __future__ import annotations
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.planner import PlanRequest, make_plan
+
+
+def warm_up() -> None:
+    """Compile and load what the policy `frontier` needs: seconds at first, then a moment."""
+    points = tuple(
+        OperatingPoint(frequency_mhz=mhz, time_s=1000 / mhz, energy_j=mhz / 1000)
+        for mhz in (1000, 800)
+    )
+    kinds = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+    profile = StageProfile(
+        points={(stage, kind): points for stage in range(2) for kind in kinds},
+        num_ranks_per_stage=(1, 1),
+    )
+    make_plan(
+        PlanRequest(
+            profile=profile,
+            num_microbatches=2,
+            blocking_power_w=(0.1,),
+            policy="frontier",
+            effort=Effort.LOW,
+        )
+    )
