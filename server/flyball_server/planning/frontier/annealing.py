@@ -11,7 +11,7 @@ The shift is chosen so that some neighbour's window fits one of its clocks exact
 """
 
 # Inside compiled code a subscript is one number; numpy's types cannot say so.
-# pyright: reportReturnType=false, reportArgumentType=false
+# pyright: reportReturnType=false, reportArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

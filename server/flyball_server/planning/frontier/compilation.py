@@ -17,11 +17,13 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 def compiled_function(function: FunctionT) -> FunctionT:
     """The function, compiled when it is first called.
 
+    It runs without Python's lock, so that a planner goes on answering meanwhile.
+
     The machine code is kept beside the source or in the user's cache folder, so that only the
     first call on a machine waits for it. Where neither can be written (a read-only container),
     each process compiles anew: seconds at its first plan.
     """
     try:
-        return cast("FunctionT", njit(cache=True)(function))
+        return cast("FunctionT", njit(cache=True, nogil=True)(function))
     except RuntimeError:  # numba: no place to keep it
-        return cast("FunctionT", njit(function))
+        return cast("FunctionT", njit(nogil=True)(function))
