@@ -54,6 +54,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(_help(commands), file=sys.stderr)
         return _BAD_INPUT
     first, *rest = arguments
+    if first == "help" and rest:
+        first, rest = rest[0], ["--help"]
     if first in {"-h", "--help", "help"}:
         print(_help(commands))
         return 0
@@ -92,7 +94,9 @@ def _load(entry: EntryPoint) -> Command:
 
 def _remedy(entry: EntryPoint) -> str:
     extra = _EXTRAS.get(entry.value.split(".", maxsplit=1)[0])
-    return f"needs: pip install 'flyball[{extra}]'" if extra else "cannot be imported; reinstall it"
+    if extra is None:
+        return "cannot be imported; reinstall it"
+    return f"needs the extra '{extra}': pip install '.[{extra}]' in a clone of Flyball"
 
 
 def _summary(entry: EntryPoint) -> str:

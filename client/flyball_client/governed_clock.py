@@ -60,6 +60,18 @@ class GovernedClock:
             self._is_touched = True
             self.release()
 
+    def pause(self) -> None:
+        """Give the clock back until the next one is set."""
+        if not self._is_touched:
+            return
+        try:
+            self._gpu.reset_sm_clock()
+        except Exception as error:
+            self.give_up(error)
+            return
+        self._in_force_mhz = None
+        self._is_touched = False
+
     def give_up(self, error: Exception) -> None:
         """Back to default clocks for good, with one line in the log."""
         if not self._is_over:

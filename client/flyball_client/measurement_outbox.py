@@ -105,7 +105,7 @@ class MeasurementOutbox:
                     _logger.exception("rank %d cannot post its measurements", self._rank)
                 self._put_back(batch)
                 return False
-            self._presence.back()
+            self._presence.back("measurements")
             self._backoff.reset()
         return True
 
@@ -116,7 +116,7 @@ class MeasurementOutbox:
             _logger.warning("rank %d: %d measurements dropped: %s", self._rank, len(batch), error)
             return
         self._put_back(batch)
-        self._presence.lost(error)
+        self._presence.lost("measurements", error)
 
     def _take_batch(self) -> tuple[StepMeasurement, ...]:
         with self._lock:

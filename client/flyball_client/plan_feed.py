@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from flyball_client.errors import CodecError, FlyballError, PlannerRefusedError
@@ -13,6 +14,9 @@ from flyball_client.planner_presence import Backoff, PlannerPresence
 from flyball_client.wire import Acknowledgement, RankPlan, RankRegistration
 
 _logger = logging.getLogger(__name__)
+
+# A planner may grant a shorter wait than was asked for, or none: it is not asked more often.
+_SHORTEST_POLL_S = 1.0
 
 
 class PlanFeed:
@@ -87,42 +91,50 @@ class PlanFeed:
                 return
 
     def _take_turn(self) -> None:
+        began_s = time.monotonic()
+        has_news = True
         if not self.is_registered.is_set():
             self._planner.put_rank(self._job_id, self._rank, self._registration)
             self.is_registered.set()
         elif self._awaited is None:
-            self._look_for_plan(self._poll_wait_s)
+            has_news = self._look_for_plan(self._poll_wait_s)
         else:
-            self._look_for_activation(self._awaited)
-        self._presence.back()
+            has_news = self._look_for_activation(self._awaited)
+        self._presence.back("plans")
         self._backoff.reset()
+        if not has_news:
+            lasted_s = time.monotonic() - began_s
+            self._stopping.wait(min(self._poll_wait_s, _SHORTEST_POLL_S) - lasted_s)
 
-    def _look_for_plan(self, wait_s: float) -> None:
+    def _look_for_plan(self, wait_s: float) -> bool:
+        """Whether there was one."""
         plan = self._planner.get_rank_plan(
             self._job_id, self._rank, after_version=self._newest_version, wait_s=wait_s
         )
         if plan is None or self._stopping.is_set():
-            return
+            return False
         try:
             compiled = self._compile_plan(plan)
         except CodecError as error:
             _logger.warning("rank %d refuses plan version %d: %s", self._rank, plan.version, error)
             self._newest_version = plan.version
-            return
+            return True
         acknowledgement = Acknowledgement(version=plan.version, current_step=self._current_step())
         activation = self._planner.acknowledge(self._job_id, self._rank, acknowledgement)
         self._newest_version = plan.version
         self._awaited = compiled
         self._on_activation(compiled, activation.first_step)
+        return True
 
-    def _look_for_activation(self, awaited: CompiledPlan) -> None:
+    def _look_for_activation(self, awaited: CompiledPlan) -> bool:
+        """Whether its first step is named, or there is a newer plan."""
         activation = self._planner.get_activation(
             self._job_id, awaited.version, wait_s=self._poll_wait_s
         )
         if activation.first_step is None:
-            self._look_for_plan(wait_s=0.0)
-        else:
-            self._on_activation(awaited, activation.first_step)
+            return self._look_for_plan(wait_s=0.0)
+        self._on_activation(awaited, activation.first_step)
+        return True
 
     def _on_activation(self, plan: CompiledPlan, first_step: int | None) -> None:
         if first_step is not None and not self._stopping.is_set():
@@ -132,7 +144,7 @@ class PlanFeed:
     def _on_failure(self, error: FlyballError) -> None:
         if self._stopping.is_set():
             return
-        self._presence.lost(error)
+        self._presence.lost("plans", error)
         if isinstance(error, PlannerRefusedError) and error.status == 404:
             # A planner that knows neither job nor rank counts its versions from 1 again.
             self.is_registered.clear()

@@ -103,6 +103,8 @@ def _detail(response: httpx.Response) -> str:
         problem = decode(Problem, strict_json(response.content))
     except (ValueError, RecursionError, CodecError):
         return response.reason_phrase or "no reason given"
-    fields = (f"{e.get('loc', '')}: {e.get('msg', '')}" for e in problem.errors)
-    text = "; ".join((problem.detail, *fields))
+    text = problem.detail
+    if len(problem.errors) > 1:  # a single one is in the detail already
+        fields = (f"{e.get('loc', '')}: {e.get('msg', '')}" for e in problem.errors)
+        text = "; ".join((text, *fields))
     return " ".join(text.split())[:_MAX_DETAIL_CHARS]

@@ -1,4 +1,4 @@
-"""Whether the planner is there, for the log: one line when it is lost and one when it is back."""
+"""Whether the planner is there, for the log: one line for each change, and none in between."""
 
 from __future__ import annotations
 
@@ -12,35 +12,57 @@ _logger = logging.getLogger(__name__)
 
 
 class PlannerPresence:
-    """Shared by the threads that talk to the planner; only changes are logged."""
+    """Shared by the threads that talk to the planner; only changes are logged.
+
+    A planner that is lost is lost to all of them. One that is there may still refuse what one
+    asks and grant what another does, so refusals are kept by what was asked for.
+    """
 
     def __init__(self, rank_name: str) -> None:
         self._rank_name = rank_name
         self._lock = threading.Lock()
         self._is_lost = False
+        self._refusals: dict[str, int] = {}
+        self._was_known = False
 
-    def lost(self, error: FlyballError) -> None:
-        """A call failed."""
+    def lost(self, what: str, error: FlyballError) -> None:
+        """A call for `what` (`plans`, `measurements`) failed."""
         with self._lock:
-            was_lost, self._is_lost = self._is_lost, True
-        if was_lost:
+            if isinstance(error, PlannerRefusedError):
+                self._refused(what, error)
+            elif not self._is_lost:
+                self._is_lost = True
+                _logger.warning(
+                    "%s: planner lost, training goes on and it is tried again: %s",
+                    self._rank_name,
+                    error,
+                )
+
+    def back(self, what: str) -> None:
+        """A call for `what` succeeded."""
+        with self._lock:
+            is_news = self._is_lost or what in self._refusals
+            self._is_lost = False
+            self._refusals.pop(what, None)
+            self._was_known = True
+            if is_news:
+                _logger.info("%s: planner back", self._rank_name)
+
+    def _refused(self, what: str, error: PlannerRefusedError) -> None:
+        is_news = self._is_lost or self._refusals.get(what) != error.status
+        self._is_lost = False
+        self._refusals[what] = error.status
+        if not is_news:
             return
-        if isinstance(error, PlannerRefusedError) and error.status == 404:
+        if error.status == 404 and not self._was_known:
             # Usual at the beginning: another rank is about to register the job.
             _logger.info("%s: waiting to be known: %s", self._rank_name, error)
         else:
             _logger.warning(
-                "%s: planner lost, training goes on and it is tried again: %s",
+                "%s: planner refuses, training goes on and it is tried again: %s",
                 self._rank_name,
                 error,
             )
-
-    def back(self) -> None:
-        """A call succeeded."""
-        with self._lock:
-            was_lost, self._is_lost = self._is_lost, False
-        if was_lost:
-            _logger.info("%s: planner back", self._rank_name)
 
 
 class Backoff:

@@ -40,7 +40,7 @@ class RankSession:
     one is in force, each instruction gets its planned clock as it begins; see PlanCursor for
     instructions that the plan does not expect. The hooks do no I/O but to the GPU and raise
     nothing into training: whatever fails inside ends the setting of clocks, with one line in
-    the log. All four hooks and `close` belong to one thread at a time.
+    the log. The hooks and `close` belong to one thread at a time.
 
     The clock is given back by `close`, at the interpreter's exit, on SIGTERM and on SIGINT; see
     ReleaseOnExit. A process that is killed with SIGKILL leaves its clock locked: a later
@@ -214,6 +214,19 @@ class RankSession:
         except Exception as error:
             self._clock.give_up(error)
         self._current_step += 1
+
+    def on_step_failed(self) -> None:
+        """The training step was broken off: the clock is given back until the next one.
+
+        It is counted and not measured. After a step that ended in `on_step_end`, no effect.
+        """
+        if self._is_closed or not self._is_in_step:
+            return
+        self._is_in_step = False
+        self._current_step += 1
+        if self._cursor is not None:
+            self._cursor.end_step()
+        self._clock.pause()
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0

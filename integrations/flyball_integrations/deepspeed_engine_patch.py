@@ -81,6 +81,9 @@ class EnginePatch:
             try:
                 with self._around_step():
                     loss = train_batch(*args, **kwargs)
+            except BaseException:
+                self._hooks.on_step_failed()
+                raise
             finally:
                 self._is_training = False
             self._hooks.on_step_end()

@@ -12,9 +12,8 @@ Only attributes of this engine object are set, and `detach` removes them again.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Literal
 
 import torch.distributed
@@ -74,55 +73,50 @@ def attach(
         The rank's session, already started.
 
     Raises:
-        ValueError: the engine already has Flyball attached, `p2p` is neither of the two, or
-            eager P2P is asked for without gloo.
+        ValueError: the engine already has Flyball attached, `p2p` is neither of the two,
+            eager P2P is asked for without gloo, the planner's address or token cannot be one,
+            or LOCAL_RANK is no number. Nothing stays open then.
         GpuError: this rank's GPU cannot be found.
     """
     if _ATTACHMENT in vars(engine):
         raise ValueError("Flyball is already attached to this engine; call detach(engine) first")
     if p2p not in {"stock", "eager"}:
         raise ValueError(f"p2p must be 'stock' or 'eager', not {p2p!r}")
-    eager = EagerP2P(engine.grid) if p2p == "eager" else None
-    device = gpu if gpu is not None else _local_gpu()
-    registration = JobRegistration(
-        num_stages=engine.num_stages,
-        num_microbatches=engine.micro_batches,
-        num_ranks=torch.distributed.get_world_size(),
-        policy=policy,
-        reconfigure=reconfigure,
-        target=target,
-        blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
-        gpu=gpu_type,
-        emulated=device.is_emulated,
-    )
-    planner = _planner(planner_url, token)
-    registrar = None
-    if planner is not None and engine.global_rank == 0:
-        registrar = JobRegistrar(planner, job_id=job_id, registration=registration)
-    session = RankSession(
-        gpu=device,
-        job_id=job_id,
-        rank=engine.global_rank,
-        stage=engine.stage_id,
-        planner=planner,
-        observer=observer,
-        initial_step=engine.global_steps,
-    )
-    patch = EnginePatch(
-        engine,
-        session,
-        synchronize=get_accelerator().synchronize,
-        around_step=nullcontext if eager is None else eager.in_force,
-    )
-    vars(engine)[_ATTACHMENT] = _Attachment(
-        patch=patch,
-        session=session,
-        eager=eager,
-        registrar=registrar,
-        planner=planner,
-        opened_gpu=device if gpu is None else None,
-    )
-    session.start()
+    with ExitStack() as opened:
+        # First what may be refused; what every rank has to do at the same time comes last.
+        planner = _open_planner(planner_url, token, opened)
+        device = _open_local_gpu(opened) if gpu is None else gpu
+        session = RankSession(
+            gpu=device,
+            job_id=job_id,
+            rank=engine.global_rank,
+            stage=engine.stage_id,
+            planner=planner,
+            observer=observer,
+            initial_step=engine.global_steps,
+        )
+        opened.callback(session.close)
+        around_step = _open_eager_p2p(engine, opened) if p2p == "eager" else nullcontext
+        if planner is not None and engine.global_rank == 0:
+            registration = JobRegistration(
+                num_stages=engine.num_stages,
+                num_microbatches=engine.micro_batches,
+                num_ranks=torch.distributed.get_world_size(),
+                policy=policy,
+                reconfigure=reconfigure,
+                target=target,
+                blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
+                gpu=gpu_type,
+                emulated=device.is_emulated,
+            )
+            registrar = JobRegistrar(planner, job_id=job_id, registration=registration)
+            opened.callback(registrar.close)
+        synchronize = get_accelerator().synchronize
+        patch = EnginePatch(engine, session, synchronize=synchronize, around_step=around_step)
+        opened.callback(patch.remove)
+        session.start()
+        # `detach` closes all of it, the last first.
+        vars(engine)[_ATTACHMENT] = opened.pop_all()
     return session
 
 
@@ -131,44 +125,36 @@ def detach(engine: PipelineEngine) -> None:
 
     Without an attachment it does nothing.
     """
-    attachment: _Attachment | None = vars(engine).get(_ATTACHMENT)
-    if attachment is None:
-        return
-    del vars(engine)[_ATTACHMENT]
-    attachment.close()
+    attachment: ExitStack | None = vars(engine).pop(_ATTACHMENT, None)
+    if attachment is not None:
+        attachment.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Attachment:
-    """All that `attach` made for one engine."""
-
-    patch: EnginePatch
-    session: RankSession
-    eager: EagerP2P | None
-    registrar: JobRegistrar | None
-    planner: PlannerClient | None
-    opened_gpu: GpuDevice | None
-
-    def close(self) -> None:
-        self.patch.remove()
-        if self.registrar is not None:
-            self.registrar.close()
-        self.session.close()
-        if self.planner is not None:
-            self.planner.close()
-        if self.opened_gpu is not None:
-            self.opened_gpu.close()
-        if self.eager is not None:
-            self.eager.close()
-
-
-def _planner(planner_url: str | None, token: str | None) -> PlannerClient | None:
+def _open_planner(
+    planner_url: str | None, token: str | None, opened: ExitStack
+) -> PlannerClient | None:
     url = planner_url or os.environ.get("FLYBALL_PLANNER_URL")
     if not url:
         return None
-    return PlannerClient(url, token=token or os.environ.get("FLYBALL_TOKEN") or None)
+    planner = PlannerClient(url, token=token or os.environ.get("FLYBALL_TOKEN") or None)
+    opened.callback(planner.close)
+    return planner
 
 
-def _local_gpu() -> GpuDevice:
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return NvmlGpu.open(uuid=visible_gpu_uuid(local_rank, os.environ))
+def _open_local_gpu(opened: ExitStack) -> GpuDevice:
+    text = os.environ.get("LOCAL_RANK") or "0"
+    try:
+        local_rank = int(text)
+    except ValueError:
+        raise ValueError(f"LOCAL_RANK must be a whole number, not {text!r}") from None
+    gpu = NvmlGpu.open(uuid=visible_gpu_uuid(local_rank, os.environ))
+    opened.callback(gpu.close)
+    return gpu
+
+
+def _open_eager_p2p(
+    engine: PipelineEngine, opened: ExitStack
+) -> Callable[[], AbstractContextManager[None]]:
+    eager = EagerP2P(engine.grid)
+    opened.callback(eager.close)
+    return eager.in_force

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class InstructionHooks(Protocol):
-    """The four hooks of a rank; `flyball_client.rank_session.RankSession` has them."""
+    """The hooks of a rank; `flyball_client.rank_session.RankSession` has them."""
 
     def on_step_begin(self) -> None:
         """A training step (one optimizer step) begins."""
@@ -14,6 +14,10 @@ class InstructionHooks(Protocol):
 
     def on_step_end(self) -> None:
         """The training step is over, optimizer included."""
+        ...
+
+    def on_step_failed(self) -> None:
+        """The training step was broken off by an exception; in the place of `on_step_end`."""
         ...
 
     def on_instruction_begin(

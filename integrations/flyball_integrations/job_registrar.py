@@ -1,4 +1,4 @@
-"""Makes a job known to the planner from a background thread, as soon as the planner answers."""
+"""Makes a job known to the planner from a background thread, and again when it is forgotten."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from flyball_client.wire import JobRegistration
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_CHECK_PERIOD_S = 15.0
 
 logger = logging.getLogger(__name__)
 
 
 class JobRegistrar:
-    """Registers one job: tries again while the planner is away, gives up when refused.
+    """Registers one job and keeps it registered until closed; the training thread never waits.
 
-    Registering is repeatable, so a job that the planner already knows is no error. The
-    training thread never waits for it.
+    While the planner is away it tries again. Later it looks now and then whether the planner
+    still knows the job: one that returns with an empty database does not. A refused job is not
+    registered again, unless the planner has known it since.
     """
 
     def __init__(
@@ -29,9 +31,7 @@ class JobRegistrar:
         self._job_id = job_id
         self._registration = registration
         self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._register, name="flyball-job-registrar", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="flyball-job-registrar", daemon=True)
         self._thread.start()
 
     def close(self, *, timeout_s: float = 2.0) -> None:
@@ -39,18 +39,48 @@ class JobRegistrar:
         self._closing.set()
         self._thread.join(timeout_s)
 
-    def _register(self) -> None:
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                is_known = self._register()
+                self._until_forgotten(is_known)
+        except Exception:
+            # The planner's connections may be closed under us at the end.
+            if not self._closing.is_set():
+                logger.exception("job %s is no longer kept registered", self._job_id)
+
+    def _register(self) -> bool:
+        """Whether the planner has taken the job; False where it refused it."""
         pause_s = _FIRST_PAUSE_S
         while not self._closing.is_set():
             try:
                 self._planner.put_job(self._job_id, self._registration)
             except PlannerRefusedError as error:
                 logger.warning("the planner refused job %s: %s", self._job_id, error)
-                return
+                return False
             except PlannerError as error:
                 if pause_s == _FIRST_PAUSE_S:
                     logger.warning("job %s is not registered yet: %s", self._job_id, error)
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
-                return
+                return True
+        return False
+
+    def _until_forgotten(self, was_known: bool) -> None:
+        """Return when the planner knew the job and does not any more."""
+        while not self._closing.wait(_CHECK_PERIOD_S):
+            try:
+                self._planner.get_job(self._job_id)
+            except PlannerRefusedError as error:
+                if error.status == 404 and was_known:
+                    logger.warning(
+                        "the planner has forgotten job %s, which is registered again;"
+                        " put its profile again",
+                        self._job_id,
+                    )
+                    return
+            except PlannerError:
+                continue  # the ranks' sessions log that the planner is lost
+            else:
+                was_known = True

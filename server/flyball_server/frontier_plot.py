@@ -19,7 +19,9 @@ def write_frontier_plot(curve: FrontierCurve, path: Path) -> None:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only this function needs it
     except ImportError:
-        raise CommandError("--plot needs matplotlib: pip install 'flyball[plot]'") from None
+        raise CommandError(
+            "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
+        ) from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     times_s = [point.iteration_time_s for point in curve.points]

@@ -13,7 +13,7 @@ from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES
-from flyball_server.planning.schedules._base import ActivationMemory
+from flyball_server.planning.schedules._base import MAX_NUM_MICROBATCHES, ActivationMemory
 
 OPTION_OF_FIELD = {
     "num_microbatches": "--microbatches",
@@ -27,7 +27,13 @@ OPTION_OF_FIELD = {
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     """Profile, microbatches, schedule, blocking power, memory and effort."""
     offline_inputs.add_profile_argument(parser)
-    parser.add_argument("--microbatches", metavar="M", type=int, required=True)
+    parser.add_argument(
+        "--microbatches",
+        metavar="M",
+        type=int,
+        required=True,
+        help=f"microbatches of one iteration, 1 to {MAX_NUM_MICROBATCHES}",
+    )
     add_choice(parser, "--schedule", SCHEDULES, planner.DEFAULT_SCHEDULE)
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
     parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
@@ -96,6 +102,14 @@ def _activation_memory(arguments: argparse.Namespace, num_stages: int) -> Activa
     if sizes is None or free is None:
         raise CommandError("give --activation-bytes and --free-memory-bytes together, or neither")
     return ActivationMemory(
-        activation_bytes=sizes * num_stages if len(sizes) == 1 else sizes,
-        free_bytes=free * num_stages if len(free) == 1 else free,
+        activation_bytes=_per_stage("--activation-bytes", sizes, num_stages),
+        free_bytes=_per_stage("--free-memory-bytes", free, num_stages),
     )
+
+
+def _per_stage(option: str, sizes: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
+    if len(sizes) not in {1, num_stages}:
+        raise CommandError(
+            f"{option}: {len(sizes)} values for {num_stages} stages; give one, or one per stage"
+        )
+    return sizes * num_stages if len(sizes) == 1 else sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import logging
 import socket
 import sys
@@ -14,6 +15,7 @@ from flyball_client.command import Command, CommandError
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.jobs.errors import StoreError
 from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.planning.warm_up import warm_up
 from flyball_server.rest.token import DOCS
 from flyball_server.settings import (
     DATABASE_VARIABLE,
@@ -99,6 +101,8 @@ def _run(arguments: argparse.Namespace) -> int:
         # Before anything listens, so that a bad file is one line and not a failed startup.
         store.open()
         with _listening_socket(settings) as listener:
+            _warn_if_open_to_all(settings, listener)
+            warm_up()  # the first plan is then not made to wait for the compiler
             _serve(settings, store, listener)
     except StoreError as error:
         raise CommandError(error.message) from None
@@ -111,8 +115,7 @@ def _serve(settings: Settings, store: SqlJobStore, listener: socket.socket) -> N
     app = create_app(settings, store)
     config = uvicorn.Config(
         app,
-        log_config=None,
-        log_level=settings.log_level,
+        log_config=None,  # nor log_level: uvicorn would set its own loggers' levels again
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_GRACE_S,
     )
@@ -147,6 +150,17 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def _warn_if_open_to_all(settings: Settings, listener: socket.socket) -> None:
+    is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+    if settings.token is None and not is_loopback:
+        print(
+            f"flyball serve: warning: anyone who reaches {_address(listener)} can change plans;"
+            f" ask for a token: set {TOKEN_VARIABLE}, here and for the ranks",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def _set_up_logging(settings: Settings) -> None:
     logging.basicConfig(
         stream=sys.stderr,
@@ -156,6 +170,7 @@ def _set_up_logging(settings: Settings) -> None:
     # uvicorn's own lines on startup repeat what is printed.
     quiet = logging.DEBUG if settings.log_level == "debug" else logging.WARNING
     logging.getLogger("uvicorn.error").setLevel(quiet)
+    logging.getLogger("numba").setLevel(logging.WARNING)  # its debugging is of the compiler
 
 
 COMMAND = Command(

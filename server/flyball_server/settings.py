@@ -23,7 +23,17 @@ MAX_WAIT_VARIABLE = "FLYBALL_MAX_WAIT_S"
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used; the text names it and says what would be accepted."""
+    """A setting that cannot be used; the text names it and says what would be accepted.
+
+    Args:
+        name: of the variable, or of the flag that it was given by.
+        problem: what is wrong with its value.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}")
+        self.name = name
+        self.problem = problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +63,22 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.host.strip():
-            raise SettingsError(f"{HOST_VARIABLE} is empty; give an address such as 127.0.0.1")
+            raise SettingsError(HOST_VARIABLE, "is empty; give an address such as 127.0.0.1")
         if not 0 <= self.port <= 65535:
-            raise SettingsError(f"{PORT_VARIABLE} must be 0 to 65535, not {self.port}")
+            raise SettingsError(PORT_VARIABLE, f"must be 0 to 65535, not {self.port}")
         _check_database(self.database)
         _check_token(self.token)
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(
-                f"{LOG_LEVEL_VARIABLE} must be one of {', '.join(LOG_LEVELS)},"
-                f" not {self.log_level!r}"
+                LOG_LEVEL_VARIABLE,
+                f"must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}",
             )
         if self.max_body_bytes < 1024:
             raise SettingsError(
-                f"{MAX_BODY_VARIABLE} must be at least 1024, not {self.max_body_bytes}"
+                MAX_BODY_VARIABLE, f"must be at least 1024, not {self.max_body_bytes}"
             )
         if not (math.isfinite(self.max_wait_s) and 0 <= self.max_wait_s <= 600):
-            raise SettingsError(f"{MAX_WAIT_VARIABLE} must be 0 to 600, not {self.max_wait_s}")
+            raise SettingsError(MAX_WAIT_VARIABLE, f"must be 0 to 600, not {self.max_wait_s}")
 
     @property
     def database_file(self) -> Path:
@@ -88,7 +98,7 @@ def load_settings(
     """The settings in force: the arguments given, else the environment's, else the defaults.
 
     Args:
-        environ: the environment; None: this process's.
+        environ: the environment; None: this process's. An empty variable counts as not set.
         host: from a flag; None: not given. Likewise the others.
         port: from a flag.
         database: from a flag.
@@ -96,18 +106,32 @@ def load_settings(
         log_level: from a flag.
 
     Raises:
-        SettingsError: a value cannot be used.
+        SettingsError: a value cannot be used; it names the flag where one gave the value.
     """
     env = os.environ if environ is None else environ
-    return Settings(
-        host=host if host is not None else env.get(HOST_VARIABLE, DEFAULT_HOST),
-        port=port if port is not None else _whole_number(env, PORT_VARIABLE, DEFAULT_PORT),
-        database=database or env.get(DATABASE_VARIABLE) or default_database(env),
-        token=token if token is not None else env.get(TOKEN_VARIABLE),
-        log_level=log_level or env.get(LOG_LEVEL_VARIABLE, "info").lower(),
-        max_body_bytes=_whole_number(env, MAX_BODY_VARIABLE, Settings.max_body_bytes),
-        max_wait_s=_number(env, MAX_WAIT_VARIABLE, Settings.max_wait_s),
-    )
+    try:
+        return Settings(
+            host=(env.get(HOST_VARIABLE) or DEFAULT_HOST) if host is None else host,
+            port=_whole_number(env, PORT_VARIABLE, DEFAULT_PORT) if port is None else port,
+            database=_database(env) if database is None else database,
+            token=(env.get(TOKEN_VARIABLE) or None) if token is None else token,
+            log_level=(
+                (env.get(LOG_LEVEL_VARIABLE) or "info").lower() if log_level is None else log_level
+            ),
+            max_body_bytes=_whole_number(env, MAX_BODY_VARIABLE, Settings.max_body_bytes),
+            max_wait_s=_number(env, MAX_WAIT_VARIABLE, Settings.max_wait_s),
+        )
+    except SettingsError as error:
+        given = {
+            HOST_VARIABLE: host,
+            PORT_VARIABLE: port,
+            DATABASE_VARIABLE: database,
+            TOKEN_VARIABLE: token,
+            LOG_LEVEL_VARIABLE: log_level,
+        }
+        if given.get(error.name) is None:
+            raise
+        raise SettingsError(_flag(error.name), error.problem) from None
 
 
 def default_database(environ: Mapping[str, str]) -> str:
@@ -117,39 +141,48 @@ def default_database(environ: Mapping[str, str]) -> str:
     return f"{SQLITE_PREFIX}{folder / 'flyball' / 'planner.sqlite'}"
 
 
+def _flag(variable: str) -> str:
+    return "--" + variable.removeprefix("FLYBALL_").lower().replace("_", "-")
+
+
+def _database(environ: Mapping[str, str]) -> str:
+    return environ.get(DATABASE_VARIABLE) or default_database(environ)
+
+
 def _check_database(database: str) -> None:
     name = database.removeprefix(SQLITE_PREFIX)
     if not database.startswith(SQLITE_PREFIX) or name in {"", ":memory:"}:
         scheme = database.partition(":")[0]  # the rest may hold a password
         raise SettingsError(
-            f"{DATABASE_VARIABLE} must be sqlite:///FILE (sqlite:////FILE from the root),"
+            DATABASE_VARIABLE,
+            "must be sqlite:///FILE (sqlite:////FILE from the root),"
             f" not a {scheme or 'nameless'} address"
             if scheme != "sqlite"
-            else f"{DATABASE_VARIABLE} must name a file: sqlite:///FILE"
+            else "must name a file: sqlite:///FILE",
         )
 
 
 def _check_token(token: str | None) -> None:
     # An empty token would let everybody in while looking like protection.
     if token is not None and (not token or not token.isascii() or not token.isprintable()):
-        raise SettingsError(f"{TOKEN_VARIABLE} must be printable ASCII and not empty")
+        raise SettingsError(TOKEN_VARIABLE, "must be printable ASCII and not empty")
 
 
 def _whole_number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name)
-    if text is None:
+    if not text:
         return default
     try:
         return int(text)
     except ValueError:
-        raise SettingsError(f"{name} must be a whole number, not {text!r}") from None
+        raise SettingsError(name, f"must be a whole number, not {text!r}") from None
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name)
-    if text is None:
+    if not text:
         return default
     try:
         return float(text)
     except ValueError:
-        raise SettingsError(f"{name} must be a number of seconds, not {text!r}") from None
+        raise SettingsError(name, f"must be a number of seconds, not {text!r}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("deepspeed", reason="needs pip install 'flyball[demo]'")
+pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 
 from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.interruption import Interruption

@@ -36,7 +36,7 @@ Findings = dict[str, Any]
 
 
 class RecordedHooks:
-    """The four hooks, written down instead of acted on."""
+    """The hooks, written down instead of acted on."""
 
     def __init__(self) -> None:
         self.calls: list[list[str | int | None]] = []
@@ -46,6 +46,9 @@ class RecordedHooks:
 
     def on_step_end(self) -> None:
         self.calls.append(["step-end"])
+
+    def on_step_failed(self) -> None:
+        self.calls.append(["step-failed"])
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0

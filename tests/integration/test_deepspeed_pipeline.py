@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("deepspeed", reason="needs pip install 'flyball[deepspeed]'")
+pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from flyball_integrations.demo.child_process import ChildProcess
 from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper

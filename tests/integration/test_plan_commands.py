@@ -218,8 +218,12 @@ def test_a_bad_profile_is_refused_with_file_and_line(
             "--activation-bytes: each stage's must be positive",
         ),
         (
-            ("--activation-bytes", "1,2,3", "--free-memory-bytes", "1,2,3", "--schedule=envpipe"),
-            "--activation-bytes: 3 entries for 2 stages",
+            ("--activation-bytes", "1,2,3", "--free-memory-bytes", "4", "--schedule=envpipe"),
+            "--activation-bytes: 3 values for 2 stages; give one, or one per stage",
+        ),
+        (
+            ("--activation-bytes", "1", "--free-memory-bytes", "4,5,6"),
+            "--free-memory-bytes: 3 values for 2 stages; give one, or one per stage",
         ),
     ],
 )
@@ -227,6 +231,37 @@ def test_a_bad_option_is_refused_by_its_name(
     profile: Path, options: tuple[str, ...], said: str
 ) -> None:
     assert said in refusal("plan", profile, *ASKED, *options)  # of two the later counts
+
+
+def test_the_help_of_plan_explains_each_option() -> None:
+    done = flyball("help", "plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == flyball("plan", "--help").stdout
+    assert "microbatches of one iteration, 1 to 65536" in " ".join(done.stdout.split())
+
+
+WITHOUT_MATPLOTLIB = """
+import sys
+sys.modules["matplotlib"] = None
+from flyball_client.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_plot_without_matplotlib_names_the_extra(profile: Path, tmp_path: Path) -> None:
+    asked = ["frontier", profile, *ASKED, "--points", "2", "--plot", tmp_path / "frontier.svg"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MATPLOTLIB, *map(str, asked)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "flyball frontier: --plot needs the extra 'plot': pip install '.[plot]' in a clone of"
+        " Flyball\n"
+    )
 
 
 def test_a_plan_without_a_number_of_microbatches_is_refused(profile: Path) -> None:

@@ -82,6 +82,15 @@ def test_a_poll_that_nothing_happens_in_ends_with_nothing(planner: LivePlanner) 
     assert answer.json() == {"version": 1, "first_step": None}
 
 
+@pytest.mark.parametrize("wait_s", ["500", "inf"])
+def test_a_wait_beyond_the_planners_limit_is_granted_up_to_it(wait_s: str) -> None:
+    with live_planner(max_wait_s=0.01) as live:
+        live.put_planned_job()
+        query = {"wait_s": wait_s, "after_version": "1"}
+        assert live.http.get(RANK_PLAN, params=query).status_code == 204
+        assert live.http.get(ACTIVATION, params=query).json()["first_step"] is None
+
+
 def test_an_unknown_rank_does_not_wait(planner: LivePlanner) -> None:
     planner.put_planned_job()
     path = routes.fill(routes.RANK_PLAN, job_id="job", rank=7)

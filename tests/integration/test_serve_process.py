@@ -69,6 +69,31 @@ def test_one_line_says_where_it_listens_and_where_the_docs_are(tmp_path: Path) -
         assert served.http.get("/docs").status_code == 200
 
 
+def test_on_loopback_there_is_nothing_to_say_on_stderr(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "planner.sqlite") as served:
+        assert served.end(signal.SIGINT) == (0, "")
+
+
+def test_at_debug_uvicorn_speaks_too(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "planner.sqlite", "--log-level", "debug") as served:
+        served.http.get(JOB)
+        _, errors = served.end(signal.SIGINT)
+    assert "Application startup complete" in errors
+    assert f"GET {JOB}" in errors
+
+
+def test_to_be_open_to_all_without_a_token_is_warned_of(tmp_path: Path) -> None:
+    database = tmp_path / "planner.sqlite"
+    with serve_process(database, "--host", "0.0.0.0") as served:  # noqa: S104 - what is warned of
+        _, errors = served.end(signal.SIGINT)
+    (line,) = errors.splitlines()
+    assert "warning: anyone who reaches http://0.0.0.0:" in line
+    assert "can change plans" in line
+    assert "FLYBALL_TOKEN" in line
+    with serve_process(database, "--host", "0.0.0.0", "--token", "t") as served:  # noqa: S104 - so
+        assert served.end(signal.SIGINT) == (0, "")
+
+
 def test_ctrl_c_ends_it_cleanly_with_a_long_poll_open(tmp_path: Path) -> None:
     with serve_process(tmp_path / "planner.sqlite") as served:
         plan_a_job(served)
@@ -162,6 +187,8 @@ def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_bad_setting_is_one_line_whether_flag_or_environment() -> None:
-    assert "FLYBALL_PORT must be 0 to 65535, not 70000" in refused("--port", "70000")
+    assert "--port must be 0 to 65535, not 70000" in refused("--port", "70000")
     assert "FLYBALL_PORT must be a whole number, not 'x'" in refused(FLYBALL_PORT="x")
-    assert "not a postgresql address" in refused("--database", "postgresql://db")
+    line = refused("--database", "postgresql://db")
+    assert "--database must be sqlite:///FILE" in line
+    assert "not a postgresql address" in line

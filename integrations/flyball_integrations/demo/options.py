@@ -13,6 +13,9 @@ GPU_TYPE = "a100"
 JOB_ID = "demo"
 # Of the example's eight stages: three alike, and the last with the loss, which is heavier.
 _EXAMPLE_STAGES = (0, 1, 2, 7)
+# The planner lists 10000 steps of a job, and a demo must see all of its own.
+MAX_STEPS = 1000
+MAX_MICROBATCHES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +23,13 @@ class DemoOptions:
     """The sizes of a demo run.
 
     Attributes:
-        num_steps: steps measured at the highest clocks, and again on the plan; at least 2.
-        num_microbatches: of an iteration, at least 1.
-        time_scale: wall seconds an emulated second takes, at least 0.5; the larger, the less
+        num_steps: steps measured at the highest clocks, and again on the plan; 2 to MAX_STEPS.
+        num_microbatches: of an iteration, 1 to MAX_MICROBATCHES.
+        time_scale: wall seconds an emulated second takes, 0.5 to 100; the larger, the less
             the computer's own overheads show.
+
+    Raises:
+        ValueError: a value is out of its bounds; it names the option.
     """
 
     num_steps: int = 8
@@ -31,10 +37,12 @@ class DemoOptions:
     time_scale: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.num_steps < 2:
-            raise ValueError(f"--steps must be at least 2, not {self.num_steps}")
-        if self.num_microbatches < 1:
-            raise ValueError(f"--microbatches must be at least 1, not {self.num_microbatches}")
+        if not 2 <= self.num_steps <= MAX_STEPS:
+            raise ValueError(f"--steps must be from 2 to {MAX_STEPS}, not {self.num_steps}")
+        if not 1 <= self.num_microbatches <= MAX_MICROBATCHES:
+            raise ValueError(
+                f"--microbatches must be from 1 to {MAX_MICROBATCHES}, not {self.num_microbatches}"
+            )
         if not 0.5 <= self.time_scale <= 100:
             raise ValueError(f"--time-scale must be from 0.5 to 100, not {self.time_scale}")
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-_DEMO_EXTRA = "pip install 'flyball[demo]'"
+_DEMO_EXTRA = "of the extra 'demo': pip install '.[demo]' in a clone of Flyball"
 _PACKAGES = ("torch", "deepspeed", "fastapi", "uvicorn", "sqlalchemy", "numpy", "rich")
 # Left over from another launcher these would make DeepSpeed believe in other ranks.
 _LAUNCHER_VARIABLES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -12,9 +13,11 @@ from flyball_server.jobs.inspection import (
     require_plan,
     require_rank,
 )
-from flyball_server.jobs.records import ActivationRecord, PlanRecord, RankRecord
+from flyball_server.jobs.records import ActivationRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
+
+_LOG = logging.getLogger(__name__)
 
 # Ranks go on training while the last acknowledgement and its answer travel: give them some
 # steps, and about a second where steps are short.
@@ -65,6 +68,13 @@ def acknowledge(
 ) -> ActivationRecord:
     """A rank holds this version; when all do, its first step is named.
 
+    When all do and the step that was named lies further ahead than any that would be named
+    now, the run has started over: the plan is added again as a new version, which every rank
+    hears of, acknowledges and gets a step for in the ordinary way.
+
+    Returns:
+        From which step the version that the rank holds does so.
+
     Raises:
         UnknownJobError: no such job.
         UnknownRankError: no such rank in it.
@@ -75,15 +85,24 @@ def acknowledge(
         record = require_rank(writer, job_id, rank)
         activations = writer.list_activations(job_id)
         activation = _activation(activations, job_id, version)
-        # A late repetition of an older acknowledgement takes nothing back.
-        held = max(version, record.acknowledged_version or 0)
-        writer.save_rank(record.evolve(acknowledged_version=held, current_step=current_step))
-        if activation.first_step is not None or not _is_due(writer, job_id, version, activations):
+        if version < (record.acknowledged_version or 0):
+            return activation  # a late repetition of an older one takes nothing back
+        writer.save_rank(record.evolve(acknowledged_version=version, current_step=current_step))
+        if not _is_held_by_all(writer, job_id, version):
             return activation
-        first_step = _first_step(writer, job_id, version, activations)
-        writer.name_first_step(job_id, version, first_step)
+        plan = require_plan(writer, job_id, version)
+        first_step = _earliest_first_step(writer, plan)
+        if activation.first_step is None:
+            if _is_overtaken(version, activations):
+                return activation
+            writer.name_first_step(job_id, version, first_step)
+            activation = activation.evolve(first_step=first_step)
+        elif activation.first_step > first_step and version == newest_version(activations):
+            _plan_anew(services, writer, plan)
+        else:
+            return activation
     services.wake(job_id)
-    return activation.evolve(first_step=first_step)
+    return activation
 
 
 def margin_steps(iteration_time_s: float) -> int:
@@ -102,25 +121,33 @@ def _activation(
     raise UnknownPlanError(job_id=job_id, version=version)
 
 
-def _is_due(
-    reader: JobReader, job_id: str, version: int, activations: tuple[ActivationRecord, ...]
-) -> bool:
-    """Whether all ranks hold just this version, and no newer one has been named."""
-    if any(entry.version > version and entry.first_step is not None for entry in activations):
-        return False
+def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
+    """Whether just this version was the last that each rank acknowledged."""
     ranks = reader.list_ranks(job_id)
     num_ranks = require_job(reader, job_id).in_force.num_ranks
-    return len(ranks) == num_ranks and all(_holds(rank, version) for rank in ranks)
+    return len(ranks) == num_ranks and all(rank.acknowledged_version == version for rank in ranks)
 
 
-def _holds(rank: RankRecord, version: int) -> bool:
-    return rank.acknowledged_version == version
+def _is_overtaken(version: int, activations: tuple[ActivationRecord, ...]) -> bool:
+    """Whether a newer version has been named."""
+    return any(entry.version > version and entry.first_step is not None for entry in activations)
 
 
-def _first_step(
-    writer: JobWriter, job_id: str, version: int, activations: tuple[ActivationRecord, ...]
-) -> int:
-    plan = require_plan(writer, job_id, version)
-    newest_step = max(rank.current_step or 0 for rank in writer.list_ranks(job_id))
-    named = max((entry.first_step or 0 for entry in activations), default=0)
-    return max(newest_step + margin_steps(plan.plan.iteration_time_s), named + 1)
+def _earliest_first_step(reader: JobReader, record: PlanRecord) -> int:
+    """The first step that all ranks surely hear of in time, as they now stand."""
+    newest_step = max(rank.current_step or 0 for rank in reader.list_ranks(record.job_id))
+    return newest_step + margin_steps(record.plan.iteration_time_s)
+
+
+def _plan_anew(services: JobServices, writer: JobWriter, record: PlanRecord) -> None:
+    """Add the plan again as the next version, without a first step."""
+    # Renaming the old version's step would not do: ranks that were quick to acknowledge have
+    # been told it, and ask for newer versions only.
+    anew = record.evolve(version=record.version + 1, created_at=services.now(), first_step=None)
+    writer.add_plan(anew)
+    _LOG.info(
+        "job %s: the run has started over; plan %d is plan %d again",
+        record.job_id,
+        anew.version,
+        record.version,
+    )

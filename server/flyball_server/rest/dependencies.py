@@ -8,7 +8,6 @@ from typing import Annotated, cast
 from fastapi import Depends, Path, Query, Request
 
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.frontier import FrontierMemory
 from flyball_server.jobs.records import JOB_ID_PATTERN, MAX_RANKS
 from flyball_server.jobs.services import JobServices
@@ -58,20 +57,14 @@ def granted_wait_s(
         float,
         Query(
             ge=0,
-            description="Wait so long for an answer, s; at most the planner's limit (60 unless"
-            " FLYBALL_MAX_WAIT_S says otherwise).",
+            description="Wait so long for an answer, s; never longer than the planner's limit"
+            " (60 unless FLYBALL_MAX_WAIT_S says otherwise).",
             examples=[30],
         ),
     ] = 0,
 ) -> float:
-    """How long a long poll may wait, s.
-
-    Raises:
-        InvalidFieldError: longer than the planner grants.
-    """
-    if not wait_s <= state.settings.max_wait_s:
-        raise InvalidFieldError("wait_s", f"must be 0 to {state.settings.max_wait_s:g}")
-    return wait_s
+    """How long a long poll waits, s: as asked, or as long as the planner grants."""
+    return min(wait_s, state.settings.max_wait_s)
 
 
 JsonBody = Depends(require_json)

@@ -99,8 +99,9 @@ def test_help_lists_every_command_and_what_is_missing(capsys: pytest.CaptureFixt
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  refuse       always refuses" in lines
-    assert "  serve        needs: pip install 'flyball[server]'" in lines
-    assert "  demo         needs: pip install 'flyball[demo]'" in lines
+    clone = "in a clone of Flyball"
+    assert f"  serve        needs the extra 'server': pip install '.[server]' {clone}" in lines
+    assert f"  demo         needs the extra 'demo': pip install '.[demo]' {clone}" in lines
     assert "  foreign      cannot be imported; reinstall it" in lines
 
 
@@ -111,9 +112,17 @@ def test_no_arguments_show_the_help_and_are_an_error(capsys: pytest.CaptureFixtu
     assert captured.err.startswith("usage: flyball COMMAND")
 
 
-def test_a_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["succeed", "--help"]) == 0
-    assert "always succeeds" in capsys.readouterr().out
+@pytest.mark.parametrize("arguments", [["succeed", "--help"], ["help", "succeed"]])
+def test_a_command_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "usage: flyball succeed" in shown
+    assert "always succeeds" in shown
+
+
+def test_help_of_no_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("flyball: no command 'nonsense'; choose from ")
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +137,8 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--nonsense"], "flyball: no command '--nonsense'; choose from "),
         (
             ["serve"],
-            "flyball serve: needs: pip install 'flyball[server]' (No module named 'serve')\n",
+            "flyball serve: needs the extra 'server': pip install '.[server]' in a clone of"
+            " Flyball (No module named 'serve')\n",
         ),
         (["odd"], "flyball odd: somebody.y:COMMAND is no Flyball command; reinstall"),
     ],

@@ -248,10 +248,23 @@ def test_what_does_not_pass_is_tried_once(failure: httpx.Response | Exception) -
     assert len(answers.requests) == 1
 
 
+def test_a_refusal_of_one_field_says_it_once() -> None:
+    problem = wire.Problem(
+        detail="num_stages: at least 1",
+        errors=({"loc": "num_stages", "type": "int", "msg": "at least 1"},),
+    )
+    answers = Answers(httpx.Response(422, json=encode(problem)))
+    with pytest.raises(PlannerRefusedError, match=r"refused \(422\): num_stages: at least 1$"):
+        answers.client().put_job("gpt", REGISTRATION)
+
+
 def test_a_refusal_carries_its_status_and_its_reasons_in_one_line() -> None:
     problem = wire.Problem(
         detail="the job cannot be\nregistered",
-        errors=({"loc": "body.num_stages", "type": "int", "msg": "at least 1"},),
+        errors=(
+            {"loc": "num_stages", "type": "int", "msg": "at least 1"},
+            {"loc": "num_ranks", "type": "int", "msg": "at least 2"},
+        ),
     )
     answers = Answers(httpx.Response(422, json=encode(problem)))
     with pytest.raises(PlannerRefusedError) as caught:
@@ -259,7 +272,7 @@ def test_a_refusal_carries_its_status_and_its_reasons_in_one_line() -> None:
     assert caught.value.status == 422
     assert str(caught.value) == (
         "the planner at http://planner.test:7787 refused (422): the job cannot be registered;"
-        " body.num_stages: at least 1"
+        " num_stages: at least 1; num_ranks: at least 2"
     )
 
 

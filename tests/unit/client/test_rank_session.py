@@ -9,6 +9,7 @@ from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.errors import PlannerUnavailableError
+from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.rank_session import RankSession
 
@@ -415,6 +416,80 @@ def test_hooks_after_the_end_and_out_of_order_do_nothing(
     session.start()
     assert session.current_step == 2
     assert gpu.told == []
+
+
+def test_a_step_that_fails_gives_the_clock_back_and_the_next_one_sets_it_again(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    planner.name_first_step(planner.publish(("forward", 0, 900), ("backward", 0, 900)), 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        session.on_step_begin()
+        session.on_instruction_begin("forward")
+        session.on_step_failed()
+        session.on_step_failed()
+        assert gpu.told == [900, RESET]
+        assert session.active_version == 1
+        run_step(session)
+        session.on_step_failed()  # outside a step
+        assert gpu.told == [900, RESET, 900]
+        assert [step.step for step in session.history] == [1]
+    assert gpu.told == [900, RESET, 900, RESET]
+
+
+def test_a_clock_that_cannot_be_given_back_after_a_failed_step_is_given_up(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._arrived))
+        session.on_step_begin()
+        session.on_instruction_begin("forward")
+
+        def refuse() -> None:
+            raise GpuError("the driver is gone")
+
+        monkeypatch.setattr(gpu, "reset_sm_clock", refuse)
+        session.on_step_failed()
+        run_step(session)
+        assert session.active_version is None
+    assert gpu.told == [1200]
+    assert sum("clocks are no longer set" in m for m in caplog.messages) == 1
+
+
+def test_a_planner_that_grants_no_wait_is_not_asked_more_often(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    asked = 0
+    answer = planner.answer
+
+    def without_wait(path: str, query: dict[str, str], content: bytes) -> tuple[int, object]:
+        nonlocal asked
+        asked += path.endswith("/plan")
+        return answer(path, {**query, "wait_s": "0"} if query else query, content)
+
+    planner.answer = without_wait  # type: ignore[method-assign] # a planner of its own kind
+    pauses_s: list[float] = []
+    session = make_session(gpu)
+    assert session._feed is not None
+    stopping = session._feed._stopping
+
+    def note(timeout: float | None = None) -> bool:
+        pauses_s.append(timeout or 0.0)
+        if len(pauses_s) == 5:
+            stopping.set()
+        return stopping.is_set()
+
+    stopping.wait = note  # type: ignore[method-assign] # time does not pass here
+    session.start()
+    session._feed._thread.join(20.0)
+    assert asked == 5
+    assert len(pauses_s) == 5
+    assert max(pauses_s) > 0.0
 
 
 def test_the_history_is_bounded(gpu: RecordingGpu, make_session: SessionMaker) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-pytest.importorskip("deepspeed", reason="needs pip install 'flyball[deepspeed]'")
+pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from deepspeed.runtime.pipe import schedule
 
@@ -50,6 +50,9 @@ class _Hooks:
     def on_step_end(self) -> None:
         self.log.append("step ends")
 
+    def on_step_failed(self) -> None:
+        self.log.append("step failed")
+
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
@@ -85,13 +88,16 @@ def test_the_device_is_waited_for_before_each_hook_of_an_instruction() -> None:
     ]
 
 
-def test_a_step_that_fails_raises_and_is_not_ended() -> None:
+def test_a_step_that_fails_raises_and_is_said_to_have_failed() -> None:
     engine, _, log = _patched()
 
     with pytest.raises(StopIteration):
         engine.train_batch(failing=True)
     assert log[0] == "step begins"
     assert "step ends" not in log
+    assert log[-1] == "step failed"
+    engine.train_batch()
+    assert log.count("step failed") == 1
 
 
 def test_after_a_failed_step_an_evaluation_is_not_hooked() -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from flyball_integrations.demo import prerequisites
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
-pytest.importorskip("deepspeed", reason="needs pip install 'flyball[demo]'")
+pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 
 
 def _folder_with(tmp_path: Path, *tools: str) -> str:
@@ -28,6 +29,17 @@ def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
     path = _folder_with(tmp_path, "ninja")
 
     assert [line for line in missing_prerequisites({"PATH": path}) if "g++" in line]
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _folder_with(tmp_path, "g++", "ninja")
+    monkeypatch.setattr(prerequisites, "find_spec", lambda name: None if name == "rich" else name)
+
+    assert missing_prerequisites({"PATH": path}) == [
+        "rich (of the extra 'demo': pip install '.[demo]' in a clone of Flyball)"
+    ]
 
 
 def test_the_compiler_that_the_user_names_wins(tmp_path: Path) -> None:

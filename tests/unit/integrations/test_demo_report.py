@@ -6,7 +6,7 @@ import json
 import pytest
 from tests.unit.integrations.demo_results import demo_result
 
-pytest.importorskip("rich", reason="needs pip install 'flyball[demo]'")
+pytest.importorskip("rich", reason="needs the extra 'demo'")
 
 from rich.console import Console
 

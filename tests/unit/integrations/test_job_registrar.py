@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -27,6 +28,10 @@ _JOB: dict[str, object] = {
 }
 
 
+_KNOWN = httpx.Response(200, json=_JOB)
+_UNKNOWN = httpx.Response(404, json={"detail": "Job gpt is not known here", "errors": []})
+
+
 class _Planner:
     """Answers from a list, then with the job; `over` is set when the list is used up."""
 
@@ -35,9 +40,17 @@ class _Planner:
         self.over = threading.Event()
         self._answers = list(answers)
 
+    @property
+    def methods(self) -> list[str]:
+        """Of the requests that the list has answered."""
+        assert self.over.wait(_TIMEOUT_S)
+        return [request.method for request in self.requests]
+
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.over.is_set():
+            return _KNOWN
         self.requests.append(request)
-        answer = self._answers.pop(0) if self._answers else httpx.Response(201, json=_JOB)
+        answer = self._answers.pop(0)
         if not self._answers:
             self.over.set()
         if isinstance(answer, Exception):
@@ -48,6 +61,7 @@ class _Planner:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_registrar, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_registrar, "_CHECK_PERIOD_S", 0.001)
 
 
 def _client(planner: Callable[[httpx.Request], httpx.Response]) -> PlannerClient:
@@ -58,17 +72,23 @@ def _client(planner: Callable[[httpx.Request], httpx.Response]) -> PlannerClient
     )
 
 
-def _join(registrar: JobRegistrar) -> None:
-    registrar._thread.join(_TIMEOUT_S)
-    assert not registrar._thread.is_alive()
+@contextmanager
+def _registrar(planner: _Planner) -> Iterator[JobRegistrar]:
+    """A registrar that has come to the end of the planner's list, and is closed at the end."""
+    with _client(planner) as client:
+        registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION)
+        try:
+            assert planner.over.wait(_TIMEOUT_S)
+            yield registrar
+        finally:
+            registrar.close(timeout_s=_TIMEOUT_S)
+        assert not registrar._thread.is_alive()
 
 
 def test_the_job_is_registered_as_it_is() -> None:
-    planner = _Planner()
-    with _client(planner) as client:
-        _join(JobRegistrar(client, job_id="gpt", registration=_REGISTRATION))
-
-    (request,) = planner.requests
+    planner = _Planner(httpx.Response(201, json=_JOB))
+    with _registrar(planner):
+        (request,) = planner.requests
     assert request.method == "PUT"
     assert request.url.path == "/api/v1/jobs/gpt"
     assert json.loads(request.content)["num_microbatches"] == 8
@@ -78,24 +98,47 @@ def test_registering_is_tried_until_the_planner_answers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     away = httpx.ConnectError("nobody there")
-    planner = _Planner(away, httpx.Response(503), away)
-    with caplog.at_level(logging.WARNING), _client(planner) as client:
-        _join(JobRegistrar(client, job_id="gpt", registration=_REGISTRATION))
-
-    assert len(planner.requests) == 4
+    planner = _Planner(away, httpx.Response(503), away, _KNOWN)
+    with caplog.at_level(logging.WARNING), _registrar(planner):
+        assert planner.methods == ["PUT"] * 4
     assert len(caplog.records) == 1  # said once, not at each attempt
+
+
+def test_a_job_that_the_planner_has_forgotten_is_registered_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away = httpx.ConnectError("nobody there")
+    planner = _Planner(_KNOWN, _KNOWN, away, _UNKNOWN, away, _KNOWN, _KNOWN)
+    with caplog.at_level(logging.WARNING), _registrar(planner):
+        assert planner.methods == ["PUT", "GET", "GET", "GET", "PUT", "PUT", "GET"]
+    assert "has forgotten job gpt" in caplog.messages[0]
+    assert "put its profile again" in caplog.messages[0]
 
 
 def test_a_refused_job_is_said_once_and_not_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    planner = _Planner(httpx.Response(409, json={"detail": "it has 2 stages", "errors": []}))
-    with caplog.at_level(logging.WARNING), _client(planner) as client:
-        _join(JobRegistrar(client, job_id="gpt", registration=_REGISTRATION))
-
-    assert len(planner.requests) == 1
+    no = httpx.Response(409, json={"detail": "it has 2 stages", "errors": []})
+    planner = _Planner(no, _UNKNOWN, _UNKNOWN)
+    with caplog.at_level(logging.WARNING), _registrar(planner):
+        assert planner.methods == ["PUT", "GET", "GET"]
     (record,) = caplog.records
     assert "it has 2 stages" in record.getMessage()
+
+
+def test_a_refused_job_that_the_planner_knew_and_forgot_is_registered() -> None:
+    no = httpx.Response(422, json={"detail": "target: no plan meets it", "errors": []})
+    planner = _Planner(no, _KNOWN, _UNKNOWN, _KNOWN)
+    with _registrar(planner):
+        assert planner.methods == ["PUT", "GET", "GET", "PUT"]
+
+
+def test_closing_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_registrar, "_CHECK_PERIOD_S", 1000.0)
+    planner = _Planner(_KNOWN)
+    with _registrar(planner):
+        pass
+    assert planner.methods == ["PUT"]
 
 
 def test_closing_ends_the_trying(monkeypatch: pytest.MonkeyPatch) -> None:

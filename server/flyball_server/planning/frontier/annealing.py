@@ -144,8 +144,8 @@ def _choose_patch(group: IndexArray, tables: NodeTables) -> int:
             return size
         inside = group[np.random.randint(size)]
         if np.random.random() < 0.5:
-            slot: int = np.random.randint(tables.successors.shape[1])
-            size = _include(group, size, tables.successors[inside, slot])
+            chosen: int = np.random.randint(tables.successors.shape[1])
+            size = _include(group, size, tables.successors[inside, chosen])
         else:
             size = _include(group, size, tables.predecessors[inside, np.random.randint(2)])
 

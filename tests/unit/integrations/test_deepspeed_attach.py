@@ -1,0 +1,143 @@
+"""What attach opens, in which order, and that nothing stays open when it fails."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed
+from tests.unit.client.recording_gpu import RecordingGpu
+
+pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
+
+from flyball_integrations import deepspeed_pipeline
+from flyball_integrations.deepspeed_pipeline import attach, detach
+
+LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
+
+
+class Opened:
+    """Stands for the GPU and the process groups; writes down what is opened and closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        opened = self
+
+        class Gpu(RecordingGpu):
+            def __init__(self) -> None:
+                super().__init__()
+                opened.log.append("open gpu")
+
+            def close(self) -> None:
+                opened.log.append("close gpu")
+
+        class Eager:
+            def __init__(self, grid: object) -> None:
+                opened.log.append("open groups")
+
+            def close(self) -> None:
+                opened.log.append("close groups")
+
+            def in_force(self) -> None:
+                raise AssertionError("no step runs here")
+
+        def uuid(local_rank: int, environ: object) -> str:
+            opened.log.append(f"local rank {local_rank}")
+            return "GPU-recording"
+
+        def open_gpu(*, uuid: str) -> Gpu:
+            assert uuid == "GPU-recording"
+            return Gpu()
+
+        monkeypatch.setattr(deepspeed_pipeline, "NvmlGpu", SimpleNamespace(open=open_gpu))
+        monkeypatch.setattr(deepspeed_pipeline, "visible_gpu_uuid", uuid)
+        monkeypatch.setattr(deepspeed_pipeline, "EagerP2P", Eager)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    return Opened(monkeypatch)
+
+
+def engine() -> Any:  # noqa: ANN401 - stands for DeepSpeed's engine
+    """What attach looks at."""
+    from deepspeed.runtime.pipe import schedule  # noqa: PLC0415 - skipped without it
+
+    attributes: dict[str, object] = {
+        "grid": None,
+        "global_rank": 0,
+        "stage_id": 0,
+        "global_steps": 0,
+        "num_stages": 2,
+        "micro_batches": 4,
+        "train_batch": lambda: None,
+        "_INSTRUCTION_MAP": {schedule.ForwardPass: print, schedule.BackwardPass: print},
+    }
+    return SimpleNamespace(**attributes)
+
+
+def test_what_is_opened_is_closed_by_detach_and_the_engine_is_as_before(opened: Opened) -> None:
+    made = engine()
+    before = dict(vars(made))
+    attach(made, job_id="job", planner_url=LOOPBACK, p2p="eager")
+    assert opened.log == ["local rank 0", "open gpu", "open groups"]
+    detach(made)
+    detach(made)
+    assert opened.log[3:] == ["close groups", "close gpu"]
+    assert vars(made) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"planner_url": "planner:7787"}, "must be like http://HOST:PORT"),
+        ({"planner_url": LOOPBACK, "token": "ä"}, "must be printable ASCII"),
+    ],
+)
+def test_a_bad_address_or_token_is_refused_before_anything_is_opened(
+    opened: Opened, arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        attach(engine(), job_id="job", p2p="eager", **arguments)
+    assert opened.log == []
+
+
+def test_a_local_rank_that_is_no_number_is_named(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "two")
+    with pytest.raises(ValueError, match=r"^LOCAL_RANK must be a whole number, not 'two'$"):
+        attach(engine(), job_id="job", planner_url=LOOPBACK, p2p="eager")
+    assert opened.log == []
+
+
+@pytest.mark.parametrize("part", ["JobRegistrar", "EnginePatch"])
+def test_what_fails_later_closes_what_was_opened_and_leaves_the_engine_alone(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(f"no {part}")
+
+    monkeypatch.setattr(deepspeed_pipeline, part, refuse)
+    made = engine()
+    before = dict(vars(made))
+    with pytest.raises(RuntimeError, match=f"no {part}"):
+        attach(made, job_id="job", planner_url=LOOPBACK, p2p="eager")
+    assert opened.log[-2:] == ["close groups", "close gpu"]
+    assert vars(made) == before
+
+
+def test_empty_variables_count_as_not_set(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")
+    made = engine()
+    session = attach(made, job_id="job")
+    detach(made)
+    assert opened.log[0] == "local rank 0"
+    assert session._feed is None  # no planner is asked
+    attach(made, job_id="job", planner_url=LOOPBACK)  # an empty token could not be sent
+    detach(made)
