@@ -7,7 +7,8 @@ a move changes the cost of a few neighbours only, and no longest path is ever co
 A move shifts one finish, often together with the other finishes that the same successor waits
 for: in the steady state of 1F1B only that keeps both of the successor's inputs useful. Some
 moves shift a whole patch of neighbouring finishes, so that only windows at its border change.
-The shift is chosen so that some neighbour's window fits one of its clocks exactly.
+The shift is chosen so that some neighbour's window fits one of its clocks exactly. Ending the
+iteration early is worth the blocking power of all ranks.
 """
 
 # Inside compiled code a subscript is one number; numpy's types cannot say so.
@@ -37,6 +38,8 @@ def anneal(
     finish_s: FloatArray,
     deadline_s: float,
     tables: NodeTables,
+    sinks: IndexArray,
+    waiting_power_w: float,
     num_moves: int,
     hot_j: float,
     cold_j: float,
@@ -48,6 +51,8 @@ def anneal(
         finish_s: per node, a feasible finish; shape (num_nodes,).
         deadline_s: no finish goes beyond it.
         tables: the pipeline.
+        sinks: the nodes that nothing waits for; the last of them ends the iteration.
+        waiting_power_w: what each second of the iteration costs, W.
         num_moves: how many moves are tried; it alone bounds the work, so that the same input
             gives the same result.
         hot_j: temperature at the first move.
@@ -60,6 +65,7 @@ def anneal(
         cost_j[node] = _cost_of(node, finish_s, tables)
     group, affected = np.empty(MAX_GROUP, np.int64), np.empty(MAX_AFFECTED, np.int64)
     old_finish_s, new_cost_j = np.empty(MAX_GROUP), np.empty(MAX_AFFECTED)
+    end_s = _end_of(finish_s, sinks)
     cooling = (cold_j / hot_j) ** (1.0 / max(1, num_moves))
     temperature_j = hot_j
     for move in range(num_moves):
@@ -76,11 +82,15 @@ def anneal(
             old_finish_s[index] = finish_s[group[index]]
         if not _shift(finish_s, group, group_size, shift_s, is_patch, deadline_s):
             continue
-        change_j = 0.0
+        new_end_s = end_s
+        if _has_sink(group, group_size, tables):
+            new_end_s = _end_of(finish_s, sinks)
+        change_j = waiting_power_w * (new_end_s - end_s)
         for index in range(num_affected):
             new_cost_j[index] = _cost_of(affected[index], finish_s, tables)
             change_j += new_cost_j[index] - cost_j[affected[index]]
         if change_j <= 0.0 or _is_accepted(change_j, temperature_j):
+            end_s = new_end_s
             for index in range(num_affected):
                 cost_j[affected[index]] = new_cost_j[index]
         else:
@@ -95,6 +105,22 @@ def _cost_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
         return INFEASIBLE_J
     cost_j: float = tables.costs_j[tables.curve_of_node[node], point]
     return cost_j
+
+
+@compiled_function
+def _end_of(finish_s: FloatArray, sinks: IndexArray) -> float:
+    end_s = 0.0
+    for node in sinks:
+        end_s = max(end_s, finish_s[node])
+    return end_s
+
+
+@compiled_function
+def _has_sink(group: IndexArray, group_size: int, tables: NodeTables) -> bool:
+    for index in range(group_size):
+        if tables.successors[group[index], 0] == NO_NODE:
+            return True
+    return False
 
 
 @compiled_function

@@ -100,7 +100,7 @@ def round_down(wanted_finish_s: FloatArray, shrinking: float, tables: NodeTables
     for node in tables.order:
         curve = tables.curve_of_node[node]
         start_s = start_of(node, finish_s, tables)
-        window_s = (wanted_finish_s[node] - start_s) * (1.0 - shrinking)
+        window_s = (wanted_finish_s[node] - start_s) * (1.0 - shrinking) + tables.tolerance_s
         point = max(0, slowest_fitting(curve, window_s, tables))
         finish_s[node] = start_s + tables.times_s[curve, point]
     return finish_s

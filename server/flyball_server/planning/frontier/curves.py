@@ -8,10 +8,14 @@ clocks stays above (Perseus, Chung et al., SOSP 2024, section 4, with the hull i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.pipeline_model import PipelineModel
+
+# Times that differ by less than this share are one time to the hull: between them a slope would
+# be all rounding error, and so steep that no solver bears it.
+SAME_TIME = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +33,8 @@ class CostCurve:
 
     Attributes:
         staircase: rising time, strictly falling cost; the first is the fastest point.
-        hull: the staircase's points on its lower convex hull; first and last are the same.
+        hull: its lower convex hull, from the fastest time on; where several points share a
+            time (`SAME_TIME`), it has the first one's time and the last one's cost.
     """
 
     staircase: tuple[CostPoint, ...]
@@ -69,11 +74,22 @@ def cost_curve(points: Sequence[OperatingPoint], blocking_power_w: float) -> Cos
         if not staircase or cost_j < staircase[-1].cost_j:
             staircase.append(CostPoint(time_s=time_s, cost_j=cost_j, choice=choice))
     hull: list[CostPoint] = []
-    for point in staircase:
+    for point in _one_per_time(staircase):
         while len(hull) > 1 and _is_above_chord(hull[-2], hull[-1], point):
             hull.pop()
         hull.append(point)
     return CostCurve(staircase=tuple(staircase), hull=tuple(hull))
+
+
+def _one_per_time(staircase: Sequence[CostPoint]) -> list[CostPoint]:
+    """The staircase, a run of nearly equal times as one point below all of the run."""
+    points: list[CostPoint] = []
+    for point in staircase:
+        if points and point.time_s <= points[-1].time_s * (1 + SAME_TIME):
+            points[-1] = replace(point, time_s=points[-1].time_s)
+        else:
+            points.append(point)
+    return points
 
 
 def model_curves(model: PipelineModel) -> ModelCurves:

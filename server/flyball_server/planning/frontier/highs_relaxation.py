@@ -20,19 +20,25 @@ class HighsRelaxation:
     """Dual simplex on the primal program, warm from the deadline before.
 
     Columns are the event times and the arcs' segments; row a says that arc a's window is its
-    minimum plus its segments' parts, and the row's dual is the arc's price of time.
+    minimum plus its segments' parts, and the row's dual is the arc's price of time. HiGHS's
+    tolerances are absolute: so that nanoseconds come out as exactly as hours, its unit of time
+    is a mean instruction, and its unit of power the median slope of the costs.
     """
 
     def __init__(self, network: EventNetwork) -> None:
         self._network = network
+        self._unit_s = float(network.min_window_s[: network.num_instructions].mean())
+        gains_w = np.abs(network.slope_w[network.slope_w < 0])
+        self._unit_w = float(np.median(gains_w)) if len(gains_w) else 1.0
         self._highs = highspy.Highs()
         self._highs.setOptionValue("output_flag", False)
         self._highs.setOptionValue("threads", 1)
-        self._highs.passModel(_program(network))
+        self._highs.passModel(_program(network, self._unit_s, self._unit_w))
 
     def solve(self, deadline_s: float) -> RelaxedOptimum:
         """See `Relaxation`."""
-        self._highs.changeColBounds(DEADLINE, deadline_s, deadline_s)
+        deadline = deadline_s / self._unit_s
+        self._highs.changeColBounds(DEADLINE, deadline, deadline)
         self._highs.run()
         if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             raise ArithmeticError(
@@ -42,12 +48,12 @@ class HighsRelaxation:
         return relaxed_optimum(
             self._network,
             deadline_s,
-            np.asarray(solution.col_value)[: self._network.num_events],
-            np.asarray(solution.row_dual),
+            np.asarray(solution.col_value)[: self._network.num_events] * self._unit_s,
+            np.asarray(solution.row_dual) * self._unit_w,
         )
 
 
-def _program(network: EventNetwork) -> highspy.HighsLp:
+def _program(network: EventNetwork, unit_s: float, unit_w: float) -> highspy.HighsLp:
     num_arcs, num_events = len(network.tail), network.num_events
     arc_of_part, segment_of_part = np.nonzero(network.length_s)
     num_parts = len(arc_of_part)
@@ -59,15 +65,15 @@ def _program(network: EventNetwork) -> highspy.HighsLp:
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = matrix.shape[1], num_arcs
     program.col_cost_ = np.concatenate(
-        [np.zeros(num_events), network.slope_w[arc_of_part, segment_of_part]]
+        [np.zeros(num_events), network.slope_w[arc_of_part, segment_of_part] / unit_w]
     )
     program.col_lower_ = np.zeros(matrix.shape[1])
     upper = np.concatenate(
-        [np.full(num_events, np.inf), network.length_s[arc_of_part, segment_of_part]]
+        [np.full(num_events, np.inf), network.length_s[arc_of_part, segment_of_part] / unit_s]
     )
     upper[BEGIN] = 0.0
     program.col_upper_ = upper
-    program.row_lower_ = program.row_upper_ = network.min_window_s
+    program.row_lower_ = program.row_upper_ = network.min_window_s / unit_s
     program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     program.a_matrix_.start_ = matrix.indptr
     program.a_matrix_.index_ = matrix.indices

@@ -12,16 +12,18 @@ from flyball_server.planning.frontier import annealing, compiled
 from flyball_server.planning.frontier.curves import ModelCurves
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
 from flyball_server.planning.pipeline_model import Assignment
+from flyball_server.planning.simulator import earliest_finish_s
 
-# A window is a difference of two sums of some hundred durations: its rounding error is below
-# this, and a clock slower than the fastest is only taken where its window has SLOW_MARGIN_S to
-# spare. So along any path the margins outweigh the errors, and the finished plan, summed up in
-# the simulator's order, is never later than the deadline.
-WINDOW_TOLERANCE_S = 1e-13
-SLOW_MARGIN_S = 1e-10
+# Of the slowest iteration. A window is a difference of two sums of durations; its rounding error
+# is below this.
+WINDOW_TOLERANCE = 1e-13
+# Of it too: what a wary rounding wants a window to have to spare for a clock slower than the
+# fastest. Then along any path the margins outweigh the errors, and the finished plan, summed up
+# in the simulator's order, is not later than the deadline.
+WARY_MARGIN = 1e-9
 
 # The last temperature, in mean cost steps between neighbouring clocks.
-COLD_STEPS = 0.02
+COLD_STEPS = 0.15
 # A solver's windows may be a little too long; they are shrunk until the plan is in time.
 SHRINKINGS = (0.0, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
 
@@ -32,7 +34,7 @@ class RoundedPlan:
 
     Attributes:
         finish_s: per node, by when it has finished, s; annealing can go on from here.
-        cost_j: sum of the instructions' costs (energy beyond blocking power), J.
+        cost_j: energy of the iteration, J.
     """
 
     finish_s: FloatArray
@@ -40,10 +42,23 @@ class RoundedPlan:
 
 
 class Rounding:
-    """The rounding of one pipeline, for any deadline."""
+    """The rounding of one pipeline, for any deadline.
 
-    def __init__(self, dag: DependencyDag, curves: ModelCurves) -> None:
-        self._tables = _node_tables(dag, curves)
+    Args:
+        dag: whose nodes get their clocks.
+        curves: what each node can run at.
+        waiting_power_w: blocking power of all ranks, W.
+        is_wary: never late by rounding errors, at the price of plans that would just be in time.
+    """
+
+    def __init__(
+        self, dag: DependencyDag, curves: ModelCurves, waiting_power_w: float, *, is_wary: bool
+    ) -> None:
+        self.slowest_time_s = _slowest_time_s(dag, curves)
+        self._tables = _node_tables(dag, curves, self.slowest_time_s, is_wary=is_wary)
+        has_no_successor = self._tables.successors[:, 0] == compiled.NO_NODE
+        self._sinks = np.flatnonzero(has_no_successor).astype(np.int64)
+        self._waiting_power_w = float(waiting_power_w)
         self._choices = _padded(
             [[point.choice for point in curve.staircase] for curve in curves.curves], 0
         ).astype(np.int64)
@@ -82,6 +97,8 @@ class Rounding:
             finish_s,
             deadline_s,
             self._tables,
+            self._sinks,
+            self._waiting_power_w,
             num_moves,
             hot_steps * self._mean_step_j,
             COLD_STEPS * self._mean_step_j,
@@ -97,25 +114,27 @@ class Rounding:
 
     def _at(self, finish_s: FloatArray) -> RoundedPlan:
         points = compiled.points_of(finish_s, self._tables)
-        return RoundedPlan(finish_s=finish_s, cost_j=self._cost_j(points))
+        return RoundedPlan(finish_s=finish_s, cost_j=self._cost_j(points, finish_s))
 
-    def _cost_j(self, points: IndexArray) -> float:
-        return float(self._tables.costs_j[self._tables.curve_of_node, points].sum())
+    def _cost_j(self, points: IndexArray, finish_s: FloatArray) -> float:
+        clocks_j = float(self._tables.costs_j[self._tables.curve_of_node, points].sum())
+        return clocks_j + self._waiting_power_w * float(finish_s.max())
 
     def _at_points(self, points: IndexArray) -> RoundedPlan:
-        return RoundedPlan(
-            finish_s=compiled.earliest_finish_s(points, self._tables),
-            cost_j=self._cost_j(points),
-        )
+        finish_s = compiled.earliest_finish_s(points, self._tables)
+        return RoundedPlan(finish_s=finish_s, cost_j=self._cost_j(points, finish_s))
 
 
-def _node_tables(dag: DependencyDag, curves: ModelCurves) -> compiled.NodeTables:
+def _node_tables(
+    dag: DependencyDag, curves: ModelCurves, slowest_s: float, *, is_wary: bool
+) -> compiled.NodeTables:
     predecessors = np.column_stack([dag.order_predecessor, dag.data_predecessor]).astype(np.int64)
     predecessors[predecessors == NONE] = compiled.NO_NODE
     times_s = _padded(
         [[point.time_s for point in curve.staircase] for curve in curves.curves], np.inf
     )
-    times_s[:, 1:] += SLOW_MARGIN_S
+    if is_wary:
+        times_s[:, 1:] += WARY_MARGIN * slowest_s
     return compiled.NodeTables(
         order=np.array(dag.topological_order, dtype=np.int64),
         predecessors=predecessors,
@@ -126,8 +145,14 @@ def _node_tables(dag: DependencyDag, curves: ModelCurves) -> compiled.NodeTables
             [[point.cost_j for point in curve.staircase] for curve in curves.curves], 0.0
         ),
         num_points=np.array([len(curve.staircase) for curve in curves.curves], dtype=np.int64),
-        tolerance_s=WINDOW_TOLERANCE_S,
+        tolerance_s=WINDOW_TOLERANCE * slowest_s,
     )
+
+
+def _slowest_time_s(dag: DependencyDag, curves: ModelCurves) -> float:
+    """The iteration time with every instruction at the slowest clock that is of any use, s."""
+    slowest_s = [curve.staircase[-1].time_s for curve in curves.curves]
+    return max(earliest_finish_s(dag, [slowest_s[curve] for curve in curves.curve_of_node]))
 
 
 def _padded(rows: Sequence[Sequence[float]], filling: float) -> FloatArray:

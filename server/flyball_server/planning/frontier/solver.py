@@ -28,10 +28,10 @@ SEED = 20231  # of the annealing; any will do, but always the same
 
 # Annealing moves of one plan are this times the root of the number of instructions: what was
 # seen to be enough from 8 stages x 12 microbatches to 64 x 256.
-MOVES_BY_EFFORT = {Effort.LOW: 4_000, Effort.NORMAL: 72_000, Effort.HIGH: 1_500_000}
+MOVES_BY_EFFORT = {Effort.LOW: 4_000, Effort.NORMAL: 72_000, Effort.HIGH: 2_000_000}
 # Temperatures to begin with, in mean cost steps between neighbouring clocks: from a rounding,
 # and from a neighbour's plan, whose order is worth keeping.
-HOT_STEPS, WARM_STEPS = 1.5, 0.2
+HOT_STEPS, WARM_STEPS = 1.0, 0.2
 # A plan of a whole frontier starts near its neighbour, and needs fewer.
 SWEEP_MOVES_PER_INSTRUCTION = {Effort.LOW: 0, Effort.NORMAL: 5, Effort.HIGH: 300}
 
@@ -42,12 +42,14 @@ class DeadlinePlan:
 
     Attributes:
         relaxed: the relaxed optimum for the deadline, and so the bound.
-        rounded: the plan as finish times.
+        assignment: per node, an index into its operating points.
+        rounded: the plan as finish times, as annealing left it.
         iteration_time_s: what it takes, at most the deadline, s.
         energy_j: of one iteration, J.
     """
 
     relaxed: RelaxedOptimum
+    assignment: Assignment
     rounded: RoundedPlan
     iteration_time_s: float
     energy_j: float
@@ -59,21 +61,24 @@ class DeadlinePlan:
 
 
 class DeadlineSolver:
-    """Solves one pipeline. Not to be shared between threads."""
+    """Solves one pipeline. Not to be shared between threads.
+
+    Attributes:
+        fastest_time_s: iteration time with every instruction at its fastest, s.
+        slowest_time_s: with every one at its slowest clock of any use, s; a later deadline
+            allows nothing more.
+    """
 
     def __init__(self, model: PipelineModel) -> None:
         self._model = model
         curves = model_curves(model)
         self._network = build_network(model, curves)
         self._relaxation = choose_relaxation(self._network)
-        self._rounding = Rounding(model.dag, curves)
-        self._slowest_s = max(
-            earliest_finish_s(
-                model.dag,
-                [curves.of_node(node).hull[-1].time_s for node in range(model.dag.num_nodes)],
-            )
-        )
+        power_w = self._network.waiting_power_w
+        self._rounding = Rounding(model.dag, curves, power_w, is_wary=False)
+        self._wary_rounding = Rounding(model.dag, curves, power_w, is_wary=True)
         self.fastest_time_s = float(self._rounding.fastest().finish_s.max())
+        self.slowest_time_s = self._rounding.slowest_time_s
 
     @property
     def num_instructions(self) -> int:
@@ -94,7 +99,7 @@ class DeadlineSolver:
 
     def least_energy_time_s(self) -> float:
         """The iteration time beyond which waiting costs more than slower clocks save, s."""
-        relaxed = self.relax(self._slowest_s)
+        relaxed = self.relax(self.slowest_time_s)
         return max(self.fastest_time_s, float(relaxed.event_time_s[END]))
 
     def plan(
@@ -108,24 +113,35 @@ class DeadlineSolver:
             neighbour: a plan for a shorter deadline; where that, stretched to this deadline, is
                 better than what annealing finds, to go on from.
         """
+        plan = self._rounded(self._rounding, relaxed, num_moves, neighbour)
+        if plan.iteration_time_s > relaxed.deadline_s:
+            plan = self._rounded(self._wary_rounding, relaxed, num_moves, neighbour)
+        return plan
+
+    def _rounded(
+        self,
+        rounding: Rounding,
+        relaxed: RelaxedOptimum,
+        num_moves: int,
+        neighbour: DeadlinePlan | None,
+    ) -> DeadlinePlan:
         deadline_s = relaxed.deadline_s
-        rounded = self._rounding.round_down(self._finish_s(relaxed), deadline_s)
-        rounded = self._rounding.improve(
-            rounded, deadline_s, num_moves, hot_steps=HOT_STEPS, seed=SEED
-        )
+        rounded = rounding.round_down(self._finish_s(relaxed), deadline_s)
+        rounded = rounding.improve(rounded, deadline_s, num_moves, hot_steps=HOT_STEPS, seed=SEED)
         if neighbour is not None:
             factor = deadline_s / neighbour.relaxed.deadline_s
-            stretched = self._rounding.stretch(neighbour.rounded, factor)
+            stretched = rounding.stretch(neighbour.rounded, factor)
             if stretched.cost_j < rounded.cost_j:
-                rounded = self._rounding.improve(
+                rounded = rounding.improve(
                     stretched, deadline_s, num_moves, hot_steps=WARM_STEPS, seed=SEED
                 )
-        assignment = self.assignment(rounded)
+        assignment = rounding.assignment(rounded)
         iteration_time_s = max(
             earliest_finish_s(self._model.dag, self._model.durations_s(assignment))
         )
         return DeadlinePlan(
             relaxed=relaxed,
+            assignment=assignment,
             rounded=rounded,
             iteration_time_s=iteration_time_s,
             energy_j=iteration_energy_j(self._model, assignment, iteration_time_s),
@@ -135,10 +151,6 @@ class DeadlineSolver:
         """Per node, when the relaxed optimum finishes it, s."""
         finish_s: FloatArray = relaxed.event_time_s[self._network.head[: self.num_instructions]]
         return finish_s
-
-    def assignment(self, rounded: RoundedPlan) -> Assignment:
-        """The plan as indices into the instructions' operating points."""
-        return self._rounding.assignment(rounded)
 
 
 def choose_relaxation(network: EventNetwork) -> Relaxation:

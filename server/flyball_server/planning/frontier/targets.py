@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 from dataclasses import dataclass
 
@@ -57,14 +58,13 @@ def plan_for_target(
     Raises:
         TargetUnreachableError: none does; the message says what can be met.
     """
-    least_energy_s = solver.least_energy_time_s()
     if target.kind == "power":
-        return _plan_for_power(solver, target.value, baseline_time_s, least_energy_s, num_moves)
+        return _plan_for_power(solver, target.value, baseline_time_s, num_moves)
     wanted_s = {
         "fastest": baseline_time_s,
         "slowdown": baseline_time_s * (1 + target.value),
         "deadline": target.value,
-        "least-energy": least_energy_s,
+        "least-energy": math.inf,
     }[target.kind]
     if wanted_s < solver.fastest_time_s:
         raise TargetUnreachableError(
@@ -72,15 +72,13 @@ def plan_for_target(
             f" the fastest takes {_rounded_up(solver.fastest_time_s)} s",
             field="target",
         )
-    # A longer iteration than the least-energy one would only add waiting.
-    return solver.plan(solver.relax(min(wanted_s, least_energy_s)), num_moves)
+    return solver.plan(solver.relax(min(wanted_s, solver.slowest_time_s)), num_moves)
 
 
 def _plan_for_power(
     solver: DeadlineSolver,
     budget_w: float,
     baseline_time_s: float,
-    least_energy_s: float,
     num_moves: int,
 ) -> DeadlinePlan:
     """The fastest plan, not faster than the baseline, whose average power is in the budget.
@@ -89,6 +87,7 @@ def _plan_for_power(
     by bisection on the bound's power; a plan lies a little above its bound, so the bound then
     aims as much lower, until the plan itself is in the budget.
     """
+    least_energy_s = solver.least_energy_time_s()
     least = solver.plan(solver.relax(least_energy_s), num_moves)
     if _power_w(least) > budget_w:
         raise TargetUnreachableError(
@@ -129,5 +128,5 @@ def _power_w(plan: DeadlinePlan) -> float:
 
 def _rounded_up(value: float) -> str:
     """Six digits, so rounded that asking for exactly the printed figure is granted."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 5)
-    return f"{math.ceil(value / step) * step:.6g}"
+    context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+    return f"{context.create_decimal_from_float(value).normalize():f}"

@@ -18,6 +18,4 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
     solver = DeadlineSolver(model)
     plan = plan_for_target(solver, target, baseline_s, solver.num_moves(request.effort))
-    return PolicyChoice(
-        assignment=solver.assignment(plan.rounded), lower_bound_j=plan.lower_bound_j
-    )
+    return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)
