@@ -18,6 +18,7 @@ from flyball_server.planning.frontier_curve import (
     frontier_document,
     make_frontier,
 )
+from flyball_server.planning.warm_up import warm_up
 
 PROGRESS_AFTER_S = 1.0
 NUM_TABLE_ROWS = 20
@@ -42,6 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
         raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
     profile = offline_inputs.read_profile(arguments.profile)
+    warm_up()  # loading compiled code is starting the program, not solving
     progress = _Progress(arguments.points)
     began_s = time.perf_counter()
     try:
