@@ -6,6 +6,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# BENCH_ARGS="--profiles DIR" names the folder of published stage profiles.
+BENCH_ARGS ?=
 TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,8 +30,16 @@ check: $(VENV)/installed
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# All of them, whichever misses its limits: about a quarter of an hour, the scale most of it.
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/envelope_speed.py
+	@status=0; \
+	run() { echo; echo "$$*"; $(BIN)/python "$$@" || status=1; }; \
+	run benchmarks/envelope_speed.py; \
+	run benchmarks/frontier_agreement.py; \
+	run benchmarks/frontier_quality.py $(BENCH_ARGS); \
+	run benchmarks/frontier_speed.py $(BENCH_ARGS); \
+	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
+	exit $$status
 
 serve: $(VENV)/installed
 	@$(BIN)/flyball serve

@@ -1,14 +1,21 @@
-"""Two independent ways to time a pipeline, to hold the simulator against.
+"""Independent answers to hold the planning core against.
 
-Neither uses the planning core's DAG: they know the rules of pipeline parallelism only.
+Two ways to time a pipeline that do not use the planning core's DAG: they know the rules of
+pipeline parallelism only. Every plan of a tiny pipeline. The lower bound by a textbook program.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 
+import numpy as np
+from scipy.optimize import linprog
+
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.simulator import earliest_finish_s, iteration_energy_j
 
 Order = Sequence[Sequence[tuple[InstructionKind, int, int]]]
 """Per stage, (kind, microbatch, chunk) in the order of execution; chunks are ignored."""
@@ -101,3 +108,59 @@ def _send(
     elif kind in _SENDS_GRADIENT:
         arrived.add(("gradient", microbatch, stage - 1))
         arrived.add(("own gradient", microbatch, stage))
+
+
+def every_plan(model: PipelineModel) -> list[tuple[float, float]]:
+    """(iteration time in s, energy in J) of every assignment there is."""
+    plans: list[tuple[float, float]] = []
+    for assignment in itertools.product(*(range(len(points)) for points in model.points)):
+        time_s = max(earliest_finish_s(model.dag, model.durations_s(assignment)))
+        plans.append((time_s, iteration_energy_j(model, assignment, time_s)))
+    return plans
+
+
+def least_energy_j(plans: Sequence[tuple[float, float]], deadline_s: float) -> float:
+    """The least energy among the plans that take at most `deadline_s`, J."""
+    return min(energy_j for time_s, energy_j in plans if time_s <= deadline_s)
+
+
+def plain_program_bound_j(model: PipelineModel, deadline_s: float) -> float:
+    """The frontier's lower bound as a textbook linear program, J.
+
+    A start per instruction, a share per operating point, an end of the iteration; one constraint
+    per dependency. No hull, no events, no units: every point is a column of its own.
+    """
+    num_nodes = model.dag.num_nodes
+    power_w = model.stage_blocking_power_w
+    first_share = [num_nodes + 1]
+    for points in model.points:
+        first_share.append(first_share[-1] + len(points))
+    end = num_nodes
+    cost = np.zeros(first_share[-1])
+    cost[end] = sum(power_w)
+    no_more_than_0 = np.zeros((0, len(cost)))
+    shares_are_1 = np.zeros((num_nodes, len(cost)))
+    for node, points in enumerate(model.points):
+        shares = slice(first_share[node], first_share[node + 1])
+        times_s = np.array([point.time_s for point in points])
+        energies_j = np.array([point.energy_j for point in points])
+        cost[shares] = energies_j - power_w[model.dag.stage[node]] * times_s
+        shares_are_1[node, shares] = 1
+        followers = [
+            later for later in range(num_nodes) if node in model.dag.predecessors(later)
+        ] or [end]
+        for later in followers:
+            row = np.zeros((1, len(cost)))
+            row[0, node], row[0, later], row[0, shares] = 1, -1, times_s
+            no_more_than_0 = np.concatenate([no_more_than_0, row])
+    bounds = [(0, None)] * num_nodes + [(0, deadline_s)] + [(0, 1)] * (len(cost) - num_nodes - 1)
+    solved = linprog(
+        cost,
+        A_ub=no_more_than_0,
+        b_ub=np.zeros(len(no_more_than_0)),
+        A_eq=shares_are_1,
+        b_eq=np.ones(num_nodes),
+        bounds=bounds,
+    )
+    assert solved.status == 0, solved.message
+    return float(solved.fun)

@@ -116,3 +116,34 @@ def assigned_models(draw: st.DrawFn) -> tuple[PipelineModel, list[int]]:
     """A small pipeline and any assignment of it."""
     model = draw(models())
     return model, [draw(st.integers(0, len(points) - 1)) for points in model.points]
+
+
+# (stages, microbatches, most points of an instruction): at most some hundred assignments each.
+ENUMERABLE_SHAPES = [(1, 1, 4), (1, 2, 4), (1, 3, 2), (2, 1, 4), (2, 2, 2), (3, 1, 2), (1, 3, 3)]
+
+
+@st.composite
+def enumerable_models(draw: st.DrawFn) -> PipelineModel:
+    """Pipelines so tiny that all their assignments can be tried; ranks and power by stage."""
+    num_stages, num_microbatches, most_points = draw(st.sampled_from(ENUMERABLE_SHAPES))
+    is_split = num_stages * num_microbatches < 3 and draw(st.booleans())
+    stages = [
+        {
+            kind: draw(operating_points())[:most_points]
+            for kind in ((F, I, W) if is_split else (F, B))
+        }
+        for _ in range(num_stages)
+    ]
+    ranks = draw(st.lists(st.integers(1, 3), min_size=num_stages, max_size=num_stages))
+    power_w = draw(st.lists(st.integers(0, 200), min_size=num_stages, max_size=num_stages))
+    schedule = draw(st.sampled_from(["gpipe", "1f1b", "envpipe"]))
+    return model_of(profile_of(stages, ranks), num_microbatches, schedule, power_w)
+
+
+def four_plan_model() -> PipelineModel:
+    """One stage, one microbatch, 5 W while waiting: its four plans are easily written down.
+
+    Both fast: 3 s, 40 J. Forward slow: 3.25 s, 38 J. Backward slow: 3.5 s, 30 J. Both slow:
+    3.75 s, 28 J.
+    """
+    return model_of(equal_profile(1), 1)

@@ -117,10 +117,10 @@ def _end_of(finish_s: FloatArray, sinks: IndexArray) -> float:
 
 @compiled_function
 def _has_sink(group: IndexArray, group_size: int, tables: NodeTables) -> bool:
+    num_sinks = 0
     for index in range(group_size):
-        if tables.successors[group[index], 0] == NO_NODE:
-            return True
-    return False
+        num_sinks += tables.successors[group[index], 0] == NO_NODE
+    return num_sinks > 0
 
 
 @compiled_function

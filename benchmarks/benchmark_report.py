@@ -1,0 +1,151 @@
+"""What every benchmark of the frontier prints: tables, limits kept or missed, or JSON alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from measured_process import BenchmarkError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One figure beside what it must keep.
+
+    Attributes:
+        name: of the figure, with its unit.
+        value: measured.
+        bound: what it is compared with.
+        is_upper: the figure must be at most `bound`; else at least.
+    """
+
+    name: str
+    value: float
+    bound: float
+    is_upper: bool
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the figure is within its limit."""
+        return self.value <= self.bound if self.is_upper else self.value >= self.bound
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        sense = "at most" if self.is_upper else "at least"
+        verdict = "kept" if self.is_kept else "MISSED"
+        return f"{verdict:<6}  {self.name}: {self.value:.5g}, {sense} {self.bound:.5g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A benchmark's result.
+
+    Attributes:
+        figures: everything measured, for `--json`.
+        text: the same for people, as tables.
+        limits: what decides the exit status.
+    """
+
+    figures: dict[str, Any]
+    text: str
+    limits: tuple[Limit, ...]
+
+    @property
+    def within_limits(self) -> bool:
+        """Whether every limit is kept."""
+        return all(limit.is_kept for limit in self.limits)
+
+
+def at_most(name: str, value: float, bound: float) -> Limit:
+    """A limit from above."""
+    return Limit(name=name, value=value, bound=bound, is_upper=True)
+
+
+def at_least(name: str, value: float, bound: float) -> Limit:
+    """A limit from below."""
+    return Limit(name=name, value=value, bound=bound, is_upper=False)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, the first to the left, the others to the right."""
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def show_progress(line: str) -> None:
+    """What is being measured, on stderr, where someone looks."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr)
+
+
+def run_benchmark(
+    parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], Report]
+) -> int:
+    """Measure and print.
+
+    Returns:
+        0 where all limits are kept, 1 where one is missed, 2 where it could not be measured.
+    """
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
+    arguments = parser.parse_args()
+    try:
+        report = measure(arguments)
+    except BenchmarkError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    print(_json(report) if arguments.json else _text(report))
+    return 0 if report.within_limits else 1
+
+
+def _json(report: Report) -> str:
+    limits = [{**asdict(limit), "is_kept": limit.is_kept} for limit in report.limits]
+    return json.dumps(
+        {
+            "machine": _machine(),
+            **report.figures,
+            "limits": limits,
+            "within_limits": report.within_limits,
+        }
+    )
+
+
+def _text(report: Report) -> str:
+    machine = _machine()
+    missed = sum(not limit.is_kept for limit in report.limits)
+    return "\n".join(
+        [
+            f"{machine['processor']}, {machine['num_cores']} cores",
+            "",
+            report.text,
+            "",
+            *(limit.line for limit in report.limits),
+            f"{len(report.limits) - missed} limits kept, {missed} missed",
+        ]
+    )
+
+
+def _machine() -> dict[str, str | int]:
+    """The processor by its own name, and how many cores this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else "unknown processor",
+        "num_cores": len(os.sched_getaffinity(0)),
+    }

@@ -1,0 +1,203 @@
+"""How near the bound the frontier's fastest plans are: the eight published cells, by effort.
+
+Run `python benchmarks/frontier_quality.py [--json] [--high] [--profiles DIR]`; README.md beside
+this file says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
+from gpt3_cells import A40, A100, NUM_MICROBATCHES, Gpu, add_profiles_argument
+from measured_process import FlyballRun, run_flyball
+
+GIVE_UP_S = 300.0
+MAX_PROCESS_S = 5.0
+MAX_GAP_HIGH_PERCENT = 0.6
+MAX_GAP_PERCENT = {A100.name: (0.3, 0.3, 0.3, 0.3), A40.name: (0.6, 0.6, 0.9, 0.9)}
+# What a mixed-integer program reached in 120 s at the least number of microbatches.
+MIP_SAVING_PERCENT = {A100.name: 15.965, A40.name: 12.356}
+MIP_MARGIN_PERCENT = 0.05
+MIP_SOLVE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffortFigure:
+    """A plan of policy frontier, target fastest.
+
+    Attributes:
+        process_s: whole process, s.
+        solve_s: the planning alone, as the command reports it, s.
+        saving_percent: of energy against the baseline, %.
+        gap_percent: of the plan's energy above the bound, %.
+        slowdown_percent: of the iteration against the baseline, %.
+    """
+
+    process_s: float
+    solve_s: float
+    saving_percent: float
+    gap_percent: float
+    slowdown_percent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One GPU at one number of microbatches.
+
+    Attributes:
+        perseus_saving_percent: published, %.
+        artifact_envpipe_saving_percent: of the publication's own EnvPipe plans, %.
+        envpipe_saving_percent: envelope with balanced, by this project's planner, %.
+        bound_saving_percent: no plan as fast as the baseline saves more, %.
+        efforts: figures by effort.
+    """
+
+    gpu: str
+    num_microbatches: int
+    perseus_saving_percent: float
+    artifact_envpipe_saving_percent: float
+    envpipe_saving_percent: float
+    bound_saving_percent: float
+    efforts: dict[str, EffortFigure]
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Run every cell at every effort asked for."""
+    folder: Path = arguments.profiles
+    efforts = ("low", "normal", "high") if arguments.high else ("low", "normal")
+    first_run_s = _first_run_s(folder)
+    cells = [
+        _cell(gpu, index, folder, efforts)
+        for gpu in (A100, A40)
+        for index in range(len(NUM_MICROBATCHES))
+    ]
+    return Report(
+        figures={"first_run_process_s": first_run_s, "cells": [asdict(cell) for cell in cells]},
+        text=_text(cells, efforts, first_run_s),
+        limits=tuple(limit for cell in cells for limit in _limits(cell)),
+    )
+
+
+def _first_run_s(folder: Path) -> float:
+    """The smallest cell where nothing is compiled yet, as right after installing, s.
+
+    A run before the measured ones, that those find compiled what they use, is made too.
+    """
+    arguments = ["plan", *A100.pipeline_arguments(folder, NUM_MICROBATCHES[0])]
+    with tempfile.TemporaryDirectory() as empty:
+        environment = {"NUMBA_CACHE_DIR": empty}
+        first = run_flyball(arguments, give_up_s=GIVE_UP_S, environment=environment)
+    run_flyball(arguments, give_up_s=GIVE_UP_S)
+    return first.process.process_s
+
+
+def _cell(gpu: Gpu, index: int, folder: Path, efforts: tuple[str, ...]) -> Cell:
+    num_microbatches = NUM_MICROBATCHES[index]
+    pipeline = gpu.pipeline_arguments(folder, num_microbatches)
+    envpipe = run_flyball(
+        ["plan", *pipeline, "--policy", "envelope", "--reconfigure", "balanced"],
+        give_up_s=GIVE_UP_S,
+    )
+    runs: dict[str, FlyballRun] = {}
+    for effort in efforts:
+        show_progress(f"{gpu.name}, {num_microbatches} microbatches, effort {effort}")
+        policy = ["--policy", "frontier", "--target", "fastest", "--effort", effort]
+        runs[effort] = run_flyball(["plan", *pipeline, *policy], give_up_s=GIVE_UP_S)
+    plan = runs["normal"].document
+    return Cell(
+        gpu=gpu.name,
+        num_microbatches=num_microbatches,
+        perseus_saving_percent=gpu.perseus_saving_percent[index],
+        artifact_envpipe_saving_percent=gpu.envpipe_saving_percent[index],
+        envpipe_saving_percent=envpipe.document["saving_percent"],
+        bound_saving_percent=100 * (1 - plan["lower_bound_j"] / plan["baseline"]["energy_j"]),
+        efforts={effort: _figure(run) for effort, run in runs.items()},
+    )
+
+
+def _figure(run: FlyballRun) -> EffortFigure:
+    plan: dict[str, Any] = run.document
+    return EffortFigure(
+        process_s=run.process.process_s,
+        solve_s=run.solve_s,
+        saving_percent=plan["saving_percent"],
+        gap_percent=plan["gap_percent"],
+        slowdown_percent=plan["slowdown_percent"],
+    )
+
+
+def _limits(cell: Cell) -> Iterator[Limit]:
+    name = f"{cell.gpu}, {cell.num_microbatches} microbatches"
+    index = NUM_MICROBATCHES.index(cell.num_microbatches)
+    normal = cell.efforts["normal"]
+    yield at_least(
+        f"{name}: saving (Perseus), %", normal.saving_percent, cell.perseus_saving_percent
+    )
+    yield at_most(f"{name}: gap, %", normal.gap_percent, MAX_GAP_PERCENT[cell.gpu][index])
+    yield at_most(f"{name}: whole process, s", normal.process_s, MAX_PROCESS_S)
+    yield at_most(f"{name}: slowdown, %", normal.slowdown_percent, 0.0)
+    if index == 0:
+        wanted_percent = MIP_SAVING_PERCENT[cell.gpu] - MIP_MARGIN_PERCENT
+        yield at_least(f"{name}: saving (MIP), %", normal.saving_percent, wanted_percent)
+        yield at_most(f"{name}: planning, s", normal.solve_s, MIP_SOLVE_S)
+    if "high" in cell.efforts:
+        high = cell.efforts["high"]
+        yield at_most(f"{name}: gap, effort high, %", high.gap_percent, MAX_GAP_HIGH_PERCENT)
+        yield at_most(f"{name}: slowdown, effort high, %", high.slowdown_percent, 0.0)
+
+
+def _text(cells: list[Cell], efforts: tuple[str, ...], first_run_s: float) -> str:
+    savings = table(
+        ["saving, %", "Perseus", "EnvPipe", "balanced", *efforts, "bound"],
+        [
+            [
+                f"{cell.gpu} x {cell.num_microbatches}",
+                f"{cell.perseus_saving_percent:.2f}",
+                f"{cell.artifact_envpipe_saving_percent:.2f}",
+                f"{cell.envpipe_saving_percent:.2f}",
+                *(f"{cell.efforts[effort].saving_percent:.3f}" for effort in efforts),
+                f"{cell.bound_saving_percent:.3f}",
+            ]
+            for cell in cells
+        ],
+    )
+    costs = table(
+        [
+            "gap to the bound, %; whole process (planning), s",
+            *(part for effort in efforts for part in (f"{effort}, %", f"{effort}, s")),
+        ],
+        [[f"{cell.gpu} x {cell.num_microbatches}", *_cost_cells(cell, efforts)] for cell in cells],
+    )
+    return (
+        "gpt3-175b, 8 stages, 1F1B, target fastest; Perseus and EnvPipe as published, balanced is"
+        f" --policy envelope --reconfigure balanced\n\n{savings}\n\n{costs}\n\n"
+        f"the very first run on a machine, which compiles: {first_run_s:.1f} s, whole process"
+    )
+
+
+def _cost_cells(cell: Cell, efforts: tuple[str, ...]) -> Iterator[str]:
+    for effort in efforts:
+        figure = cell.efforts[effort]
+        yield f"{figure.gap_percent:.3f}"
+        yield f"{figure.process_s:.2f} ({figure.solve_s:.2f})"
+
+
+def main() -> int:
+    """Print the figures; 0 where all are within their limits, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_profiles_argument(parser)
+    parser.add_argument(
+        "--high", action="store_true", help="effort high too, about half a minute a cell"
+    )
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

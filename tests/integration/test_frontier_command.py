@@ -1,0 +1,200 @@
+"""`flyball frontier`, and `plan` with the policy `frontier`, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+HEADER = "stage,instruction,frequency,time,energy\n"
+# Two stages whose backwards have a third clock; the valley is at 1000 MHz.
+ROWS = "".join(
+    f"{stage},forward,1410,1.0,10.0\n{stage},forward,1000,1.25,8.0\n"
+    f"{stage},backward,1410,2.0,30.0\n{stage},backward,1200,2.2,23.0\n"
+    f"{stage},backward,1000,2.5,20.0\n"
+    for stage in range(2)
+)
+ASKED = ("--microbatches", "4", "--blocking-power", "5")
+FIRST_PROCESS_LIMIT_S = 180  # numba compiles where nothing is cached yet
+
+
+def flyball(*arguments: str | Path, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flyball_client", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=FIRST_PROCESS_LIMIT_S,
+        check=False,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    )
+
+
+def printed(*arguments: str | Path, hash_seed: str = "random") -> dict[str, Any]:
+    """What a command that succeeds prints on stdout, which must be one JSON object."""
+    done = flyball(*arguments, "--json", hash_seed=hash_seed)
+    assert (done.returncode, done.stderr) == (0, "")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def refusal(*arguments: str | Path) -> str:
+    """The one line on stderr of a command that must refuse its input."""
+    done = flyball(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr.strip()
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.csv"
+    path.write_text(HEADER + ROWS, encoding="utf-8")
+    return path
+
+
+def test_it_prints_the_agreed_keys_and_points_in_order(profile: Path) -> None:
+    document = printed("frontier", profile, *ASKED, "--points", "6")
+    assert set(document) == {"points", "baseline", "envpipe", "solve_s"}
+    points = document["points"]
+    assert len(points) >= 6
+    for point in points:
+        assert set(point) == {
+            "iteration_time_s", "energy_j", "lower_bound_j", "gap_percent", "deadline_s",
+        }  # fmt: skip
+        assert point["lower_bound_j"] <= point["energy_j"] * (1 + 1e-12)
+        gap_percent = 100 * (point["energy_j"] / point["lower_bound_j"] - 1)
+        assert point["gap_percent"] == pytest.approx(gap_percent, abs=1e-9)
+        assert point["iteration_time_s"] <= point["deadline_s"]
+    times_s = [point["iteration_time_s"] for point in points]
+    energies_j = [point["energy_j"] for point in points]
+    assert times_s == sorted(set(times_s))
+    assert energies_j == sorted(set(energies_j), reverse=True)
+    assert document["solve_s"] > 0
+
+
+def test_it_is_compared_with_the_baseline_and_envpipe(profile: Path) -> None:
+    """All at 1410 MHz: (M + K - 1) x 3 s = 15 s; 8 x 40 J and 6 s of 5 W idle."""
+    document = printed("frontier", profile, *ASKED, "--points", "2")
+    assert document["baseline"] == {
+        "name": "baseline", "iteration_time_s": 15.0, "energy_j": 350.0,
+    }  # fmt: skip
+    assert [plan["name"] for plan in document["envpipe"]] == [
+        "uniform, default", "envelope, default", "envelope, balanced",
+    ]  # fmt: skip
+    fastest = document["points"][0]
+    assert fastest["iteration_time_s"] <= 15.0
+    for plan in document["envpipe"]:
+        if plan["iteration_time_s"] <= 15.0:
+            assert fastest["energy_j"] <= plan["energy_j"]
+
+
+def test_a_points_deadline_as_a_target_gives_a_plan_at_least_as_fast(profile: Path) -> None:
+    points = printed("frontier", profile, *ASKED, "--points", "4")["points"]
+    for point in (points[0], points[len(points) // 2], points[-1]):
+        target = f"deadline:{point['deadline_s']!r}"
+        plan = printed("plan", profile, *ASKED, "--policy", "frontier", "--target", target)
+        assert plan["iteration_time_s"] <= point["deadline_s"]
+        assert plan["energy_j"] <= point["energy_j"] * (1 + 1e-9)
+        assert plan["lower_bound_j"] == pytest.approx(point["lower_bound_j"], rel=1e-6)
+
+
+def test_the_same_input_gives_the_same_clocks_in_every_process(profile: Path) -> None:
+    asked = ("plan", profile, *ASKED, "--policy", "frontier", "--target", "slowdown:0.1")
+    first, second = (printed(*asked, hash_seed=seed) for seed in ("1", "4321"))
+    assert json.dumps(first["stages"]) == json.dumps(second["stages"])
+    first.pop("solve_s"), second.pop("solve_s")
+    assert first == second
+
+
+def test_the_same_input_gives_the_same_frontier_whatever_the_order_of_its_rows(
+    profile: Path, tmp_path: Path
+) -> None:
+    reversed_profile = tmp_path / "reversed.csv"
+    rows = ROWS.splitlines(keepends=True)
+    reversed_profile.write_text(HEADER + "".join(reversed(rows)), encoding="utf-8")
+    asked = (*ASKED, "--points", "5")
+    first = printed("frontier", profile, *asked, hash_seed="1")
+    second = printed("frontier", reversed_profile, *asked, hash_seed="4321")
+    assert json.dumps(first["points"]) == json.dumps(second["points"])
+
+
+def test_without_json_it_is_a_table(profile: Path) -> None:
+    done = flyball("frontier", profile, *ASKED, "--points", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("frontier ") for line in lines) >= 4
+    assert sum(line.startswith("EnvPipe ") for line in lines) == 3
+    assert any(line.startswith("baseline ") for line in lines)
+
+
+def test_a_plot_as_svg_says_what_it_shows(profile: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    picture = tmp_path / "frontier.svg"
+    done = flyball("frontier", profile, *ASKED, "--points", "4", "--plot", picture)
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn = ElementTree.parse(picture).getroot()  # noqa: S314 - made by the line above
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    text = picture.read_text(encoding="utf-8")
+    for label in ("lower bound", "baseline", "EnvPipe envelope, balanced", "predicted"):
+        assert label in text
+
+
+def test_a_plot_as_png_is_a_picture(profile: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    picture = tmp_path / "frontier.png"
+    document = printed("frontier", profile, *ASKED, "--points", "4", "--plot", picture)
+    assert document["points"]
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n")
+    assert len(content) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--points", "1"), "--points: must be from 2 to 10000, not 1"),
+        (("--points", "10001"), "--points: must be from 2 to 10000, not 10001"),
+        (("--points", "many"), "--points"),
+        (("--effort", "heroic"), "--effort"),
+        (("--schedule", "zigzag"), "--schedule"),
+        (("--plot", "frontier.gif"), "--plot: frontier.gif must end in .svg or .png"),
+        (("--plot", "frontier"), "--plot: frontier must end in .svg or .png"),
+        (("--microbatches", "0"), "--microbatches"),
+        (("--blocking-power", "5,5,5"), "--blocking-power"),
+    ],
+)
+def test_what_it_cannot_use_it_refuses_in_one_line(
+    profile: Path, arguments: tuple[str, str], named: str
+) -> None:
+    assert named in refusal("frontier", profile, *ASKED, *arguments)
+
+
+def test_a_plot_that_cannot_be_written_is_refused_in_one_line(
+    profile: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "no such folder" / "frontier.svg"
+    refused = refusal("frontier", profile, *ASKED, "--points", "2", "--plot", picture)
+    assert "--plot" in refused
+    assert "cannot be written" in refused
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("deadline:14.9", "--target: no plan takes 14.9 s; the fastest takes 15 s"),
+        ("power:1", "the least is"),
+        ("slowly", "--target"),
+    ],
+)
+def test_a_target_that_cannot_be_met_is_refused_with_what_can(
+    profile: Path, target: str, said: str
+) -> None:
+    asked = ("plan", profile, *ASKED, "--policy", "frontier", "--target", target)
+    assert said in refusal(*asked)

@@ -1,0 +1,179 @@
+"""What must hold of the bound whatever the pipeline, and that a textbook program agrees."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.unit.planning.oracles import plain_program_bound_j
+from tests.unit.planning.tiny_pipelines import (
+    F,
+    I,
+    Points,
+    W,
+    four_plan_model,
+    model_of,
+    models,
+    profile_of,
+)
+
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_server.planning.frontier.solver import DeadlineSolver
+from flyball_server.planning.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.schedules._base import Instruction, Schedule
+
+SOLVER_ERROR = 1e-6
+
+small_models = models(max_stages=3, max_microbatches=3)
+
+
+def profile_of_model(model: PipelineModel) -> StageProfile:
+    nodes = zip(model.dag.stage, model.dag.instruction, model.points, strict=True)
+    return StageProfile(
+        points={(stage, instruction.kind): points for stage, instruction, points in nodes},
+        num_ranks_per_stage=model.num_ranks,
+    )
+
+
+def remade(
+    model: PipelineModel,
+    profile: StageProfile,
+    stages: tuple[tuple[Instruction, ...], ...] | None = None,
+) -> PipelineModel:
+    """The pipeline with another profile, or other orders."""
+    schedule = Schedule(
+        name=model.schedule.name,
+        num_microbatches=model.schedule.num_microbatches,
+        stages=stages or model.schedule.stages,
+    )
+    return build_model(profile, schedule, model.blocking_power_w)
+
+
+def bound_j(model: PipelineModel, deadline_s: float) -> float:
+    return DeadlineSolver(model).relax(deadline_s).lower_bound_j
+
+
+def deadline_within_s(model: PipelineModel, share: float) -> float:
+    """So far from the fastest to the slowest iteration that is of any use, and beyond."""
+    solver = DeadlineSolver(model)
+    return solver.fastest_time_s + share * (solver.slowest_time_s - solver.fastest_time_s)
+
+
+shares = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1.5))
+
+
+@settings(max_examples=80)
+@given(small_models, shares)
+def test_a_textbook_program_has_the_same_optimum(model: PipelineModel, share: float) -> None:
+    deadline_s = deadline_within_s(model, share)
+    expected_j = plain_program_bound_j(model, deadline_s)
+    assert bound_j(model, deadline_s) == pytest.approx(expected_j, rel=SOLVER_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "energy_j"), [(3.0, 40.0), (3.25, 35.0), (3.5, 30.0), (3.75, 28.0), (9.0, 28.0)]
+)
+def test_the_bound_of_one_microbatch_on_one_stage_is_what_the_hand_computes(
+    deadline_s: float, energy_j: float
+) -> None:
+    """First the backward is stretched for 20 J/s, then the forward for 8, then nothing."""
+    assert bound_j(four_plan_model(), deadline_s) == pytest.approx(energy_j, rel=1e-9)
+
+
+@settings(max_examples=50)
+@given(small_models)
+def test_the_bound_never_rises_with_the_deadline_and_is_convex(model: PipelineModel) -> None:
+    solver = DeadlineSolver(model)
+    deadlines_s = [deadline_within_s(model, step / 10) for step in range(14)]
+    assume(deadlines_s[0] < deadlines_s[-1])
+    optima = [solver.relax(deadline_s) for deadline_s in deadlines_s]
+    tolerance_j = SOLVER_ERROR * optima[0].lower_bound_j
+    falls_j = [left.lower_bound_j - right.lower_bound_j for left, right in pairwise(optima)]
+    assert all(fall_j >= -tolerance_j for fall_j in falls_j)
+    assert all(later_j <= earlier_j + tolerance_j for earlier_j, later_j in pairwise(falls_j))
+    for optimum in optima:  # each slope is that of a line below the whole curve
+        for other in optima:
+            line_j = optimum.lower_bound_j + optimum.bound_slope_w * (
+                other.deadline_s - optimum.deadline_s
+            )
+            assert line_j <= other.lower_bound_j + tolerance_j
+
+
+@settings(max_examples=40)
+@given(small_models, shares, st.data())
+def test_relabelling_microbatches_changes_nothing(
+    model: PipelineModel, share: float, data: st.DataObject
+) -> None:
+    label = data.draw(st.permutations(range(model.schedule.num_microbatches)))
+    stages = tuple(
+        tuple(Instruction(kind, label[microbatch], chunk) for kind, microbatch, chunk in stage)
+        for stage in model.schedule.stages
+    )
+    deadline_s = deadline_within_s(model, share)
+    relabelled = remade(model, profile_of_model(model), stages)
+    assert bound_j(relabelled, deadline_s) == pytest.approx(
+        bound_j(model, deadline_s), rel=SOLVER_ERROR
+    )
+
+
+@settings(max_examples=50)
+@given(small_models, shares, st.data())
+def test_one_more_frequency_never_raises_the_bound(
+    model: PipelineModel, share: float, data: st.DataObject
+) -> None:
+    profile = profile_of_model(model)
+    key = data.draw(st.sampled_from(sorted(profile.points)))
+    added = OperatingPoint(
+        frequency_mhz=data.draw(st.integers(100, 700)),
+        time_s=data.draw(st.floats(0.01, 1)),
+        energy_j=data.draw(st.floats(0.1, 60)),
+    )
+    more = StageProfile(
+        points={**profile.points, key: (*profile.points[key], added)},
+        num_ranks_per_stage=profile.num_ranks_per_stage,
+    )
+    deadline_s = deadline_within_s(model, share)
+    before_j = bound_j(model, deadline_s)
+    assert bound_j(remade(model, more), deadline_s) <= before_j * (1 + SOLVER_ERROR)
+
+
+@settings(max_examples=40)
+@given(small_models, shares, st.sampled_from([1e-3, 0.3, 7.5, 1e3]), st.booleans())
+def test_scaling_energies_or_times_scales_the_bound(
+    model: PipelineModel, share: float, factor: float, scales_time: bool
+) -> None:
+    """Energies and blocking power by a factor, or energies and times: the bound by it too."""
+    time_factor = factor if scales_time else 1.0
+    scaled = StageProfile(
+        points={
+            key: tuple(
+                OperatingPoint(
+                    frequency_mhz=point.frequency_mhz,
+                    time_s=point.time_s * time_factor,
+                    energy_j=point.energy_j * factor,
+                )
+                for point in points
+            )
+            for key, points in profile_of_model(model).points.items()
+        },
+        num_ranks_per_stage=model.num_ranks,
+    )
+    power_w = [watt * factor / time_factor for watt in model.blocking_power_w]
+    deadline_s = deadline_within_s(model, share)
+    scaled_model = build_model(scaled, model.schedule, power_w)
+    # The scaled fastest time is rounded: no deadline may lie below it.
+    scaled_deadline_s = max(deadline_s * time_factor, DeadlineSolver(scaled_model).fastest_time_s)
+    assert bound_j(scaled_model, scaled_deadline_s) == pytest.approx(
+        bound_j(model, deadline_s) * factor, rel=SOLVER_ERROR
+    )
+
+
+def test_a_backward_in_two_parts_may_use_its_float_in_either() -> None:
+    """Each part is worth 8 J/s less 5 W of stage 1's waiting and 5 W of stage 0's."""
+    points: Points = [(1410, 1.0, 20.0), (1000, 1.5, 5.0)]
+    model = model_of(profile_of([{F: points, I: points, W: points}]), 1)
+    for deadline_s in (3.0, 3.2, 3.7, 4.4, 4.5):
+        expected_j = 60 - 30 * (deadline_s - 3)  # whichever is stretched gains 30 J/s
+        assert bound_j(model, deadline_s) == pytest.approx(expected_j, rel=1e-9)

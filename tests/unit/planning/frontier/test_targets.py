@@ -1,0 +1,104 @@
+"""What can be aimed at, what it comes to, and what is said of an aim that cannot be met."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.unit.planning.tiny_pipelines import equal_profile
+
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.frontier.targets import parse_target
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+
+# Two equal stages, two microbatches: baseline (2 + 2 - 1) x (1 s + 2 s) = 9 s; at the slower
+# clock everywhere 9 x 1.25 = 11.25 s. c = E - 5 t falls on both, so the frontier ends there.
+BASELINE_S, SLOWEST_S = 9.0, 11.25
+
+
+def plan(target: str) -> FrequencyPlan:
+    return make_plan(
+        PlanRequest(
+            profile=equal_profile(2),
+            num_microbatches=2,
+            blocking_power_w=(5.0,),
+            policy="frontier",
+            target=target,
+            effort=Effort.LOW,
+        )
+    )
+
+
+def test_the_fastest_takes_no_longer_than_the_baseline() -> None:
+    assert plan("fastest").iteration_time_s == BASELINE_S
+
+
+def test_a_slowdown_is_a_share_of_the_baseline() -> None:
+    slower = plan("slowdown:0.1")
+    assert BASELINE_S < slower.iteration_time_s <= BASELINE_S * 1.1
+    assert slower.energy_j < plan("fastest").energy_j
+
+
+def test_a_deadline_is_met() -> None:
+    assert plan("deadline:10").iteration_time_s <= 10
+
+
+def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
+    # 8 instructions: 4 x (8 J + 20 J) busy, 2 stages x 11.25 s less 2 x 7.5 s busy at 5 W.
+    least = plan("least-energy")
+    assert least.iteration_time_s == pytest.approx(SLOWEST_S)
+    assert least.energy_j == pytest.approx(4 * 28 + 5 * (2 * 11.25 - 2 * 7.5))
+
+
+@pytest.mark.parametrize("target", ["slowdown:9", "deadline:1000"])
+def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
+    assert plan(target).energy_j == pytest.approx(plan("least-energy").energy_j)
+    assert plan(target).iteration_time_s <= SLOWEST_S * (1 + 1e-9)
+
+
+def test_a_deadline_below_the_fastest_says_what_can_be_met_and_that_is_granted() -> None:
+    with pytest.raises(TargetUnreachableError) as refused:
+        plan("deadline:8.9")
+    said = re.search(r"the fastest takes ([\d.]+) s", refused.value.message)
+    assert said
+    assert plan(f"deadline:{said.group(1)}").iteration_time_s <= float(said.group(1))
+
+
+def test_a_power_budget_too_small_says_what_can_be_met_and_that_is_granted() -> None:
+    with pytest.raises(TargetUnreachableError) as refused:
+        plan("power:1")
+    said = re.search(r"the least is ([\d.]+) W", refused.value.message)
+    assert said
+    granted = plan(f"power:{said.group(1)}")
+    assert granted.energy_j / granted.iteration_time_s <= float(said.group(1))
+
+
+def test_a_power_budget_that_binds_nothing_gives_the_baseline_time() -> None:
+    assert plan("power:100000").iteration_time_s == BASELINE_S
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "soon",
+        "fastest:1",
+        "slowdown",
+        "slowdown:",
+        "slowdown:x",
+        "slowdown:-0.1",
+        "slowdown:nan",
+        "deadline:0",
+        "deadline:-1",
+        "deadline:inf",
+        "power:0",
+        "least-energy:",
+    ],
+)
+def test_what_is_no_target_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(PlanningError) as refused:
+        parse_target(text)
+    assert refused.value.field == "target"
+    assert "slowdown:0.05" in refused.value.message or "as in" in refused.value.message
