@@ -245,8 +245,8 @@ def test_a_missing_compiler_is_named_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--steps", "1"), "--steps must be at least 2, not 1"),
-        (("--microbatches", "0"), "--microbatches must be at least 1, not 0"),
+        (("--steps", "1"), "--steps must be from 2 to 1000, not 1"),
+        (("--microbatches", "0"), "--microbatches must be from 1 to 256, not 0"),
         (("--time-scale", "nan"), "--time-scale must be from 0.5 to 100, not nan"),
     ],
 )
