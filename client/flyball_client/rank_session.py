@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
-from flyball_client.clock_release import ReleaseOnExit
 from flyball_client.errors import CodecError
-from flyball_client.governed_clock import GovernedClock
-from flyball_client.gpu._base import EmulatedDevice, GpuDevice, InstructionObserver
+from flyball_client.governor import make_governor
+from flyball_client.governor._base import ClockGovernor, ClockReport
+from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
 from flyball_client.measurement_outbox import MeasurementOutbox
 from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
 from flyball_client.plan_feed import PlanFeed
@@ -42,16 +42,16 @@ class RankSession:
     nothing into training: whatever fails inside ends the setting of clocks, with one line in
     the log. The hooks and `close` belong to one thread at a time.
 
-    The clock is given back by `close`, at the interpreter's exit, on SIGTERM and on SIGINT; see
-    ReleaseOnExit. A process that is killed with SIGKILL leaves its clock locked: a later
-    release gives the clocks a process of their own.
+    A real GPU's clock is set by a process of its own, which gives it back whatever becomes of
+    this one; see `governor`. No signal handler is installed here.
 
     Args:
-        gpu: this rank's; not closed here.
+        gpu: this rank's; read here, set by the governor; not closed here.
         job_id: the job at the planner.
         rank: of this process within the job.
         stage: that this rank runs.
         planner: not closed here; None: measure only.
+        governor: of the GPU's clock, closed here; None: the right one for the GPU.
         observer: told of each instruction; None: the GPU itself if it is emulated.
         clock: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
         initial_step: number of the first step, where training resumes.
@@ -70,6 +70,7 @@ class RankSession:
         rank: int,
         stage: int,
         planner: PlannerClient | None,
+        governor: ClockGovernor | None = None,
         observer: InstructionObserver | None = None,
         clock: Callable[[], float] | None = None,
         initial_step: int = 0,
@@ -88,10 +89,9 @@ class RankSession:
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
         self._observer = observer
-        self._clock = GovernedClock(gpu, self._name)
-        self._supported_mhz = self._clock.read_supported_mhz()
+        self._governor = make_governor(gpu, self._name) if governor is None else governor
+        self._supported_mhz = self._read_supported_mhz(gpu)
         self._meter = StepMeter(gpu, clock_s=clock, rank_name=self._name)
-        self._exit = ReleaseOnExit(self._clock.release)
         self._current_step = initial_step
         self._is_in_step = False
         self._is_closed = False
@@ -134,7 +134,7 @@ class RankSession:
         if self._is_started or self._is_closed:
             return
         self._is_started = True
-        self._exit.install()
+        self._governor.start()
         if self._feed is not None and self._outbox is not None:
             self._feed.start()
             self._outbox.start()
@@ -144,8 +144,7 @@ class RankSession:
         if self._is_closed:
             return
         self._is_closed = True
-        self._clock.release()
-        self._exit.uninstall()
+        self._governor.close()
         if self._is_started and self._feed is not None and self._outbox is not None:
             self._outbox.stop(self._flush_timeout_s)
             self._feed.stop(_FEED_STOP_TIMEOUT_S)
@@ -172,7 +171,7 @@ class RankSession:
     @property
     def active_version(self) -> int | None:
         """The plan in force; None: none yet, or clocks are no longer set."""
-        if self._cursor is None or self._clock.is_over:
+        if self._cursor is None or self._governor.is_over:
             return None
         return self._cursor.plan.version
 
@@ -186,6 +185,11 @@ class RankSession:
         """Measurements that the planner will never see."""
         return 0 if self._outbox is None else self._outbox.num_dropped
 
+    @property
+    def clock_report(self) -> ClockReport:
+        """What became of the clocks that were set so far."""
+        return self._governor.report()
+
     # ------------------------------------------------------------------ the hooks
 
     def on_step_begin(self) -> None:
@@ -197,12 +201,13 @@ class RankSession:
             self._current_step += 1
         self._is_in_step = True
         try:
+            self._governor.on_step_begin()
             self._take_due_plan()
             if self._cursor is not None:
                 self._cursor.begin_step()
             self._meter.begin()
         except Exception as error:
-            self._clock.give_up(error)
+            self._governor.give_up(error)
 
     def on_step_end(self) -> None:
         """The training step is over: it is measured and the measurement goes to the planner."""
@@ -212,7 +217,7 @@ class RankSession:
         try:
             self._measure()
         except Exception as error:
-            self._clock.give_up(error)
+            self._governor.give_up(error)
         self._current_step += 1
 
     def on_step_failed(self) -> None:
@@ -226,7 +231,7 @@ class RankSession:
         self._current_step += 1
         if self._cursor is not None:
             self._cursor.end_step()
-        self._clock.pause()
+        self._governor.pause()
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
@@ -243,9 +248,9 @@ class RankSession:
         cursor = self._cursor
         if cursor is not None:
             try:
-                self._clock.set_mhz(cursor.next_sm_clock_mhz(kind, microbatch, chunk))
+                self._governor.set_mhz(cursor.next_sm_clock_mhz(kind, microbatch, chunk))
             except Exception as error:
-                self._clock.give_up(error)
+                self._governor.give_up(error)
         if self._observer is not None:
             try:
                 self._observer.on_instruction_begin(kind)
@@ -264,6 +269,17 @@ class RankSession:
                 self._dismiss_observer(error)
 
     # ------------------------------------------------------------------ inside
+
+    def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
+        """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""
+        try:
+            supported_mhz = gpu.supported_sm_clocks_mhz()
+            if not supported_mhz:
+                raise GpuError("the GPU names no SM clock that can be locked")
+        except Exception as error:
+            self._governor.give_up(error)
+            return ()
+        return supported_mhz
 
     def _compile(self, plan: RankPlan) -> CompiledPlan:
         if not self._supported_mhz:
@@ -287,7 +303,7 @@ class RankSession:
         while self._arrived:
             self._awaiting_step.append(self._arrived.popleft())
         due = [i for i, (step, _) in enumerate(self._awaiting_step) if step <= self._current_step]
-        if not due or self._clock.is_over:
+        if not due or self._governor.is_over:
             return
         plan = self._awaiting_step[due[-1]][1]
         # What came before it is superseded, even where its step is still to come.

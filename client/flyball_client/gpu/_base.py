@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Literal, Protocol, runtime_checkable
 
 from flyball_client.errors import FlyballError
 
@@ -23,6 +25,54 @@ class GpuNotSupportedError(GpuError):
     """The GPU or its driver cannot do this (locked clocks: Volta and later; no MIG)."""
 
 
+class ClockLimit(Flag):
+    """What holds the SM clock below what was asked for; IDLE: nothing runs that would need it."""
+
+    NONE = 0
+    IDLE = auto()
+    POWER = auto()
+    THERMAL = auto()
+    OTHER = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmClockRange:
+    """SM clocks that the driver may choose from, MHz, both ends included.
+
+    Raises:
+        ValueError: an end is not positive, or they are the wrong way round.
+    """
+
+    lowest_mhz: int
+    highest_mhz: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lowest_mhz <= self.highest_mhz:
+            raise ValueError(
+                f"a range of SM clocks is LOWEST:HIGHEST in MHz, as 210:1410,"
+                f" not {self.lowest_mhz}:{self.highest_mhz}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuAddress:
+    """How another process on this machine opens the same GPU.
+
+    Attributes:
+        control: who sets the clocks: this process through NVML, or zeusd.
+        uuid: `GPU-...`.
+        endpoint: of zeusd: the path of its socket, or `host:port`.
+        token: of zeusd, where it wants one.
+        return_range: what a clock that is given back goes to; None: the driver's default.
+    """
+
+    control: Literal["nvml", "zeusd"]
+    uuid: str
+    endpoint: str | None = None
+    token: str | None = field(default=None, repr=False)
+    return_range: SmClockRange | None = None
+
+
 class GpuDevice(Protocol):
     """One GPU, addressed by UUID.
 
@@ -32,8 +82,9 @@ class GpuDevice(Protocol):
     - `lock_sm_clock_mhz` sets minimum and maximum to the same value; a clock not in
       `supported_sm_clocks_mhz` raises ValueError and changes nothing. When it returns, the new
       clock is requested; a power or thermal limit may hold the real one below it.
-    - `reset_sm_clock` gives the clock back to the driver; any number of times, also when
-      nothing was locked.
+    - `reset_sm_clock` gives the clock back to the driver, or to the range that the device was
+      opened with; any number of times, also when nothing was locked.
+    - `clock_limits` says why the clock is lower than asked for; the lock itself is no limit.
     - `total_energy_j` never falls; real counters move about every 100 ms.
     - `close` resets a clock that this object locked, then frees it; calling it again does
       nothing. Any other call after it raises GpuError.
@@ -56,6 +107,11 @@ class GpuDevice(Protocol):
         """Whether its times and energies come from a profile."""
         ...
 
+    @property
+    def address(self) -> GpuAddress | None:
+        """How another process opens it; None: it lives in this process only."""
+        ...
+
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
         """SM clocks that can be locked, MHz, falling."""
         ...
@@ -65,11 +121,15 @@ class GpuDevice(Protocol):
         ...
 
     def reset_sm_clock(self) -> None:
-        """Give the SM clock back to the driver."""
+        """Give the SM clock back to the driver, or to the configured range."""
         ...
 
     def sm_clock_mhz(self) -> int:
         """The SM clock in force, MHz."""
+        ...
+
+    def clock_limits(self) -> ClockLimit:
+        """What holds the clock down at this moment."""
         ...
 
     def total_energy_j(self) -> float:

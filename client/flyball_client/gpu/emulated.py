@@ -10,7 +10,7 @@ import math
 import uuid as uuids
 from collections import deque
 
-from flyball_client.gpu._base import GpuError
+from flyball_client.gpu._base import ClockLimit, GpuError
 from flyball_client.gpu.emulation_clock import EmulationClock, WallClock
 from flyball_client.gpu.energy_meter import EnergyMeter
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
@@ -95,6 +95,11 @@ class EmulatedGpu:
         return True
 
     @property
+    def address(self) -> None:
+        """None: it ends with its process, and its clock with it."""
+        return None
+
+    @property
     def num_overruns(self) -> int:
         """Instructions so far whose computation outlasted the profiled time."""
         return self._num_overruns
@@ -135,6 +140,11 @@ class EmulatedGpu:
         """The SM clock in force, MHz."""
         self._check_open()
         return self._settle_clock(self.emulated_time_s())
+
+    def clock_limits(self) -> ClockLimit:
+        """None ever."""
+        self._check_open()
+        return ClockLimit.NONE
 
     def total_energy_j(self) -> float:
         """The energy counter, J since the device was made; moves once a counter period."""

@@ -8,11 +8,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuNotSupportedError
+from flyball_client.gpu._base import (
+    ClockLimit,
+    GpuAddress,
+    GpuError,
+    GpuNotFoundError,
+    GpuNotSupportedError,
+    SmClockRange,
+)
 from flyball_client.gpu.nvml_errors import call_nvml, pynvml
 from flyball_client.gpu.visible_gpu import select_visible
 
 _MJ_PER_J = 1000.0
+
+# The bits of nvmlClocksEventReason* by what they mean. "HW slowdown" (8) comes with the bit of
+# its cause where the driver knows it. Locked clocks (2) and sync boost (0x10) are not listed:
+# they are no reason for less than a lock asks for.
+_LIMIT_REASONS = {
+    ClockLimit.IDLE: 0x1,
+    ClockLimit.POWER: 0x4 | 0x80,  # software power cap, hardware power brake
+    ClockLimit.THERMAL: 0x20 | 0x40,  # software and hardware thermal slowdown
+    ClockLimit.OTHER: 0x8 | 0x100,  # hardware slowdown, display clock setting
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +55,31 @@ class NvmlGpu:
     Locking and resetting clocks needs root or CAP_SYS_ADMIN; the rest does not.
     """
 
-    def __init__(self, handle: object, *, name: str, uuid: str) -> None:
+    def __init__(
+        self, handle: object, *, name: str, uuid: str, return_range: SmClockRange | None
+    ) -> None:
         self._handle = handle
         self._name = name
         self._uuid = uuid
+        self._return_range = return_range
         self._clocks_mhz: tuple[int, ...] = ()
         self._is_locked = False
         self._is_closed = False
 
     @classmethod
-    def open(cls, *, uuid: str | None = None, index: int | None = None) -> NvmlGpu:
+    def open(
+        cls,
+        *,
+        uuid: str | None = None,
+        index: int | None = None,
+        return_range: SmClockRange | None = None,
+    ) -> NvmlGpu:
         """The GPU of this UUID, or at this index in NVML's order.
+
+        Args:
+            uuid: `GPU-...`.
+            index: from 0.
+            return_range: what `reset_sm_clock` goes back to; None: the driver's default.
 
         Raises:
             ValueError: neither or both are given.
@@ -60,7 +91,7 @@ class NvmlGpu:
         call_nvml("starting NVML", "nvmlInit")
         try:
             handle = _handle_of_uuid(uuid) if uuid is not None else _handle_of_index(index or 0)
-            gpu = cls(handle, name=_name(handle), uuid=_uuid(handle))
+            gpu = cls(handle, name=_name(handle), uuid=_uuid(handle), return_range=return_range)
             if _has_mig(handle):
                 raise GpuNotSupportedError(
                     f"{gpu.uuid} is divided by MIG, and its instances share one clock;"
@@ -89,6 +120,11 @@ class NvmlGpu:
         """False."""
         return False
 
+    @property
+    def address(self) -> GpuAddress:
+        """Through NVML, by UUID."""
+        return GpuAddress(control="nvml", uuid=self._uuid, return_range=self._return_range)
+
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
         """SM clocks under the highest memory clock, MHz, falling; asked once."""
         self._check_open()
@@ -114,14 +150,36 @@ class NvmlGpu:
             raise
 
     def reset_sm_clock(self) -> None:
-        """Give the SM clock back to the driver."""
-        self._call(f"giving back the SM clock of {self._uuid}", "nvmlDeviceResetGpuLockedClocks")
+        """Give the SM clock back to the driver, or to the configured range."""
+        doing = f"giving back the SM clock of {self._uuid}"
+        if self._return_range is None:
+            self._call(doing, "nvmlDeviceResetGpuLockedClocks")
+        else:
+            self._call(
+                doing,
+                "nvmlDeviceSetGpuLockedClocks",
+                self._return_range.lowest_mhz,
+                self._return_range.highest_mhz,
+            )
         self._is_locked = False
 
     def sm_clock_mhz(self) -> int:
         """The SM clock in force, MHz."""
         doing = f"reading the SM clock of {self._uuid}"
         return int(self._call(doing, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
+
+    def clock_limits(self) -> ClockLimit:
+        """What holds the clock down at this moment, from NVML's clocks-event reasons."""
+        doing = f"reading what limits the clock of {self._uuid}"
+        try:
+            reasons = int(self._call(doing, "nvmlDeviceGetCurrentClocksEventReasons"))
+        except GpuNotSupportedError:  # a driver from before the function got this name
+            reasons = int(self._call(doing, "nvmlDeviceGetCurrentClocksThrottleReasons"))
+        limits = ClockLimit.NONE
+        for limit, bits in _LIMIT_REASONS.items():
+            if reasons & bits:
+                limits |= limit
+        return limits
 
     def total_energy_j(self) -> float:
         """The energy counter, J since the driver was loaded."""

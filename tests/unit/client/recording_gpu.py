@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flyball_client.gpu._base import GpuError, GpuPermissionError
+from flyball_client.gpu._base import ClockLimit, GpuError, GpuPermissionError
 
 SUPPORTED_MHZ = (1400, 1200, 900)
 RESET = "reset"
@@ -31,6 +31,15 @@ class RecordingGpu:
     def is_emulated(self) -> bool:
         """False."""
         return False
+
+    @property
+    def address(self) -> None:
+        """None: it is in this process only."""
+        return None
+
+    def clock_limits(self) -> ClockLimit:
+        """None ever."""
+        return ClockLimit.NONE
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
         """Three clocks, or a failure."""

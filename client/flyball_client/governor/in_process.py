@@ -1,18 +1,19 @@
-"""The SM clock of one rank's GPU while a plan sets it: set, given back, and given up on failure."""
+"""A governor in the rank's own process, for GPUs that end with it: emulated ones."""
 
 from __future__ import annotations
 
 import logging
 
+from flyball_client.governor._base import ClockReport
 from flyball_client.gpu._base import GpuDevice
 
 _logger = logging.getLogger(__name__)
 
 
-class GovernedClock:
-    """Sets the clock only when it changes; after the first failure never again.
+class InProcessGovernor:
+    """A ClockGovernor that calls the GPU from the hook; after the first failure never again.
 
-    No method raises: training must not stop because a clock could not be set.
+    A process that is killed cannot give a clock back, so this is no governor for real GPUs.
 
     Args:
         gpu: whose clock it is.
@@ -23,6 +24,8 @@ class GovernedClock:
         self._gpu = gpu
         self._rank_name = rank_name
         self._in_force_mhz: int | None = None
+        self._num_switches = 0
+        self._num_failures = 0
         self._is_touched = False
         self._is_over = False
 
@@ -31,34 +34,25 @@ class GovernedClock:
         """Whether the clock was given up or given back for good."""
         return self._is_over
 
-    def read_supported_mhz(self) -> tuple[int, ...]:
-        """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""
-        try:
-            supported_mhz = self._gpu.supported_sm_clocks_mhz()
-        except Exception as error:
-            self.give_up(error)
-            return ()
-        if not supported_mhz:
-            self.give_up(ValueError("the GPU names no SM clock that can be locked"))
-        return supported_mhz
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def on_step_begin(self) -> None:
+        """Nothing to see to."""
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
         """Run at this clock from now on."""
         if sm_clock_mhz == self._in_force_mhz or self._is_over:
             return
-        # First, so that whoever interrupts the next lines gives the clock back.
         self._is_touched = True
         try:
             self._gpu.lock_sm_clock_mhz(sm_clock_mhz)
         except Exception as error:
+            self._num_failures += 1
             self.give_up(error)
             return
         self._in_force_mhz = sm_clock_mhz
-        if self._is_over:
-            # A signal handler released the clock between the first line and the lock, and
-            # training goes on: release it once more.
-            self._is_touched = True
-            self.release()
+        self._num_switches += 1
 
     def pause(self) -> None:
         """Give the clock back until the next one is set."""
@@ -80,9 +74,13 @@ class GovernedClock:
                 self._rank_name,
                 error,
             )
-            self.release()
+            self.close()
 
-    def release(self) -> None:
+    def report(self) -> ClockReport:
+        """What became of the requests so far; nothing is read back."""
+        return ClockReport(num_switches=self._num_switches, num_failures=self._num_failures)
+
+    def close(self) -> None:
         """Give the clock back for good; the GPU is not asked where it was never set."""
         self._is_over = True
         if not self._is_touched:

@@ -1,0 +1,15 @@
+"""Who sets a rank's SM clock: a process of its own that always gives it back."""
+
+from __future__ import annotations
+
+from flyball_client.governor._base import ClockGovernor
+from flyball_client.governor.in_process import InProcessGovernor
+from flyball_client.governor.process_governor import ProcessGovernor
+from flyball_client.gpu._base import GpuDevice
+
+
+def make_governor(gpu: GpuDevice, rank_name: str) -> ClockGovernor:
+    """The governor that this GPU needs: in a process of its own where it outlives this one."""
+    if gpu.address is None:
+        return InProcessGovernor(gpu, rank_name)
+    return ProcessGovernor(gpu.address, rank_name)

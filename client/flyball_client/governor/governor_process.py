@@ -1,0 +1,244 @@
+"""The process that owns a GPU's clock for a rank, and its standby; run by `process_governor`.
+
+Both run this program. The active one serves the rank's requests. The standby has the GPU open
+and waits: when the active one dies, in whatever way, it gives the clock back, becomes the active
+one and starts a standby of its own. The clock is also given back when the rank or its launcher
+is gone, when the rank shows no sign of life for a lease, and on SIGTERM, SIGINT and SIGHUP,
+which end this process but not the pair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from flyball_client.governor import board as words_of
+from flyball_client.governor.board import ClockBoard
+from flyball_client.governor.charge import Charge, spawn_governor
+from flyball_client.governor.clock_keeper import ClockKeeper
+from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
+from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch
+from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.gpu.open_gpu import open_gpu
+
+TICK_S = 0.1
+# After so long with a clock that should have been given back, the standby does it itself.
+OVERDUE_S = 0.4
+GIVE_BACK_ATTEMPTS = 3
+RETRY_PAUSE_S = 0.05
+NICENESS = -10
+FIRST_STANDBY_PAUSE_S = 0.1
+LONGEST_STANDBY_PAUSE_S = 10.0
+
+
+class GovernorProcess:
+    """One of the pair, for as long as it lives.
+
+    Args:
+        charge: what the pair is responsible for.
+        gpu: the charge's, open.
+        record: of the GPU, held.
+    """
+
+    def __init__(
+        self, charge: Charge, gpu: GpuDevice, board: ClockBoard, record: LockRecord
+    ) -> None:
+        self._charge = charge
+        self._board = board
+        self._words = board.words
+        self._record = record
+        holder = ClockHolder(
+            uuid=charge.address.uuid,
+            control=charge.address.control,
+            rank_name=charge.rank_name,
+            rank_pid=charge.rank.pid,
+            governor_pid=os.getpid(),
+        )
+        self._keeper = ClockKeeper(gpu, board, record, holder)
+        self._rank = ProcessWatch(charge.rank)
+        self._launcher = ProcessWatch(charge.launcher) if charge.launcher else None
+        self._stop_fd = _stop_signals()
+        self._is_stopped = False
+        self._poll = select.poll()
+        launcher_fd = None if self._launcher is None else self._launcher.fd
+        for fd in (self._rank.fd, launcher_fd, self._stop_fd):
+            if fd is not None:
+                self._poll.register(fd, select.POLLIN)
+
+    # ------------------------------------------------------------------ standby
+
+    def stand_by(self, active: ProcessIdentity) -> bool:
+        """Wait for the active one's end and give back what it left locked.
+
+        Returns:
+            Whether to take over.
+        """
+        watch = ProcessWatch(active)
+        poll = select.poll()
+        for fd in (watch.fd, self._stop_fd):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        overdue_since_s: float | None = None
+        while watch.is_alive() and not self._is_stopped:
+            poll.poll(1000 * TICK_S)
+            self._note_signals()
+            if not (self._why_over() and self._words[words_of.MAY_BE_LOCKED]):
+                overdue_since_s = None
+            elif overdue_since_s is None:
+                overdue_since_s = time.monotonic()
+            elif time.monotonic() - overdue_since_s > OVERDUE_S and watch.is_alive():
+                # It hangs or was stopped; what it holds must not stay locked.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(active.pid, signal.SIGKILL)
+        if watch.is_alive():
+            return False
+        watch.close()
+        self._words[words_of.IN_FORCE_MHZ] = 0
+        self._give_back()
+        self._words[words_of.NUM_TAKEOVERS] += 1
+        is_ended = self._words[words_of.STATE] in {words_of.ENDED, words_of.GIVEN_UP}
+        return not (is_ended or self._is_stopped)
+
+    # ------------------------------------------------------------------ active
+
+    def govern(self) -> None:
+        """Serve the rank until it is gone or needs no clocks any more."""
+        words = self._words
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        words[words_of.ACTIVE_PID] = os.getpid()
+        self._poll.register(self._charge.wake_fd, select.POLLIN)
+        try:
+            standby = _Standby(self._charge)
+            words[words_of.STATE] = words_of.READY
+            while self._serve_once():
+                words[words_of.STANDBY_PID] = standby.keep()
+        except Exception as error:
+            # Also what nobody thought of: no clock stays locked for it, and the rank learns of it.
+            self._give_back()
+            self._end(words_of.GIVEN_UP, f"{error or type(error).__name__}")
+
+    def _serve_once(self) -> bool:
+        """Wait for something to happen and see to it; whether to go on."""
+        self._poll.poll(1000 * TICK_S)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._charge.wake_fd)
+        self._note_signals()
+        over = self._why_over()
+        if over is None and not self._is_stopped:
+            self._keeper.serve()
+            self._keeper.read_back()
+            return True
+        self._give_back()
+        if over is None:  # a signal: the standby goes on
+            return False
+        state, text = over
+        if state is not None:
+            self._end(state, text)
+            return False
+        return True
+
+    def _why_over(self) -> tuple[int | None, str] | None:
+        """Why no clock may be locked now: the state that this ends in, if it does, and a text."""
+        if not self._rank.is_alive():
+            return words_of.ENDED, "the rank is gone"
+        if self._launcher is not None and not self._launcher.is_alive():
+            pid = self._launcher.identity.pid
+            return words_of.GIVEN_UP, f"the launcher (process {pid}) is gone"
+        if self._words[words_of.REQUEST] & words_of.MHZ_MASK == words_of.QUIT:
+            return words_of.ENDED, "the session was closed"
+        silent_s = (time.monotonic_ns() - self._words[words_of.HOOK_NS]) / 1e9
+        if silent_s > self._charge.lease_s:
+            return None, "no hook was called for a lease"
+        return None
+
+    # ------------------------------------------------------------------ both
+
+    def _give_back(self) -> None:
+        """Give the clock back, trying a few times; the record stays where that fails."""
+        for attempt in range(GIVE_BACK_ATTEMPTS):
+            try:
+                self._keeper.give_back()
+            except (GpuError, OSError) as error:
+                self._board.write_text(f"the SM clock could not be given back: {error}")
+                time.sleep(RETRY_PAUSE_S * attempt)
+            else:
+                return
+
+    def _end(self, state: int, text: str) -> None:
+        if self._words[words_of.MAY_BE_LOCKED] == 0:
+            self._board.write_text(text)
+        self._words[words_of.STATE] = state
+
+    def _note_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._is_stopped = bool(os.read(self._stop_fd, 64)) or self._is_stopped
+
+
+class _Standby:
+    """The active one's standby, started again where it ended."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge = charge.for_standby(ProcessIdentity.own())
+        self._process = spawn_governor(self._charge)
+        self._pause_s = FIRST_STANDBY_PAUSE_S
+        self._next_start_s = time.monotonic() + self._pause_s
+
+    def keep(self) -> int:
+        """See that there is one; its process number."""
+        if self._process.poll() is not None and time.monotonic() > self._next_start_s:
+            self._process = spawn_governor(self._charge)
+            # One that cannot start must not be started without end.
+            self._pause_s = min(2 * self._pause_s, LONGEST_STANDBY_PAUSE_S)
+            self._next_start_s = time.monotonic() + self._pause_s
+        return self._process.pid
+
+
+def _stop_signals() -> int:
+    """A descriptor that can be read once SIGTERM, SIGINT or SIGHUP has come."""
+    reading_fd, writing_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    ignore: Callable[..., None] = lambda *_: None  # noqa: E731 - the pipe is what counts
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, ignore)
+    signal.set_wakeup_fd(writing_fd)
+    return reading_fd
+
+
+def main() -> int:
+    """Do what the charge on standard input says."""
+    charge = Charge.from_json(sys.stdin.readline())
+    sys.stdin.close()
+    board = ClockBoard(charge.board_fd)
+    try:
+        gpu = open_gpu(charge.address)
+        record = _take_record(charge, gpu)
+    except (GpuError, ClockHeldError, OSError) as error:
+        if charge.active is None:
+            board.write_text(str(error))
+            board.words[words_of.STATE] = words_of.GIVEN_UP
+        return 1
+    charge = charge.with_record(record.fd)
+    process = GovernorProcess(charge, gpu, board, record)
+    if charge.active is None or process.stand_by(charge.active):
+        process.govern()
+    return 0
+
+
+def _take_record(charge: Charge, gpu: GpuDevice) -> LockRecord:
+    if charge.record_fd is not None:
+        return LockRecord(charge.record_fd, charge.address.uuid)
+    record = LockRecord.take(charge.state_dir, charge.address.uuid)
+    if record.holder() is not None:
+        # A governor and its standby were killed together, and left it locked.
+        gpu.reset_sm_clock()
+        record.clear()
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""A file a GPU that says whose governor may have locked its clock; it outlives them all.
+
+Its advisory lock is held by a governor and its standby together and falls when both are gone.
+So a record that has something in it and is not locked is a clock that nobody gave back: the next
+governor of that GPU does it, and `flyball unlock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flyball_client.errors import FlyballError
+
+_SUFFIX = ".clock"
+_MAX_BYTES = 4096
+_TAKE_TIMEOUT_S = 0.5
+
+
+class ClockHeldError(FlyballError):
+    """Another governor holds this GPU's clock; the text says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockHolder:
+    """Who locked a clock.
+
+    Attributes:
+        uuid: of the GPU.
+        control: `nvml` or `zeusd`.
+        rank_name: the job and rank that it runs for.
+        rank_pid: of the training process.
+        governor_pid: of the governor that wrote this.
+    """
+
+    uuid: str
+    control: str
+    rank_name: str
+    rank_pid: int
+    governor_pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRecord:
+    """A record that was found: its holder, and whether a governor still lives."""
+
+    holder: ClockHolder
+    is_held: bool
+
+
+def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """`FLYBALL_STATE_DIR`, else /run/flyball for root, else a folder of the user's own."""
+    variables = os.environ if environ is None else environ
+    named = variables.get("FLYBALL_STATE_DIR")
+    if named:
+        return Path(named)
+    if os.geteuid() == 0:
+        return Path("/run/flyball")
+    runtime = variables.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "flyball"
+    return Path(tempfile.gettempdir()) / f"flyball-{os.geteuid()}"
+
+
+class LockRecord:
+    """One GPU's record, held.
+
+    Args:
+        fd: of the file, open and locked; closed with the record.
+        uuid: of the GPU.
+    """
+
+    def __init__(self, fd: int, uuid: str) -> None:
+        self.fd = fd
+        self._uuid = uuid
+
+    @classmethod
+    def take(cls, state_dir: Path, uuid: str) -> LockRecord:
+        """Hold this GPU's record.
+
+        Raises:
+            ClockHeldError: another governor holds it.
+            OSError: the folder or the file cannot be made.
+        """
+        state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Not O_TRUNC: what is in it may be another's. No link is followed out of the folder.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(state_dir / f"{uuid}{_SUFFIX}", flags, 0o644)
+        record = cls(fd, uuid)
+        try:
+            if not _lock_within(fd, _TAKE_TIMEOUT_S):
+                holder = record.holder()
+                whose = "another rank" if holder is None else holder.rank_name
+                raise ClockHeldError(
+                    f"the clock of {uuid} is set for {whose} already; give each rank a GPU"
+                )
+        except BaseException:
+            record.close()
+            raise
+        return record
+
+    def holder(self) -> ClockHolder | None:
+        """What is written in it; None: nothing, the clock was given back."""
+        return _read_holder(self.fd, self._uuid)
+
+    def write(self, holder: ClockHolder) -> None:
+        """Say that the clock may be locked from now on."""
+        text = json.dumps(asdict(holder)).encode()
+        os.pwrite(self.fd, text, 0)
+        os.ftruncate(self.fd, len(text))
+
+    def clear(self) -> None:
+        """Say that the clock was given back."""
+        os.ftruncate(self.fd, 0)
+
+    def close(self) -> None:
+        """Let go of it, as far as this process holds it."""
+        os.close(self.fd)
+
+
+def find_records(state_dir: Path) -> list[FoundRecord]:
+    """All records that say that a clock may be locked, by UUID."""
+    found: list[FoundRecord] = []
+    for path in sorted(state_dir.glob(f"*{_SUFFIX}")):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                holder = _read_holder(fd, path.name.removesuffix(_SUFFIX))
+                if holder is not None:
+                    found.append(FoundRecord(holder=holder, is_held=_is_held(fd)))
+            finally:
+                os.close(fd)
+    return found
+
+
+def _lock_within(fd: int, timeout_s: float) -> bool:
+    # Whoever looks whether a record is held takes it for an instant.
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up_s:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _is_held(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _read_holder(fd: int, uuid: str) -> ClockHolder | None:
+    text = os.pread(fd, _MAX_BYTES, 0)
+    if not text:
+        return None
+    try:
+        fields = json.loads(text)
+        return ClockHolder(
+            uuid=uuid,
+            control=str(fields["control"]),
+            rank_name=str(fields["rank_name"]),
+            rank_pid=int(fields["rank_pid"]),
+            governor_pid=int(fields["governor_pid"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        # Half-written by a process that was killed: it may be locked all the same.
+        return ClockHolder(
+            uuid=uuid, control="nvml", rank_name="an unknown rank", rank_pid=0, governor_pid=0
+        )

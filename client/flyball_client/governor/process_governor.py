@@ -1,0 +1,236 @@
+"""The rank's side of the governor process: leaves requests in shared memory and wakes it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from flyball_client.governor import board as words_of
+from flyball_client.governor._base import ClockReport
+from flyball_client.governor.board import ClockBoard
+from flyball_client.governor.charge import Charge, spawn_governor
+from flyball_client.governor.lock_record import default_state_dir
+from flyball_client.governor.process_watch import ProcessIdentity, is_running
+from flyball_client.gpu._base import GpuAddress
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_LEASE_S = 30.0
+_CLOSE_TIMEOUT_S = 1.0
+_REAP_TIMEOUT_S = 1.0
+_FIRST_RESTART_PAUSE_S = 1.0
+_LONGEST_RESTART_PAUSE_S = 60.0
+
+
+class ProcessGovernor:
+    """A ClockGovernor with a process of its own.
+
+    Whatever becomes of this process, the clock is given back within a second; see
+    `governor_process`. A request costs a few stores and one write to an eventfd.
+
+    Args:
+        address: of the GPU.
+        rank_name: the job and rank, for the log and the record.
+        lease_s: with no hook for so long the clock is given back until the next one, s.
+        launcher_pid: the process whose end ends the governing too; None: torchrun, where it
+            started this process, else nobody.
+        state_dir: where the record of a locked clock is kept; None: `default_state_dir`.
+
+    Raises:
+        ValueError: the lease is not positive.
+        OSError: shared memory or its eventfd cannot be made.
+    """
+
+    def __init__(
+        self,
+        address: GpuAddress,
+        rank_name: str,
+        *,
+        lease_s: float = DEFAULT_LEASE_S,
+        launcher_pid: int | None = None,
+        state_dir: Path | None = None,
+    ) -> None:
+        if not lease_s > 0:
+            raise ValueError(f"lease_s must be positive, not {lease_s}")
+        self._address = address
+        self._rank_name = rank_name
+        self._lease_s = lease_s
+        self._launcher_pid = launcher_of(os.environ) if launcher_pid is None else launcher_pid
+        self._state_dir = default_state_dir() if state_dir is None else state_dir
+        self._board = ClockBoard.create()
+        self._words = self._board.words
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._requested_mhz = 0
+        self._num_requests = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
+        self._is_closed = False
+        self._restart_pause_s = _FIRST_RESTART_PAUSE_S
+        self._next_restart_s = 0.0
+        self._last_report: ClockReport | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the clock was given up or given back for good."""
+        return self._is_over
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Process numbers of the governor and its standby; 0: not yet."""
+        words = self._words
+        return words[words_of.ACTIVE_PID], words[words_of.STANDBY_PID]
+
+    def start(self) -> None:
+        """Start the process; requests wait on the board until it is ready."""
+        if self._process is not None or self._is_over:
+            return
+        self._words[words_of.HOOK_NS] = time.monotonic_ns()
+        try:
+            self._process = self._spawn()
+        except OSError as error:
+            self.give_up(error)
+
+    def on_step_begin(self) -> None:
+        """See whether the governor lives; start another one where the pair was killed."""
+        if self._is_over or self._process is None:
+            return
+        words = self._words
+        words[words_of.HOOK_NS] = time.monotonic_ns()
+        if words[words_of.STATE] == words_of.GIVEN_UP:
+            self.give_up(RuntimeError(self._board.text))
+        elif not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
+            self._restart()
+
+    def set_mhz(self, sm_clock_mhz: int) -> None:
+        """Leave the request and wake the governor, where the clock is not in force already."""
+        words = self._words
+        now_ns = time.monotonic_ns()
+        words[words_of.HOOK_NS] = now_ns
+        if sm_clock_mhz == self._requested_mhz and words[words_of.IN_FORCE_MHZ] == sm_clock_mhz:
+            return
+        if self._is_over:
+            return
+        self._requested_mhz = sm_clock_mhz
+        self._num_requests += 1
+        words[words_of.REQUESTED_NS] = now_ns
+        words[words_of.REQUEST] = (self._num_requests & words_of.MHZ_MASK) << 32 | sm_clock_mhz
+        os.eventfd_write(self._wake_fd, 1)
+
+    def pause(self) -> None:
+        """Have the clock given back until the next one is set."""
+        if not self._is_over:
+            self._request(words_of.GIVE_BACK)
+
+    def give_up(self, error: Exception) -> None:
+        """Back to default clocks for good, with one line in the log."""
+        if not self._is_over:
+            _logger.warning(
+                "%s: clocks are no longer set, training goes on at default clocks: %s",
+                self._rank_name,
+                error,
+            )
+            self._is_over = True
+            self._request(words_of.QUIT)
+
+    def report(self) -> ClockReport:
+        """What became of the requests so far."""
+        if self._last_report is not None:
+            return self._last_report
+        words = self._words
+        return ClockReport(
+            num_switches=words[words_of.NUM_SWITCHES],
+            num_failures=words[words_of.NUM_FAILURES],
+            num_reads=words[words_of.NUM_READS],
+            num_misses=words[words_of.NUM_MISSES],
+            num_power_capped=words[words_of.NUM_POWER_CAPPED],
+            num_thermally_capped=words[words_of.NUM_THERMALLY_CAPPED],
+            sm_clock_mhz=words[words_of.SM_CLOCK_MHZ] or None,
+        )
+
+    def close(self) -> None:
+        """Have the clock given back for good; waits for it up to a second."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._is_over = True
+        self._request(words_of.QUIT)
+        self._wait_for_end()
+        self._last_report = self.report()
+        os.close(self._wake_fd)
+        self._board.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _request(self, code: int) -> None:
+        self._requested_mhz = 0
+        self._num_requests += 1
+        words = self._words
+        words[words_of.HOOK_NS] = words[words_of.REQUESTED_NS] = time.monotonic_ns()
+        words[words_of.REQUEST] = (self._num_requests & words_of.MHZ_MASK) << 32 | code
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        launcher = None if self._launcher_pid is None else ProcessIdentity.of(self._launcher_pid)
+        return spawn_governor(
+            Charge(
+                address=self._address,
+                rank_name=self._rank_name,
+                rank=ProcessIdentity.own(),
+                launcher=launcher,
+                lease_s=self._lease_s,
+                state_dir=self._state_dir,
+                board_fd=self._board.fd,
+                wake_fd=self._wake_fd,
+            )
+        )
+
+    def _restart(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_restart_s:
+            return
+        self._next_restart_s = now_s + self._restart_pause_s
+        self._restart_pause_s = min(2 * self._restart_pause_s, _LONGEST_RESTART_PAUSE_S)
+        _logger.warning(
+            "%s: the clock governor and its standby were killed; starting them again",
+            self._rank_name,
+        )
+        words = self._words
+        words[words_of.ACTIVE_PID] = words[words_of.STANDBY_PID] = 0
+        # What they left locked, the new one gives back first: the record says so.
+        words[words_of.IN_FORCE_MHZ] = words[words_of.MAY_BE_LOCKED] = 0
+        words[words_of.STATE] = words_of.STARTING
+        try:
+            self._process = self._spawn()
+        except OSError as error:
+            self.give_up(error)
+
+    def _wait_for_end(self) -> None:
+        if self._process is None:
+            return
+        words = self._words
+        give_up_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        ended = {words_of.ENDED, words_of.GIVEN_UP}
+        while words[words_of.STATE] not in ended and time.monotonic() < give_up_s:
+            if not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
+                break
+            time.sleep(0.002)
+        if words[words_of.MAY_BE_LOCKED]:
+            _logger.error(
+                "%s: the SM clock of %s may still be locked (%s); `flyball unlock` gives it back",
+                self._rank_name,
+                self._address.uuid,
+                self._board.text or "its governor does not answer",
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_TIMEOUT_S)
+
+
+def launcher_of(environ: Mapping[str, str]) -> int | None:
+    """The process number of torchrun's agent, where it started this process."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in environ else None

@@ -1,0 +1,96 @@
+"""Whether another process still lives: told by the kernel, without asking again and again."""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass
+from pathlib import Path
+
+_STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, counted behind the command's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessIdentity:
+    """One process, and no later one of the same number.
+
+    Attributes:
+        pid: its number.
+        start_ticks: when it began, in the kernel's ticks since boot.
+    """
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        """The process that has this number now; None: there is none."""
+        fields = _stat_fields(pid)
+        return None if fields is None else cls(pid=pid, start_ticks=int(fields[_START_FIELD]))
+
+    @classmethod
+    def own(cls) -> ProcessIdentity:
+        """This process.
+
+        Raises:
+            OSError: there is no /proc.
+        """
+        identity = cls.of(os.getpid())
+        if identity is None:
+            raise OSError("/proc does not show this process; clocks need it mounted")
+        return identity
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended; one that nobody has waited for has."""
+        fields = _stat_fields(self.pid)
+        return (
+            fields is not None
+            and int(fields[_START_FIELD]) == self.start_ticks
+            and fields[_STATE_FIELD] not in {"Z", "X"}
+        )
+
+
+class ProcessWatch:
+    """Watches one process.
+
+    Where the kernel or a container's rules refuse file descriptors of processes, `fd` is None
+    and `is_alive` must be asked from time to time.
+    """
+
+    def __init__(self, identity: ProcessIdentity) -> None:
+        self.identity = identity
+        self.fd: int | None = None
+        try:
+            self.fd = os.pidfd_open(identity.pid)
+        except OSError:
+            return
+        if not identity.is_alive():
+            # The number may be another's by now.
+            self.close()
+
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        if self.fd is None:
+            return self.identity.is_alive()
+        return not select.select([self.fd], [], [], 0)[0]
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has this number and has not ended; none has 0."""
+    identity = ProcessIdentity.of(pid) if pid else None
+    return identity is not None and identity.is_alive()
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    # The command's name is in parentheses and may hold anything, also a parenthesis.
+    return line.rpartition(")")[2].split()
