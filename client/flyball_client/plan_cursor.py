@@ -89,7 +89,12 @@ class PlanCursor:
         self._is_on_plan = self._is_in_step = True
 
     def end_step(self) -> None:
-        """No instruction is expected until the next step."""
+        """No instruction is expected until the next step; one that is missing is a surprise."""
+        num_planned = len(self.plan.kinds)
+        if self._is_on_plan and self._position < num_planned:
+            self.surprise = (
+                f"the step ended after {self._position} of {num_planned} planned instructions"
+            )
         self._is_on_plan = self._is_in_step = False
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:

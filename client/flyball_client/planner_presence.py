@@ -25,6 +25,11 @@ class PlannerPresence:
         self._refusals: dict[str, int] = {}
         self._was_known = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the planner did not answer the last call."""
+        return self._is_lost
+
     def lost(self, what: str, error: FlyballError) -> None:
         """A call for `what` (`plans`, `measurements`) failed."""
         with self._lock:

@@ -14,23 +14,21 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import Literal
 
 from flyball_client.errors import CodecError
 from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
-from flyball_client.measurement_outbox import MeasurementOutbox
 from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
-from flyball_client.plan_feed import PlanFeed
+from flyball_client.plan_switch import PlanSwitch
 from flyball_client.planner_client import PlannerClient
-from flyball_client.planner_presence import Backoff, PlannerPresence
+from flyball_client.planner_link import LinkTimes, PlannerLink
 from flyball_client.step_meter import StepMeter
 from flyball_client.version import flyball_version
 from flyball_client.wire import RankPlan, RankRegistration, StepMeasurement
 
 _logger = logging.getLogger(__name__)
-
-_FEED_STOP_TIMEOUT_S = 0.2
 
 
 class RankSession:
@@ -53,13 +51,14 @@ class RankSession:
         planner: not closed here; None: measure only.
         governor: of the GPU's clock, closed here; None: the right one for the GPU.
         observer: told of each instruction; None: the GPU itself if it is emulated.
+        without_planner: what a planner that does not answer leaves in force: the last plan, or
+            default clocks until it is back.
+        timing: of a clock's change; `host`: when the hook is called. A kind that the GPU's
+            stream orders could come beside it.
         clock: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
         initial_step: number of the first step, where training resumes.
         history_length: steps that `history` keeps, at least 1.
-        poll_wait_s: how long one call lets the planner wait for a new plan, s, at most 60.
-        first_retry_s: pause after the first failed call to the planner, s; doubles.
-        longest_retry_s: longest such pause, s.
-        flush_timeout_s: how long `close` may take to post the last measurements, s.
+        times: how patient it is with the planner.
     """
 
     def __init__(
@@ -72,16 +71,21 @@ class RankSession:
         planner: PlannerClient | None,
         governor: ClockGovernor | None = None,
         observer: InstructionObserver | None = None,
+        without_planner: Literal["last-plan", "default-clocks"] = "last-plan",
+        timing: Literal["host"] = "host",
         clock: Callable[[], float] | None = None,
         initial_step: int = 0,
         history_length: int = 1024,
-        poll_wait_s: float = 10.0,
-        first_retry_s: float = 0.5,
-        longest_retry_s: float = 15.0,
-        flush_timeout_s: float = 2.0,
+        times: LinkTimes | None = None,
     ) -> None:
         if rank < 0 or stage < 0 or initial_step < 0:
             raise ValueError("rank, stage and initial_step count from 0")
+        if without_planner not in {"last-plan", "default-clocks"}:
+            raise ValueError(
+                f"without_planner must be last-plan or default-clocks, not {without_planner!r}"
+            )
+        if timing != "host":
+            raise ValueError(f"timing must be host, not {timing!r}")
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, not {history_length}")
         self._name = f"job {job_id} rank {rank}"
@@ -97,34 +101,24 @@ class RankSession:
         self._is_closed = False
         self._is_started = False
         self._cursor: PlanCursor | None = None
-        self._arrived: deque[tuple[int, CompiledPlan]] = deque()
-        self._awaiting_step: list[tuple[int, CompiledPlan]] = []
+        self._plans = PlanSwitch()
+        # The plan to run; `_cursor` follows it, unless the planner is lost and that matters.
+        self._plan: CompiledPlan | None = None
         self._last_version_with_surprise: int | None = None
         self._history: deque[StepMeasurement] = deque(maxlen=history_length)
-        self._flush_timeout_s = flush_timeout_s
-        self._feed: PlanFeed | None = None
-        self._outbox: MeasurementOutbox | None = None
+        self._keeps_plan = without_planner == "last-plan"
+        self._link: PlannerLink | None = None
         if planner is not None:
-            presence = PlannerPresence(self._name)
-            self._feed = PlanFeed(
-                planner=planner,
+            self._link = PlannerLink(
+                planner,
                 job_id=job_id,
                 rank=rank,
+                rank_name=self._name,
                 registration=_registration(gpu, stage),
+                times=times or LinkTimes(),
                 current_step=lambda: self._current_step,
                 compile_plan=self._compile,
-                activate=self._activate_later,
-                presence=presence,
-                backoff=Backoff(first_s=first_retry_s, longest_s=longest_retry_s),
-                poll_wait_s=poll_wait_s,
-            )
-            self._outbox = MeasurementOutbox(
-                planner=planner,
-                job_id=job_id,
-                rank=rank,
-                may_post=self._feed.is_registered,
-                presence=presence,
-                backoff=Backoff(first_s=first_retry_s, longest_s=longest_retry_s),
+                activate=self._plans.put,
             )
 
     # ------------------------------------------------------------------ life
@@ -135,9 +129,8 @@ class RankSession:
             return
         self._is_started = True
         self._governor.start()
-        if self._feed is not None and self._outbox is not None:
-            self._feed.start()
-            self._outbox.start()
+        if self._link is not None:
+            self._link.start()
 
     def close(self) -> None:
         """Give the clock back and post what was measured; any number of times."""
@@ -145,9 +138,8 @@ class RankSession:
             return
         self._is_closed = True
         self._governor.close()
-        if self._is_started and self._feed is not None and self._outbox is not None:
-            self._outbox.stop(self._flush_timeout_s)
-            self._feed.stop(_FEED_STOP_TIMEOUT_S)
+        if self._is_started and self._link is not None:
+            self._link.stop()
 
     def __enter__(self) -> RankSession:
         self.start()
@@ -183,7 +175,7 @@ class RankSession:
     @property
     def num_dropped_measurements(self) -> int:
         """Measurements that the planner will never see."""
-        return 0 if self._outbox is None else self._outbox.num_dropped
+        return 0 if self._link is None else self._link.num_dropped
 
     @property
     def clock_report(self) -> ClockReport:
@@ -295,26 +287,24 @@ class RankSession:
             )
         return compiled
 
-    def _activate_later(self, plan: CompiledPlan, first_step: int) -> None:
-        # Called on the feed's thread; a deque's append and popleft are atomic.
-        self._arrived.append((first_step, plan))
-
     def _take_due_plan(self) -> None:
-        while self._arrived:
-            self._awaiting_step.append(self._arrived.popleft())
-        due = [i for i, (step, _) in enumerate(self._awaiting_step) if step <= self._current_step]
-        if not due or self._governor.is_over:
+        if self._governor.is_over:
             return
-        plan = self._awaiting_step[due[-1]][1]
-        # What came before it is superseded, even where its step is still to come.
-        del self._awaiting_step[: due[-1] + 1]
-        self._cursor = PlanCursor(plan)
-        _logger.info(
-            "%s: plan version %d in force from step %d",
-            self._name,
-            plan.version,
-            self._current_step,
-        )
+        due = self._plans.take_due(self._current_step)
+        if due is not None:
+            self._plan = due
+            _logger.info(
+                "%s: plan version %d in force from step %d",
+                self._name,
+                due.version,
+                self._current_step,
+            )
+        if not self._keeps_plan and self._link is not None and self._link.is_lost:
+            if self._cursor is not None:
+                self._cursor = None
+                self._governor.pause()
+        elif self._plan is not None and (self._cursor is None or due is not None):
+            self._cursor = PlanCursor(self._plan)
 
     def _measure(self) -> None:
         cursor = self._cursor
@@ -325,18 +315,19 @@ class RankSession:
             num_unplanned=num_unplanned,
         )
         self._history.append(measurement)
-        if self._outbox is not None:
-            self._outbox.put(measurement)
+        if self._link is not None:
+            self._link.put(measurement)
         if cursor is not None:
-            self._log_surprise(cursor)
             cursor.end_step()
+            self._log_surprise(cursor)
 
     def _log_surprise(self, cursor: PlanCursor) -> None:
         version = cursor.plan.version
         if cursor.surprise is not None and version != self._last_version_with_surprise:
             self._last_version_with_surprise = version
             _logger.warning(
-                "%s: plan version %d does not fit step %d: %s; highest clock to the step's end",
+                "%s: plan version %d does not fit step %d: %s; what a plan does not expect"
+                " runs at the highest clock",
                 self._name,
                 version,
                 self._current_step,

@@ -120,7 +120,7 @@ def test_between_steps_every_instruction_gets_the_highest_clock_uncounted() -> N
     cursor.end_step()
     assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1410
     assert cursor.num_unplanned == 0
-    assert cursor.surprise is None
+    assert cursor.surprise == "the step ended after 0 of 4 planned instructions"
 
 
 def test_a_clock_that_the_gpu_lacks_is_raised_to_the_next_above() -> None:

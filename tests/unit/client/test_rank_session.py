@@ -11,6 +11,7 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 from flyball_client.errors import PlannerUnavailableError
 from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.planner_link import LinkTimes
 from flyball_client.rank_session import RankSession
 
 PLAN = (("forward", 0, 1200), ("backward", 0, 900))
@@ -48,7 +49,9 @@ def make_session(planner: MemoryPlanner) -> Iterator[SessionMaker]:
         session.close()
 
 
-QUICK: dict[str, object] = {"poll_wait_s": 0.1, "first_retry_s": 0.01, "longest_retry_s": 0.05}
+QUICK: dict[str, object] = {
+    "times": LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05)
+}
 
 
 def wait_until(planner: MemoryPlanner, is_so: Callable[[], bool]) -> None:
@@ -113,7 +116,7 @@ def test_a_plan_takes_effect_at_its_first_step_and_not_before(
         wait_until(planner, lambda: len(planner.acknowledgements) == 1)
         assert planner.acknowledgements[0].current_step == 1
         planner.name_first_step(version, 3)
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         run_step(session)  # step 1
         run_step(session)  # step 2
         assert gpu.told == []
@@ -131,7 +134,7 @@ def test_a_clock_is_set_only_when_it_changes(
     planner.publish(("forward", 0, 1200), ("forward", 1, 1200), ("backward", 0, 1200))
     planner.name_first_step(1, 0)
     with make_session(gpu) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         for _ in range(3):
             run_step(session, "forward", "forward", "backward")
     assert gpu.told == [1200, RESET]
@@ -168,7 +171,7 @@ def test_of_several_plans_whose_step_has_come_the_last_holds(
             version = planner.publish(("forward", 0, clock_mhz), ("backward", 0, clock_mhz))
             # The first one's step is later, and it is superseded all the same.
             planner.name_first_step(version, 3 - version)
-            wait_until(planner, lambda v=version: len(session._arrived) == v)  # type: ignore[misc] # bound now
+            wait_until(planner, lambda v=version: len(session._plans._arrived) == v)  # type: ignore[misc] # bound now
         run_step(session)
         run_step(session)
         assert session.active_version == 2
@@ -185,7 +188,7 @@ def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_tol
 ) -> None:
     planner.name_first_step(planner.publish(*PLAN), 0)
     with make_session(gpu) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         run_step(session, "forward", "recompute", "backward")
         run_step(session, "recompute")
         run_step(session)
@@ -196,12 +199,30 @@ def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_tol
     assert "recompute at position 1, where the plan has backward" in told[0].message
 
 
+def test_a_step_with_fewer_instructions_than_planned_is_told_once(
+    gpu: RecordingGpu,
+    planner: MemoryPlanner,
+    make_session: SessionMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu) as session:
+        wait_until(planner, lambda: bool(session._plans._arrived))
+        run_step(session, "forward")
+        run_step(session, "forward")
+        run_step(session)
+        assert gpu.told == [1200, 900]
+    told = [m for m in caplog.messages if "does not fit step" in m]
+    assert len(told) == 1
+    assert "step 0: the step ended after 1 of 2 planned instructions" in told[0]
+
+
 def test_microbatch_and_chunk_are_compared_where_they_are_given(
     gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
 ) -> None:
     planner.name_first_step(planner.publish(("forward", 0, 900), ("forward", 1, 900)), 0)
     with make_session(gpu) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         session.on_step_begin()
         session.on_instruction_begin("forward", microbatch=0)
         session.on_instruction_begin("forward", microbatch=0)
@@ -318,7 +339,7 @@ def test_a_clock_that_cannot_be_set_ends_governing_and_not_training(
 ) -> None:
     planner.name_first_step(planner.publish(*PLAN), 0)
     with make_session(gpu) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         run_step(session)
         gpu.refuses_locks = True
         run_step(session)
@@ -380,7 +401,7 @@ def test_an_observer_that_fails_is_dismissed_and_the_clocks_go_on(
     planner.name_first_step(planner.publish(*PLAN), 0)
     observer = BrokenObserver()
     with make_session(gpu, observer=observer) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         run_step(session)
     assert observer.num_calls == 1
     assert gpu.told == [1200, 900, RESET]
@@ -423,7 +444,7 @@ def test_a_step_that_fails_gives_the_clock_back_and_the_next_one_sets_it_again(
 ) -> None:
     planner.name_first_step(planner.publish(("forward", 0, 900), ("backward", 0, 900)), 0)
     with make_session(gpu) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         session.on_step_begin()
         session.on_instruction_begin("forward")
         session.on_step_failed()
@@ -446,7 +467,7 @@ def test_a_clock_that_cannot_be_given_back_after_a_failed_step_is_given_up(
 ) -> None:
     planner.name_first_step(planner.publish(*PLAN), 0)
     with make_session(gpu) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         session.on_step_begin()
         session.on_instruction_begin("forward")
 
@@ -475,8 +496,8 @@ def test_a_planner_that_grants_no_wait_is_not_asked_more_often(
     planner.answer = without_wait  # type: ignore[method-assign] # a planner of its own kind
     pauses_s: list[float] = []
     session = make_session(gpu)
-    assert session._feed is not None
-    stopping = session._feed._stopping
+    assert session._link is not None
+    stopping = session._link._feed._stopping
 
     def note(timeout: float | None = None) -> bool:
         pauses_s.append(timeout or 0.0)
@@ -486,7 +507,7 @@ def test_a_planner_that_grants_no_wait_is_not_asked_more_often(
 
     stopping.wait = note  # type: ignore[method-assign] # time does not pass here
     session.start()
-    session._feed._thread.join(20.0)
+    session._link._feed._thread.join(20.0)
     assert asked == 5
     assert len(pauses_s) == 5
     assert max(pauses_s) > 0.0
@@ -500,7 +521,14 @@ def test_the_history_is_bounded(gpu: RecordingGpu, make_session: SessionMaker) -
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"history_length": 0}, {"initial_step": -1}, {"first_retry_s": 0.0}]
+    "arguments",
+    [
+        {"history_length": 0},
+        {"initial_step": -1},
+        {"times": LinkTimes(first_retry_s=0.0)},
+        {"without_planner": "panic"},
+        {"timing": "stream"},
+    ],
 )
 def test_arguments_out_of_range_are_refused(
     gpu: RecordingGpu, make_session: SessionMaker, arguments: dict[str, object]
@@ -516,7 +544,7 @@ def test_an_emulated_gpu_pads_and_gives_its_own_time_and_energy(
     gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=clock, time_scale=2.0)
     planner.name_first_step(planner.publish(("forward", 0, 900), ("backward", 0, 1200)), 1)
     with make_session(gpu) as session:
-        wait_until(planner, lambda: bool(session._arrived))
+        wait_until(planner, lambda: bool(session._plans._arrived))
         run_step(session)
         run_step(session)
     base, planned = session.history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, run_until_active, wait_until
 
 from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.planner_link import LinkTimes
 from flyball_client.rank_session import RankSession
 
 
@@ -37,9 +39,7 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
             rank=0,
             stage=0,
             planner=client,
-            poll_wait_s=0.1,
-            first_retry_s=0.01,
-            longest_retry_s=0.05,
+            times=LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05),
         ) as session,
     ):
         planner.name_first_step(planner.publish(*PLAN), 0)
@@ -63,6 +63,41 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
     assert [line.split("planner ")[1].split(",")[0] for line in lines] == ["lost", "back"]
 
 
+def test_without_its_planner_a_rank_can_be_told_to_run_at_default_clocks(
+    served: tuple[MemoryPlanner, ServedPlanner],
+) -> None:
+    planner, server = served
+    gpu = RecordingGpu()
+    with (
+        PlannerClient(server.url, retries=Retries(num_attempts=1)) as client,
+        RankSession(
+            gpu=gpu,
+            job_id=JOB_ID,
+            rank=0,
+            stage=0,
+            planner=client,
+            without_planner="default-clocks",
+            times=LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05),
+        ) as session,
+    ):
+        planner.name_first_step(planner.publish(*PLAN), 0)
+        run_until_active(session, planner, 1)
+        server.stop()
+        for _ in range(1000):
+            run_step(session)
+            if session.active_version is None:
+                break
+            time.sleep(0.01)
+        assert session.active_version is None
+        assert gpu.told[-1] == RESET
+        num_told = len(gpu.told)
+        run_step(session)
+        assert len(gpu.told) == num_told
+        server.start()
+        run_until_active(session, planner, 1)
+        assert gpu.told[-2:] == [1200, 900]
+
+
 def test_a_planner_that_was_never_there_costs_nothing_but_a_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -75,8 +110,7 @@ def test_a_planner_that_was_never_there_costs_nothing_but_a_log_line(
             rank=0,
             stage=0,
             planner=client,
-            first_retry_s=0.01,
-            longest_retry_s=0.02,
+            times=LinkTimes(first_retry_s=0.01, longest_retry_s=0.02),
         ) as session,
     ):
         wait_until(MemoryPlanner(), lambda: any("planner lost" in m for m in caplog.messages))
