@@ -48,6 +48,8 @@ from flyball_client.wire import (
 T = TypeVar("T")
 
 MAX_WAIT_S = 60.0
+# Calls that make a plan are answered when it is made; on a large pipeline that takes a while.
+_PLANNING_WAIT_S = MAX_WAIT_S
 _LONG_POLL_MARGIN_S = 5.0
 
 
@@ -143,7 +145,7 @@ class PlannerClient:
     def put_job(self, job_id: str, registration: JobRegistration) -> JobView:
         """Make a job known, or change it."""
         path = routes.fill(routes.JOB, job_id=job_id)
-        return self._one(JobView, "PUT", path, body=registration)
+        return self._one(JobView, "PUT", path, body=registration, wait_s=_PLANNING_WAIT_S)
 
     def get_job(self, job_id: str) -> JobView:
         """One job."""
@@ -161,18 +163,21 @@ class PlannerClient:
             path,
             content=text.encode(),
             headers={"Content-Type": "text/csv; charset=utf-8"},
+            wait_s=_PLANNING_WAIT_S,
         )
         return self._decoded(JobView, response)
 
     def put_profile_rows(self, job_id: str, rows: tuple[ProfileRow, ...]) -> JobView:
         """Give a job its stage profile, row by row."""
         path = routes.fill(routes.PROFILE, job_id=job_id)
-        return self._one(JobView, "PUT", path, body=JsonProfile(rows=rows))
+        return self._one(
+            JobView, "PUT", path, body=JsonProfile(rows=rows), wait_s=_PLANNING_WAIT_S
+        )
 
     def put_target(self, job_id: str, change: TargetChange) -> JobView:
         """Change how a job is planned from now on."""
         path = routes.fill(routes.TARGET, job_id=job_id)
-        return self._one(JobView, "PUT", path, body=change)
+        return self._one(JobView, "PUT", path, body=change, wait_s=_PLANNING_WAIT_S)
 
     def put_rank(self, job_id: str, rank: int, registration: RankRegistration) -> RankView:
         """Make a rank of a job known, or known again."""
@@ -239,9 +244,17 @@ class PlannerClient:
 
     # ------------------------------------------------------------------ how a call is made
 
-    def _one(self, target: type[T], method: str, path: str, *, body: object = None) -> T:
+    def _one(
+        self,
+        target: type[T],
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        wait_s: float | None = None,
+    ) -> T:
         json = None if body is None else encode(body)
-        return self._decoded(target, self._send(method, path, json=json))
+        return self._decoded(target, self._send(method, path, json=json, wait_s=wait_s))
 
     def _many(
         self, target: type[T], method: str, path: str, *, query: dict[str, str] | None = None

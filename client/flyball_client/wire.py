@@ -32,6 +32,7 @@ class JobRegistration:
         reconfigure: `default`, `greedy` or `balanced`; EnvPipe's policies look at it.
         target: `fastest`, `slowdown:0.05`, `deadline:2.9` (s), `least-energy` or `power:8000`
             (W on average); EnvPipe's policies know the first only.
+        effort: `low`, `normal` or `high`: how long policy `frontier` searches.
         blocking_power_w: W drawn by a GPU that waits in communication; one value for all
             stages or one each; null: taken from the table of `gpu`.
         gpu: name in the GPU table (`a100`), for its blocking power.
@@ -48,6 +49,7 @@ class JobRegistration:
     policy: str | None = None
     reconfigure: str = "balanced"
     target: str = "fastest"
+    effort: str = "normal"
     blocking_power_w: tuple[float, ...] | None = None
     gpu: str | None = None
     activation_bytes: tuple[int, ...] | None = None
@@ -101,6 +103,7 @@ class TargetChange:
     policy: str | None = None
     reconfigure: str | None = None
     target: str | None = None
+    effort: str | None = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 

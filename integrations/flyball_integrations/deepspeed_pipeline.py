@@ -46,6 +46,7 @@ def attach(
     policy: str | None = None,
     reconfigure: str = "balanced",
     target: str = "fastest",
+    effort: str = "normal",
 ) -> RankSession:
     """Let the planner set the clocks of this rank; call it once on every rank.
 
@@ -68,6 +69,7 @@ def attach(
         policy: planning policy; None: the planner's default.
         reconfigure: `default`, `greedy` or `balanced`.
         target: what the planner plans for.
+        effort: `low`, `normal` or `high`: how long policy `frontier` searches at the planner.
 
     Returns:
         The rank's session, already started.
@@ -105,6 +107,7 @@ def attach(
                 policy=policy,
                 reconfigure=reconfigure,
                 target=target,
+                effort=effort,
                 blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
                 gpu=gpu_type,
                 emulated=device.is_emulated,

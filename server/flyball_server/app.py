@@ -19,7 +19,7 @@ from flyball_server.rest.body_limit import BodyLimit
 from flyball_server.rest.dependencies import PlannerState
 from flyball_server.rest.problem_handlers import add_problem_handlers
 from flyball_server.rest.routers import api_router
-from flyball_server.rest.token import DOCS, OPENAPI, TokenCheck
+from flyball_server.rest.token import OPENAPI, TokenCheck
 from flyball_server.settings import Settings, load_settings
 
 _DESCRIPTION = """\
@@ -53,7 +53,7 @@ def create_app(
         title="Flyball planner",
         version="v1",
         description=_DESCRIPTION,
-        docs_url=DOCS,
+        docs_url=None,  # FastAPI's own page loads from a CDN; api_router has ours
         openapi_url=OPENAPI,
         redoc_url=None,
         redirect_slashes=False,

@@ -64,11 +64,12 @@ class TestJobStore:
             activation_bytes=(1, 2**53 - 1),
             free_memory_bytes=(0, 7),
             policy="uniform",
+            effort="high",
             emulated=False,
         )
         job = job_record(
             registered=spec,
-            in_force=spec.evolve(target="least-energy"),
+            in_force=spec.evolve(target="least-energy", effort="low"),
             state=JobState.PLANNING_FAILED,
             problem="target: not met",
             changed_input=JobInput.TARGET,

@@ -18,6 +18,7 @@ from flyball_server.jobs.memory_store import MemoryJobStore
 from flyball_server.jobs.store import JobReader
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
+from flyball_server.rest.token import DOCS_SCRIPT, DOCS_STYLE
 
 JOB = routes.fill(routes.JOB, job_id="job")
 PROFILE = routes.fill(routes.PROFILE, job_id="job")
@@ -76,6 +77,11 @@ def with_value(name: str, value: str) -> str:
         ("schedule", '"solitaire"', "schedule: unknown 'solitaire'; known: gpipe, 1f1b, envpipe"),
         ("policy", '"thrifty"', "policy: unknown 'thrifty'; known: baseline, uniform, envelope"),
         ("reconfigure", '"wild"', "reconfigure: unknown 'wild'; known: "),
+        ("effort", '"heroic"', "effort: unknown 'heroic'; known: low, normal, high"),
+        ("effort", '""', "effort: unknown ''; known: low, normal, high"),
+        ("effort", '"High"', "effort: unknown 'High'; known: low, normal, high"),
+        ("effort", "null", "effort: Input should be a valid string"),
+        ("effort", "3", "effort: Input should be a valid string"),
         ("policy", '"\\ud800"', "policy: "),
         ("blocking_power_w", "[NaN]", "blocking_power_w: must be a finite number"),
         ("blocking_power_w", "[1, 2, 3]", "blocking_power_w: must have 1 or 2 values, not 3"),
@@ -94,6 +100,18 @@ def test_a_registration_that_cannot_be_used_names_the_field(
     assert problem(answer, 422).startswith(says)
     assert answer.json()["errors"][0]["loc"].startswith(says.split(":", maxsplit=1)[0])
     assert planner.http.get("/api/v1/jobs/other").status_code == 404
+
+
+@pytest.mark.parametrize("field", ["policy", "reconfigure", "effort"])
+@pytest.mark.parametrize("name", ["heroic", ""])
+def test_a_change_to_an_unknown_name_names_the_field_and_changes_nothing(
+    planner: LivePlanner, field: str, name: str
+) -> None:
+    before = planner.http.get(JOB).json()
+    answer = planner.http.put(f"{JOB}/target", json={field: name, "target": "least-energy"})
+    assert problem(answer, 422).startswith(f"{field}: unknown {name!r}; known: ")
+    assert [error["loc"] for error in answer.json()["errors"]] == [field]
+    assert planner.http.get(JOB).json() == before
 
 
 def test_several_wrong_fields_are_all_named(planner: LivePlanner) -> None:
@@ -324,7 +342,7 @@ def test_with_a_token_only_calls_that_carry_it_are_let_in() -> None:
             answer = planner.http.put(JOB, content="x" * 2**21, headers=headers)
             assert TOKEN_HEADER in problem(answer, 401)
             assert problem(planner.http.get("/nothing", headers=headers), 401)
-        for path in (routes.HEALTH, "/docs", "/openapi.json"):
+        for path in (routes.HEALTH, "/docs", DOCS_SCRIPT, DOCS_STYLE, "/openapi.json"):
             assert planner.http.get(path).status_code == 200
         planner.http.headers[TOKEN_HEADER.lower()] = "open sesame"
         assert planner.put_job().status_code == 201

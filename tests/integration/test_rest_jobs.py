@@ -6,17 +6,27 @@ from collections.abc import Iterator
 
 import pytest
 from tests.planner.live import LivePlanner, live_planner
-from tests.planner.samples import profile, profile_csv, rank_registration
+from tests.planner.samples import (
+    CountingPlanner,
+    profile,
+    profile_csv,
+    rank_registration,
+    registration,
+)
 
 from flyball_client import routes
 from flyball_profiles.stage_profile_csv import stage_profile_rows
+from flyball_server.jobs import frontier
+from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
 from flyball_server.planning.plan_document import plan_from_document
+from flyball_server.planning.planner import PlanRequest
 
 JOB = routes.fill(routes.JOB, job_id="job")
 PROFILE = routes.fill(routes.PROFILE, job_id="job")
 TARGET = routes.fill(routes.TARGET, job_id="job")
 PLANS = routes.fill(routes.PLANS, job_id="job")
 STEPS = routes.fill(routes.STEPS, job_id="job")
+FRONTIER = routes.fill(routes.FRONTIER, job_id="job")
 
 
 @pytest.fixture
@@ -108,6 +118,81 @@ def test_a_changed_target_makes_a_version_and_the_old_one_stays(planner: LivePla
     old, new = planner.http.get(PLANS).json()
     assert old == first
     assert new["plan"]["saving_percent"] == 0
+
+
+@pytest.mark.parametrize("effort", ["low", "high"])
+def test_a_job_is_planned_with_the_effort_it_was_registered_with(effort: str) -> None:
+    counting = CountingPlanner()
+    with live_planner(planner=counting) as planner:
+        answer = planner.put_job(effort=effort)
+        assert answer.json()["registration"]["effort"] == effort
+        planner.put_profile().raise_for_status()
+    assert [request.effort for request in counting.requests] == [effort]
+
+
+def test_a_client_that_knows_no_effort_gets_the_normal_one() -> None:
+    older = registration()
+    del older["effort"]
+    counting = CountingPlanner()
+    with live_planner(planner=counting) as planner:
+        assert planner.http.put(JOB, json=older).status_code == 201
+        planner.put_profile().raise_for_status()
+        assert planner.http.put(JOB, json=older).status_code == 200
+        assert planner.http.get(JOB).json()["registration"]["effort"] == "normal"
+    assert [request.effort for request in counting.requests] == ["normal"]
+
+
+def test_a_changed_effort_makes_a_version_and_all_else_stays() -> None:
+    counting = CountingPlanner()
+    with live_planner(planner=counting) as planner:
+        planner.put_planned_job()
+        planner.http.put(TARGET, json={"target": "least-energy"}).raise_for_status()
+        for _ in range(2):
+            answer = planner.http.put(TARGET, json={"effort": "high"})
+            assert (answer.status_code, answer.json()["newest_version"]) == (200, 3)
+        expected = {**registration(num_ranks=2, target="least-energy", effort="high")}
+        assert answer.json()["registration"] == {
+            **expected,
+            "blocking_power_w": list(expected["blocking_power_w"]),
+        }
+        # A rank that restarts sends what it first sent: what an operator chose since then stays.
+        assert planner.put_job().json()["registration"]["effort"] == "high"
+        assert planner.http.put(TARGET, json={"target": "fastest"}).json()["newest_version"] == 4
+    made = [(request.target, request.effort) for request in counting.requests]
+    assert made == [
+        ("fastest", "normal"),
+        ("least-energy", "normal"),
+        ("least-energy", "high"),
+        ("fastest", "high"),
+    ]
+
+
+def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
+    planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def noted(request: PlanRequest, num_points: int) -> FrontierCurve:
+        found.append(request.effort)
+        return make_frontier(request, num_points)
+
+    monkeypatch.setattr(frontier, "make_frontier", noted)
+    planner.put_planned_job()
+    for change in ({}, {"target": "least-energy"}, {"effort": "high"}, {"effort": "low"}, {}):
+        planner.http.put(TARGET, json=change).raise_for_status()
+        planner.http.get(FRONTIER, params={"points": 3}).raise_for_status()
+    assert found == ["normal", "high", "low"]
+
+
+def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
+    planner: LivePlanner,
+) -> None:
+    planner.put_planned_job()
+    # As a frontier has it, for as long as it is being found.
+    with planner.state.services.turns.turn("job"):
+        path = routes.fill(routes.JOB, job_id="job")
+        answer = planner.http.put(path, json=registration(), timeout=20)
+    assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
 
 
 def test_a_target_that_cannot_be_met_is_named_and_shown(planner: LivePlanner) -> None:

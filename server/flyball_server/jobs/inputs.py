@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
@@ -21,14 +21,12 @@ class TargetUpdate:
     policy: str | None = None
     reconfigure: str | None = None
     target: str | None = None
+    effort: str | None = None
 
     def applied_to(self, spec: JobSpec) -> JobSpec:
         """The specification with the parts that are given."""
-        return spec.evolve(
-            policy=self.policy or spec.policy,
-            reconfigure=self.reconfigure or spec.reconfigure,
-            target=self.target or spec.target,
-        )
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return spec.evolve(**given)
 
 
 def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> JobSummary:

@@ -8,6 +8,7 @@ from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import JobSpec
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.planner import (
     DEFAULT_POLICY,
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -28,8 +29,9 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
         InvalidFieldError: an unknown name, or no blocking power.
     """
     _check_name("schedule", spec.schedule, SCHEDULES)
-    _check_name("policy", spec.policy or DEFAULT_POLICY, POLICIES)
+    _check_name("policy", DEFAULT_POLICY if spec.policy is None else spec.policy, POLICIES)
     _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
+    _check_name("effort", spec.effort, tuple(Effort))
     _blocking_power_w(spec, _window(spec, gpu_table))
 
 
@@ -60,6 +62,7 @@ def plan_request(spec: JobSpec, profile: StageProfile, gpu_table: GpuTable) -> P
         target=spec.target,
         activation_memory=memory,
         reconfigure_granularity_mhz=granularity_mhz,
+        effort=Effort(spec.effort),
     )
 
 

@@ -32,11 +32,22 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
     Raises:
         PlanningFailedError: the planner refused; the job says so too.
     """
+    planned = _already_planned(services, job_id)
+    if planned is not None:
+        # A rank that registers again does not wait while a frontier is found, say.
+        return planned
     with services.turns.turn(job_id):
         while True:
             summary = _plan_once(services, job_id, asked_by)
             if summary is not None:
                 return summary
+
+
+def _already_planned(services: JobServices, job_id: str) -> JobSummary | None:
+    """The job, if its newest plan is of its inputs as they now stand (or both are none)."""
+    with services.store.reading() as reader:
+        job = require_job(reader, job_id)
+        return summarise(reader, job) if job.planned_revision == job.inputs_revision else None
 
 
 def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary | None:

@@ -16,6 +16,7 @@ from flyball_server.jobs.bounds import (
 )
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, JobState, check_move
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.plan import FrequencyPlan
 
 JOB_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
@@ -40,6 +41,7 @@ class JobSpec(Record):
     Attributes:
         num_ranks: ranks that must have a plan before it takes effect, at least num_stages.
         policy: None: the planner's default.
+        effort: `low`, `normal` or `high`: how long policy `frontier` searches.
         blocking_power_w: W of a waiting GPU, one value for all stages or one each; None: from
             the table of `gpu`.
         activation_bytes: bytes held per microbatch, per stage; with `free_memory_bytes` or
@@ -61,12 +63,13 @@ class JobSpec(Record):
     activation_bytes: tuple[int, ...] | None
     free_memory_bytes: tuple[int, ...] | None
     emulated: bool
+    effort: str = Effort.NORMAL.value
 
     def __post_init__(self) -> None:
         check_count("num_stages", self.num_stages, least=1, most=MAX_STAGES)
         check_count("num_microbatches", self.num_microbatches, least=1, most=MAX_MICROBATCHES)
         check_count("num_ranks", self.num_ranks, least=self.num_stages, most=MAX_RANKS)
-        for field in ("schedule", "policy", "reconfigure", "target", "gpu"):
+        for field in ("schedule", "policy", "reconfigure", "target", "effort", "gpu"):
             check_text(field, getattr(self, field) or "")
         self._check_blocking_power()
         self._check_memory()

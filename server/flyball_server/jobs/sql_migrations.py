@@ -63,7 +63,15 @@ _FIRST = (
     "CREATE INDEX steps_by_step ON steps (job_id, step)",
 )
 
-MIGRATIONS = (_FIRST,)
+# Job specifications name an effort. They are JSON objects that are never empty, so the field goes
+# in front as text: all the others stay as they are to the last bit, on any SQL database.
+_EFFORT = (
+    """UPDATE jobs SET
+        registered = '{"effort": "normal", ' || substr(registered, 2),
+        in_force = '{"effort": "normal", ' || substr(in_force, 2)""",
+)
+
+MIGRATIONS = (_FIRST, _EFFORT)
 NEWEST_SCHEMA = len(MIGRATIONS)
 
 

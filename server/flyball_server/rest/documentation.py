@@ -1,18 +1,27 @@
-"""How routes describe themselves in OpenAPI: bodies and answers with examples, errors too."""
+"""How the API describes itself: its bodies, answers and errors in OpenAPI, and the page at /docs.
+
+The page's script and style come from the planner itself: where it runs there may be no internet.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any
 
-from fastapi import Body
+from fastapi import APIRouter, Body, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.models import Example
+from fastapi.responses import HTMLResponse
 
 from flyball_client.wire import Problem
 from flyball_server.rest.dependencies import JSON
 from flyball_server.rest.error_table import STATUS_MEANING
 from flyball_server.rest.examples import PROBLEMS
+from flyball_server.rest.token import DOCS, DOCS_SCRIPT, DOCS_STYLE, OPENAPI
 
+ROUTER = APIRouter(include_in_schema=False)
 Responses = dict[int | str, dict[str, Any]]
 
 READ_ERRORS = (401, 422, 503)
@@ -54,6 +63,37 @@ def plain(example: object) -> Any:  # noqa: ANN401 - JSON values of any depth
     if isinstance(example, list):
         return [plain(item) for item in example]
     return _lists(asdict(example))  # type: ignore[call-overload]  # a wire type's instance
+
+
+@ROUTER.get(DOCS)
+def get_docs(request: Request) -> HTMLResponse:
+    """The API for people, as Swagger UI shows it; no other host is asked for anything."""
+    root = request.scope.get("root_path", "").rstrip("/")  # behind a proxy, what it cuts off
+    return get_swagger_ui_html(
+        openapi_url=root + OPENAPI,
+        title=request.app.title,
+        swagger_js_url=root + DOCS_SCRIPT,
+        swagger_css_url=root + DOCS_STYLE,
+        swagger_favicon_url="data:,",
+        swagger_ui_parameters={"validatorUrl": None},
+    )
+
+
+@ROUTER.get(DOCS_SCRIPT)
+def get_docs_script() -> Response:
+    """Swagger UI's script."""
+    return Response(_swagger_file(DOCS_SCRIPT), media_type="text/javascript")
+
+
+@ROUTER.get(DOCS_STYLE)
+def get_docs_style() -> Response:
+    """Swagger UI's style sheet."""
+    return Response(_swagger_file(DOCS_STYLE), media_type="text/css")
+
+
+def _swagger_file(path: str) -> bytes:
+    """A file of Swagger UI's distribution, which the package fastapi-offline ships."""
+    return (files("fastapi_offline") / "static" / PurePosixPath(path).name).read_bytes()
 
 
 def _lists(value: Any) -> Any:  # noqa: ANN401 - JSON values of any depth

@@ -36,6 +36,7 @@ def get_job_frontier(
 
     To run one of them, put the target `deadline:` with the point's `deadline_s`: the ranks get
     the plan as a new version. A job without a profile is a 409. The answer may take as long as
-    planning does; it is remembered until the job's profile or schedule changes.
+    planning does, much longer with effort `high`; it is remembered until the job's profile,
+    schedule or effort changes.
     """
     return frontier_view(get_frontier(state.services, state.frontiers, job_id, points))

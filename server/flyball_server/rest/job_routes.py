@@ -75,7 +75,7 @@ def put_target(
     job_id: JobId,
     change: Annotated[wire.TargetChange, json_body(examples.TARGET_CHANGE)],
 ) -> wire.JobView:
-    """Policy, reconfiguration and target from now on; null leaves one as it is.
+    """Policy, reconfiguration, target and effort from now on; null leaves one as it is.
 
     A job that has a profile is planned at once and gets a new plan version; values that are in
     force already make none. Where no plan meets the target this is a 422, the job's state says

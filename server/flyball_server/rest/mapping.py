@@ -34,6 +34,7 @@ def job_spec(registration: wire.JobRegistration) -> JobSpec:
         policy=registration.policy,
         reconfigure=registration.reconfigure,
         target=registration.target,
+        effort=registration.effort,
         blocking_power_w=registration.blocking_power_w,
         gpu=registration.gpu,
         activation_bytes=registration.activation_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Security
 
 from flyball_server.rest import (
+    documentation,
     frontier_routes,
     health_routes,
     job_routes,
@@ -19,6 +20,7 @@ from flyball_server.rest.token import TOKEN_SCHEME
 def api_router() -> APIRouter:
     """The routes; all but the health route are marked as asking for the token."""
     router = APIRouter()
+    router.include_router(documentation.ROUTER)
     router.include_router(health_routes.ROUTER)
     for resource in (
         job_routes,

@@ -13,9 +13,11 @@ from flyball_server.rest.edge_errors import TokenError
 from flyball_server.rest.problem_handlers import problem_response
 
 DOCS = "/docs"
+DOCS_SCRIPT = "/docs/swagger-ui-bundle.js"
+DOCS_STYLE = "/docs/swagger-ui.css"
 OPENAPI = "/openapi.json"
-# Neither shows anything about jobs.
-OPEN_PATHS = frozenset({routes.HEALTH, DOCS, OPENAPI})
+# None of them shows anything about jobs.
+OPEN_PATHS = frozenset({routes.HEALTH, DOCS, DOCS_SCRIPT, DOCS_STYLE, OPENAPI})
 
 # Tells the API's description about the header; TokenCheck is what looks at it.
 TOKEN_SCHEME = APIKeyHeader(

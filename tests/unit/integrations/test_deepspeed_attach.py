@@ -138,6 +138,6 @@ def test_empty_variables_count_as_not_set(opened: Opened, monkeypatch: pytest.Mo
     session = attach(made, job_id="job")
     detach(made)
     assert opened.log[0] == "local rank 0"
-    assert session._feed is None  # no planner is asked
+    assert session._link is None  # no planner is asked
     attach(made, job_id="job", planner_url=LOOPBACK)  # an empty token could not be sent
     detach(made)

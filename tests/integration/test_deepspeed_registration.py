@@ -1,0 +1,74 @@
+"""What `attach` registers of a DeepSpeed pipeline, at a planner that is really there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.planner.live import live_planner, wait_until
+from tests.unit.client.recording_gpu import RecordingGpu
+
+from flyball_client import routes
+
+pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
+
+import torch.distributed
+
+from flyball_integrations.deepspeed_pipeline import attach, detach
+
+JOB = routes.fill(routes.JOB, job_id="job")
+
+
+@pytest.fixture
+def make_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Makes what attach looks at of rank 0's engine, two stages and two ranks."""
+    from deepspeed.runtime.pipe import schedule  # noqa: PLC0415 - skipped without it
+
+    monkeypatch.delenv("FLYBALL_TOKEN", raising=False)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    instructions = {schedule.ForwardPass: print, schedule.BackwardPass: print}
+    return lambda: SimpleNamespace(
+        grid=None,
+        global_rank=0,
+        stage_id=0,
+        global_steps=0,
+        num_stages=2,
+        micro_batches=4,
+        train_batch=lambda: None,
+        _INSTRUCTION_MAP=instructions,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "effort"),
+    [({}, "normal"), ({"effort": "low"}, "low"), ({"effort": "high"}, "high")],
+)
+def test_the_job_is_registered_as_attach_was_told(
+    make_engine: Callable[[], Any], arguments: dict[str, Any], effort: str
+) -> None:
+    with live_planner() as planner:
+        engine = make_engine()
+        attach(
+            engine,
+            job_id="job",
+            planner_url=str(planner.http.base_url),
+            gpu=RecordingGpu(),
+            blocking_power_w=[70, 84],
+            policy="frontier",
+            reconfigure="greedy",
+            target="slowdown:0.1",
+            **arguments,
+        )
+        try:
+            wait_until(lambda: planner.http.get(JOB).status_code == 200)
+            registered = planner.http.get(JOB).json()["registration"]
+        finally:
+            detach(engine)
+    assert registered["effort"] == effort
+    assert (registered["num_stages"], registered["num_microbatches"]) == (2, 4)
+    assert registered["num_ranks"] == 2
+    assert registered["blocking_power_w"] == [70, 84]
+    assert (registered["policy"], registered["reconfigure"]) == ("frontier", "greedy")
+    assert registered["target"] == "slowdown:0.1"

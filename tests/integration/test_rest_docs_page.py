@@ -1,0 +1,102 @@
+"""The page at /docs: all that it loads comes from the planner, for clusters without internet."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+
+from flyball_server.app import create_app
+from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.settings import Settings
+
+
+class LoadedAddresses(HTMLParser):
+    """What a browser would load for the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del tag
+        self.found += [value or "" for name, value in attrs if name in {"src", "href", "action"}]
+
+
+@pytest.fixture(scope="module")
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def page(planner: LivePlanner) -> str:
+    answer = planner.http.get("/docs")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    return answer.text
+
+
+def loaded_by(page: str) -> list[str]:
+    """The addresses that the page loads, without what is in the page itself."""
+    parser = LoadedAddresses()
+    parser.feed(page)
+    return [address for address in parser.found if not address.startswith("data:")]
+
+
+def test_the_page_names_no_other_host(page: str) -> None:
+    assert re.findall(r"""https?:|["'(]//""", page) == []
+    for address in loaded_by(page):
+        parts = urlsplit(address)
+        assert (parts.scheme, parts.netloc) == ("", ""), address
+    assert '"validatorUrl": null' in page  # Swagger UI would ask a validator of its makers
+
+
+def test_the_planner_serves_all_that_the_page_loads(planner: LivePlanner, page: str) -> None:
+    kinds = {}
+    for address in loaded_by(page):
+        answer = planner.http.get(address)
+        assert answer.status_code == 200, address
+        kinds[address.rpartition(".")[2]] = answer.headers["content-type"].partition(";")[0]
+    assert kinds == {"js": "text/javascript", "css": "text/css"}
+    described = re.search(r"url: '([^']+)'", page)
+    assert described is not None
+    assert planner.http.get(described.group(1)).json()["openapi"].startswith("3.1")
+
+
+def test_the_script_is_a_swagger_ui_that_reads_our_openapi_version(
+    planner: LivePlanner, page: str
+) -> None:
+    script = next(address for address in loaded_by(page) if address.endswith(".js"))
+    version = re.search(r'PACKAGE_VERSION:"(\d+)\.', planner.http.get(script).text)
+    assert version is not None
+    assert int(version.group(1)) >= 5  # from 5 on it reads OpenAPI 3.1
+
+
+def test_the_style_sheet_loads_nothing_more(planner: LivePlanner, page: str) -> None:
+    style = next(address for address in loaded_by(page) if address.endswith(".css"))
+    text = planner.http.get(style).text
+    assert "@import" not in text
+    loaded = re.findall(r"url\(\s*[\"']?([^\"')]{5})", text)
+    assert set(loaded) <= {"data:"}
+
+
+def test_behind_a_proxy_the_page_asks_under_the_proxys_path() -> None:
+    app = create_app(Settings(database="sqlite:///unused.sqlite"), MemoryJobStore())
+
+    async def get_page() -> str:
+        transport = httpx.ASGITransport(app, root_path="/planner")
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as http:
+            return (await http.get("/planner/docs")).text
+
+    page = asyncio.run(get_page())
+    assert len(loaded_by(page)) == 2
+    for address in loaded_by(page):
+        assert address.startswith("/planner/docs/")
+    assert "url: '/planner/openapi.json'" in page
