@@ -95,7 +95,7 @@ class RankSession:
         self._observer = observer
         self._governor = make_governor(gpu, self._name) if governor is None else governor
         self._supported_mhz = self._read_supported_mhz(gpu)
-        self._meter = StepMeter(gpu, clock_s=clock, rank_name=self._name)
+        self._meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
         self._current_step = initial_step
         self._is_in_step = False
         self._is_closed = False

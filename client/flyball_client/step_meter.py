@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice
 from flyball_client.wire import StepMeasurement
 
@@ -21,13 +22,20 @@ class StepMeter:
 
     Args:
         gpu: whose energy it is; an emulated one also gives the time and counts overruns.
+        governor: of its clock, which knows how often the clock was missed.
         clock_s: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
         rank_name: for the log.
     """
 
     def __init__(
-        self, gpu: GpuDevice, *, clock_s: Callable[[], float] | None, rank_name: str
+        self,
+        gpu: GpuDevice,
+        governor: ClockGovernor,
+        *,
+        clock_s: Callable[[], float] | None,
+        rank_name: str,
     ) -> None:
+        self._governor = governor
         self._gpu = gpu
         self._emulated = gpu if isinstance(gpu, EmulatedDevice) else None
         if clock_s is None:
@@ -38,17 +46,20 @@ class StepMeter:
         self._began_s = 0.0
         self._began_j: float | None = None
         self._began_overruns = 0
+        self._began_report = ClockReport()
 
     def begin(self) -> None:
         """A step begins."""
         self._began_j = self._energy_j()
         self._began_overruns = self._num_overruns()
+        self._began_report = self._governor.report()
         self._began_s = self._clock_s()
 
     def end(self, *, step: int, plan_version: int | None, num_unplanned: int) -> StepMeasurement:
         """The step is over: what it took."""
         time_s = self._clock_s() - self._began_s
         ended_j = self._energy_j()
+        report, began = self._governor.report(), self._began_report
         is_measured = self._began_j is not None and ended_j is not None
         return StepMeasurement(
             step=step,
@@ -57,6 +68,9 @@ class StepMeter:
             energy_j=(ended_j or 0.0) - (self._began_j or 0.0) if is_measured else None,
             num_unplanned=num_unplanned,
             num_overruns=self._num_overruns() - self._began_overruns,
+            num_clock_misses=report.num_misses - began.num_misses,
+            num_power_capped=report.num_power_capped - began.num_power_capped,
+            num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
         )
 
     def _energy_j(self) -> float | None:

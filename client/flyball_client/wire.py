@@ -127,6 +127,9 @@ class StepMeasurement:
         energy_j: of this rank's GPU over that time, J; null where it cannot be read.
         num_unplanned: instructions of the step that the plan did not expect.
         num_overruns: emulated GPU only: instructions whose computation outlasted the profile.
+        num_clock_misses: times that the SM clock, read back, was below the one that was set.
+        num_power_capped: of these, how often power held it down.
+        num_thermally_capped: of these, how often heat did.
     """
 
     step: int
@@ -135,6 +138,9 @@ class StepMeasurement:
     energy_j: float | None
     num_unplanned: int = 0
     num_overruns: int = 0
+    num_clock_misses: int = 0
+    num_power_capped: int = 0
+    num_thermally_capped: int = 0
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
@@ -307,6 +313,9 @@ class StepView:
     energy_j: float | None
     num_unplanned: int
     num_overruns: int
+    num_clock_misses: int
+    num_power_capped: int
+    num_thermally_capped: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,9 @@ class TestJobStore:
             assert reader.list_newest_steps("job", 100) == steps
 
     def test_a_step_posted_again_is_replaced(self, store_with_job: JobStore) -> None:
-        newer = step_record(3, time_s=1 / 3, energy_j=None, plan_version=2, num_overruns=4)
+        newer = step_record(
+            3, time_s=1 / 3, energy_j=None, plan_version=2, num_overruns=4, num_power_capped=2
+        )
         with store_with_job.writing() as writer:
             writer.save_rank(rank_record(0))
             writer.save_steps((step_record(3),))

@@ -291,4 +291,7 @@ def test_measured_steps_come_back_over_all_ranks(planner: LivePlanner) -> None:
         "energy_j": 100.0,
         "num_unplanned": 0,
         "num_overruns": 0,
+        "num_clock_misses": 0,
+        "num_power_capped": 0,
+        "num_thermally_capped": 0,
     }

@@ -22,6 +22,9 @@ class StepSummary:
     energy_j: float | None
     num_unplanned: int
     num_overruns: int
+    num_clock_misses: int
+    num_power_capped: int
+    num_thermally_capped: int
 
 
 def store_measurements(
@@ -69,4 +72,7 @@ def _summary(step: int, records: tuple[StepRecord, ...]) -> StepSummary:
         energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
         num_unplanned=sum(record.num_unplanned for record in records),
         num_overruns=sum(record.num_overruns for record in records),
+        num_clock_misses=sum(record.num_clock_misses for record in records),
+        num_power_capped=sum(record.num_power_capped for record in records),
+        num_thermally_capped=sum(record.num_thermally_capped for record in records),
     )

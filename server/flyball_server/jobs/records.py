@@ -207,6 +207,15 @@ class ActivationRecord(Record):
     first_step: int | None
 
 
+_STEP_COUNTS = (
+    "num_unplanned",
+    "num_overruns",
+    "num_clock_misses",
+    "num_power_capped",
+    "num_thermally_capped",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepRecord(Record):
     """One step as one rank measured it; units and meaning as in the wire's StepMeasurement."""
@@ -219,6 +228,9 @@ class StepRecord(Record):
     energy_j: float | None
     num_unplanned: int = 0
     num_overruns: int = 0
+    num_clock_misses: int = 0
+    num_power_capped: int = 0
+    num_thermally_capped: int = 0
 
     def __post_init__(self) -> None:
         check_count("step", self.step)
@@ -227,5 +239,5 @@ class StepRecord(Record):
         check_quantity("time_s", self.time_s)
         if self.energy_j is not None:
             check_quantity("energy_j", self.energy_j)
-        check_count("num_unplanned", self.num_unplanned)
-        check_count("num_overruns", self.num_overruns)
+        for name in _STEP_COUNTS:
+            check_count(name, getattr(self, name))

@@ -71,7 +71,14 @@ _EFFORT = (
         in_force = '{"effort": "normal", ' || substr(in_force, 2)""",
 )
 
-MIGRATIONS = (_FIRST, _EFFORT)
+# What the GPU really did beside what it was asked for; nothing of that is known of older steps.
+_CLOCK_MISSES = (
+    "ALTER TABLE steps ADD COLUMN num_clock_misses BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE steps ADD COLUMN num_power_capped BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE steps ADD COLUMN num_thermally_capped BIGINT NOT NULL DEFAULT 0",
+)
+
+MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES)
 NEWEST_SCHEMA = len(MIGRATIONS)
 
 

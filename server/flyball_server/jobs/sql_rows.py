@@ -79,6 +79,9 @@ def step_of(row: Row[Any]) -> StepRecord:
         energy_j=row.energy_j,
         num_unplanned=row.num_unplanned,
         num_overruns=row.num_overruns,
+        num_clock_misses=row.num_clock_misses,
+        num_power_capped=row.num_power_capped,
+        num_thermally_capped=row.num_thermally_capped,
     )
 
 

@@ -79,6 +79,9 @@ STEPS = Table(
     Column("energy_j", Float),
     Column("num_unplanned", BigInteger, nullable=False),
     Column("num_overruns", BigInteger, nullable=False),
+    Column("num_clock_misses", BigInteger, nullable=False),
+    Column("num_power_capped", BigInteger, nullable=False),
+    Column("num_thermally_capped", BigInteger, nullable=False),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
     Index("steps_by_step", "job_id", "step"),
 )

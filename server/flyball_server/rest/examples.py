@@ -158,6 +158,9 @@ STEP = wire.StepView(
     energy_j=498.2,
     num_unplanned=0,
     num_overruns=0,
+    num_clock_misses=0,
+    num_power_capped=0,
+    num_thermally_capped=0,
 )
 
 ACCEPTED = wire.Accepted(stored=1)

@@ -23,7 +23,9 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_the_energy_of_all(
     services: Services,
 ) -> None:
     fast = step_record(4, 0, time_s=0.5, energy_j=10.0, plan_version=1, num_unplanned=1)
-    slow = step_record(4, 1, time_s=0.75, energy_j=20.5, plan_version=1, num_overruns=2)
+    slow = step_record(
+        4, 1, time_s=0.75, energy_j=20.5, plan_version=1, num_overruns=2, num_clock_misses=3
+    )
     store_measurements(services.jobs, "job", 0, [fast])
     store_measurements(services.jobs, "job", 1, [slow])
     assert list_steps(services.jobs, "job", limit=10) == (
@@ -35,6 +37,9 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_the_energy_of_all(
             energy_j=30.5,
             num_unplanned=1,
             num_overruns=2,
+            num_clock_misses=3,
+            num_power_capped=0,
+            num_thermally_capped=0,
         ),
     )
 

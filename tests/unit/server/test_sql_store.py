@@ -114,7 +114,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     store.open()
     store.close()
     execute(file, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 2"):
+    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 3"):
         SqlJobStore(file).open()
 
 
