@@ -170,9 +170,7 @@ class PlannerClient:
     def put_profile_rows(self, job_id: str, rows: tuple[ProfileRow, ...]) -> JobView:
         """Give a job its stage profile, row by row."""
         path = routes.fill(routes.PROFILE, job_id=job_id)
-        return self._one(
-            JobView, "PUT", path, body=JsonProfile(rows=rows), wait_s=_PLANNING_WAIT_S
-        )
+        return self._one(JobView, "PUT", path, body=JsonProfile(rows=rows), wait_s=_PLANNING_WAIT_S)
 
     def put_target(self, job_id: str, change: TargetChange) -> JobView:
         """Change how a job is planned from now on."""

@@ -19,6 +19,7 @@ from typing import Literal
 from flyball_client.errors import CodecError
 from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
+from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
 from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
 from flyball_client.plan_switch import PlanSwitch
@@ -53,6 +54,7 @@ class RankSession:
         observer: told of each instruction; None: the GPU itself if it is emulated.
         without_planner: what a planner that does not answer leaves in force: the last plan, or
             default clocks until it is back.
+        lease_s: without a hook for so long the clock is given back until the next one, s.
         timing: of a clock's change; `host`: when the hook is called. A kind that the GPU's
             stream orders could come beside it.
         clock: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
@@ -72,6 +74,7 @@ class RankSession:
         governor: ClockGovernor | None = None,
         observer: InstructionObserver | None = None,
         without_planner: Literal["last-plan", "default-clocks"] = "last-plan",
+        lease_s: float = DEFAULT_LEASE_S,
         timing: Literal["host"] = "host",
         clock: Callable[[], float] | None = None,
         initial_step: int = 0,
@@ -93,7 +96,7 @@ class RankSession:
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
         self._observer = observer
-        self._governor = make_governor(gpu, self._name) if governor is None else governor
+        self._governor = governor or make_governor(gpu, self._name, lease_s=lease_s)
         self._supported_mhz = self._read_supported_mhz(gpu)
         self._meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
         self._current_step = initial_step

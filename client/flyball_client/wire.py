@@ -313,9 +313,9 @@ class StepView:
     energy_j: float | None
     num_unplanned: int
     num_overruns: int
-    num_clock_misses: int
-    num_power_capped: int
-    num_thermally_capped: int
+    num_clock_misses: int = 0
+    num_power_capped: int = 0
+    num_thermally_capped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
-from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
-from flyball_client.planner_client import PlannerClient
+from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.rank_session import RankSession
+from flyball_client.rank_settings import RankSettings, WithoutPlanner
 from flyball_client.wire import JobRegistration
 from flyball_integrations.deepspeed_engine_patch import EnginePatch
 from flyball_integrations.eager_p2p import EagerP2P
@@ -38,6 +38,8 @@ def attach(
     job_id: str,
     planner_url: str | None = None,
     token: str | None = None,
+    without_planner: WithoutPlanner | None = None,
+    lease_s: float | None = None,
     gpu: GpuDevice | None = None,
     observer: InstructionObserver | None = None,
     p2p: Literal["stock", "eager"] = "stock",
@@ -59,7 +61,11 @@ def attach(
         job_id: the job's name at the planner; the same on all ranks.
         planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.
         token: default: `FLYBALL_TOKEN`.
-        gpu: the device to set; default: the NVML GPU of this process's local rank.
+        without_planner: `last-plan` or `default-clocks`, while the planner is lost; default:
+            `FLYBALL_WITHOUT_PLANNER`, else the last plan.
+        lease_s: without a hook for so long the clock is given back, s; default:
+            `FLYBALL_LEASE_S`, else 30.
+        gpu: the device to set; default: the GPU of this process's local rank.
         observer: told of every instruction as it begins and ends; default: an emulated
             `gpu` itself, otherwise nobody.
         p2p: `eager` posts sends at once (gloo only, see eager_p2p.py); `stock` leaves
@@ -77,7 +83,7 @@ def attach(
     Raises:
         ValueError: the engine already has Flyball attached, `p2p` is neither of the two,
             eager P2P is asked for without gloo, the planner's address or token cannot be one,
-            or LOCAL_RANK is no number. Nothing stays open then.
+            or a variable of the environment cannot be used. Nothing stays open then.
         GpuError: this rank's GPU cannot be found.
     """
     if _ATTACHMENT in vars(engine):
@@ -86,8 +92,20 @@ def attach(
         raise ValueError(f"p2p must be 'stock' or 'eager', not {p2p!r}")
     with ExitStack() as opened:
         # First what may be refused; what every rank has to do at the same time comes last.
-        planner = _open_planner(planner_url, token, opened)
-        device = _open_local_gpu(opened) if gpu is None else gpu
+        settings = RankSettings.read(
+            os.environ,
+            planner_url=planner_url,
+            token=token,
+            without_planner=without_planner,
+            lease_s=lease_s,
+        )
+        planner = settings.open_planner()
+        if planner is not None:
+            opened.callback(planner.close)
+        device = gpu
+        if device is None:
+            device = open_local_gpu(settings.local_rank, os.environ)
+            opened.callback(device.close)
         session = RankSession(
             gpu=device,
             job_id=job_id,
@@ -95,6 +113,8 @@ def attach(
             stage=engine.stage_id,
             planner=planner,
             observer=observer,
+            without_planner=settings.without_planner,
+            lease_s=settings.lease_s,
             initial_step=engine.global_steps,
         )
         opened.callback(session.close)
@@ -131,28 +151,6 @@ def detach(engine: PipelineEngine) -> None:
     attachment: ExitStack | None = vars(engine).pop(_ATTACHMENT, None)
     if attachment is not None:
         attachment.close()
-
-
-def _open_planner(
-    planner_url: str | None, token: str | None, opened: ExitStack
-) -> PlannerClient | None:
-    url = planner_url or os.environ.get("FLYBALL_PLANNER_URL")
-    if not url:
-        return None
-    planner = PlannerClient(url, token=token or os.environ.get("FLYBALL_TOKEN") or None)
-    opened.callback(planner.close)
-    return planner
-
-
-def _open_local_gpu(opened: ExitStack) -> GpuDevice:
-    text = os.environ.get("LOCAL_RANK") or "0"
-    try:
-        local_rank = int(text)
-    except ValueError:
-        raise ValueError(f"LOCAL_RANK must be a whole number, not {text!r}") from None
-    gpu = NvmlGpu.open(uuid=visible_gpu_uuid(local_rank, os.environ))
-    opened.callback(gpu.close)
-    return gpu
 
 
 def _open_eager_p2p(

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.false_nvml.library import FalseNvml
+from tests.false_zeusd.server import FalseZeusd
 
-from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.gpu._base import (
+    ClockLimit,
+    GpuAddress,
+    GpuDevice,
+    GpuError,
+    GpuNotSupportedError,
+    SmClockRange,
+)
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.open_gpu import open_gpu
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 CALLS: dict[str, Callable[[GpuDevice], object]] = {
@@ -19,8 +30,14 @@ CALLS: dict[str, Callable[[GpuDevice], object]] = {
     "lock_sm_clock_mhz": lambda gpu: gpu.lock_sm_clock_mhz(1410),
     "reset_sm_clock": lambda gpu: gpu.reset_sm_clock(),
     "sm_clock_mhz": lambda gpu: gpu.sm_clock_mhz(),
+    "clock_limits": lambda gpu: gpu.clock_limits(),
     "total_energy_j": lambda gpu: gpu.total_energy_j(),
 }
+
+REAL = ["nvml", "zeusd-unix", "zeusd-tcp"]
+TOKEN = "a token"  # noqa: S105 - nobody's
+
+Open = Callable[..., GpuDevice]
 
 
 def emulated_gpu() -> EmulatedGpu:
@@ -35,17 +52,53 @@ def emulated_gpu() -> EmulatedGpu:
     return EmulatedGpu(profile, 0, blocking_power_w=80.0)
 
 
-@pytest.fixture(params=["emulated", "nvml"])
-def gpu(request: pytest.FixtureRequest) -> Iterator[GpuDevice]:
+@contextmanager
+def reachable(kind: str, nvml: FalseNvml, folder: Path) -> Generator[GpuAddress, None, None]:
+    """The false NVML's first GPU, by one of the ways to reach it."""
+    if kind == "nvml":
+        yield GpuAddress(control="nvml", uuid=nvml.uuid(0))
+        return
+    place = folder / "zeusd.sock" if kind == "zeusd-unix" else None
+    with FalseZeusd(nvml, place, token=TOKEN) as zeusd:
+        yield GpuAddress(control="zeusd", uuid=nvml.uuid(0), endpoint=zeusd.endpoint, token=TOKEN)
+
+
+@pytest.fixture(params=REAL)
+def address(
+    request: pytest.FixtureRequest, loaded_nvml: FalseNvml, tmp_path: Path
+) -> Iterator[GpuAddress]:
+    """Each way to reach a real GPU."""
+    with reachable(request.param, loaded_nvml, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def open_here(address: GpuAddress) -> Iterator[Open]:
+    """Opens that GPU, as often as it is called; closes all."""
+    with ExitStack() as opened:
+
+        def open_one(return_range: SmClockRange | None = None) -> GpuDevice:
+            device = open_gpu(replace(address, return_range=return_range))
+            opened.callback(device.close)
+            return device
+
+        yield open_one
+
+
+@pytest.fixture(params=["emulated", *REAL])
+def gpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GpuDevice]:
     """Each implementation, open, at its default clock."""
     if request.param == "emulated":
         device: GpuDevice = emulated_gpu()
-    else:
-        nvml = request.getfixturevalue("loaded_nvml")
-        assert isinstance(nvml, FalseNvml)
-        device = NvmlGpu.open(uuid=nvml.uuid(0))
-    yield device
-    device.close()
+        yield device
+        device.close()
+        return
+    nvml = request.getfixturevalue("loaded_nvml")
+    assert isinstance(nvml, FalseNvml)
+    with reachable(request.param, nvml, tmp_path) as found:
+        device = open_gpu(found)
+        yield device
+        device.close()
 
 
 class TestGpuDevice:
@@ -84,6 +137,11 @@ class TestGpuDevice:
         gpu.reset_sm_clock()
         assert gpu.sm_clock_mhz() == default_mhz
 
+    def test_nothing_limits_the_clock_of_a_gpu_at_rest(self, gpu: GpuDevice) -> None:
+        assert gpu.clock_limits() == ClockLimit.NONE
+        gpu.lock_sm_clock_mhz(1200)
+        assert gpu.clock_limits() == ClockLimit.NONE  # the lock itself is no limit
+
     def test_the_energy_never_falls_and_rises_in_the_end(self, gpu: GpuDevice) -> None:
         first_j = last_j = gpu.total_energy_j()
         while last_j == first_j:  # the counter moves about every 100 ms
@@ -118,11 +176,100 @@ class TestGpuDevice:
             CALLS[call](gpu)
 
 
-def test_closing_gives_back_what_was_locked_here_and_nothing_else(loaded_nvml: FalseNvml) -> None:
-    watching = NvmlGpu.open(index=0)
-    locking = NvmlGpu.open(index=0)
-    locking.lock_sm_clock_mhz(1200)
-    watching.close()
-    assert loaded_nvml.locked_mhz() == 1200
-    locking.close()
-    assert loaded_nvml.locked_mhz() == 0
+class TestRealGpuDevice:
+    def test_its_address_opens_the_same_gpu_in_the_same_way(
+        self, address: GpuAddress, open_here: Open, loaded_nvml: FalseNvml
+    ) -> None:
+        gpu = open_here()
+        assert gpu.address == address
+        again = open_gpu(gpu.address)
+        assert (again.uuid, type(again)) == (gpu.uuid, type(gpu))
+        gpu.close()
+        again.lock_sm_clock_mhz(1200)
+        assert loaded_nvml.locked_mhz() == 1200
+        again.close()
+
+    def test_minimum_and_maximum_are_locked_together(
+        self, open_here: Open, loaded_nvml: FalseNvml
+    ) -> None:
+        gpu = open_here()
+        gpu.lock_sm_clock_mhz(1410)
+        assert loaded_nvml.range_mhz() == (1410, 1410)
+        gpu.reset_sm_clock()
+        assert loaded_nvml.range_mhz() == (0, 0)
+
+    def test_no_other_gpu_is_touched(self, open_here: Open, loaded_nvml: FalseNvml) -> None:
+        loaded_nvml.set_range_mhz(900, 900, 1)
+        gpu = open_here()
+        gpu.lock_sm_clock_mhz(1410)
+        assert loaded_nvml.locked_mhz(1) == 900
+        gpu.close()
+        assert loaded_nvml.locked_mhz(1) == 900
+
+    def test_power_that_holds_the_clock_below_the_lock_is_told(
+        self, open_here: Open, loaded_nvml: FalseNvml
+    ) -> None:
+        gpu = open_here()
+        gpu.lock_sm_clock_mhz(1410)
+        loaded_nvml.hold_below_mhz(1200)
+        assert gpu.sm_clock_mhz() == 1200
+        assert gpu.clock_limits() == ClockLimit.POWER
+        loaded_nvml.hold_below_mhz(0)
+        assert gpu.clock_limits() == ClockLimit.NONE
+
+    @pytest.mark.parametrize(
+        ("reasons", "limits"),
+        [
+            (0x2 | 0x10, ClockLimit.NONE),  # clocks set, sync boost
+            (0x1, ClockLimit.IDLE),
+            (0x80, ClockLimit.POWER),
+            (0x20, ClockLimit.THERMAL),
+            (0x8 | 0x40, ClockLimit.THERMAL | ClockLimit.OTHER),
+            (0x4 | 0x100, ClockLimit.POWER | ClockLimit.OTHER),
+        ],
+    )
+    def test_each_reason_of_the_driver_is_one_of_ours(
+        self, open_here: Open, loaded_nvml: FalseNvml, reasons: int, limits: ClockLimit
+    ) -> None:
+        gpu = open_here()
+        loaded_nvml.set_event_reasons(reasons)
+        assert gpu.clock_limits() == limits
+
+    def test_a_clock_goes_back_to_the_range_that_the_device_was_opened_with(
+        self, open_here: Open, loaded_nvml: FalseNvml
+    ) -> None:
+        back = SmClockRange(lowest_mhz=210, highest_mhz=1410)
+        gpu = open_here(back)
+        assert gpu.address is not None
+        assert gpu.address.return_range == back
+        gpu.lock_sm_clock_mhz(1200)
+        gpu.reset_sm_clock()
+        assert loaded_nvml.range_mhz() == (210, 1410)
+        gpu.lock_sm_clock_mhz(1200)
+        gpu.close()
+        assert loaded_nvml.range_mhz() == (210, 1410)
+
+    def test_closing_gives_back_what_was_locked_here_and_nothing_else(
+        self, open_here: Open, loaded_nvml: FalseNvml
+    ) -> None:
+        watching = open_here()
+        locking = open_here()
+        locking.lock_sm_clock_mhz(1200)
+        watching.close()
+        assert loaded_nvml.locked_mhz() == 1200
+        locking.close()
+        assert loaded_nvml.range_mhz() == (0, 0)
+
+    def test_a_gpu_that_mig_divides_is_refused(
+        self, open_here: Open, loaded_nvml: FalseNvml
+    ) -> None:
+        loaded_nvml.set_mig(1)
+        with pytest.raises(GpuNotSupportedError, match="divided by MIG"):
+            open_here()
+
+    def test_whoever_was_opened_and_closed_has_ended_nvml_again(
+        self, open_here: Open, loaded_nvml: FalseNvml
+    ) -> None:
+        open_here().close()
+        started = loaded_nvml.calls("nvmlInitWithFlags")
+        assert len(started) == len(loaded_nvml.calls("nvmlShutdown")) > 0

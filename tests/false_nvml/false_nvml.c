@@ -2,8 +2,9 @@
  *
  * Its GPUs live in a file (FALSE_NVML_STATE) that every process maps, so that one process sees
  * the clocks that another one left behind. The test that made the file may write into it: faults,
- * latency, MIG, a clock held below the lock. Every call is appended to FALSE_NVML_LOG. The layout
- * of the file is also in library.py.
+ * latency, MIG, a clock held below the lock and why, energy. Every call is appended to
+ * FALSE_NVML_LOG. The layout of the file, and what a clock does to the energy, are also in
+ * library.py.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -21,16 +22,26 @@
 #define LOWEST_MHZ 210
 #define HIGHEST_MHZ 1980
 #define STEP_MHZ 15
+#define FIRST_PCI_BUS 0x1a
 #define COUNTER_PERIOD_NS 100000000LL
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 
 struct gpu {
-    int64_t locked_mhz;  /* 0: not locked */
-    int64_t held_mhz;    /* 0: nothing holds the clock below what is asked */
+    int64_t lowest_mhz;    /* the range that is set; 0: none, the driver's default */
+    int64_t highest_mhz;
+    int64_t held_mhz;      /* 0: nothing holds the clock below what is asked */
+    int64_t event_reasons; /* told besides those that follow from the clock */
     int64_t mig_mode;
-    int64_t energy_uj;   /* up to counted_ns, 0: not begun */
+    int64_t energy_uj;     /* up to counted_ns, 0: not begun */
     int64_t counted_ns;
+};
+
+/* nvmlPciInfo_t */
+struct pci {
+    char old_bus_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
 };
 
 struct state {
@@ -84,8 +95,14 @@ static int enter(const char *function, long gpu, long argument) {
 #define INDEX(device) ((long)((struct gpu *)(device) - state->gpus))
 
 static int64_t clock_mhz(const struct gpu *gpu) {
-    int64_t asked = gpu->locked_mhz ? gpu->locked_mhz : HIGHEST_MHZ;
+    int64_t asked = gpu->highest_mhz ? gpu->highest_mhz : HIGHEST_MHZ;
     return gpu->held_mhz && gpu->held_mhz < asked ? gpu->held_mhz : asked;
+}
+
+/* Software power cap (4) while the clock is held; clocks set by somebody (2) while they are. */
+static unsigned long long event_reasons(const struct gpu *gpu) {
+    int64_t asked = gpu->highest_mhz ? gpu->highest_mhz : HIGHEST_MHZ;
+    return gpu->event_reasons | (clock_mhz(gpu) < asked ? 4 : 0) | (gpu->highest_mhz ? 2 : 0);
 }
 
 /* 50 W and a tenth of a watt per MHz; counted in whole periods, as coarsely as a real one. */
@@ -97,10 +114,11 @@ static void count_energy(struct gpu *gpu) {
     gpu->counted_ns = until;
 }
 
-static void set_lock(struct gpu *gpu, int64_t mhz) {
+static void set_range(struct gpu *gpu, int64_t lowest_mhz, int64_t highest_mhz) {
     flock(state_fd, LOCK_EX); /* given back by the kernel if this process dies */
     count_energy(gpu);
-    gpu->locked_mhz = mhz;
+    gpu->lowest_mhz = lowest_mhz;
+    gpu->highest_mhz = highest_mhz;
     flock(state_fd, LOCK_UN);
 }
 
@@ -172,6 +190,21 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     return NOT_FOUND;
 }
 
+EXPORT int nvmlDeviceGetIndex(void *device, unsigned *index) {
+    ENTER(INDEX(device), 0);
+    *index = INDEX(device);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
+    ENTER(INDEX(device), 0);
+    memset(pci, 0, sizeof *pci);
+    pci->bus = FIRST_PCI_BUS + INDEX(device);
+    snprintf(pci->old_bus_id, sizeof pci->old_bus_id, "0000:%02X:00.0", pci->bus);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", pci->bus);
+    return SUCCESS;
+}
+
 EXPORT int nvmlDeviceGetName(void *device, char *text, unsigned length) {
     ENTER(INDEX(device), 0);
     return put_text(text, length, "False GPU", 0);
@@ -200,13 +233,13 @@ EXPORT int nvmlDeviceGetSupportedGraphicsClocks(void *device, unsigned memory_mh
 EXPORT int nvmlDeviceSetGpuLockedClocks(void *device, unsigned lowest, unsigned highest) {
     ENTER(INDEX(device), highest);
     if (lowest > highest) return INVALID_ARGUMENT;
-    set_lock(device, highest);
+    set_range(device, lowest, highest);
     return SUCCESS;
 }
 
 EXPORT int nvmlDeviceResetGpuLockedClocks(void *device) {
     ENTER(INDEX(device), 0);
-    set_lock(device, 0);
+    set_range(device, 0, 0);
     return SUCCESS;
 }
 
@@ -218,9 +251,14 @@ EXPORT int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) {
 
 EXPORT int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
     ENTER(INDEX(device), 0);
-    const struct gpu *gpu = device;
-    /* software power cap (4) while the clock is held, application clocks (2) while locked */
-    *reasons = (gpu->held_mhz ? 4 : 0) | (gpu->locked_mhz ? 2 : 0);
+    *reasons = event_reasons(device);
+    return SUCCESS;
+}
+
+/* The function's name in older drivers. */
+EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    ENTER(INDEX(device), 0);
+    *reasons = event_reasons(device);
     return SUCCESS;
 }
 

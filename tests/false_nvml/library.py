@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,19 @@ SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, LOWEST_MHZ - 1, -15))
 
 # The layout of `struct state` in false_nvml.c.
 _HEAD = struct.Struct("=qqq64s")
-_GPU = struct.Struct("=qqqqq")
+_GPU = struct.Struct("=qqqqqqq")
+_FIELD = struct.Struct("=q")
 _MAX_GPUS = 8
-_GPU_FIELDS = ("locked_mhz", "held_mhz", "mig_mode", "energy_uj", "counted_ns")
+_GPU_FIELDS = (
+    "lowest_mhz",
+    "highest_mhz",
+    "held_mhz",
+    "event_reasons",
+    "mig_mode",
+    "energy_uj",
+    "counted_ns",
+)
+_COUNTER_PERIOD_NS = 100_000_000
 
 
 class FalseNvml:
@@ -65,9 +77,45 @@ class FalseNvml:
         """UUID of a GPU."""
         return f"GPU-{index}-of-the-false-nvml"
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that NVML counts."""
+        return int(_HEAD.unpack_from(self._map)[0])
+
+    @staticmethod
+    def pci_address(index: int) -> str:
+        """PCI address of a GPU, as `lspci -D` writes it."""
+        return f"0000:{0x1A + index:02x}:00.0"
+
     def locked_mhz(self, index: int = 0) -> int:
-        """The clock that is locked, MHz; 0: none, the driver's default."""
-        return self._gpu(index)["locked_mhz"]
+        """The clock that is locked, MHz; 0: none, as with a range or the driver's default."""
+        lowest_mhz, highest_mhz = self.range_mhz(index)
+        return highest_mhz if lowest_mhz == highest_mhz else 0
+
+    def range_mhz(self, index: int = 0) -> tuple[int, int]:
+        """The lowest and highest clock that are set, MHz; zeros: the driver's default."""
+        gpu = self._gpu(index)
+        return gpu["lowest_mhz"], gpu["highest_mhz"]
+
+    def set_range_mhz(self, lowest_mhz: int, highest_mhz: int, index: int = 0) -> None:
+        """Set clocks as somebody with the right to does, past faults and log; zeros: reset."""
+        with self._state_file.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._count_energy(index)
+            self._set_gpu(index, lowest_mhz=lowest_mhz, highest_mhz=highest_mhz)
+
+    def energy_mj(self, index: int = 0) -> int:
+        """What the GPU's energy counter shows, mJ."""
+        with self._state_file.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._count_energy(index)
+            return self._gpu(index)["energy_uj"] // 1000
+
+    def use_energy_j(self, energy_j: int, index: int = 0) -> None:
+        """Let the energy counter jump up by this much."""
+        with self._state_file.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._set_gpu(index, energy_uj=self._gpu(index)["energy_uj"] + energy_j * 10**6)
 
     def calls(self, function: str) -> list[tuple[int, int]]:
         """(GPU, argument) of every call of an NVML function so far."""
@@ -90,18 +138,32 @@ class FalseNvml:
         """Let a power limit hold the clock there, whatever is locked; 0: no longer."""
         self._set_gpu(index, held_mhz=held_mhz)
 
+    def set_event_reasons(self, reasons: int, index: int = 0) -> None:
+        """Let NVML tell these clocks-event reasons too; 0: no others."""
+        self._set_gpu(index, event_reasons=reasons)
+
     def set_mig(self, mode: int, index: int = 0) -> None:
         """Divide the GPU (1), or not (0)."""
         self._set_gpu(index, mig_mode=mode)
+
+    def _count_energy(self, index: int) -> None:
+        # As count_energy in false_nvml.c: 50 W and a tenth of a watt per MHz, whole periods.
+        gpu = self._gpu(index)
+        until_ns = time.monotonic_ns() // _COUNTER_PERIOD_NS * _COUNTER_PERIOD_NS
+        elapsed_ms = (until_ns - (gpu["counted_ns"] or until_ns)) // 10**6
+        clock_mhz = min(gpu["highest_mhz"] or HIGHEST_MHZ, gpu["held_mhz"] or HIGHEST_MHZ)
+        energy_uj = gpu["energy_uj"] + (50_000 + 100 * clock_mhz) * elapsed_ms
+        self._set_gpu(index, energy_uj=energy_uj, counted_ns=until_ns)
 
     def _gpu(self, index: int) -> dict[str, int]:
         values = _GPU.unpack_from(self._map, _HEAD.size + index * _GPU.size)
         return dict(zip(_GPU_FIELDS, values, strict=True))
 
     def _set_gpu(self, index: int, **changes: int) -> None:
-        fields = self._gpu(index) | changes
-        values = (fields[name] for name in _GPU_FIELDS)
-        _GPU.pack_into(self._map, _HEAD.size + index * _GPU.size, *values)
+        # Field by field: another process may change the others at the same time.
+        for name, value in changes.items():
+            offset = _HEAD.size + index * _GPU.size + _GPU_FIELDS.index(name) * _FIELD.size
+            _FIELD.pack_into(self._map, offset, value)
 
 
 def build_library(folder: Path) -> Path:

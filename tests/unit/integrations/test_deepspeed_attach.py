@@ -42,16 +42,11 @@ class Opened:
             def in_force(self) -> None:
                 raise AssertionError("no step runs here")
 
-        def uuid(local_rank: int, environ: object) -> str:
+        def open_gpu(local_rank: int, environ: object) -> Gpu:
             opened.log.append(f"local rank {local_rank}")
-            return "GPU-recording"
-
-        def open_gpu(*, uuid: str) -> Gpu:
-            assert uuid == "GPU-recording"
             return Gpu()
 
-        monkeypatch.setattr(deepspeed_pipeline, "NvmlGpu", SimpleNamespace(open=open_gpu))
-        monkeypatch.setattr(deepspeed_pipeline, "visible_gpu_uuid", uuid)
+        monkeypatch.setattr(deepspeed_pipeline, "open_local_gpu", open_gpu)
         monkeypatch.setattr(deepspeed_pipeline, "EagerP2P", Eager)
 
 

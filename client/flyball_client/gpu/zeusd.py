@@ -1,0 +1,163 @@
+"""Real NVIDIA GPUs whose clocks zeusd sets: for processes that may not set them themselves.
+
+zeusd is the daemon of the Zeus project. It runs with the right to set clocks and does so for
+others, over HTTP on a Unix socket or TCP.
+"""
+
+from __future__ import annotations
+
+from flyball_client.gpu._base import (
+    ClockLimit,
+    GpuAddress,
+    GpuError,
+    GpuPermissionError,
+    SmClockRange,
+)
+from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.zeusd_connection import ZeusdConnection
+from flyball_client.gpu.zeusd_numbering import zeusd_gpu_id
+
+
+class ZeusdGpu:
+    """One GPU, a GpuDevice; made by `open`. It is read through NVML, which anybody may."""
+
+    def __init__(
+        self,
+        nvml: NvmlGpu,
+        connection: ZeusdConnection,
+        *,
+        gpu_id: int,
+        address: GpuAddress,
+    ) -> None:
+        self._nvml = nvml
+        self._connection = connection
+        self._gpu_id = gpu_id
+        self._address = address
+        self._is_locked = False
+        self._is_closed = False
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        uuid: str,
+        endpoint: str,
+        token: str | None = None,
+        return_range: SmClockRange | None = None,
+        timeout_s: float = 1.0,
+    ) -> ZeusdGpu:
+        """The GPU of this UUID, found at zeusd too.
+
+        Args:
+            uuid: `GPU-...`.
+            endpoint: the path of zeusd's socket, or `HOST:PORT`.
+            token: where zeusd wants one; printable ASCII.
+            return_range: what `reset_sm_clock` goes back to; None: the driver's default.
+            timeout_s: of connecting to zeusd, sending and receiving each, s.
+
+        Raises:
+            ValueError: endpoint, token or timeout cannot be one.
+            GpuNotFoundError: there is no such GPU, no NVML, or no zeusd that has it.
+            GpuNotSupportedError: the GPU is divided by MIG.
+            GpuPermissionError: zeusd may not be reached, or does not set clocks for us.
+            GpuError: zeusd answers errors or nonsense, or not in time.
+        """
+        connection = ZeusdConnection(endpoint, token=token, timeout_s=timeout_s)
+        address = GpuAddress(
+            control="zeusd", uuid=uuid, endpoint=endpoint, token=token, return_range=return_range
+        )
+        nvml = NvmlGpu.open(uuid=uuid)
+        try:
+            gpu_id = zeusd_gpu_id(connection, nvml)
+        except BaseException:
+            connection.close()
+            nvml.close()
+            raise
+        return cls(nvml, connection, gpu_id=gpu_id, address=address)
+
+    def __repr__(self) -> str:
+        return f"<ZeusdGpu {self.name!r} {self.uuid} through {self._connection.endpoint}>"
+
+    @property
+    def name(self) -> str:
+        """The product's name."""
+        return self._nvml.name
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's UUID."""
+        return self._nvml.uuid
+
+    @property
+    def is_emulated(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def address(self) -> GpuAddress:
+        """Through zeusd, by UUID."""
+        return self._address
+
+    def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
+        """SM clocks under the highest memory clock, MHz, falling; asked once."""
+        return self._nvml.supported_sm_clocks_mhz()
+
+    def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
+        """Have zeusd request this SM clock, as minimum and maximum."""
+        if sm_clock_mhz not in self.supported_sm_clocks_mhz():
+            raise ValueError(f"{self.uuid} does not support {sm_clock_mhz} MHz")
+        # Remembered before the call: interrupted in between, a reset too many does no harm.
+        was_locked, self._is_locked = self._is_locked, True
+        try:
+            self._set_range(f"locking the SM clock of {self.uuid}", sm_clock_mhz, sm_clock_mhz)
+        except GpuPermissionError:
+            # After any other error it is not known whether zeusd did it.
+            self._is_locked = was_locked
+            raise
+
+    def reset_sm_clock(self) -> None:
+        """Have zeusd give the SM clock back to the driver, or to the configured range."""
+        doing = f"giving back the SM clock of {self.uuid}"
+        to = self._address.return_range
+        if to is None:
+            self._order(doing, f"/gpu/reset_gpu_locked_clocks?gpu_ids={self._gpu_id}&block=true")
+        else:
+            self._set_range(doing, to.lowest_mhz, to.highest_mhz)
+        self._is_locked = False
+
+    def sm_clock_mhz(self) -> int:
+        """The SM clock in force, MHz."""
+        return self._nvml.sm_clock_mhz()
+
+    def clock_limits(self) -> ClockLimit:
+        """What holds the clock down at this moment."""
+        return self._nvml.clock_limits()
+
+    def total_energy_j(self) -> float:
+        """The energy counter, J since the driver was loaded."""
+        return self._nvml.total_energy_j()
+
+    def close(self) -> None:
+        """Give back a clock that was locked here, and end NVML for this object."""
+        if self._is_closed:
+            return
+        try:
+            if self._is_locked:
+                self.reset_sm_clock()
+        finally:
+            self._is_closed = True
+            self._connection.close()
+            self._nvml.close()
+
+    def _set_range(self, doing: str, lowest_mhz: int, highest_mhz: int) -> None:
+        # block=true: zeusd answers when the driver has done it, and says if it refused.
+        self._order(
+            doing,
+            f"/gpu/set_gpu_locked_clocks?gpu_ids={self._gpu_id}&min_clock_mhz={lowest_mhz}"
+            f"&max_clock_mhz={highest_mhz}&block=true",
+        )
+
+    def _order(self, doing: str, path: str) -> None:
+        if self._is_closed:
+            raise GpuError(f"{self.uuid} is closed; open it again to go on")
+        self._connection.order(doing, path)

@@ -1,0 +1,251 @@
+"""One kept-alive HTTP connection to zeusd, and what goes wrong on it as the client's GPU errors."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
+
+DEFAULT_PORT = 4938
+
+# What zeusd answers is a few hundred bytes; whatever is longer is not read.
+_MAX_ANSWER_BYTES = 1 << 20
+_MAX_TEXT_LENGTH = 200
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+_HOST_AND_PORT = re.compile(rf"(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?")
+
+# status -> (error, what to do)
+_REFUSALS: dict[int, tuple[type[GpuError], str]] = {
+    401: (
+        GpuPermissionError,
+        "set ZEUSD_TOKEN to a token for this zeusd, of scope gpu-control",
+    ),
+    403: (
+        GpuPermissionError,
+        "zeusd must run as root with CAP_SYS_ADMIN, and a token must be of scope gpu-control",
+    ),
+    404: (GpuError, "zeusd 0.4 or later with its API group gpu-control is needed"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeusdAnswer:
+    """What zeusd answered, whatever the status."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:  # noqa: ANN401 - typed where it enters our code
+        """The body as JSON; None where it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):  # not JSON, not UTF-8, or a joke
+            return None
+
+
+class ZeusdConnection:
+    """Requests to zeusd, one after the other; the connection stays open in between.
+
+    zeusd closes a connection that has been quiet for some seconds, so a request that finds it
+    closed is sent once more: all of them may be repeated. A request may also be interrupted by
+    a signal's handler that makes one itself; that one gets a connection of its own. The token
+    appears in no text.
+
+    Args:
+        endpoint: the path of zeusd's socket, `/run/zeusd/zeusd.sock`, or `HOST:PORT`.
+        token: sent with every request, where zeusd wants one.
+        timeout_s: for connecting, sending and receiving each, s.
+
+    Raises:
+        ValueError: an argument cannot be one.
+    """
+
+    def __init__(self, endpoint: str, *, token: str | None = None, timeout_s: float) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        check_endpoint(endpoint)
+        if token is not None:
+            check_token(token)
+        self.endpoint = endpoint
+        self.has_token = token is not None
+        self._token = token
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._timeout_s = timeout_s
+        self._idle: http.client.HTTPConnection | None = None
+
+    def __repr__(self) -> str:
+        return f"<ZeusdConnection {self.endpoint}>"
+
+    def order(self, doing: str, path: str) -> None:
+        """Have zeusd do something; `doing` says for an error's text what it was for.
+
+        Raises:
+            GpuPermissionError: it may not be reached, or it refuses; nothing was done.
+            GpuNotFoundError: it cannot be reached, or no longer.
+            GpuError: it answered an error or nonsense, or not in time; it may have been done.
+        """
+        answer = self.ask(doing, "POST", path)
+        if answer.status != http.client.OK:
+            raise self.refusal(doing, answer)
+
+    def ask(self, doing: str, method: str, path: str) -> ZeusdAnswer:
+        """What zeusd answers, whatever its status.
+
+        Raises:
+            GpuError: it could not be asked, as for `order`.
+        """
+        # Whoever comes in between, in a signal's handler, finds none idle and opens another.
+        connection, self._idle = self._idle or self._new(), None
+        try:
+            return self._ask(connection, method, path)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(doing, error) from None
+        finally:
+            if self._idle is None:
+                self._idle = connection
+            else:
+                connection.close()
+
+    def refusal(self, doing: str, answer: ZeusdAnswer) -> GpuError:
+        """The error for an answer that is not what was hoped for."""
+        kind, advice = _REFUSALS.get(answer.status, (GpuError, "zeusd's log may say more"))
+        told = self._text_of(answer) or http.client.responses.get(answer.status, "no text")
+        return kind(f"{doing}: zeusd at {self.endpoint} answered {answer.status}: {told}; {advice}")
+
+    def nonsense(self, doing: str) -> GpuError:
+        """The error for an answer that cannot be zeusd's."""
+        return GpuError(
+            f"{doing}: what answers at {self.endpoint} is not zeusd 0.4 or later;"
+            " see ZEUSD_SOCK_PATH and ZEUSD_HOST_PORT"
+        )
+
+    def close(self) -> None:
+        """Close the connection; a later request would open it again."""
+        if self._idle is not None:
+            self._idle.close()
+
+    def _ask(self, connection: http.client.HTTPConnection, method: str, path: str) -> ZeusdAnswer:
+        was_open = connection.sock is not None
+        try:
+            return self._exchange(connection, method, path)
+        except ConnectionError:
+            if not was_open:
+                raise
+        return self._exchange(connection, method, path)
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, method: str, path: str
+    ) -> ZeusdAnswer:
+        try:
+            connection.request(method, path, headers=self._headers)
+            response = connection.getresponse()
+            body = response.read(_MAX_ANSWER_BYTES)
+            is_whole = response.isclosed()
+        except BaseException:
+            # Also of a KeyboardInterrupt: a late answer must not be taken for the next one's.
+            connection.close()
+            raise
+        if not is_whole:
+            connection.close()
+        return ZeusdAnswer(status=response.status, body=body)
+
+    def _new(self) -> http.client.HTTPConnection:
+        place = _parse_endpoint(self.endpoint)
+        if place is None:
+            return _UnixConnection(self.endpoint, timeout_s=self._timeout_s)
+        host, port = place
+        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+
+    def _failure(self, doing: str, error: OSError | http.client.HTTPException) -> GpuError:
+        where = f"{doing}: zeusd at {self.endpoint}"
+        if isinstance(error, TimeoutError):
+            return GpuError(f"{where} did not answer within {self._timeout_s:g} s; is it busy?")
+        if isinstance(error, PermissionError):
+            return GpuPermissionError(
+                f"{where} may not be reached: {error.strerror}; start zeusd with"
+                " --socket-permissions 666, or join the group that owns the socket"
+            )
+        if isinstance(error, ConnectionRefusedError):
+            return _not_there(where, "nobody listens")
+        if isinstance(error, ConnectionError):
+            return GpuError(f"{where} closed the connection without an answer; see its log")
+        if isinstance(error, http.client.HTTPException):
+            return self.nonsense(doing)
+        return _not_there(where, error.strerror or str(error))
+
+    def _text_of(self, answer: ZeusdAnswer) -> str:
+        document = answer.json()
+        text = answer.body.decode("utf-8", "replace")
+        with contextlib.suppress(KeyError, TypeError):
+            text = str(document["error"])
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            # by the GPU's number
+            text = "; ".join(str(each) for each in document["errors"].values())
+        if self._token is not None:
+            text = text.replace(self._token, "...")
+        text = "".join(each if each.isprintable() else " " for each in text)
+        return " ".join(text.split())[:_MAX_TEXT_LENGTH].rstrip(".;: ")
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, *, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(self.timeout)
+            sock.connect(self._path)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Whether it is the path of a socket, or `HOST:PORT`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    _parse_endpoint(endpoint)
+
+
+def check_token(token: str) -> None:
+    """Whether it can be sent.
+
+    Raises:
+        ValueError: it cannot; the text does not show it.
+    """
+    if not (token.isascii() and token.isprintable() and token.strip()):
+        raise ValueError("zeusd's token must be printable ASCII")
+
+
+def _parse_endpoint(endpoint: str) -> tuple[str, int] | None:
+    """Host and port; None: the path of a Unix socket."""
+    if "/" in endpoint and endpoint.isprintable():
+        return None
+    found = _HOST_AND_PORT.fullmatch(endpoint)
+    port = int(found[2] or DEFAULT_PORT) if found else 0
+    if found is None or not 0 < port < 1 << 16:
+        raise ValueError(
+            "zeusd's address must be the path of a socket or HOST:PORT,"
+            f" not {endpoint[:_MAX_TEXT_LENGTH]!r}"
+        )
+    return found[1].strip("[]"), port
+
+
+def _not_there(where: str, why: str) -> GpuNotFoundError:
+    return GpuNotFoundError(
+        f"{where} cannot be reached: {why}; is zeusd running, and do ZEUSD_SOCK_PATH or"
+        " ZEUSD_HOST_PORT name it?"
+    )

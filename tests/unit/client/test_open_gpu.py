@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.library import FalseNvml
+from tests.false_zeusd.server import FalseZeusd
+
+from flyball_client.gpu._base import (
+    GpuAddress,
+    GpuDevice,
+    GpuError,
+    GpuNotFoundError,
+    GpuNotSupportedError,
+    GpuPermissionError,
+    SmClockRange,
+)
+from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.open_gpu import open_gpu, open_local_gpu
+from flyball_client.gpu.zeusd import ZeusdGpu
+
+NOT_SUPPORTED = 3
+TOKEN = "eyJhbGciOiJIUzI1NiJ9.e30.c2lnbmVk"  # noqa: S105 - nobody's
+
+# As in /proc/self/status: of root, of root in a container, of anybody else, of CAP_SYS_ADMIN alone.
+ROOT = "CapInh:\t0000000000000000\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\n"
+CONTAINER_ROOT = "CapPrm:\t00000000a80425fb\nCapEff:\t00000000a80425fb\n"
+USER = "CapPrm:\t0000000000200000\nCapEff:\t0000000000000000\n"
+SYS_ADMIN = "CapEff:\t0000000000200000\n"
+
+Open = Callable[..., GpuDevice]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "zeusd.sock"
+
+
+@pytest.fixture
+def zeusd(loaded_nvml: FalseNvml, place: Path) -> Iterator[FalseZeusd]:
+    with FalseZeusd(loaded_nvml, place) as running:
+        yield running
+
+
+@pytest.fixture
+def open_local(loaded_nvml: FalseNvml, tmp_path: Path, place: Path) -> Iterator[Open]:
+    """Opens the GPU of local rank 0; closes all."""
+    with ExitStack() as opened:
+
+        def open_one(
+            environ: dict[str, str],
+            *,
+            local_rank: int = 0,
+            default_socket: Path = place,
+            status: str = USER,
+        ) -> GpuDevice:
+            (tmp_path / "status").write_text(f"Name:\tpython3\n{status}Seccomp:\t2\n")
+            device = open_local_gpu(
+                local_rank,
+                environ,
+                default_socket=default_socket,
+                process_status=tmp_path / "status",
+            )
+            opened.callback(device.close)
+            return device
+
+        yield open_one
+
+
+def endpoint_of(gpu: GpuDevice) -> str | None:
+    assert gpu.address is not None
+    assert (gpu.address.control == "zeusd") == isinstance(gpu, ZeusdGpu)
+    return gpu.address.endpoint
+
+
+# ------------------------------------------------------------------ who sets the clocks
+
+
+def test_without_zeusd_it_is_nvml(open_local: Open) -> None:
+    for status in (USER, ROOT):
+        assert isinstance(open_local({}, status=status), NvmlGpu)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(USER, ZeusdGpu), (CONTAINER_ROOT, ZeusdGpu), (ROOT, NvmlGpu), (SYS_ADMIN, NvmlGpu)],
+)
+@pytest.mark.usefixtures("zeusd")
+def test_zeusd_at_its_usual_place_serves_those_who_may_not_set_clocks(
+    open_local: Open, status: str, kind: type[GpuDevice]
+) -> None:
+    for environ in ({}, {"FLYBALL_CLOCK_CONTROL": "auto"}, {"FLYBALL_CLOCK_CONTROL": ""}):
+        assert type(open_local(environ, status=status)) is kind
+
+
+def test_without_a_status_of_the_process_root_may_set_clocks(
+    loaded_nvml: FalseNvml, zeusd: FalseZeusd, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for uid, kind in ((0, NvmlGpu), (1000, ZeusdGpu)):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        gpu = open_local_gpu(0, {}, default_socket=place, process_status=place.with_name("none"))
+        assert type(gpu) is kind
+        gpu.close()
+
+
+def test_a_place_that_cannot_be_looked_at_is_no_zeusd(open_local: Open) -> None:
+    assert isinstance(open_local({}, default_socket=Path("/" + 300 * "x")), NvmlGpu)
+
+
+@pytest.mark.parametrize("control", ["auto", "zeusd"])
+def test_a_named_zeusd_serves_everybody(
+    open_local: Open, zeusd: FalseZeusd, tmp_path: Path, control: str
+) -> None:
+    environ = {"FLYBALL_CLOCK_CONTROL": control, "ZEUSD_SOCK_PATH": zeusd.endpoint}
+    gpu = open_local(environ, status=ROOT, default_socket=tmp_path / "none")
+    assert endpoint_of(gpu) == zeusd.endpoint
+
+
+def test_a_zeusd_on_tcp_is_named_by_host_and_port(loaded_nvml: FalseNvml, open_local: Open) -> None:
+    with FalseZeusd(loaded_nvml) as on_tcp:
+        gpu = open_local({"ZEUSD_HOST_PORT": on_tcp.endpoint, "ZEUSD_SOCK_PATH": ""})
+        assert endpoint_of(gpu) == on_tcp.endpoint
+        gpu.close()
+
+
+def test_the_socket_goes_before_host_and_port(open_local: Open, zeusd: FalseZeusd) -> None:
+    environ = {"ZEUSD_SOCK_PATH": zeusd.endpoint, "ZEUSD_HOST_PORT": "127.0.0.1:1"}
+    assert endpoint_of(open_local(environ)) == zeusd.endpoint
+
+
+def test_zeusd_without_an_address_is_at_its_usual_place(
+    open_local: Open, zeusd: FalseZeusd
+) -> None:
+    gpu = open_local({"FLYBALL_CLOCK_CONTROL": "zeusd"}, status=ROOT)
+    assert endpoint_of(gpu) == zeusd.endpoint
+
+
+def test_a_relative_socket_is_found_from_any_folder(
+    open_local: Open, zeusd: FalseZeusd, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.parent)
+    assert endpoint_of(open_local({"ZEUSD_SOCK_PATH": place.name})) == zeusd.endpoint
+
+
+def test_the_token_is_sent(loaded_nvml: FalseNvml, open_local: Open, place: Path) -> None:
+    with FalseZeusd(loaded_nvml, place, token=TOKEN) as guarded:
+        gpu = open_local({"ZEUSD_TOKEN": TOKEN})
+        assert gpu.address is not None
+        assert gpu.address.token == TOKEN
+        gpu.lock_sm_clock_mhz(1410)
+        gpu.close()
+        assert len(guarded.orders) == 2
+
+
+def test_nvml_asks_nothing_about_zeusd(open_local: Open, zeusd: FalseZeusd) -> None:
+    environ = {
+        "FLYBALL_CLOCK_CONTROL": "nvml",
+        "ZEUSD_SOCK_PATH": zeusd.endpoint,
+        "ZEUSD_HOST_PORT": "no/address",
+        "ZEUSD_TOKEN": "\n",
+    }
+    assert isinstance(open_local(environ), NvmlGpu)
+    assert zeusd.requests == []
+
+
+def test_of_its_own_accord_it_falls_back_to_nvml_with_one_warning(
+    loaded_nvml: FalseNvml, open_local: Open, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FalseZeusd(loaded_nvml, place, token=TOKEN), caplog.at_level(logging.INFO):
+        assert isinstance(open_local({}), NvmlGpu)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"clocks are set through NVML, not zeusd: zeusd at {place} wants a token; set ZEUSD_TOKEN"
+    ]
+
+
+def test_a_zeusd_that_was_asked_for_must_be_there(
+    loaded_nvml: FalseNvml, open_local: Open, place: Path
+) -> None:
+    environ = {"FLYBALL_CLOCK_CONTROL": "zeusd"}
+    with pytest.raises(GpuNotFoundError, match="is zeusd running"):
+        open_local(environ)
+    with (
+        FalseZeusd(loaded_nvml, place, token=TOKEN),
+        pytest.raises(GpuPermissionError, match="set ZEUSD_TOKEN"),
+    ):
+        open_local(environ)
+
+
+def test_an_error_of_the_gpu_itself_is_no_reason_to_fall_back(
+    loaded_nvml: FalseNvml, open_local: Open
+) -> None:
+    loaded_nvml.set_mig(1)
+    with pytest.raises(GpuNotSupportedError, match="divided by MIG"):
+        open_local({})
+
+
+# ------------------------------------------------------------------ which GPU
+
+
+def test_it_is_the_gpu_that_cuda_calls_by_that_number(
+    open_local: Open, zeusd: FalseZeusd, loaded_nvml: FalseNvml
+) -> None:
+    gpu = open_local({"CUDA_VISIBLE_DEVICES": "1,0"})
+    gpu.lock_sm_clock_mhz(1410)
+    assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (0, 1410)
+    assert open_local({}, local_rank=1).uuid == gpu.uuid
+    with pytest.raises(GpuError, match="local rank 2 has no GPU"):
+        open_local({}, local_rank=2)
+    gpu.close()
+
+
+def test_an_address_must_say_where_zeusd_is() -> None:
+    with pytest.raises(ValueError, match="address of GPU-1 does not say where zeusd is"):
+        open_gpu(GpuAddress(control="zeusd", uuid="GPU-1"))
+
+
+# ------------------------------------------------------------------ what a clock goes back to
+
+
+@pytest.mark.parametrize("control", ["nvml", "zeusd"])
+@pytest.mark.usefixtures("zeusd")
+def test_an_administrators_range_is_what_a_clock_goes_back_to(
+    open_local: Open, loaded_nvml: FalseNvml, control: str
+) -> None:
+    environ = {"FLYBALL_CLOCK_CONTROL": control, "FLYBALL_RETURN_CLOCKS_MHZ": "210:1410"}
+    gpu = open_local(environ)
+    assert gpu.address is not None
+    assert gpu.address.return_range == SmClockRange(lowest_mhz=210, highest_mhz=1410)
+    gpu.lock_sm_clock_mhz(1200)
+    gpu.close()
+    assert loaded_nvml.range_mhz() == (210, 1410)
+
+
+@pytest.mark.parametrize("text", ["209:1410", "210:1981", "1:9999"])
+def test_a_range_that_the_gpu_does_not_have_is_refused_at_once(
+    open_local: Open, loaded_nvml: FalseNvml, text: str
+) -> None:
+    with pytest.raises(ValueError, match=f"FLYBALL_RETURN_CLOCKS_MHZ .*210:1980.* not {text}"):
+        open_local({"FLYBALL_RETURN_CLOCKS_MHZ": text})
+    # Whoever failed to open has ended NVML again.
+    assert len(loaded_nvml.calls("nvmlInitWithFlags")) == len(loaded_nvml.calls("nvmlShutdown"))
+
+
+def test_a_gpu_that_tells_no_clocks_may_have_any_range(
+    open_local: Open, loaded_nvml: FalseNvml
+) -> None:
+    loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
+    open_local({"FLYBALL_RETURN_CLOCKS_MHZ": "1:9999"})
+
+
+def test_without_a_range_the_driver_chooses(open_local: Open) -> None:
+    gpu = open_local({"FLYBALL_RETURN_CLOCKS_MHZ": ""})
+    assert gpu.address is not None
+    assert gpu.address.return_range is None
+
+
+# ------------------------------------------------------------------ what cannot be used
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FLYBALL_CLOCK_CONTROL", "root"),
+        ("FLYBALL_CLOCK_CONTROL", "NVML\n"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "1410"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "1410:"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "1410:210"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "0:210"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "210:1410:1980"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "a\nb"),
+        ("ZEUSD_SOCK_PATH", "/run/zeusd\n"),
+        ("ZEUSD_HOST_PORT", "http://node1:4938"),
+        ("ZEUSD_HOST_PORT", "node1:http"),
+        ("ZEUSD_HOST_PORT", "node1:99999"),
+        ("ZEUSD_TOKEN", "secret\n"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_told_in_one_line_with_its_variable(
+    open_local: Open, variable: str, value: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{variable}") as raised:
+        open_local({variable: value})
+    assert str(raised.value).isprintable()
+    assert "secret" not in str(raised.value)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from flyball_client.rank_settings import RankSettings
+
+
+def test_without_any_variable_no_planner_is_asked_and_the_last_plan_would_hold() -> None:
+    settings = RankSettings.read({})
+    assert settings == RankSettings(
+        planner_url=None, token=None, lease_s=30.0, without_planner="last-plan", local_rank=0
+    )
+    assert settings.open_planner() is None
+
+
+def test_variables_are_read_and_arguments_win() -> None:
+    environ = {
+        "FLYBALL_PLANNER_URL": "http://127.0.0.1:1",
+        "FLYBALL_TOKEN": "one",
+        "FLYBALL_LEASE_S": "2.5",
+        "FLYBALL_WITHOUT_PLANNER": "default-clocks",
+        "LOCAL_RANK": "3",
+    }
+    assert RankSettings.read(environ) == RankSettings(
+        planner_url="http://127.0.0.1:1",
+        token="one",  # noqa: S106 - no token of anything
+        lease_s=2.5,
+        without_planner="default-clocks",
+        local_rank=3,
+    )
+    won = RankSettings.read(
+        environ,
+        planner_url="http://127.0.0.1:2",
+        token="two",  # noqa: S106 - likewise
+        lease_s=7.0,
+        without_planner="last-plan",
+    )
+    assert (won.planner_url, won.token, won.lease_s) == ("http://127.0.0.1:2", "two", 7.0)
+    assert won.without_planner == "last-plan"
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    names = (
+        "FLYBALL_PLANNER_URL",
+        "FLYBALL_TOKEN",
+        "FLYBALL_LEASE_S",
+        "FLYBALL_WITHOUT_PLANNER",
+        "LOCAL_RANK",
+    )
+    assert RankSettings.read(dict.fromkeys(names, "")) == RankSettings.read({})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FLYBALL_LEASE_S", "soon"),
+        ("FLYBALL_LEASE_S", "0"),
+        ("FLYBALL_LEASE_S", "inf"),
+        ("FLYBALL_WITHOUT_PLANNER", "panic"),
+        ("LOCAL_RANK", "-1"),
+        ("LOCAL_RANK", "one"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(repr(value))}"):
+        RankSettings.read({name: value})
+
+
+def test_a_planner_gets_the_address_and_token() -> None:
+    arguments: dict[str, Any] = {"planner_url": "http://127.0.0.1:9", "token": "t"}
+    planner = RankSettings.read({}, **arguments).open_planner()
+    assert planner is not None
+    assert planner.base_url == "http://127.0.0.1:9"
+    planner.close()

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.library import FalseNvml
+from tests.false_zeusd.server import FalseZeusd
+
+from flyball_client.__main__ import main
+from flyball_client.governor.lock_record import ClockHolder, LockRecord, find_records
+
+PATIENCE_S = 60.0
+NO_PERMISSION = 4
+RESET = "nvmlDeviceResetGpuLockedClocks"
+SET = "nvmlDeviceSetGpuLockedClocks"
+
+RANK = """
+import sys, time
+from pathlib import Path
+from flyball_client.governor.process_governor import ProcessGovernor
+from flyball_client.gpu._base import GpuAddress
+
+governor = ProcessGovernor(
+    GpuAddress(control="nvml", uuid=sys.argv[1]), "job 'llm' rank 3", state_dir=Path(sys.argv[2])
+)
+governor.start()
+is_told = False
+while True:
+    governor.on_step_begin()
+    governor.set_mhz(1200)
+    if all(governor.pids) and not is_told:
+        print(*governor.pids, flush=True)
+        is_told = True
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture(autouse=True)
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the records; no other setting of this machine counts."""
+    for name in [*os.environ]:
+        if name.startswith(("FLYBALL_", "ZEUSD_")):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "state"
+    monkeypatch.setenv("FLYBALL_STATE_DIR", str(folder))
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "nvml")
+    return folder
+
+
+@pytest.fixture
+def unlock(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[dict[str, str]]]]:
+    """Runs `flyball unlock ... --json`: its status and what became of each GPU."""
+
+    def run(*arguments: str) -> tuple[int, list[dict[str, str]]]:
+        status = main(["unlock", *arguments, "--json"])
+        return status, json.loads(capsys.readouterr().out)["gpus"]
+
+    return run
+
+
+Unlock = Callable[..., tuple[int, list[dict[str, str]]]]
+
+
+def write_record(state_dir: Path, uuid: str) -> LockRecord:
+    """A record that says locked, held until it is closed."""
+    record = LockRecord.take(state_dir, uuid)
+    record.write(
+        ClockHolder(
+            uuid=uuid, control="nvml", rank_name="job 'llm' rank 0", rank_pid=7, governor_pid=8
+        )
+    )
+    return record
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+def killed_rank(false_nvml: FalseNvml, state_dir: Path) -> Iterator[FalseNvml]:
+    """A rank, its governor and the standby, all killed while the clock was locked."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", RANK, false_nvml.uuid(0), str(state_dir)],
+        env=false_nvml.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    pids: list[int] = []
+    try:
+        assert rank.stdout is not None
+        pids = [int(pid) for pid in rank.stdout.readline().split()]
+        assert len(pids) == 2
+        wait_until(lambda: false_nvml.locked_mhz(0) == 1200)
+        # Stopped first: whichever lived on would give the clock back.
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    finally:
+        rank.kill()
+        rank.communicate(timeout=PATIENCE_S)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: all(ended(pid) for pid in pids))
+    yield false_nvml
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_clock_that_killed_governors_left_locked_is_given_back(
+    killed_rank: FalseNvml, state_dir: Path, unlock: Unlock
+) -> None:
+    assert killed_rank.locked_mhz(0) == 1200
+    status, (gpu,) = unlock()
+    assert status == 0
+    assert (gpu["gpu"], gpu["outcome"]) == (killed_rank.uuid(0), "given back")
+    assert gpu["rank_name"] == "job 'llm' rank 3"
+    assert killed_rank.range_mhz(0) == (0, 0)
+    assert find_records(state_dir) == []
+    assert unlock() == (0, [])
+
+
+def test_nothing_left_locked_is_said_and_no_clock_is_touched(
+    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded_nvml.set_range_mhz(1200, 1200)
+    assert main(["unlock"]) == 0
+    assert capsys.readouterr().out == "no clock was left locked\n"
+    assert loaded_nvml.locked_mhz() == 1200
+    assert loaded_nvml.calls(RESET) == loaded_nvml.calls(SET) == []
+
+
+def test_without_nvml_nothing_left_locked_is_no_failure(false_nvml: FalseNvml) -> None:
+    environment = false_nvml.environment
+    del environment["FALSE_NVML_STATE"]
+    for arguments, status, text in (
+        ([], 0, "no clock was left locked\n"),
+        (["--all"], 2, "flyball unlock: starting NVML: Driver Not Loaded; "),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "flyball_client", "unlock", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == status
+        assert (done.stdout or done.stderr).startswith(text)
+        assert (done.stdout + done.stderr).count("\n") == 1
+
+
+def test_a_record_that_was_half_written_counts_as_locked(
+    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+) -> None:
+    loaded_nvml.set_range_mhz(900, 900, 1)
+    state_dir.mkdir()
+    (state_dir / f"{loaded_nvml.uuid(1)}.clock").write_text('{"uuid": "GPU')
+    status, (gpu,) = unlock()
+    assert (status, gpu["outcome"], gpu["rank_name"]) == (0, "given back", "an unknown rank")
+    assert loaded_nvml.range_mhz(1) == (0, 0)
+
+
+def test_a_clock_whose_governor_lives_is_left_alone(
+    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+) -> None:
+    loaded_nvml.set_range_mhz(1200, 1200)
+    with closing(write_record(state_dir, loaded_nvml.uuid(0))):
+        status, (gpu,) = unlock()
+    assert (status, gpu["outcome"]) == (0, "left alone")
+    assert "job 'llm' rank 0 (process 7) lives" in gpu["text"]
+    assert loaded_nvml.locked_mhz() == 1200
+
+
+def test_a_clock_whose_governor_lives_is_taken_only_by_force(
+    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+) -> None:
+    for index in (0, 1):
+        loaded_nvml.set_range_mhz(1200, 1200, index)
+    with closing(write_record(state_dir, loaded_nvml.uuid(0))):
+        status, (refused, given_back) = unlock("--all")
+        assert (status, refused["outcome"], given_back["outcome"]) == (1, "refused", "given back")
+        assert "end that rank, or add --force" in refused["text"]
+        assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (1200, 0)
+        status, (forced,) = unlock("--gpu", "0", "--force")
+        assert (status, forced["outcome"]) == (0, "given back")
+        assert "its governor lives and may set it again" in forced["text"]
+        assert loaded_nvml.range_mhz(0) == (0, 0)
+        # The governor still says what it holds.
+        assert len(find_records(state_dir)) == 1
+
+
+@pytest.mark.parametrize("named", ["1", "GPU-1-of-the-false-nvml"])
+def test_a_gpu_can_be_named_by_index_or_uuid_and_needs_no_record(
+    loaded_nvml: FalseNvml, unlock: Unlock, named: str
+) -> None:
+    for index in (0, 1):
+        loaded_nvml.set_range_mhz(1200, 1200, index)
+    status, (gpu,) = unlock("--gpu", named)
+    assert (status, gpu["gpu"], gpu["rank_name"]) == (0, loaded_nvml.uuid(1), None)
+    assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (1200, 0)
+
+
+def test_a_gpu_named_twice_is_given_back_once(loaded_nvml: FalseNvml, unlock: Unlock) -> None:
+    status, gpus = unlock("--gpu", "1", "--gpu", loaded_nvml.uuid(1))
+    assert (status, len(gpus)) == (0, 1)
+    assert loaded_nvml.calls(RESET) == [(1, 0)]
+
+
+def test_a_gpu_that_refuses_does_not_keep_the_others(
+    loaded_nvml: FalseNvml, unlock: Unlock
+) -> None:
+    loaded_nvml.set_range_mhz(1200, 1200, 1)
+    loaded_nvml.set_mig(1, 0)
+    status, (refusing, other) = unlock("--all")
+    assert (status, refusing["outcome"], other["outcome"]) == (1, "failed", "given back")
+    assert "MIG" in refusing["text"]
+    assert loaded_nvml.range_mhz(1) == (0, 0)
+
+
+def test_without_the_right_the_record_stays(
+    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+) -> None:
+    write_record(state_dir, loaded_nvml.uuid(0)).close()
+    loaded_nvml.fail(RESET, NO_PERMISSION)
+    status, (gpu,) = unlock()
+    assert (status, gpu["outcome"]) == (1, "failed")
+    assert "may still be locked" in gpu["text"]
+    assert "CAP_SYS_ADMIN" in gpu["text"]
+    (record,) = find_records(state_dir)
+    assert not record.is_held
+
+
+def test_a_record_of_a_gpu_that_is_gone_is_told_and_stays(
+    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+) -> None:
+    for uuid in ("GPU-9-was-taken-out", "0"):  # the second is no UUID, and not GPU 0
+        write_record(state_dir, uuid).close()
+    status, gpus = unlock()
+    assert (status, [gpu["outcome"] for gpu in gpus]) == (1, ["failed", "failed"])
+    assert loaded_nvml.calls(RESET) == []
+    assert len(find_records(state_dir)) == 2
+
+
+def test_clocks_go_back_to_the_configured_range_and_an_option_wins(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch, unlock: Unlock
+) -> None:
+    monkeypatch.setenv("FLYBALL_RETURN_CLOCKS_MHZ", "300:1800")
+    _, (gpu,) = unlock("--gpu", "0")
+    assert loaded_nvml.range_mhz(0) == (300, 1800)
+    assert "given back to 300:1800 MHz" in gpu["text"]
+    unlock("--gpu", "0", "--to", "210:1410")
+    assert loaded_nvml.range_mhz(0) == (210, 1410)
+
+
+def test_a_range_that_the_gpu_lacks_is_refused_by_the_name_of_the_option(
+    loaded_nvml: FalseNvml, unlock: Unlock
+) -> None:
+    status, (gpu,) = unlock("--gpu", "0", "--to", "100:1410")
+    assert (status, gpu["outcome"]) == (1, "failed")
+    assert "--to must lie within 210:1980" in gpu["text"]
+    assert loaded_nvml.calls(SET) == []
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_zeusd_gives_clocks_back_where_it_sets_them(
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlock: Unlock
+) -> None:
+    loaded_nvml.set_range_mhz(1200, 1200, 1)
+    loaded_nvml.fail(RESET, NO_PERMISSION)
+    with FalseZeusd(loaded_nvml, tmp_path / "zeusd.sock", token="hush-hush") as zeusd:
+        monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", zeusd.endpoint)
+        monkeypatch.setenv("ZEUSD_TOKEN", "hush-hush")
+        status, (gpu,) = unlock("--gpu", "1")
+    assert status == 0
+    assert loaded_nvml.range_mhz(1) == (0, 0)
+    assert len(zeusd.orders) == 1
+    assert "hush-hush" not in json.dumps(gpu)
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--gpu", "2"], "there is no GPU 2; NVML counts 2, from 0"),
+        (["--gpu", "GPU-9"], "nvidia-smi -L lists"),
+        (["--gpu", "first"], "'first' is neither a GPU's index nor its UUID"),
+        (["--gpu", "0", "--all"], "not allowed with argument"),
+        (["--force"], "--force needs --gpu INDEX|UUID or --all"),
+        (["--to", "1410"], "must be LOWEST:HIGHEST in MHz"),
+        (["--to", "1410:210"], "must be LOWEST:HIGHEST in MHz"),
+    ],
+)
+def test_wrong_arguments_get_one_line_and_touch_nothing(
+    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    assert main(["unlock", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert text in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert loaded_nvml.calls(RESET) == loaded_nvml.calls(SET) == []
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_variable_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "magic")
+    assert main(["unlock"]) == 2
+    assert "FLYBALL_CLOCK_CONTROL must be" in capsys.readouterr().err
+
+
+def test_a_state_folder_that_cannot_be_made_is_told(
+    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+) -> None:
+    state_dir.write_text("a file in its place")
+    status, (gpu,) = unlock("--gpu", "0")
+    assert (status, gpu["outcome"]) == (1, "failed")
+    assert str(state_dir) in gpu["text"]
+    status, (gpu,) = unlock("--gpu", "0", "--force")
+    assert (status, gpu["outcome"]) == (0, "given back")
+    assert loaded_nvml.calls(RESET) == [(0, 0)]

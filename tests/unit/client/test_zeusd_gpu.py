@@ -1,0 +1,515 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.library import FalseNvml
+from tests.false_zeusd.answers import Discovery
+from tests.false_zeusd.server import FalseZeusd
+
+from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
+from flyball_client.gpu.zeusd import ZeusdGpu
+from flyball_client.gpu.zeusd_connection import check_endpoint
+
+NO_PERMISSION = 4
+NOT_SUPPORTED = 3
+NOBODY = 65534
+TOKEN = "eyJhbGciOiJIUzI1NiJ9.e30.c2lnbmVk"  # noqa: S105 - nobody's
+
+LOCK_1410 = (
+    "POST /gpu/set_gpu_locked_clocks?gpu_ids=0&min_clock_mhz=1410&max_clock_mhz=1410&block=true"
+)
+RESET = "POST /gpu/reset_gpu_locked_clocks?gpu_ids=0&block=true"
+
+Start = Callable[..., FalseZeusd]
+Open = Callable[..., ZeusdGpu]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "zeusd.sock"
+
+
+@pytest.fixture
+def start(loaded_nvml: FalseNvml, place: Path) -> Iterator[Start]:
+    """Starts a false zeusd on its socket, or elsewhere; stops all."""
+    with ExitStack() as started:
+
+        def start_one(**options: object) -> FalseZeusd:
+            settings: dict[str, object] = {"nvml": loaded_nvml, "place": place} | options
+            return started.enter_context(FalseZeusd(**settings))  # type: ignore[arg-type]
+
+        yield start_one
+
+
+@pytest.fixture
+def zeusd(start: Start) -> FalseZeusd:
+    return start()
+
+
+@pytest.fixture
+def open_gpu(loaded_nvml: FalseNvml, start: Start) -> Iterator[Open]:
+    """Opens the first GPU through a zeusd; closes all before that stops."""
+    with ExitStack() as opened:
+
+        def open_one(zeusd: FalseZeusd, **options: object) -> ZeusdGpu:
+            settings: dict[str, object] = {"uuid": loaded_nvml.uuid(0)} | options
+            gpu = ZeusdGpu.open(endpoint=zeusd.endpoint, **settings)  # type: ignore[arg-type]
+            opened.callback(gpu.close)
+            return gpu
+
+        yield open_one
+
+
+def response(body: str, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+
+
+# ------------------------------------------------------------------ setting clocks
+
+
+def test_who_may_not_set_clocks_sets_them_through_zeusd(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    loaded_nvml.fail("nvmlDeviceSetGpuLockedClocks", NO_PERMISSION)
+    gpu = open_gpu(zeusd)
+    gpu.lock_sm_clock_mhz(1410)
+    assert gpu.sm_clock_mhz() == 1410
+    gpu.reset_sm_clock()
+    assert loaded_nvml.range_mhz() == (0, 0)
+    assert zeusd.orders == [LOCK_1410, RESET]
+    assert loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks") == []
+    assert loaded_nvml.calls("nvmlDeviceResetGpuLockedClocks") == []
+
+
+def test_one_connection_carries_all_requests(zeusd: FalseZeusd, open_gpu: Open) -> None:
+    gpu = open_gpu(zeusd)
+    for clock_mhz in gpu.supported_sm_clocks_mhz():
+        gpu.lock_sm_clock_mhz(clock_mhz)
+    gpu.reset_sm_clock()
+    gpu.close()
+    assert zeusd.num_connections == 1
+    assert len(zeusd.orders) > 100
+
+
+def test_an_unsupported_clock_is_not_sent(zeusd: FalseZeusd, open_gpu: Open) -> None:
+    gpu = open_gpu(zeusd)
+    with pytest.raises(ValueError, match="does not support 1411 MHz"):
+        gpu.lock_sm_clock_mhz(1411)
+    gpu.close()
+    assert zeusd.orders == []
+
+
+def test_another_process_opens_the_gpu_by_its_address(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    address = open_gpu(zeusd).address
+    code = (
+        "from flyball_client.gpu._base import GpuAddress\n"
+        "from flyball_client.gpu.open_gpu import open_gpu\n"
+        f"gpu = open_gpu({address!r})\n"
+        "gpu.lock_sm_clock_mhz(1410)\n"
+        "print(gpu.sm_clock_mhz(), flush=True)\n"
+        "import os; os._exit(0)\n"  # as one that is killed: it gives nothing back
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(
+        command,
+        env=loaded_nvml.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # GpuAddress's repr leaves the token out, and this zeusd wants none.
+    assert done.stdout == "1410\n", done.stderr
+    assert loaded_nvml.locked_mhz() == 1410
+
+
+# ------------------------------------------------------------------ a connection that ends
+
+
+def test_a_connection_that_zeusd_closed_is_opened_again(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    zeusd.closes = True
+    gpu = open_gpu(zeusd)
+    num_before = zeusd.num_connections
+    gpu.lock_sm_clock_mhz(1410)
+    gpu.reset_sm_clock()
+    assert zeusd.orders == [LOCK_1410, RESET]
+    assert zeusd.num_connections == num_before + 2
+    assert loaded_nvml.range_mhz() == (0, 0)
+
+
+def test_a_zeusd_that_was_started_again_goes_on(start: Start, open_gpu: Open) -> None:
+    first = start()
+    gpu = open_gpu(first)
+    gpu.lock_sm_clock_mhz(1200)
+    first.close()
+    second = start()
+    gpu.lock_sm_clock_mhz(1410)
+    assert second.orders == [LOCK_1410]
+
+
+def test_a_request_without_an_answer_is_sent_once_more(zeusd: FalseZeusd, open_gpu: Open) -> None:
+    gpu = open_gpu(zeusd)
+    zeusd.num_hang_ups = 1
+    gpu.lock_sm_clock_mhz(1410)
+    assert zeusd.orders == [LOCK_1410, LOCK_1410]
+
+
+def test_a_request_without_an_answer_is_not_sent_for_ever(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    gpu = open_gpu(zeusd)
+    zeusd.num_hang_ups = 2
+    with pytest.raises(GpuError, match="closed the connection without an answer") as raised:
+        gpu.lock_sm_clock_mhz(1410)
+    assert type(raised.value) is GpuError
+    assert zeusd.orders == [LOCK_1410, LOCK_1410]
+    assert loaded_nvml.locked_mhz() == 1410  # nobody could know
+    gpu.close()
+    assert loaded_nvml.range_mhz() == (0, 0)
+
+
+def test_a_zeusd_that_is_too_slow_is_not_waited_for(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    gpu = open_gpu(zeusd)
+    is_over = threading.Event()
+
+    def wait() -> None:
+        is_over.wait(60)
+
+    zeusd.before_answer = wait
+    with pytest.raises(GpuError, match="did not answer within 1 s") as raised:
+        gpu.lock_sm_clock_mhz(1410)
+    assert type(raised.value) is GpuError
+    zeusd.before_answer = is_over.set
+    zeusd.answers_with = (500, b"later")
+    with pytest.raises(GpuError, match="answered 500: later"):  # not the first one's answer
+        gpu.lock_sm_clock_mhz(1200)
+    zeusd.answers_with = None
+    assert loaded_nvml.locked_mhz() == 1410
+    gpu.close()
+    assert loaded_nvml.range_mhz() == (0, 0)
+
+
+def in_the_midst_of_the_first_order(zeusd: FalseZeusd, handler: Callable[[], None]) -> None:
+    """Have a signal's handler run while this thread waits for zeusd's first answer."""
+    has_run = threading.Event()
+    waiting = threading.get_ident()
+
+    def on_signal(number: int, frame: object) -> None:
+        has_run.set()
+        handler()
+
+    def interrupt() -> None:
+        if not has_run.is_set():
+            signal.pthread_kill(waiting, signal.SIGUSR1)
+            has_run.wait(60)
+
+    signal.signal(signal.SIGUSR1, on_signal)
+    zeusd.before_answer = interrupt
+
+
+@pytest.fixture
+def restored_signal() -> Iterator[None]:
+    previous = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, previous)
+
+
+@pytest.mark.usefixtures("restored_signal")
+def test_a_signals_handler_may_give_the_clock_back_while_it_is_being_locked(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    gpu = open_gpu(zeusd)
+    in_the_midst_of_the_first_order(zeusd, gpu.reset_sm_clock)
+    gpu.lock_sm_clock_mhz(1410)
+    assert zeusd.orders == [LOCK_1410, RESET]
+    assert loaded_nvml.range_mhz() == (0, 0)
+    gpu.lock_sm_clock_mhz(1410)
+    assert loaded_nvml.locked_mhz() == 1410
+    assert zeusd.num_connections == 2
+
+
+@pytest.mark.usefixtures("restored_signal")
+def test_a_lock_that_an_exception_interrupts_is_given_back(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    gpu = open_gpu(zeusd)
+    in_the_midst_of_the_first_order(zeusd, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.lock_sm_clock_mhz(1410)
+    assert loaded_nvml.locked_mhz() == 1410
+    gpu.close()
+    assert loaded_nvml.range_mhz() == (0, 0)
+
+
+# ------------------------------------------------------------------ not reached, not allowed
+
+
+@pytest.mark.parametrize("is_tcp", [False, True], ids=["unix", "tcp"])
+def test_a_zeusd_that_has_gone_is_not_found(
+    start: Start, open_gpu: Open, place: Path, is_tcp: bool
+) -> None:
+    zeusd = start(place=None if is_tcp else place)
+    gpu = open_gpu(zeusd)
+    zeusd.close()
+    with pytest.raises(GpuNotFoundError, match="is zeusd running, and do ZEUSD_SOCK_PATH"):
+        gpu.lock_sm_clock_mhz(1410)
+    with pytest.raises(GpuNotFoundError):  # it cannot be told that nothing is locked
+        gpu.close()
+    gpu.close()
+
+
+@pytest.mark.parametrize("endpoint", ["/nowhere/zeusd.sock", "/" + 200 * "x", "127.0.0.1:1"])
+def test_where_no_zeusd_is_none_is_found(loaded_nvml: FalseNvml, endpoint: str) -> None:
+    with pytest.raises(GpuNotFoundError, match="cannot be reached: ") as raised:
+        ZeusdGpu.open(uuid=loaded_nvml.uuid(0), endpoint=endpoint)
+    assert endpoint in str(raised.value)
+    # Whoever failed to open has ended NVML again.
+    assert len(loaded_nvml.calls("nvmlInitWithFlags")) == len(loaded_nvml.calls("nvmlShutdown"))
+
+
+def test_a_socket_that_may_not_be_opened_is_a_matter_of_permission(
+    zeusd: FalseZeusd, open_gpu: Open, place: Path
+) -> None:
+    zeusd.closes = True  # so that the next request has to connect
+    gpu = open_gpu(zeusd)
+    place.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        with pytest.raises(GpuPermissionError, match="--socket-permissions 666"):
+            gpu.lock_sm_clock_mhz(1410)
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert zeusd.orders == []
+
+
+def test_without_the_token_that_zeusd_wants_nothing_is_opened(start: Start, open_gpu: Open) -> None:
+    zeusd = start(token=TOKEN)
+    with pytest.raises(GpuPermissionError, match="wants a token; set ZEUSD_TOKEN"):
+        open_gpu(zeusd)
+    with pytest.raises(GpuPermissionError, match="answered 401: Invalid token") as raised:
+        open_gpu(zeusd, token="another-token")  # noqa: S106
+    assert "another-token" not in str(raised.value)
+    open_gpu(zeusd, token=TOKEN).lock_sm_clock_mhz(1410)
+    assert zeusd.orders == [LOCK_1410]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_clock_was_not_locked_and_is_not_given_back(
+    zeusd: FalseZeusd, open_gpu: Open, status: int
+) -> None:
+    gpu = open_gpu(zeusd)
+    zeusd.answers_with = (status, b'{"errors": {"0": "NVML error: Insufficient Permissions."}}')
+    with pytest.raises(
+        GpuPermissionError, match=f"{status}: NVML error: Insufficient Permissions;"
+    ):
+        gpu.lock_sm_clock_mhz(1410)
+    gpu.close()
+    assert zeusd.orders == [LOCK_1410]
+
+
+def test_a_zeusd_that_does_not_set_clocks_is_refused(start: Start, open_gpu: Open) -> None:
+    with pytest.raises(GpuPermissionError, match="API group gpu-control"):
+        open_gpu(start(api_groups=["gpu-read"]))
+
+
+# ------------------------------------------------------------------ errors and nonsense
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (400, b"GPU index 9 does not exist.", "answered 400: GPU index 9 does not exist; zeusd's"),
+        (404, b'{"error": "Not enabled."}', "answered 404: Not enabled; zeusd 0.4 or later"),
+        (500, b'{"errors": {"0": "Unknown", "1": "Lost"}}', "answered 500: Unknown; Lost; zeusd's"),
+        (500, b"", "answered 500: Internal Server Error; zeusd's log"),
+        (503, b"<html>\n\n <b>busy</b>\r\n</html>", "503: <html> <b>busy</b> </html>; zeusd's"),
+        (500, b"\xff\x00\x1b[31m", "answered 500: \ufffd [31m; zeusd's log"),
+        (999, b"[1]", "answered 999: [1]; zeusd's log"),
+        (302, b'"x"', 'answered 302: "x"; zeusd\'s log'),
+    ],
+)
+def test_an_error_is_told_in_one_line(
+    zeusd: FalseZeusd, open_gpu: Open, status: int, body: bytes, told: str
+) -> None:
+    gpu = open_gpu(zeusd)
+    zeusd.answers_with = (status, body)
+    with pytest.raises(GpuError) as raised:
+        gpu.lock_sm_clock_mhz(1410)
+    assert type(raised.value) is GpuError
+    assert told in str(raised.value)
+    assert str(raised.value).isprintable()
+    zeusd.answers_with = None
+
+
+def test_an_endless_error_is_cut(zeusd: FalseZeusd, open_gpu: Open) -> None:
+    gpu = open_gpu(zeusd)
+    zeusd.answers_with = (500, b"x" * (3 << 20))
+    with pytest.raises(GpuError) as raised:
+        gpu.lock_sm_clock_mhz(1410)
+    assert len(str(raised.value)) < 500
+    zeusd.answers_with = None
+    gpu.lock_sm_clock_mhz(1410)  # what was not read does not stand in the way
+
+
+def test_the_token_is_in_no_text(start: Start, open_gpu: Open) -> None:
+    zeusd = start(token=TOKEN)
+    gpu = open_gpu(zeusd, token=TOKEN)
+    assert TOKEN not in repr(gpu) + repr(gpu.address) + str(vars(gpu))
+    zeusd.answers_with = (500, f"cannot use {TOKEN} here".encode())
+    with pytest.raises(GpuError, match=r"cannot use \.\.\. here"):
+        gpu.lock_sm_clock_mhz(1410)
+    zeusd.answers_with = None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"\x00\xff\x00",
+        b"HTTP/9.9 200 OK\r\n\r\n",
+        b"HTTP/1.1 2000000 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 70000,
+        response(""),
+        response("no JSON"),
+        response("null"),
+        response("[]"),
+        response("{}"),
+        response("[" * 100000),
+        response('{"gpus": 3}'),
+        response('{"gpus": [3]}'),
+        response('{"gpus": [{"id": "first"}]}'),
+        response('{"gpus": [{"id": 0, "pci_address": "there"}]}'),
+        response('{"gpus": [{"id": 0, "pci_address": 3}]}'),
+        response('{"gpu_ids": 3}'),
+        response('{"gpu_ids": [0, 1], "enabled_api_groups": 3}'),
+    ],
+)
+def test_what_is_not_zeusd_is_not_taken_for_it(
+    zeusd: FalseZeusd, open_gpu: Open, said: bytes
+) -> None:
+    zeusd.says = said
+    with pytest.raises(GpuError, match=r"is not zeusd 0\.4 or later") as raised:
+        open_gpu(zeusd)
+    assert type(raised.value) is GpuError
+    assert str(raised.value).isprintable()
+    assert zeusd.orders == []
+
+
+def test_nonsense_instead_of_energy_is_not_taken_for_it(zeusd: FalseZeusd, open_gpu: Open) -> None:
+    zeusd.answers_with = (200, b'{"0": {"energy_mj": "much"}}')
+    with pytest.raises(GpuError, match=r"is not zeusd 0\.4 or later"):
+        open_gpu(zeusd)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", ":4938", "node:", "node:0", "node:65536", "a b:1", "/a\nb", "::1", "a..b:1"]
+)
+def test_what_is_no_address_is_refused(loaded_nvml: FalseNvml, endpoint: str) -> None:
+    with pytest.raises(ValueError, match="path of a socket or HOST:PORT") as raised:
+        ZeusdGpu.open(uuid=loaded_nvml.uuid(0), endpoint=endpoint)
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("endpoint", ["node-1.cluster:4938", "node1", "[::1]:4938", "./zeusd"])
+def test_an_address_may_take_these_forms(endpoint: str) -> None:
+    check_endpoint(endpoint)
+
+
+@pytest.mark.parametrize("token", ["", " ", "secret\n", "secret\r\nX-Y: z", "s\u00e4cret"])
+def test_a_token_that_cannot_be_sent_is_refused_without_showing_it(
+    loaded_nvml: FalseNvml, token: str
+) -> None:
+    with pytest.raises(ValueError, match="must be printable ASCII") as raised:
+        ZeusdGpu.open(uuid=loaded_nvml.uuid(0), endpoint="/nowhere", token=token)
+    assert "cret" not in str(raised.value)
+
+
+def test_a_timeout_must_be_positive(loaded_nvml: FalseNvml) -> None:
+    with pytest.raises(ValueError, match="timeout_s must be positive, not 0"):
+        ZeusdGpu.open(uuid=loaded_nvml.uuid(0), endpoint="/nowhere", timeout_s=0)
+
+
+# ------------------------------------------------------------------ which GPU is which
+
+
+def test_a_gpu_is_found_by_its_pci_address_whatever_its_number(
+    start: Start, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    gpu = open_gpu(start(gpus=[1, 0]))
+    gpu.lock_sm_clock_mhz(1410)
+    assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (1410, 0)
+
+
+@pytest.mark.parametrize("discovery", ["names", "numbers"])
+def test_without_addresses_the_order_counts_where_both_see_as_many(
+    start: Start, open_gpu: Open, loaded_nvml: FalseNvml, discovery: Discovery
+) -> None:
+    gpu = open_gpu(start(discovery=discovery), uuid=loaded_nvml.uuid(1))
+    gpu.lock_sm_clock_mhz(1410)
+    assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (0, 1410)
+
+
+@pytest.mark.parametrize("discovery", ["names", "numbers"])
+def test_without_addresses_zeusd_must_see_as_many_gpus(
+    start: Start, open_gpu: Open, discovery: Discovery
+) -> None:
+    with pytest.raises(GpuNotFoundError, match="sees 1 GPUs and this process 2"):
+        open_gpu(start(discovery=discovery, gpus=[0]))
+
+
+def test_a_gpu_that_zeusd_does_not_have_is_not_found(start: Start, open_gpu: Open) -> None:
+    with pytest.raises(GpuNotFoundError, match="does not have GPU-0-of-the-false-nvml"):
+        open_gpu(start(gpus=[1]))
+
+
+def test_a_zeusd_without_discovery_is_too_old(start: Start, open_gpu: Open) -> None:
+    with pytest.raises(GpuError, match=r"zeusd 0\.4 or later"):
+        open_gpu(start(discovery="none"))
+
+
+@pytest.mark.parametrize("discovery", ["addresses", "numbers"])
+def test_the_same_address_on_another_machine_is_another_gpu(
+    start: Start, open_gpu: Open, loaded_nvml: FalseNvml, tmp_path: Path, discovery: Discovery
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = FalseNvml(loaded_nvml.library, elsewhere)
+    other.use_energy_j(1000)
+    with pytest.raises(GpuNotFoundError, match="it must run on this machine"):
+        open_gpu(start(nvml=other, place=None, discovery=discovery))
+    other.close()
+
+
+def test_a_zeusd_that_may_not_tell_the_energy_is_believed(start: Start, open_gpu: Open) -> None:
+    zeusd = start(api_groups=["gpu-control"])
+    open_gpu(zeusd).lock_sm_clock_mhz(1410)
+    assert zeusd.orders == [LOCK_1410]
+
+
+def test_a_gpu_without_an_energy_counter_is_not_asked_for_it(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    loaded_nvml.fail("nvmlDeviceGetTotalEnergyConsumption", NOT_SUPPORTED)
+    open_gpu(zeusd)
+    assert zeusd.requests == ["GET /discover"]
