@@ -14,7 +14,8 @@ from flyball_profiles.stage_profile import (
 )
 
 REQUIRED_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
-RANK_COLUMNS = ("rank", "dp_rank", "pp_rank", "tp_rank")
+DP_RANK_COLUMN = "dp_rank"
+RANK_COLUMNS = ("rank", DP_RANK_COLUMN, "pp_rank", "tp_rank")
 # Ours: how many ranks a row's energy holds, where a profile is written after its ranks were
 # merged. Other readers ignore it; without it a row counts as one rank.
 NUM_RANKS_COLUMN = "num_ranks"

@@ -1,7 +1,8 @@
 """Reading and writing stage profiles: CSV text, CSV files, and the rows of a JSON profile.
 
 The columns are `stage,instruction,frequency,time,energy` (MHz, s, J). A profile of several
-ranks adds any of `rank,dp_rank,pp_rank,tp_rank`, which then belong to a row's key.
+ranks adds any of `rank,dp_rank,pp_rank,tp_rank`, which then belong to a row's key; it is read
+as one profile of all ranks merged, or as one for each data-parallel pipeline.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from flyball_profiles.measured_row import (
     MeasuredRow,
     parse_row,
 )
+from flyball_profiles.pipeline_split import split_rows
 from flyball_profiles.rank_merge import merge_rows
 from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
 
@@ -27,50 +29,40 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def read_stage_profile(path: Path) -> StageProfile:
-    """Read a stage profile from a CSV file.
+    """Read a stage profile from a CSV file, all ranks of a stage merged.
 
     Raises:
         ProfileError: the file cannot be read, is not UTF-8, or is no usable profile. Print
             `error.located(str(path))`.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(f"cannot read the profile: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL inside the path
-        raise ProfileError(f"cannot read the profile: {error}") from None
-    try:
-        return parse_stage_profile(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ProfileError("not UTF-8 text; save the profile as UTF-8 CSV", line=line) from None
+    return parse_stage_profile(_text_of(path))
+
+
+def read_pipeline_profiles(path: Path) -> tuple[StageProfile, ...]:
+    """Read the stage profile of each data-parallel pipeline from a CSV file, by `dp_rank`.
+
+    Raises:
+        ProfileError: as `read_stage_profile`, or pipelines cannot be told apart or differ.
+    """
+    return parse_pipeline_profiles(_text_of(path))
 
 
 def parse_stage_profile(text: str) -> StageProfile:
-    """Read a stage profile from CSV text.
+    """Read a stage profile from CSV text, all ranks of a stage merged.
 
     Raises:
         ProfileError: with the 1-based line where one applies.
     """
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise ProfileError("a NUL byte in the text; save the profile as UTF-8 CSV", line=line)
-    records = _records(text.removeprefix(_BYTE_ORDER_MARK))
-    header_line, header = next(records, (1, ()))
-    if not header:
-        raise ProfileError(f"the profile is empty; its first line must be {_HEADER}")
-    columns = _checked_columns(header, header_line)
-    rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
-    rows: list[MeasuredRow] = []
-    for line, cells in records:
-        if len(cells) != len(columns):
-            raise ProfileError(
-                f"{len(cells)} cells in the row for {len(columns)} columns in the header",
-                line=line,
-            )
-        row = dict(zip(columns, cells, strict=True))
-        rows.append(parse_row(row, line=line, rank_columns=rank_columns))
-    return merge_rows(rows, place="line")
+    return merge_rows(_measured_rows(text), place="line")
+
+
+def parse_pipeline_profiles(text: str) -> tuple[StageProfile, ...]:
+    """Read the stage profile of each data-parallel pipeline from CSV text, by `dp_rank`.
+
+    Raises:
+        ProfileError: with the 1-based line where one applies.
+    """
+    return split_rows(_measured_rows(text), place="line")
 
 
 def parse_stage_profile_rows(rows: object) -> StageProfile:
@@ -132,6 +124,42 @@ def write_stage_profile(profile: StageProfile) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _text_of(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL inside the path
+        raise ProfileError(f"cannot read the profile: {error}") from None
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ProfileError("not UTF-8 text; save the profile as UTF-8 CSV", line=line) from None
+
+
+def _measured_rows(text: str) -> list[MeasuredRow]:
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ProfileError("a NUL byte in the text; save the profile as UTF-8 CSV", line=line)
+    records = _records(text.removeprefix(_BYTE_ORDER_MARK))
+    header_line, header = next(records, (1, ()))
+    if not header:
+        raise ProfileError(f"the profile is empty; its first line must be {_HEADER}")
+    columns = _checked_columns(header, header_line)
+    rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
+    rows: list[MeasuredRow] = []
+    for line, cells in records:
+        if len(cells) != len(columns):
+            raise ProfileError(
+                f"{len(cells)} cells in the row for {len(columns)} columns in the header",
+                line=line,
+            )
+        row = dict(zip(columns, cells, strict=True))
+        rows.append(parse_row(row, line=line, rank_columns=rank_columns))
+    return rows
 
 
 def _records(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:

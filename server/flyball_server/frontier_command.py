@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 from flyball_client.command import Command, CommandError
-from flyball_server import offline_inputs, pipeline_arguments
+from flyball_server import pipeline_arguments
 from flyball_server.frontier_plot import PLOT_SUFFIXES, write_frontier_plot
+from flyball_server.planning import planner
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import (
     DEFAULT_NUM_POINTS,
@@ -19,8 +19,8 @@ from flyball_server.planning.frontier_curve import (
     make_frontier,
 )
 from flyball_server.planning.warm_up import warm_up
+from flyball_server.progress_line import ProgressLine
 
-PROGRESS_AFTER_S = 1.0
 NUM_TABLE_ROWS = 20
 
 
@@ -42,42 +42,35 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
         raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
-    profile = offline_inputs.read_profile(arguments.profile)
-    warm_up()  # loading compiled code is starting the program, not solving
-    progress = _Progress(arguments.points)
-    began_s = time.perf_counter()
-    try:
-        request = pipeline_arguments.pipeline_request(arguments, profile)
-        curve = make_frontier(request, arguments.points, progress.show)
-    except PlanningError as error:
-        raise pipeline_arguments.refused(error) from None
-    finally:
-        progress.clear()
-    solve_s = time.perf_counter() - began_s
+    with ProgressLine("reading the profile") as progress:
+        curve, solve_s = _solved(arguments, progress)
     if arguments.plot:
         write_frontier_plot(curve, arguments.plot)
     print(json.dumps(frontier_document(curve, solve_s=solve_s)) if arguments.json else _text(curve))
     return 0
 
 
-class _Progress:
-    """A line on stderr that counts plans, where someone looks and it takes over a second."""
+def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[FrontierCurve, float]:
+    """The frontier, and how long solving took, s."""
 
-    def __init__(self, num_points: int) -> None:
-        self._num_points = num_points
-        self._shown_s = time.monotonic() + PROGRESS_AFTER_S - 0.1
-        self._is_shown = False
+    def report(num_plans: int) -> None:
+        progress.show(f"planned {num_plans}, about {arguments.points} wanted")
 
-    def show(self, num_plans: int) -> None:
-        now_s = time.monotonic()
-        if now_s - self._shown_s < 0.1 or not sys.stderr.isatty():
-            return
-        self._shown_s, self._is_shown = now_s, True
-        print(f"\rplanned {num_plans}, about {self._num_points} wanted", end="", file=sys.stderr)
-
-    def clear(self) -> None:
-        if self._is_shown:
-            print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    try:
+        request = pipeline_arguments.request_of(
+            arguments,
+            policy="frontier",
+            reconfigure=planner.DEFAULT_RECONFIGURE,
+            target=planner.DEFAULT_TARGET,
+        )
+        progress.show("loading compiled code")
+        warm_up()  # this is starting the program, not solving
+        progress.show("solving the bounds")
+        began_s = time.perf_counter()
+        curve = make_frontier(request, arguments.points, report)
+    except PlanningError as error:
+        raise pipeline_arguments.refused(error) from None
+    return curve, time.perf_counter() - began_s
 
 
 def _text(curve: FrontierCurve) -> str:

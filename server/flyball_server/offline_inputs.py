@@ -10,10 +10,14 @@ from pathlib import Path
 from flyball_client.command import CommandError
 from flyball_profiles.gpu_windows import GpuTableError, GpuWindow, load_gpu_window
 from flyball_profiles.stage_profile import ProfileError, StageProfile
-from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_profiles.stage_profile_csv import read_pipeline_profiles, read_stage_profile
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.plan_document import plan_from_document
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan_document import (
+    data_parallel_plan_from_document,
+    is_data_parallel,
+    plan_from_document,
+)
 
 
 def add_profile_argument(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +55,17 @@ def watts(text: str) -> tuple[float, ...]:
 
 
 def read_profile(path: Path) -> StageProfile:
-    """The stage profile of a CSV file."""
+    """The stage profile of a CSV file, all ranks of a stage merged."""
     try:
         return read_stage_profile(path)
+    except ProfileError as error:
+        raise CommandError(error.located(str(path))) from None
+
+
+def read_pipelines(path: Path) -> tuple[StageProfile, ...]:
+    """The stage profile of each data-parallel pipeline of a CSV file, by `dp_rank`."""
+    try:
+        return read_pipeline_profiles(path)
     except ProfileError as error:
         raise CommandError(error.located(str(path))) from None
 
@@ -84,10 +96,13 @@ def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -
     return (gpu.blocking_power_w,)
 
 
-def read_plan(path: Path) -> FrequencyPlan:
+def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
     """The plan of a file that `flyball plan -o` wrote."""
     try:
-        return plan_from_document(json.loads(path.read_text(encoding="utf-8")))
+        document: object = json.loads(path.read_text(encoding="utf-8"))
+        if is_data_parallel(document):
+            return data_parallel_plan_from_document(document)
+        return plan_from_document(document)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
     except PlanningError as error:

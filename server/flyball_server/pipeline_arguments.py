@@ -6,14 +6,17 @@ import argparse
 from collections.abc import Iterable
 
 from flyball_client.command import CommandError
-from flyball_profiles.stage_profile import StageProfile
 from flyball_server import offline_inputs
 from flyball_server.planning import planner
+from flyball_server.planning.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import MAX_NUM_MICROBATCHES, ActivationMemory
+
+# How data-parallel pipelines are planned: one plan for all, or one for each.
+MERGED, SEPARATE = "merged", "separate"
 
 OPTION_OF_FIELD = {
     "num_microbatches": "--microbatches",
@@ -25,7 +28,7 @@ OPTION_OF_FIELD = {
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
-    """Profile, microbatches, schedule, blocking power, memory and effort."""
+    """Profile, microbatches, schedule, blocking power, memory, data parallelism and effort."""
     offline_inputs.add_profile_argument(parser)
     parser.add_argument(
         "--microbatches",
@@ -39,6 +42,13 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
     _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
     _add_bytes(parser, "--free-memory-bytes", "free beside what 1F1B holds")
+    parser.add_argument(
+        "--data-parallel",
+        choices=[MERGED, SEPARATE],
+        default=MERGED,
+        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
+        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
+    )
     parser.add_argument(
         "--effort",
         choices=list(map(str, Effort)),
@@ -54,21 +64,37 @@ def add_choice(
     parser.add_argument(option, default=default, help=f"{', '.join(names)} (default {default})")
 
 
-def pipeline_request(arguments: argparse.Namespace, profile: StageProfile) -> PlanRequest:
-    """What `add_pipeline_arguments` describes, with the default policy and target."""
+def request_of(
+    arguments: argparse.Namespace, *, policy: str, reconfigure: str, target: str
+) -> PlanRequest | DataParallelRequest:
+    """What `add_pipeline_arguments` describes, for this policy and target.
+
+    Raises:
+        PlanningError: a part of it cannot be used; names its field.
+    """
+    is_separate = arguments.data_parallel == SEPARATE
+    profiles = (
+        offline_inputs.read_pipelines(arguments.profile)
+        if is_separate
+        else (offline_inputs.read_profile(arguments.profile),)
+    )
     gpu = offline_inputs.gpu_window(arguments.gpu)
     granularity_mhz = gpu.reconfigure_granularity_mhz if gpu else None
-    return PlanRequest(
-        profile=profile,
+    request = PlanRequest(
+        profile=profiles[0],
         num_microbatches=arguments.microbatches,
         blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
         schedule=arguments.schedule,
-        activation_memory=_activation_memory(arguments, profile.num_stages),
+        policy=policy,
+        reconfigure=reconfigure,
+        target=target,
+        activation_memory=_activation_memory(arguments, profiles[0].num_stages),
         reconfigure_granularity_mhz=(
             granularity_mhz or planner.DEFAULT_RECONFIGURE_GRANULARITY_MHZ
         ),
         effort=Effort(arguments.effort),
     )
+    return separate_pipelines(request, profiles) if is_separate else request
 
 
 def refused(error: PlanningError) -> CommandError:

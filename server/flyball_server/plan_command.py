@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import time
 from pathlib import Path
 
 from flyball_client.command import Command
-from flyball_profiles.stage_profile import StageProfile
 from flyball_server import offline_inputs, pipeline_arguments
+from flyball_server.pipeline_blocks import pipeline_blocks
 from flyball_server.planning import planner
+from flyball_server.planning.data_parallel import (
+    DataParallelRequest,
+    make_data_parallel_plan,
+    simulate_jointly,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import TARGET_FORMS
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.plan_document import plan_document
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
+from flyball_server.planning.plan_document import data_parallel_document, plan_document
 from flyball_server.planning.plan_text import plan_rows
+from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
-from flyball_server.planning.recorded_plan import model_of_plan
+from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
 from flyball_server.planning.simulator import simulate
 from flyball_server.planning.warm_up import warm_up
+from flyball_server.progress_line import ProgressLine
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -37,33 +43,58 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    profile = offline_inputs.read_profile(arguments.profile)
-    if arguments.policy == "frontier":
-        warm_up()  # loading compiled code is starting the program, not solving
-    began_s = time.perf_counter()
+    with ProgressLine("reading the profile") as progress:
+        document, text = _planned(arguments, progress)
+    if arguments.output:
+        offline_inputs.write_text(arguments.output, document + "\n")
+    print(document if arguments.json else text)
+    return 0
+
+
+def _planned(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[str, str]:
+    """The plan as a document and, unless JSON is asked for, as text."""
     try:
-        request = dataclasses.replace(
-            pipeline_arguments.pipeline_request(arguments, profile),
+        request = pipeline_arguments.request_of(
+            arguments,
             policy=arguments.policy,
             reconfigure=arguments.reconfigure,
             target=arguments.target,
         )
-        plan = planner.make_plan(request)
+        if arguments.policy == "frontier":
+            progress.show("loading compiled code")
+            warm_up()  # this is starting the program, not solving
+        began_s = time.perf_counter()
+        if isinstance(request, DataParallelRequest):
+            pipelines = make_data_parallel_plan(request, progress.show)
+            solve_s = time.perf_counter() - began_s
+            document = data_parallel_document(pipelines, solve_s=solve_s)
+            text = "" if arguments.json else _data_parallel_text(pipelines, request)
+        else:
+            plan = planner.make_plan(request, progress.show)
+            document = plan_document(plan, solve_s=time.perf_counter() - began_s)
+            text = "" if arguments.json else _text(plan, request)
     except PlanningError as error:
         raise pipeline_arguments.refused(error) from None
-    solve_s = time.perf_counter() - began_s
-    document = json.dumps(plan_document(plan, solve_s=solve_s))
-    if arguments.output:
-        offline_inputs.write_text(arguments.output, document + "\n")
-    print(document if arguments.json else _text(plan, profile))
-    return 0
+    return json.dumps(document), text
 
 
-def _text(plan: FrequencyPlan, profile: StageProfile) -> str:
-    model, assignment = model_of_plan(profile, plan)
+def _text(plan: FrequencyPlan, request: PlanRequest) -> str:
+    model, assignment = model_of_plan(request.profile, plan)
     rows = plan_rows(model, assignment, simulate(model, assignment))
+    return _summary(plan, f"{plan.num_stages} stages") + "\n" + "\n".join(rows)
+
+
+def _data_parallel_text(plan: DataParallelPlan, request: DataParallelRequest) -> str:
+    profiles = [pipeline.profile for pipeline in request.pipelines]
+    models, assignments = zip(*models_of_data_parallel_plan(profiles, plan), strict=True)
+    blocks = pipeline_blocks(models, assignments, simulate_jointly(models, assignments))
+    shape = f"{len(plan.pipelines)} pipelines of {plan.num_stages} stages"
+    return _summary(plan, shape) + "\n" + blocks
+
+
+def _summary(plan: PlanPrediction, shape: str) -> str:
     summary = (
-        f"{plan.policy}, {plan.reconfigure}, {plan.schedule}: {plan.num_stages} stages,"
+        f"{plan.policy}, {plan.reconfigure}, {plan.schedule}: {shape},"
         f" {plan.num_microbatches} microbatches, target {plan.target}\n"
         f"             time, s     energy, J   (predicted, one iteration)\n"
         f"baseline  {plan.baseline_iteration_time_s:10.4f}  {plan.baseline_energy_j:12.2f}\n"
@@ -71,11 +102,12 @@ def _text(plan: FrequencyPlan, profile: StageProfile) -> str:
         f"   saves {plan.saving_percent:.2f} %, {plan.slowdown_percent:+.2f} % time\n"
     )
     if plan.lower_bound_j is not None and plan.gap_percent is not None:
+        gap_percent = round(plan.gap_percent, 2) + 0.0  # a solver's tolerance is no -0.00 %
         summary += (
             f"bound                 {plan.lower_bound_j:12.2f}"
-            f"   no plan this fast needs less; gap {plan.gap_percent:.2f} %\n"
+            f"   no plan this fast needs less; gap {gap_percent:.2f} %\n"
         )
-    return summary + "\n" + "\n".join(rows)
+    return summary
 
 
 COMMAND = Command(

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -379,3 +385,289 @@ def test_a_blocking_power_that_does_not_fit_is_blamed_on_the_option(
     assert line == (
         "flyball simulate: --blocking-power: 3 values for 2 stages; give one, or one per stage"
     )
+
+
+# ------------------------------------------------------------------ data-parallel pipelines
+
+WIDE_HEADER = "dp_rank," + HEADER
+# Two stages; the second pipeline takes a tenth longer for everything: 9 s and 9.9 s.
+WIDE_ROWS = "".join(
+    f"{dp_rank},{stage},{kind},1410,{slower * time_s},{energy_j}\n"
+    f"{dp_rank},{stage},{kind},1000,{slower * 1.25 * time_s},{0.75 * energy_j}\n"
+    for dp_rank, slower in ((0, 1.0), (1, 1.1))
+    for stage in range(2)
+    for kind, time_s, energy_j in (("forward", 1.0, 10.0), ("backward", 2.0, 30.0))
+)
+SEPARATE = ("--data-parallel", "separate")
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    path = tmp_path / "wide.csv"
+    path.write_text(WIDE_HEADER + WIDE_ROWS, encoding="utf-8")
+    return path
+
+
+def test_separate_pipelines_have_the_time_of_the_slowest_and_clocks_of_their_own(
+    wide: Path,
+) -> None:
+    """Baseline: 160 J and 6 s of waiting at 5 W; likewise 6.6 s; and the first waits for 0.9 s."""
+    document = printed("plan", wide, *ASKED, *SEPARATE)
+    assert document["baseline"] == {
+        "iteration_time_s": pytest.approx(9.9),
+        "energy_j": pytest.approx(160 + 30 + 160 + 33 + 0.9 * 2 * 5),
+    }
+    assert document["iteration_time_s"] <= document["baseline"]["iteration_time_s"]
+    assert document["lower_bound_j"] <= document["energy_j"] * (1 + 1e-12)
+    assert document["num_stages"] == 2
+    assert document["blocking_power_w"] == [5.0] * 4
+    assert "stages" not in document
+    first, second = document["pipelines"]
+    assert set(first) == {"dp_rank", "iteration_time_s", "energy_j", "stages"}
+    assert (first["dp_rank"], second["dp_rank"]) == (0, 1)
+    ends_s = (first["iteration_time_s"], second["iteration_time_s"])
+    assert document["iteration_time_s"] == max(ends_s)
+    assert document["energy_j"] == pytest.approx(first["energy_j"] + second["energy_j"])
+    slow_clocks = [
+        sum(entry[2] == 1000 for stage in pipeline["stages"] for entry in stage)
+        for pipeline in (first, second)
+    ]
+    assert slow_clocks[0] > slow_clocks[1]
+
+
+def test_merged_is_the_default_and_one_plan_for_all(wide: Path) -> None:
+    default = printed("plan", wide, *ASKED)
+    merged = printed("plan", wide, *ASKED, "--data-parallel", "merged")
+    assert default["stages"] == merged["stages"]
+    assert "pipelines" not in default
+
+
+@pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope", "frontier"])
+def test_simulating_separate_pipelines_agrees_to_the_last_digit(
+    tmp_path: Path, wide: Path, policy: str
+) -> None:
+    path = tmp_path / "plan.json"
+    made = printed("plan", wide, *ASKED, *SEPARATE, "--policy", policy, "-o", path)
+    assert json.loads(path.read_text(encoding="utf-8")) == made
+    simulated = printed("simulate", wide, path)
+    assert set(simulated) == {"iteration_time_s", "energy_j", "bubble_fraction", "pipelines"}
+    assert simulated["iteration_time_s"] == made["iteration_time_s"]
+    assert simulated["energy_j"] == made["energy_j"]
+    for own, planned in zip(simulated["pipelines"], made["pipelines"], strict=True):
+        assert set(own) == {
+            "dp_rank", "iteration_time_s", "energy_j", "bubble_fraction", "peak_activations",
+            "critical_path",
+        }  # fmt: skip
+        for figure in ("dp_rank", "iteration_time_s", "energy_j"):
+            assert own[figure] == planned[figure]
+        assert own["peak_activations"] == [2, 1]
+
+
+def test_separate_pipelines_are_shown_one_block_each(tmp_path: Path, wide: Path) -> None:
+    """Baseline: the first is done at 9 s, waits for 0.9 s, and takes 190 J and 9 J more."""
+    path = tmp_path / "plan.json"
+    asked = ("--policy", "baseline", *SEPARATE, "-o", path)
+    shown = flyball("plan", wide, *ASKED, *asked).stdout
+    assert "baseline, balanced, 1f1b: 2 pipelines of 2 stages, 2 microbatches" in shown
+    simulated = flyball("simulate", wide, path).stdout
+    for text in (shown, simulated):
+        assert "\n\ndp_rank 0: done at 9.0000 s, then waits 900.0 ms; 199.00 J in all\n" in text
+        assert "\n\ndp_rank 1: done at 9.9000 s, then waits 0.0 ms; 193.00 J in all\n" in text
+        assert text.count("\nStage 0 | ") == text.count("\nStage 1 | ") == 2
+    assert "peak activations  2, 1 microbatches, by stage" in simulated
+
+
+def test_the_frontier_of_separate_pipelines_is_that_of_all_together(wide: Path) -> None:
+    document = printed("frontier", wide, *ASKED, *SEPARATE, "--points", "3")
+    assert document["baseline"]["energy_j"] == pytest.approx(392)
+    assert len(document["points"]) >= 3
+    for point in document["points"]:
+        assert point["lower_bound_j"] <= point["energy_j"] * (1 + 1e-12)
+    deadline = f"deadline:{document['points'][-1]['deadline_s']!r}"
+    plan = printed("plan", wide, *ASKED, *SEPARATE, "--target", deadline)
+    assert plan["energy_j"] <= document["points"][-1]["energy_j"] * (1 + 1e-9)
+
+
+def test_each_pipeline_may_have_its_own_blocking_power(tmp_path: Path, wide: Path) -> None:
+    """3 s and 3 s of waiting at 10 W; 3.3 s at 20 W and 3.3 s at 0 W; 0.9 s for both at 10 W."""
+    path = tmp_path / "plan.json"
+    asked = ("--policy", "baseline", *SEPARATE, "--blocking-power", "10,10,20,0", "-o", path)
+    made = printed("plan", wide, *ASKED, *asked)
+    assert made["energy_j"] == pytest.approx(320 + 60 + 66 + 18)
+    assert printed("simulate", wide, path)["energy_j"] == made["energy_j"]
+    everywhere = printed("simulate", wide, path, "--blocking-power", "5")
+    assert everywhere["energy_j"] == pytest.approx(392)
+
+
+def test_pipelines_with_other_clocks_can_only_be_planned_separately(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.csv"
+    rows = [
+        line.replace(",1000,", ",900,") if line.startswith("1,") else line
+        for line in WIDE_ROWS.splitlines()
+    ]
+    path.write_text(WIDE_HEADER + "\n".join(rows) + "\n", encoding="utf-8")
+    assert "was measured on dp_rank 0 but not on dp_rank 1" in refusal("plan", path, *ASKED)
+    document = printed("plan", path, *ASKED, *SEPARATE)
+    clocks = {entry[2] for stage in document["pipelines"][1]["stages"] for entry in stage}
+    assert clocks <= {1410, 900}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEADER + GOOD_ROWS, "wide.csv: the profile has no column dp_rank"),
+        (
+            WIDE_HEADER + WIDE_ROWS.replace("\n1,", "\n3,"),
+            "wide.csv:10: dp_rank 1 is missing; data-parallel ranks count from 0 without gaps",
+        ),
+        (
+            WIDE_HEADER + WIDE_ROWS.replace("\n1,1,", "\n1,0,", 2),
+            "wide.csv:14: dp_rank 1: stage 0 forward at 1410 MHz",
+        ),
+        (
+            WIDE_HEADER + WIDE_ROWS[: WIDE_ROWS.index("1,1,forward,1410,1.1")],
+            "wide.csv:8: stage 1 backward was measured on dp_rank 0 but not on dp_rank 1",
+        ),
+    ],
+    ids=["no dp_rank", "a rank skipped", "a row twice", "other stages"],
+)
+def test_a_profile_that_cannot_be_separated_is_refused(wide: Path, text: str, said: str) -> None:
+    wide.write_text(text, encoding="utf-8")
+    assert said in refusal("plan", wide, *ASKED, *SEPARATE)
+    assert said in refusal("frontier", wide, *ASKED, *SEPARATE)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--data-parallel", "apart"), "--data-parallel: invalid choice: 'apart'"),
+        (
+            (*SEPARATE, "--blocking-power", "1,2,3"),
+            "--blocking-power: 3 values for 2 pipelines of 2 stages; give one, one per stage,"
+            " or one per stage of each pipeline",
+        ),
+        ((*SEPARATE, "--target", "deadline:9"), "no plan takes 9 s; the fastest takes 9.9"),
+    ],
+)
+def test_a_bad_option_for_separate_pipelines_is_refused_by_its_name(
+    wide: Path, options: tuple[str, ...], said: str
+) -> None:
+    assert said in refusal("plan", wide, *ASKED, *options)
+
+
+def test_a_separate_plan_is_held_against_a_profile_of_as_many_pipelines(
+    tmp_path: Path, wide: Path, profile: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    printed("plan", wide, *ASKED, *SEPARATE, "--policy", "envelope", "-o", path)
+    assert "profile.csv: the profile has no column dp_rank" in refusal("simulate", profile, path)
+    third = "".join(f"2{line[1:]}\n" for line in WIDE_ROWS.splitlines() if line[0] == "1")
+    wide.write_text(WIDE_HEADER + WIDE_ROWS + third, encoding="utf-8")
+    line = refusal("simulate", wide, path)
+    assert f"{path}: pipelines: has 2 pipelines, the profile 3" in line
+    wide.write_text(WIDE_HEADER + WIDE_ROWS.replace(",1410,", ",1500,"), encoding="utf-8")
+    assert f"{path}: pipelines[0].stages: forward of stage 0 runs at 1410 MHz" in refusal(
+        "simulate", wide, path
+    )
+
+
+# ------------------------------------------------------------------ progress on a terminal
+
+# As `flyball`, with a line that does not wait for the first second.
+EAGER = """
+import sys
+from flyball_server import progress_line
+progress_line.SHOWN_AFTER_S = 0.0
+from flyball_client.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def screen(written: str) -> list[str]:
+    """What a terminal shows in the end: a carriage return goes back, and letters overwrite."""
+    lines: list[str] = []
+    for row in written.replace("\r\n", "\n").split("\n"):
+        shown = ""
+        for part in row.split("\r"):
+            shown = part + shown[len(part) :]
+        lines.append(shown.rstrip())
+    return lines
+
+
+def on_a_terminal(
+    stdout: Path, *arguments: str | Path, seen: Callable[[str, int], None] = lambda _, __: None
+) -> tuple[int, str]:
+    """Run a command with a terminal as stderr; its exit status, and all it wrote there.
+
+    `seen` is told what has been written so far, and the process's id, after each piece.
+    """
+    ours, theirs = pty.openpty()
+    with stdout.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", EAGER, *map(str, arguments)], stdout=file, stderr=theirs
+        )
+    os.close(theirs)
+    written, ends_s = b"", time.monotonic() + PROCESS_LIMIT_S
+    try:
+        while time.monotonic() < ends_s and select.select([ours], [], [], PROCESS_LIMIT_S)[0]:
+            try:
+                written += os.read(ours, 4096)
+            except OSError:  # the last writer has gone
+                break
+            seen(written.decode(), process.pid)
+        return process.wait(PROCESS_LIMIT_S), written.decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.mark.parametrize("options", [(), ("--policy", "envelope"), ("--json",)])
+def test_what_a_plan_is_doing_stands_on_a_terminal_and_is_gone_in_the_end(
+    tmp_path: Path, profile: Path, options: tuple[str, ...]
+) -> None:
+    stdout = tmp_path / "stdout"
+    status, written = on_a_terminal(stdout, "plan", profile, *ASKED, *options)
+    assert status == 0
+    assert ", 0 s" in written
+    assert screen(written) == [""]
+    printed_text = stdout.read_text(encoding="utf-8")
+    assert "\r" not in printed_text
+    if options == ("--json",):
+        assert json.loads(printed_text)["num_stages"] == 2
+
+
+def test_the_frontier_counts_its_plans_on_a_terminal(tmp_path: Path, profile: Path) -> None:
+    asked = ("frontier", profile, *ASKED, "--points", "300", "--json")
+    status, written = on_a_terminal(tmp_path / "stdout", *asked)
+    assert status == 0
+    assert screen(written) == [""]
+    assert json.loads((tmp_path / "stdout").read_text(encoding="utf-8"))["points"]
+
+
+def test_an_error_stands_alone_on_the_terminal(tmp_path: Path, profile: Path) -> None:
+    asked = ("plan", profile, *ASKED, "--target", "deadline:1")
+    status, written = on_a_terminal(tmp_path / "stdout", *asked)
+    assert status == 2
+    assert ", 0 s" in written
+    assert screen(written) == [
+        "flyball plan: --target: no plan takes 1 s; the fastest takes 9 s", "",
+    ]  # fmt: skip
+
+
+def test_ctrl_c_leaves_nothing_on_the_terminal(tmp_path: Path, profile: Path) -> None:
+    interrupted: list[int] = []
+
+    def interrupt_once_planning(written: str, process_id: int) -> None:
+        if "wanted" in written and not interrupted:
+            interrupted.append(process_id)
+            os.kill(process_id, signal.SIGINT)
+
+    asked = ("frontier", profile, "--microbatches", "64", "--blocking-power", "5")
+    status, written = on_a_terminal(
+        tmp_path / "stdout", *asked, "--points", "10000", seen=interrupt_once_planning
+    )
+    assert interrupted
+    assert status == 130
+    assert screen(written) == [""]
+    assert (tmp_path / "stdout").read_text(encoding="utf-8") == ""

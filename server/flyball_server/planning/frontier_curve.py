@@ -7,9 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flyball_server.planning.data_parallel import (
+    DataParallelRequest,
+    joint_model,
+    make_data_parallel_plan,
+)
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.sweep import sweep_frontier
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 
 DEFAULT_NUM_POINTS = 100
@@ -55,14 +63,14 @@ class FrontierCurve:
 
 
 def make_frontier(
-    request: PlanRequest,
+    request: PlanRequest | DataParallelRequest,
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
 ) -> FrontierCurve:
     """The whole frontier; `request.policy`, `reconfigure` and `target` are not looked at.
 
     Args:
-        request: the pipeline.
+        request: the pipeline, or data-parallel pipelines with clocks of their own.
         num_points: 2 to 10 000; fewer come where the profile does not allow so many.
         report: told how many plans have been made so far.
 
@@ -71,8 +79,9 @@ def make_frontier(
     """
     if not 2 <= num_points <= MAX_NUM_POINTS:
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
-    solver = DeadlineSolver(model_of_request(request))
-    plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(request.effort), report)
+    model, effort = _model_and_effort(request)
+    solver = DeadlineSolver(model)
+    plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(effort), report)
     return FrontierCurve(
         points=tuple(
             FrontierPoint(
@@ -117,10 +126,26 @@ def _compared_document(plan: ComparedPlan) -> dict[str, str | float]:
     }
 
 
-def _compared(request: PlanRequest, policy: str, reconfigure: str) -> ComparedPlan:
-    plan = make_plan(
-        dataclasses.replace(request, policy=policy, reconfigure=reconfigure, target="fastest")
-    )
+def _model_and_effort(
+    request: PlanRequest | DataParallelRequest,
+) -> tuple[PipelineModel, Effort]:
+    if isinstance(request, DataParallelRequest):
+        return joint_model(request), request.pipelines[0].effort
+    return model_of_request(request), request.effort
+
+
+def _compared(
+    request: PlanRequest | DataParallelRequest, policy: str, reconfigure: str
+) -> ComparedPlan:
+    plan: PlanPrediction
+    if isinstance(request, DataParallelRequest):
+        plan = make_data_parallel_plan(
+            request.evolve(policy=policy, reconfigure=reconfigure, target="fastest")
+        )
+    else:
+        plan = make_plan(
+            dataclasses.replace(request, policy=policy, reconfigure=reconfigure, target="fastest")
+        )
     return ComparedPlan(
         name=policy if policy == "baseline" else f"{policy}, {reconfigure}",
         iteration_time_s=plan.iteration_time_s,

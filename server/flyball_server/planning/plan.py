@@ -1,4 +1,8 @@
-"""A frequency plan: the clock of every instruction of every stage, with its prediction."""
+"""A frequency plan: the clock of every instruction of every stage, with its prediction.
+
+It is for one pipeline (all its data-parallel replicas run the same clocks), or for data-parallel
+pipelines that each have clocks of their own.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +22,19 @@ class PlannedInstruction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrequencyPlan:
-    """What a policy decided, and what the model predicts for it.
+class PlanPrediction:
+    """What every plan was made with, and what the model predicts for it.
 
     Attributes:
-        num_microbatches: microbatches of an iteration.
-        blocking_power_w: per stage, W of one of its GPUs while it waits.
+        num_microbatches: microbatches of an iteration of one pipeline.
+        blocking_power_w: per stage, W of one of its GPUs while it waits; of several pipelines
+            the one's stages after the other's.
         iteration_time_s: predicted, on the profile's own measured points, s.
-        energy_j: predicted for one iteration of all stages, J.
+        energy_j: predicted for one iteration of all that is planned, J.
         baseline_iteration_time_s: the same schedule, every instruction at its highest
             profiled frequency, s.
         baseline_energy_j: likewise, J.
         lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
-        stages: per stage, its instructions in the order of execution.
     """
 
     policy: str
@@ -44,12 +48,6 @@ class FrequencyPlan:
     baseline_iteration_time_s: float
     baseline_energy_j: float
     lower_bound_j: float | None
-    stages: tuple[tuple[PlannedInstruction, ...], ...]
-
-    @property
-    def num_stages(self) -> int:
-        """Number of pipeline stages."""
-        return len(self.stages)
 
     @property
     def saving_percent(self) -> float:
@@ -67,3 +65,55 @@ class FrequencyPlan:
         if self.lower_bound_j is None:
             return None
         return 100 * (self.energy_j / self.lower_bound_j - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrequencyPlan(PlanPrediction):
+    """What a policy decided for one pipeline.
+
+    Attributes:
+        stages: per stage, its instructions in the order of execution.
+    """
+
+    stages: tuple[tuple[PlannedInstruction, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPipeline:
+    """One data-parallel pipeline's part of a plan.
+
+    Attributes:
+        dp_rank: its data-parallel rank, from 0.
+        iteration_time_s: when it has finished, predicted, s; it then waits for the slowest.
+        energy_j: predicted for one iteration, waiting for the slowest included, J.
+        stages: per stage, its instructions in the order of execution.
+    """
+
+    dp_rank: int
+    iteration_time_s: float
+    energy_j: float
+    stages: tuple[tuple[PlannedInstruction, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelPlan(PlanPrediction):
+    """What a policy decided for data-parallel pipelines that each have their own clocks.
+
+    The iteration takes as long as the slowest pipeline; energies are of all pipelines together,
+    each of them waiting until then.
+
+    Attributes:
+        pipelines: by `dp_rank`, at least one; all of the same number of stages.
+    """
+
+    pipelines: tuple[PlannedPipeline, ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of each pipeline."""
+        return len(self.pipelines[0].stages)

@@ -12,32 +12,34 @@ from typing import Any, cast
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import (
+    DataParallelPlan,
+    FrequencyPlan,
+    PlannedInstruction,
+    PlannedPipeline,
+    PlanPrediction,
+)
 from flyball_server.planning.planner import DEFAULT_TARGET
 
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
     """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
+    return {**_prediction(plan, plan.num_stages, solve_s), "stages": _stage_entries(plan.stages)}
+
+
+def data_parallel_document(plan: DataParallelPlan, *, solve_s: float) -> dict[str, Any]:
+    """Likewise for separate pipelines: `pipelines` in the place of `stages`."""
     return {
-        "policy": plan.policy,
-        "reconfigure": plan.reconfigure,
-        "schedule": plan.schedule,
-        "target": plan.target,
-        "num_stages": plan.num_stages,
-        "num_microbatches": plan.num_microbatches,
-        "blocking_power_w": list(plan.blocking_power_w),
-        "iteration_time_s": plan.iteration_time_s,
-        "energy_j": plan.energy_j,
-        "baseline": {
-            "iteration_time_s": plan.baseline_iteration_time_s,
-            "energy_j": plan.baseline_energy_j,
-        },
-        "saving_percent": plan.saving_percent,
-        "slowdown_percent": plan.slowdown_percent,
-        "lower_bound_j": plan.lower_bound_j,
-        "gap_percent": plan.gap_percent,
-        "solve_s": solve_s,
-        "stages": [[_entry(instruction) for instruction in stage] for stage in plan.stages],
+        **_prediction(plan, plan.num_stages, solve_s),
+        "pipelines": [
+            {
+                "dp_rank": pipeline.dp_rank,
+                "iteration_time_s": pipeline.iteration_time_s,
+                "energy_j": pipeline.energy_j,
+                "stages": _stage_entries(pipeline.stages),
+            }
+            for pipeline in plan.pipelines
+        ],
     }
 
 
@@ -55,33 +57,109 @@ def plan_from_document(document: object) -> FrequencyPlan:
         PlanningError: the document is not a plan; `field` says where.
     """
     fields = _mapping(document, "plan")
-    baseline = _mapping(fields.get("baseline"), "baseline")
-    stages = tuple(
-        tuple(
-            _instruction(entry, f"stages[{stage}][{position}]")
-            for position, entry in enumerate(_list(entries, f"stages[{stage}]"))
-        )
-        for stage, entries in enumerate(_list(fields.get("stages"), "stages"))
-    )
-    bound = fields.get("lower_bound_j")
     return FrequencyPlan(
-        policy=_text(fields, "policy"),
-        reconfigure=_text(fields, "reconfigure"),
-        schedule=_text(fields, "schedule"),
-        target=_text(fields, "target") if "target" in fields else DEFAULT_TARGET,
-        num_microbatches=_count(fields.get("num_microbatches"), "num_microbatches"),
-        blocking_power_w=tuple(
+        **_prediction_of(fields), stages=_planned_stages(fields.get("stages"), "stages")
+    )
+
+
+def is_data_parallel(document: object) -> bool:
+    """Whether a document is of separate pipelines, for `data_parallel_plan_from_document`."""
+    return isinstance(document, dict) and "pipelines" in document
+
+
+def data_parallel_plan_from_document(document: object) -> DataParallelPlan:
+    """The plan that `data_parallel_document` wrote.
+
+    Raises:
+        PlanningError: the document is not such a plan; `field` says where.
+    """
+    fields = _mapping(document, "plan")
+    pipelines = _list(fields.get("pipelines"), "pipelines")
+    if not pipelines:
+        raise PlanningError("must hold at least one pipeline", field="pipelines")
+    return DataParallelPlan(
+        **_prediction_of(fields),
+        pipelines=tuple(
+            _planned_pipeline(entry, dp_rank) for dp_rank, entry in enumerate(pipelines)
+        ),
+    )
+
+
+def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[str, Any]:
+    return {
+        "policy": plan.policy,
+        "reconfigure": plan.reconfigure,
+        "schedule": plan.schedule,
+        "target": plan.target,
+        "num_stages": num_stages,
+        "num_microbatches": plan.num_microbatches,
+        "blocking_power_w": list(plan.blocking_power_w),
+        "iteration_time_s": plan.iteration_time_s,
+        "energy_j": plan.energy_j,
+        "baseline": {
+            "iteration_time_s": plan.baseline_iteration_time_s,
+            "energy_j": plan.baseline_energy_j,
+        },
+        "saving_percent": plan.saving_percent,
+        "slowdown_percent": plan.slowdown_percent,
+        "lower_bound_j": plan.lower_bound_j,
+        "gap_percent": plan.gap_percent,
+        "solve_s": solve_s,
+    }
+
+
+def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `PlanPrediction` that the document holds."""
+    baseline = _mapping(fields.get("baseline"), "baseline")
+    bound = fields.get("lower_bound_j")
+    return {
+        "policy": _text(fields, "policy"),
+        "reconfigure": _text(fields, "reconfigure"),
+        "schedule": _text(fields, "schedule"),
+        "target": _text(fields, "target") if "target" in fields else DEFAULT_TARGET,
+        "num_microbatches": _count(fields.get("num_microbatches"), "num_microbatches"),
+        "blocking_power_w": tuple(
             _number(power_w, "blocking_power_w")
             for power_w in _list(fields.get("blocking_power_w"), "blocking_power_w")
         ),
-        iteration_time_s=_positive(fields.get("iteration_time_s"), "iteration_time_s"),
-        energy_j=_positive(fields.get("energy_j"), "energy_j"),
-        baseline_iteration_time_s=_positive(
+        "iteration_time_s": _positive(fields.get("iteration_time_s"), "iteration_time_s"),
+        "energy_j": _positive(fields.get("energy_j"), "energy_j"),
+        "baseline_iteration_time_s": _positive(
             baseline.get("iteration_time_s"), "baseline.iteration_time_s"
         ),
-        baseline_energy_j=_positive(baseline.get("energy_j"), "baseline.energy_j"),
-        lower_bound_j=None if bound is None else _positive(bound, "lower_bound_j"),
-        stages=stages,
+        "baseline_energy_j": _positive(baseline.get("energy_j"), "baseline.energy_j"),
+        "lower_bound_j": None if bound is None else _positive(bound, "lower_bound_j"),
+    }
+
+
+def _planned_pipeline(entry: object, dp_rank: int) -> PlannedPipeline:
+    where = f"pipelines[{dp_rank}]"
+    fields = _mapping(entry, where)
+    if _count(fields.get("dp_rank"), f"{where}.dp_rank") != dp_rank:
+        raise PlanningError(
+            f"must be {dp_rank}; pipelines stand by dp_rank, from 0", field=f"{where}.dp_rank"
+        )
+    return PlannedPipeline(
+        dp_rank=dp_rank,
+        iteration_time_s=_positive(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
+        energy_j=_positive(fields.get("energy_j"), f"{where}.energy_j"),
+        stages=_planned_stages(fields.get("stages"), f"{where}.stages"),
+    )
+
+
+def _stage_entries(
+    stages: tuple[tuple[PlannedInstruction, ...], ...],
+) -> list[list[list[str | int]]]:
+    return [[_entry(instruction) for instruction in stage] for stage in stages]
+
+
+def _planned_stages(value: object, where: str) -> tuple[tuple[PlannedInstruction, ...], ...]:
+    return tuple(
+        tuple(
+            _instruction(entry, f"{where}[{stage}][{position}]")
+            for position, entry in enumerate(_list(entries, f"{where}[{stage}]"))
+        )
+        for stage, entries in enumerate(_list(value, where))
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import StageProfile
@@ -19,6 +20,8 @@ DEFAULT_RECONFIGURE = "balanced"
 DEFAULT_SCHEDULE = "1f1b"
 DEFAULT_TARGET = "fastest"
 DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
+# What a report says.
+BUILDING, SEARCHING = "building the pipeline", "searching for clocks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,25 +48,32 @@ class PlanRequest:
     effort: Effort = Effort.NORMAL
 
 
-def make_plan(request: PlanRequest) -> FrequencyPlan:
+PhaseReport = Callable[[str], None]
+"""Told what the planner is about to do, in a few words: `searching for clocks`."""
+
+
+def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> FrequencyPlan:
     """The plan that the request's policy makes.
 
     Raises:
         PlanningError: a part of the request cannot be used; names its field.
         TargetUnreachableError: no plan of this policy meets the target.
     """
+    report(BUILDING)
     model = model_of_request(request)
-    choice = choose(
-        request.policy,
-        PolicyRequest(
-            model=model,
-            reconfigure=request.reconfigure,
-            reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
-            target=request.target,
-            effort=request.effort,
-        ),
+    report(SEARCHING)
+    return _plan(request, model, choose(request.policy, policy_request(request, model)))
+
+
+def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:
+    """What the request asks of its policy."""
+    return PolicyRequest(
+        model=model,
+        reconfigure=request.reconfigure,
+        reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
+        target=request.target,
+        effort=request.effort,
     )
-    return _plan(request, model, choice)
 
 
 def model_of_request(request: PlanRequest) -> PipelineModel:
@@ -96,13 +106,14 @@ def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> F
         baseline_iteration_time_s=baseline.iteration_time_s,
         baseline_energy_j=baseline.energy_j,
         lower_bound_j=choice.lower_bound_j,
-        stages=_planned_stages(model, choice.assignment),
+        stages=planned_stages(model, choice.assignment),
     )
 
 
-def _planned_stages(
+def planned_stages(
     model: PipelineModel, assignment: Assignment
 ) -> tuple[tuple[PlannedInstruction, ...], ...]:
+    """Per stage, its instructions in the order of execution, with their clocks."""
     stages: list[list[PlannedInstruction]] = [[] for _ in model.schedule.stages]
     for node, choice in enumerate(assignment):
         kind, microbatch, chunk = model.dag.instruction[node]

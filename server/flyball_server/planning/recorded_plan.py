@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_server.planning.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedInstruction
 from flyball_server.planning.schedules._base import Instruction, Schedule
 
 
@@ -24,16 +27,79 @@ def model_of_plan(
     Raises:
         PlanningError: the plan's order cannot run, or uses what the profile does not have.
     """
-    schedule = Schedule(
-        name=plan.schedule,
+    return _model_of_stages(
+        profile,
+        plan.stages,
+        schedule=plan.schedule,
         num_microbatches=plan.num_microbatches,
+        blocking_power_w=blocking_power_w or plan.blocking_power_w,
+    )
+
+
+def models_of_data_parallel_plan(
+    profiles: Sequence[StageProfile],
+    plan: DataParallelPlan,
+    blocking_power_w: tuple[float, ...] | None = None,
+) -> list[tuple[PipelineModel, Assignment]]:
+    """Likewise of each pipeline, by `dp_rank`.
+
+    Args:
+        profiles: measured points of each pipeline.
+        plan: the plan.
+        blocking_power_w: W, one value, one per stage or one per stage of each pipeline; None:
+            the plan's own.
+
+    Raises:
+        PlanningError: there are more or fewer profiles than pipelines, or as `model_of_plan`.
+    """
+    if len(profiles) != len(plan.pipelines):
+        raise PlanningError(
+            f"has {len(plan.pipelines)} pipelines, the profile {len(profiles)}", field="pipelines"
+        )
+    power_w = blocking_power_by_pipeline(
+        blocking_power_w or plan.blocking_power_w, len(profiles), profiles[0].num_stages
+    )
+    return [
+        _model_of_pipeline(profile, plan, dp_rank, of_pipeline_w)
+        for dp_rank, (profile, of_pipeline_w) in enumerate(zip(profiles, power_w, strict=True))
+    ]
+
+
+def _model_of_pipeline(
+    profile: StageProfile, plan: DataParallelPlan, dp_rank: int, blocking_power_w: tuple[float, ...]
+) -> tuple[PipelineModel, Assignment]:
+    try:
+        return _model_of_stages(
+            profile,
+            plan.pipelines[dp_rank].stages,
+            schedule=plan.schedule,
+            num_microbatches=plan.num_microbatches,
+            blocking_power_w=blocking_power_w,
+        )
+    except PlanningError as error:
+        if error.field == "blocking_power_w":  # of all pipelines, and an option's
+            raise
+        raise PlanningError(error.message, field=f"pipelines[{dp_rank}].{error.field}") from None
+
+
+def _model_of_stages(
+    profile: StageProfile,
+    stages: tuple[tuple[PlannedInstruction, ...], ...],
+    *,
+    schedule: str,
+    num_microbatches: int,
+    blocking_power_w: tuple[float, ...],
+) -> tuple[PipelineModel, Assignment]:
+    order = Schedule(
+        name=schedule,
+        num_microbatches=num_microbatches,
         stages=tuple(
             tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
-            for stage in plan.stages
+            for stage in stages
         ),
     )
-    model = build_model(profile, schedule, blocking_power_w or plan.blocking_power_w)
-    clocks_mhz = [item.frequency_mhz for stage in plan.stages for item in stage]
+    model = build_model(profile, order, blocking_power_w)
+    clocks_mhz = [item.frequency_mhz for stage in stages for item in stage]
     assignment = [
         _index_of(model.points[node], clock_mhz, model, node)
         for node, clock_mhz in enumerate(clocks_mhz)

@@ -1,0 +1,32 @@
+"""Data-parallel pipelines as text: a heading and EnvPipe's rows for each, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flyball_server.planning.data_parallel import JointSimulation
+from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.plan_text import plan_rows
+
+
+def pipeline_blocks(
+    models: Sequence[PipelineModel],
+    assignments: Sequence[Assignment],
+    simulation: JointSimulation,
+) -> str:
+    """One block per pipeline, by `dp_rank`, an empty line between them.
+
+    Units in `[ ]` are on the pipeline's own longest path.
+    """
+    whole_s = simulation.whole.iteration_time_s
+    blocks: list[str] = []
+    for dp_rank, (model, assignment, own) in enumerate(
+        zip(models, assignments, simulation.pipelines, strict=True)
+    ):
+        waits_ms = (whole_s - own.iteration_time_s) * 1e3
+        heading = (
+            f"dp_rank {dp_rank}: done at {own.iteration_time_s:.4f} s, then waits"
+            f" {waits_ms:.1f} ms; {own.energy_j:.2f} J in all"
+        )
+        blocks.append("\n".join([heading, *plan_rows(model, assignment, own)]))
+    return "\n\n".join(blocks)

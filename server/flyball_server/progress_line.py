@@ -1,0 +1,87 @@
+"""A line on a terminal that says what a long command is doing, and for how long already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+SHOWN_AFTER_S = 1.0
+DRAWN_EVERY_S = 0.2
+CLEARED_WITHIN_S = 2.0  # a terminal that takes nothing (Ctrl-S) must not keep the command
+DEFAULT_COLUMNS = 80
+
+
+class ProgressLine:
+    """Shows the last text given and the elapsed seconds; used as a context manager.
+
+    The line appears after a second, where stderr is a terminal, and is wiped at the end,
+    whatever ends it; stdout is never touched. A thread draws it, so that it moves while compiled
+    code runs. What goes wrong with a terminal stays here: a command never fails for its line.
+
+    Args:
+        text: what is being done first.
+        stream: where to draw; stderr unless given.
+    """
+
+    def __init__(self, text: str, stream: TextIO | None = None) -> None:
+        self._text = text
+        self._stream = stream
+        self._began_s = 0.0
+        self._num_shown = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, text: str) -> None:
+        """What is being done now, in a few words."""
+        self._text = text
+
+    def __enter__(self) -> Self:
+        self._began_s = time.monotonic()
+        stream = self._stream or sys.stderr  # which a process may lack
+        if stream is not None and stream.isatty():
+            thread = threading.Thread(target=self._draw, args=(stream,), daemon=True)
+            with contextlib.suppress(RuntimeError):  # the system allows no further thread
+                thread.start()
+                self._thread = thread
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(CLEARED_WITHIN_S)
+
+    def _draw(self, stream: TextIO) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+            pause_s = SHOWN_AFTER_S
+            while not self._stop.wait(pause_s):
+                elapsed_s = time.monotonic() - self._began_s
+                self._replace(stream, f"{self._text}, {elapsed_s:.0f} s")
+                pause_s = DRAWN_EVERY_S
+            if self._num_shown:
+                self._replace(stream, "")
+                stream.write("\r")
+                stream.flush()
+
+    def _replace(self, stream: TextIO, text: str) -> None:
+        """Draw over what was drawn; one column less than the terminal has, or it would scroll."""
+        text = text[: _columns(stream) - 1]
+        stream.write("\r" + text.ljust(self._num_shown))
+        stream.flush()
+        self._num_shown = len(text)
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_COLUMNS
+    except OSError:
+        return DEFAULT_COLUMNS

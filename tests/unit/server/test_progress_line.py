@@ -1,0 +1,159 @@
+"""The progress line on a real terminal device: when it shows, what it shows, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from flyball_server import progress_line
+from flyball_server.progress_line import ProgressLine
+
+WITHIN_S = 20.0
+
+
+class Terminal:
+    """A pseudo-terminal: what is written to `stream` is read back here."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = pty.openpty()
+        self.stream: TextIO = os.fdopen(theirs, "w", encoding="utf-8")
+        self.written = ""
+
+    def read_until(self, wanted: str) -> None:
+        while wanted not in self.written:
+            ready, _, _ = select.select([self._ours], [], [], WITHIN_S)
+            assert ready, f"{wanted!r} did not come; only {self.written!r}"
+            self.written += os.read(self._ours, 4096).decode()
+
+    def read_rest(self) -> None:
+        """All that has been written by now."""
+        while select.select([self._ours], [], [], 0.05)[0]:
+            self.written += os.read(self._ours, 4096).decode()
+
+    def set_columns(self, columns: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def hang_up(self) -> None:
+        if self._ours >= 0:
+            os.close(self._ours)
+            self._ours = -1
+
+    def close(self) -> None:
+        self.hang_up()
+        with contextlib.suppress(OSError):  # what was still buffered has nowhere to go
+            self.stream.close()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A terminal on which the line shows at once."""
+    terminal = Terminal()
+    monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(progress_line, "DRAWN_EVERY_S", 0.01)
+    yield terminal
+    terminal.close()
+
+
+def drawing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "_draw" in thread.name]
+
+
+def test_it_shows_what_is_done_and_then_what_is_done_next(terminal: Terminal) -> None:
+    with ProgressLine("solving", terminal.stream) as progress:
+        terminal.read_until("\rsolving, 0 s")
+        progress.show("searching")
+        terminal.read_until("\rsearching, 0 s")
+
+
+def test_a_shorter_text_leaves_nothing_of_the_longer_one_and_the_end_leaves_nothing(
+    terminal: Terminal,
+) -> None:
+    with ProgressLine("a long text", terminal.stream) as progress:
+        terminal.read_until("\ra long text, 0 s")
+        progress.show("short")
+        terminal.read_until("\rshort, 0 s      ")
+    terminal.read_rest()
+    assert terminal.written.endswith("\r" + " " * len("short, 0 s") + "\r")
+    assert "\n" not in terminal.written
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
+def test_it_is_wiped_and_ended_whatever_ends_the_work(
+    terminal: Terminal, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), ProgressLine("solving", terminal.stream):
+        terminal.read_until("solving, 0 s")
+        raise error
+    terminal.read_rest()
+    assert terminal.written.endswith(" \r")
+    assert drawing_threads() == []
+
+
+def test_work_that_is_done_sooner_shows_nothing(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 3600.0)
+    with ProgressLine("solving", terminal.stream) as progress:
+        progress.show("searching")
+        terminal.read_rest()
+    terminal.read_rest()
+    assert terminal.written == ""
+    assert drawing_threads() == []
+
+
+def test_where_nobody_looks_nothing_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 0.0)
+    path = tmp_path / "stderr"
+    with path.open("w", encoding="utf-8") as stream, ProgressLine("solving", stream):
+        assert drawing_threads() == []
+    assert path.read_text(encoding="utf-8") == ""
+
+
+def test_it_never_fills_the_last_column_of_a_narrow_terminal(terminal: Terminal) -> None:
+    terminal.set_columns(10)
+    with ProgressLine("a text of many words", terminal.stream):
+        terminal.read_until("\ra text of")
+    terminal.read_rest()
+    assert max(len(part) for part in terminal.written.split("\r")) == 9
+
+
+def test_a_terminal_that_hangs_up_does_not_stop_the_work(terminal: Terminal) -> None:
+    with ProgressLine("solving", terminal.stream):
+        terminal.read_until("solving, 0 s")
+        terminal.hang_up()
+        for thread in drawing_threads():
+            thread.join(WITHIN_S)
+        assert drawing_threads() == []
+
+
+def test_a_system_without_room_for_another_thread_goes_without_a_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with ProgressLine("solving", terminal.stream) as progress:
+        progress.show("searching")
+    terminal.read_rest()
+    assert terminal.written == ""
+
+
+def test_a_process_without_stderr_goes_without_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with ProgressLine("solving"):
+        assert drawing_threads() == []
