@@ -1,19 +1,27 @@
-"""`flyball clocks`: which SM clocks each GPU supports, real or emulated from a profile."""
+"""`flyball clocks`: which SM clocks each GPU supports, also as a file for the GPU table."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from flyball_client.command import Command, CommandError
 from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.emulated import profiled_clocks_mhz
+from flyball_client.gpu.named_gpu import gpu_argument, uuid_of
 from flyball_client.gpu.nvml import list_nvml_gpus
+from flyball_client.gpu.nvml_facts import driver_version, nvml_session
+from flyball_client.gpu_window_draft import draft_window, window_toml
 from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import read_stage_profile
+
+# `--gpu NAME` finds a table's file in any case by its name in small letters.
+_TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +68,87 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="show the emulated GPUs of this stage profile instead of the machine's own",
     )
     parser.add_argument("--stage", type=int, metavar="N", help="only this stage of the profile")
+    parser.add_argument(
+        "--gpu", type=gpu_argument, metavar="INDEX|UUID", help="only this GPU of the machine"
+    )
+    parser.add_argument(
+        "--toml", metavar="NAME", help="print a new file of the GPU table, gpus/NAME.toml"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="write the TOML to this new file"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="write it over a file that is there already"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    _check_combination(arguments)
     profile: Path | None = arguments.profile
-    stage: int | None = arguments.stage
     if profile is not None:
-        gpus = _emulated_gpus(profile, stage)
-    elif stage is not None:
-        raise CommandError("--stage needs --profile PROFILE.csv; real GPUs have no stages")
+        gpus = _emulated_gpus(profile, arguments.stage)
     else:
-        gpus = _real_gpus()
+        gpus = _real_gpus(arguments.gpu)
+    if arguments.toml is not None:
+        return _give_toml(_toml(arguments.toml, gpus), arguments.output, force=arguments.force)
     print(_as_json(gpus) if arguments.json else _as_text(gpus))
     return 0
 
 
-def _real_gpus() -> list[GpuClocks]:
+def _check_combination(arguments: argparse.Namespace) -> None:
+    if arguments.profile is None and arguments.stage is not None:
+        raise CommandError("--stage needs --profile PROFILE.csv; real GPUs have no stages")
+    if arguments.profile is not None and (arguments.gpu or arguments.toml is not None):
+        raise CommandError("--gpu and --toml are about real GPUs; leave --profile out")
+    if arguments.toml is None and (arguments.output is not None or arguments.force):
+        raise CommandError("-o and --force need --toml NAME")
+    if arguments.toml is not None and arguments.json:
+        raise CommandError("--toml prints TOML; leave --json out")
+    if arguments.toml is not None and _TABLE_NAME.fullmatch(arguments.toml) is None:
+        raise CommandError(
+            f"--toml: {arguments.toml!r} cannot be a GPU's name in the table; use small letters,"
+            " digits, '.', '_' and '-', as h200"
+        )
+
+
+def _toml(name: str, gpus: Sequence[GpuClocks]) -> str:
+    gpu = gpus[0]
+    if any((other.name, other.sm_clocks_mhz) != (gpu.name, gpu.sm_clocks_mhz) for other in gpus):
+        raise CommandError("--toml: the GPUs of this machine differ; choose with --gpu INDEX|UUID")
     try:
-        found = list_nvml_gpus()
+        with nvml_session():
+            driver = driver_version()
+    except GpuError as error:
+        raise CommandError(str(error)) from None
+    today = datetime.now(UTC).date().isoformat()
+    origin = f"read from the {gpu.name} itself through NVML (driver {driver}, {today})"
+    try:
+        return window_toml(draft_window(name, gpu.sm_clocks_mhz, origin=origin), gpu.name)
+    except ValueError as error:
+        raise CommandError(f"--toml: {gpu.name}: {error}") from None
+
+
+def _give_toml(text: str, output: Path | None, *, force: bool) -> int:
+    if output is None:
+        print(text, end="")
+        return 0
+    try:
+        # "x": also not over a file that appears meanwhile.
+        with output.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CommandError(f"{output}: is there already; --force writes over it") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CommandError(f"{output}: cannot be written ({reason or error})") from None
+    return 0
+
+
+def _real_gpus(named: str | None) -> list[GpuClocks]:
+    try:
+        with nvml_session():
+            found = list_nvml_gpus()
+            uuid = None if named is None else uuid_of(named)
     except GpuError as error:
         raise CommandError(
             f"{error}; --profile PROFILE.csv shows the clocks of an emulated GPU"
@@ -95,6 +166,7 @@ def _real_gpus() -> list[GpuClocks]:
             sm_clocks_mhz=gpu.sm_clocks_mhz,
         )
         for gpu in found
+        if uuid in {None, gpu.uuid}
     ]
 
 

@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
 
+from flyball_client import clocks_command
 from flyball_client.__main__ import main
 from flyball_client.clocks_command import describe_clocks
+from flyball_client.gpu.nvml import NvmlGpuInfo, list_nvml_gpus
+from flyball_client.gpu_window_draft import draft_window, window_toml
+from flyball_profiles.gpu_windows import load_gpu_window, window_clocks_mhz
 
 NOT_SUPPORTED = 3
 
@@ -161,3 +165,159 @@ def test_a_broken_profile_is_named_with_its_line(
     profile.write_text(CSV.replace("1395,0.2", "1395,fast"))
     assert main(["clocks", "--profile", str(profile)]) == 2
     assert capsys.readouterr().err.startswith(f"flyball clocks: {profile}:3: ")
+
+
+# ------------------------------------------------------------------ a file for the GPU table
+
+
+def other_gpu(uuid: str) -> NvmlGpuInfo:
+    return NvmlGpuInfo(
+        index=1, name="Other GPU", uuid=uuid, sm_clocks_mhz=(1410, 1395), has_mig=False
+    )
+
+
+def test_the_table_reads_the_file_that_is_written_and_it_fits_the_gpu(
+    loaded_nvml: FalseNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert loaded_nvml.num_gpus == 2
+    assert main(["clocks", "--toml", "false", "-o", str(tmp_path / "false.toml")]) == 0
+    assert capsys.readouterr().out == ""
+    window = load_gpu_window("False", folder=tmp_path)
+    # 1980 - 11 x 90 = 990 is half of 1980.
+    assert (window.filter_max_mhz, window.filter_min_mhz) == (1980, 990)
+    assert (window.granularity_mhz, window.reconfigure_granularity_mhz) == (90, 30)
+    assert window.blocking_power_w is None
+    assert "False GPU itself through NVML (driver false-0, 2" in window.sources["filter_max_mhz"]
+    assert window_clocks_mhz(window, SUPPORTED_MHZ) == tuple(range(1980, 989, -90))
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_without_a_file_the_toml_is_printed_and_says_what_is_left_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["clocks", "--toml", "h200", "--gpu", "1"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# False GPU: the window of SM clocks to profile.")
+    assert "# No blocking power: it must be measured" in text
+    (tmp_path / "h200.toml").write_text(text)
+    assert load_gpu_window("h200", folder=tmp_path).filter_max_mhz == 1980
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_file_that_is_there_is_written_over_only_by_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("measured for a week")
+    command = ["clocks", "--toml", "mine", "-o", str(file)]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"flyball clocks: {file}: is there already; --force writes over it\n"
+    )
+    assert file.read_text() == "measured for a week"
+    assert main([*command, "--force"]) == 0
+    assert load_gpu_window("mine", folder=tmp_path).filter_max_mhz == 1980
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--toml", "h200", "-o", "no/such/folder.toml"], "cannot be written (No such file"),
+        (["--toml", "h200", "-o", "."], "is there already"),
+        (["--toml", "H200"], "'H200' cannot be a GPU's name in the table"),
+        (["--toml", "../h200"], "cannot be a GPU's name in the table"),
+        (["--toml", "h200", "--json"], "--toml prints TOML"),
+        (["--toml", "h200", "--profile", "p.csv"], "leave --profile out"),
+        (["--gpu", "0", "--profile", "p.csv"], "leave --profile out"),
+        (["-o", "h200.toml"], "-o and --force need --toml NAME"),
+        (["--force"], "-o and --force need --toml NAME"),
+        (["--gpu", "2"], "there is no GPU 2; NVML counts 2, from 0"),
+        (["--gpu", "first"], "neither a GPU's index nor its UUID"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert main(["clocks", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert text in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert set(tmp_path.iterdir()) - before <= {tmp_path / "calls.log"}
+
+
+def test_one_gpu_of_the_machine_can_be_listed_alone(
+    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["clocks", "--gpu", loaded_nvml.uuid(1), "--json"]) == 0
+    (gpu,) = json.loads(capsys.readouterr().out)["gpus"]
+    assert gpu["index"] == 1
+
+
+def test_among_different_gpus_one_must_be_chosen(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = list_nvml_gpus()
+    mixed = (first, other_gpu(loaded_nvml.uuid(1)))
+    monkeypatch.setattr(clocks_command, "list_nvml_gpus", lambda: mixed)
+    assert main(["clocks", "--toml", "h200"]) == 2
+    assert "the GPUs of this machine differ; choose with --gpu" in capsys.readouterr().err
+    assert main(["clocks", "--toml", "h200", "--gpu", "1"]) == 0
+    assert capsys.readouterr().out.startswith("# Other GPU: ")
+
+
+def test_a_gpu_without_lockable_clocks_has_no_window(
+    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
+    assert main(["clocks", "--toml", "h200"]) == 2
+    assert "a window needs two SM clocks, and the GPU lists 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("clocks_mhz", "figures"),
+    [
+        # As a V100 lists them, 7 and 8 MHz apart in turn: 12 steps of 7.5 are 90.
+        ([1530 - 15 * i // 2 for i in range(187)], (1530, 810, 90, 30)),
+        # 20 MHz apart: 80 is as near to 90 as 100 is, and 30 lies between 20 and 40.
+        (range(200, 1401, 20), (1400, 680, 80, 40)),
+        # Steps wider than the granularity stay single.
+        ((500, 650, 800), (800, 500, 150, 150)),
+        ((1400, 1385), (1400, 1385, 90, 30)),
+        ((1000, 999), (1000, 999, 90, 30)),
+    ],
+)
+def test_a_windows_figures_follow_the_gpus_own_step(
+    clocks_mhz: list[int], figures: tuple[int, int, int, int]
+) -> None:
+    window = draft_window("new", clocks_mhz, origin="told")
+    assert figures == (
+        window.filter_max_mhz,
+        window.filter_min_mhz,
+        window.granularity_mhz,
+        window.reconfigure_granularity_mhz,
+    )
+
+
+@given(st.sets(st.integers(1, 100_000), min_size=2))
+def test_every_gpu_has_a_window_that_ends_at_its_own_clocks(clocks_mhz: set[int]) -> None:
+    window = draft_window("new", tuple(clocks_mhz), origin="told")
+    assert window.filter_max_mhz == max(clocks_mhz)
+    assert window.filter_min_mhz in clocks_mhz
+
+
+@given(st.text(max_size=40))
+def test_a_gpus_name_cannot_break_the_file(
+    tmp_path_factory: pytest.TempPathFactory, product: str
+) -> None:
+    folder = tmp_path_factory.mktemp("table")
+    window = draft_window("new", (1410, 1395), origin=f"told by {product}")
+    (folder / "new.toml").write_text(window_toml(window, product), encoding="utf-8")
+    read = load_gpu_window("new", folder=folder)
+    assert (read.filter_max_mhz, read.filter_min_mhz) == (1410, 1395)

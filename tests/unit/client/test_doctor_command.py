@@ -1,0 +1,592 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pynvml as _pynvml
+import pytest
+from tests.false_nvml.library import FalseNvml
+from tests.false_zeusd.server import FalseZeusd
+from tests.planner.live import live_planner
+
+from flyball_client.__main__ import main
+from flyball_client.doctor import control_check, planner_check
+from flyball_client.doctor.check_result import CheckResult, as_text
+from flyball_client.doctor.clock_rights import clock_rights
+from flyball_client.doctor.gpu_checks import check_gpus
+from flyball_client.doctor.gpu_probe import probe_gpus
+from flyball_client.doctor.machine_checks import check_system
+from flyball_client.governor.lock_record import ClockHolder, LockRecord
+from flyball_client.gpu.nvml import NvmlGpu
+
+# nvidia-ml-py has no types.
+pynvml: Any = _pynvml
+
+KEY = "hush-hush"
+PATIENCE_S = 60.0
+NOT_SUPPORTED = 3
+GPU_IS_LOST = 15
+IDLE = 0x1
+THERMAL_SLOWDOWN = 0x40
+ALL_CAPABILITIES = "CapEff:\t000001ffffffffff\n"
+NO_IDS_MAPPED_OTHERWISE = "         0          0 4294967295\n"
+
+Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of this machine counts."""
+    for name in [*os.environ]:
+        if name.startswith(("FLYBALL_", "ZEUSD_", "CUDA_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Runs `flyball doctor ... --json`: its status and its checks by name."""
+
+    def run(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
+        status = main(["doctor", *arguments, "--json"])
+        document = json.loads(capsys.readouterr().out)
+        checks = {check["name"]: check for check in document["checks"]}
+        states = [check["state"] for check in checks.values()]
+        assert document["num_problems"] == states.count("problem")
+        assert document["num_warnings"] == states.count("warning")
+        assert status == (1 if "problem" in states else 0)
+        return status, checks
+
+    return run
+
+
+def gpu_checks(*named: str, environ: Mapping[str, str] | None = None) -> dict[str, CheckResult]:
+    """The checks of the GPUs, made in this process."""
+    results = check_gpus(named, os.environ if environ is None else environ)
+    return {result.name: result for result in results}
+
+
+def take_record(uuid: str, tmp_path: Path) -> LockRecord:
+    record = LockRecord.take(tmp_path / "state", uuid)
+    record.write(
+        ClockHolder(uuid=uuid, control="nvml", rank_name="llm rank 0", rank_pid=7, governor_pid=8)
+    )
+    return record
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+# ------------------------------------------------------------------ as a whole
+
+
+def test_where_everything_is_in_place_all_is_fine_and_nothing_was_touched(
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doctor: Doctor
+) -> None:
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
+    with (
+        FalseZeusd(loaded_nvml, tmp_path / "zeusd.sock", token=KEY) as zeusd,
+        live_planner(token=KEY) as planner,
+    ):
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", zeusd.endpoint)
+        monkeypatch.setenv("ZEUSD_TOKEN", KEY)
+        monkeypatch.setenv("FLYBALL_TOKEN", KEY)
+        monkeypatch.setenv("FLYBALL_PLANNER_URL", str(planner.http.base_url))
+        status, checks = doctor()
+    assert [check for check in checks.values() if check["state"] != "ok"] == []
+    assert status == 0
+    assert set(checks) == {
+        *("system", "state folder", "records", "settings", "zeusd", "NVML", "GPUs"),
+        *(
+            f"GPU {index} {part}"
+            for index in (0, 1)
+            for part in ("model", "persistence", "control", "energy", "clock")
+        ),
+        *("planner", "planner token"),
+    }
+    assert KEY not in json.dumps(checks)
+    assert zeusd.orders == []
+    assert loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks") == []
+    assert loaded_nvml.calls("nvmlDeviceResetGpuLockedClocks") == []
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_machine_without_a_gpu_hears_what_works_all_the_same(false_nvml: FalseNvml) -> None:
+    environment = false_nvml.environment
+    del environment["FALSE_NVML_STATE"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flyball_client", "doctor"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    row = next(number for number, line in enumerate(lines) if "starting NVML" in line)
+    assert lines[row].startswith("problem  NVML")
+    assert "emulated GPUs work without" in lines[row + 1]
+    assert lines[-1].startswith("1 problem, ")
+
+
+def test_no_gpu_at_all_is_a_problem(loaded_nvml: FalseNvml, tmp_path: Path) -> None:
+    state = bytearray((tmp_path / "gpus").read_bytes())
+    state[:8] = bytes(8)
+    with (tmp_path / "gpus").open("r+b") as file:
+        file.write(state[:8])
+    assert loaded_nvml.num_gpus == 0
+    assert gpu_checks()["GPUs"].state == "problem"
+
+
+def test_the_text_has_what_to_do_below_each_line() -> None:
+    results = [
+        CheckResult(name="a", state="ok", found="fine"),
+        CheckResult(name="longer", state="problem", found="bad", advice="mend it"),
+    ]
+    assert as_text(results).splitlines() == [
+        "ok       a       fine",
+        "problem  longer  bad",
+        "                 -> mend it",
+        "",
+        "1 problem, no warnings",
+    ]
+
+
+def test_whatever_is_not_fine_comes_with_advice() -> None:
+    with pytest.raises(ValueError, match="advice must say"):
+        CheckResult(name="a", state="warning", found="bad")
+    with pytest.raises(ValueError, match="state must be"):
+        CheckResult(name="a", state="fine", found="good")  # type: ignore[arg-type]
+    result = CheckResult.of_error("a", RuntimeError("what\nhappened; do this; and that"))
+    assert (result.found, result.advice) == ("what happened", "do this; and that")
+    assert CheckResult.of_error("a", KeyError()).found == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--gpu", "first"], "'first' is neither a GPU's index nor its UUID"),
+        (["--planner", "planner:7787"], "--planner: the planner's address must be like http://"),
+        (["--planner-only"], "--planner-only needs --planner URL or FLYBALL_PLANNER_URL"),
+        (["--planner-only", "--gpu", "0"], "--planner-only looks at no GPU"),
+    ],
+)
+def test_wrong_arguments_get_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    assert main(["doctor", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert text in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+def test_a_check_that_breaks_off_is_a_problem_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, loaded_nvml: FalseNvml, doctor: Doctor
+) -> None:
+    def broken(_: object) -> CheckResult:
+        raise ZeroDivisionError("of all things")
+
+    assert loaded_nvml.num_gpus == 2
+    monkeypatch.setattr("flyball_client.doctor_command.check_state_dir", broken)
+    _, checks = doctor()
+    assert "ZeroDivisionError('of all things')" in checks["state folder"]["found"]
+    assert "GPU 1 clock" in checks
+
+
+# ------------------------------------------------------------------ driver and GPUs
+
+
+def test_only_the_gpus_that_are_named_are_looked_at(loaded_nvml: FalseNvml) -> None:
+    for named in ("1", loaded_nvml.uuid(1)):
+        checks = gpu_checks(named)
+        assert "GPU 1 clock" in checks
+        assert "GPU 0 clock" not in checks
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_gpu_that_is_not_there_is_a_problem(doctor: Doctor) -> None:
+    status, checks = doctor("--gpu", "7")
+    assert status == 1
+    assert checks["GPU 7"]["found"] == "there is no GPU 7"
+
+
+def test_a_driver_that_hangs_is_told_within_the_time(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.set_latency_us(600_000_000)
+    failure = probe_gpus([], timeout_s=2.0)[-1]
+    assert (failure.name, failure.state) == ("GPU checks", "problem")
+    assert "the driver did not answer within 2 s" in failure.found
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_driver_that_crashes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The false NVML aborts when it cannot write its log.
+    monkeypatch.setenv("FALSE_NVML_LOG", "/dev/full")
+    failure = probe_gpus([])[-1]
+    assert failure.state == "problem"
+    assert "they broke off by signal SIGABRT" in failure.found
+
+
+def test_what_the_checks_themselves_print_is_not_taken_for_results(
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loaded_nvml.num_gpus == 2
+    (tmp_path / "usercustomize.py").write_text("print('a library says hello')\n")
+    (tmp_path / "sitecustomize.py").write_text("print('{\"name\": 1}')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    names = [result.name for result in probe_gpus(["0"])]
+    assert (names[0], names[-1]) == ("settings", "GPU 0 clock")
+
+
+def test_a_gpu_divided_by_mig_is_a_problem_of_its_own(
+    loaded_nvml: FalseNvml, doctor: Doctor
+) -> None:
+    loaded_nvml.set_mig(1, 0)
+    _, checks = doctor()
+    assert "MIG" in checks["GPU 0"]["found"]
+    assert checks["GPU 1 model"]["state"] == "ok"
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_index = pynvml.nvmlDeviceGetHandleByIndex
+
+    def lose_the_first(index: int) -> object:
+        if index == 0:
+            raise pynvml.NVMLError(GPU_IS_LOST)
+        return by_index(index)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lose_the_first)
+    checks = gpu_checks()
+    assert checks["GPU 0"].state == "problem"
+    assert "CUDA_VISIBLE_DEVICES" in checks["GPU 0"].advice
+    assert checks["GPU 1 clock"].state == "ok"
+
+
+def test_a_gpu_without_lockable_clocks_is_a_problem(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
+    model = gpu_checks("0")["GPU 0 model"]
+    assert model.state == "problem"
+    assert "Volta or later" in model.advice
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+@pytest.mark.parametrize(("capability", "state"), [((6, 1), "problem"), ((7, 0), "ok")])
+def test_locked_clocks_need_volta(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], state: str
+) -> None:
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetCudaComputeCapability", lambda _: capability, raising=False
+    )
+    assert gpu_checks("0")["GPU 0 model"].state == state
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+@pytest.mark.parametrize(("mode", "state"), [(0, "warning"), (1, "ok")])
+def test_persistence_mode_is_to_be_on(
+    monkeypatch: pytest.MonkeyPatch, mode: int, state: str
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPersistenceMode", lambda _: mode)
+    assert gpu_checks("0")["GPU 0 persistence"].state == state
+
+
+def test_an_energy_counter_that_cannot_be_read_is_a_problem(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.fail("nvmlDeviceGetTotalEnergyConsumption", NOT_SUPPORTED)
+    checks = gpu_checks("0")
+    assert checks["GPU 0 energy"].state == "problem"
+    assert checks["GPU 0 clock"].state == "ok"
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_an_energy_counter_that_stands_still_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NvmlGpu, "total_energy_j", lambda _: 5.0)
+    assert "stood still for 1 s" in gpu_checks("0")["GPU 0 energy"].found
+
+
+def test_cuda_must_show_a_gpu_to_the_first_rank(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gpus = gpu_checks("0")["GPUs"]
+    assert gpus.state == "problem"
+    assert f"0 of {loaded_nvml.num_gpus} are visible" in gpus.found
+
+
+# ------------------------------------------------------------------ clocks and who holds them
+
+
+def test_a_clock_that_nobody_explains_is_a_warning(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.set_range_mhz(1200, 1200, 1)
+    checks = gpu_checks()
+    assert (checks["GPU 0 clock"].state, checks["GPU 0 clock"].found) == ("ok", "1980 MHz of 1980")
+    assert checks["GPU 1 clock"].state == "warning"
+    assert checks["GPU 1 clock"].found.startswith("1200 MHz of 1980, held there by somebody")
+    assert f"flyball unlock --gpu {loaded_nvml.uuid(1)}" in checks["GPU 1 clock"].advice
+
+
+@pytest.mark.parametrize(("reasons", "state"), [(IDLE, "ok"), (0, "warning")])
+def test_an_idle_gpu_may_run_slowly_and_a_busy_one_may_not(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch, reasons: int, state: str
+) -> None:
+    loaded_nvml.set_event_reasons(reasons)
+    monkeypatch.setattr(NvmlGpu, "sm_clock_mhz", lambda _: 345)
+    clock = gpu_checks("0")["GPU 0 clock"]
+    assert clock.state == state
+    assert clock.found.startswith("345 MHz of 1980, ")
+
+
+def test_a_clock_left_locked_is_a_problem_that_unlock_mends(
+    loaded_nvml: FalseNvml, tmp_path: Path, doctor: Doctor
+) -> None:
+    loaded_nvml.set_range_mhz(1200, 1200)
+    take_record(loaded_nvml.uuid(0), tmp_path).close()
+    status, checks = doctor()
+    assert status == 1
+    record = checks[f"record {loaded_nvml.uuid(0)}"]
+    assert record["found"] == (
+        "its clock was left locked for llm rank 0 (process 7), whose governor is gone"
+    )
+    assert "flyball unlock" in record["advice"]
+    assert checks["GPU 0 clock"]["found"] == "1200 MHz of 1980, set by Flyball (see records)"
+    assert main(["unlock"]) == 0
+    assert loaded_nvml.locked_mhz() == 0
+
+
+def test_a_clock_that_a_living_governor_holds_is_told_with_its_rank(
+    loaded_nvml: FalseNvml, tmp_path: Path, doctor: Doctor
+) -> None:
+    with closing(take_record(loaded_nvml.uuid(0), tmp_path)):
+        _, checks = doctor()
+    record = checks[f"record {loaded_nvml.uuid(0)}"]
+    assert record["state"] == "warning"
+    assert record["found"] == "its clock is set for llm rank 0 (process 7), through nvml"
+
+
+def test_a_records_name_cannot_play_with_the_terminal(tmp_path: Path, doctor: Doctor) -> None:
+    take_record("GPU-\x1b[2Jx", tmp_path).close()
+    _, checks = doctor()
+    assert "record 'GPU-\\x1b[2Jx'" in checks
+
+
+@pytest.mark.parametrize(
+    ("held_mhz", "reasons", "text"),
+    [(1500, 0, "held down by the power limit"), (0, THERMAL_SLOWDOWN, "held down by heat")],
+)
+def test_a_limit_is_named_with_what_to_look_at(
+    loaded_nvml: FalseNvml, held_mhz: int, reasons: int, text: str
+) -> None:
+    loaded_nvml.hold_below_mhz(held_mhz)
+    loaded_nvml.set_event_reasons(reasons)
+    clock = gpu_checks("0")["GPU 0 clock"]
+    assert clock.state == "warning"
+    assert clock.found == f"{held_mhz or 1980} MHz of 1980, {text}"
+    assert "nvidia-smi -q -d" in clock.advice
+
+
+# ------------------------------------------------------------------ rights, zeusd, settings
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+@pytest.mark.parametrize(
+    ("rights", "state"),
+    [("yes", "ok"), ("no", "problem"), ("only in a user namespace", "warning")],
+)
+def test_the_right_to_set_clocks_is_needed_without_zeusd(
+    monkeypatch: pytest.MonkeyPatch, rights: str, state: str
+) -> None:
+    monkeypatch.setattr(control_check, "clock_rights", lambda: rights)
+    control = gpu_checks("0")["GPU 0 control"]
+    assert control.state == state
+    assert (state == "ok") or "--cap-add SYS_ADMIN" in control.advice
+
+
+@pytest.mark.parametrize(
+    ("status", "uid_map", "rights"),
+    [
+        (ALL_CAPABILITIES, NO_IDS_MAPPED_OTHERWISE, "yes"),
+        (ALL_CAPABILITIES, "0 1000 1\n", "only in a user namespace"),
+        (ALL_CAPABILITIES, None, "yes"),
+        ("CapPrm:\tffff\nCapEff:\t0000000000200000\n", None, "yes"),
+        ("CapEff:\t0000000000100000\n", NO_IDS_MAPPED_OTHERWISE, "no"),
+        ("Name:\tpython\n", None, "unknown"),
+        ("CapEff:\n", None, "unknown"),
+        (None, None, "unknown"),
+    ],
+)
+def test_rights_are_read_from_what_the_kernel_tells(
+    tmp_path: Path, status: str | None, uid_map: str | None, rights: str
+) -> None:
+    for name, text in (("status", status), ("uid_map", uid_map)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    assert clock_rights(tmp_path) == rights
+
+
+def test_a_zeusd_that_is_named_and_not_there_is_a_problem_where_nothing_else_may_set_clocks(
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loaded_nvml.num_gpus == 2
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", str(tmp_path / "zeusd.sock"))
+    monkeypatch.setattr(control_check, "clock_rights", lambda: "yes")
+    checks = gpu_checks("0")
+    assert [checks["zeusd"].state, checks["GPU 0 control"].state] == ["warning", "warning"]
+    assert "through NVML, not zeusd" in checks["GPU 0 control"].found
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
+    checks = gpu_checks("0")
+    assert [checks["zeusd"].state, checks["GPU 0 control"].state] == ["problem", "problem"]
+    assert "is zeusd running" in checks["zeusd"].advice
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "nvml")
+    assert gpu_checks("0")["zeusd"].state == "ok"
+
+
+def test_a_token_that_zeusd_does_not_take_is_a_problem_and_not_shown(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
+    monkeypatch.setenv("ZEUSD_TOKEN", KEY)
+    with FalseZeusd(loaded_nvml, token="another") as zeusd:  # noqa: S106 - no secret
+        monkeypatch.setenv("ZEUSD_HOST_PORT", zeusd.endpoint)
+        checks = gpu_checks("0")
+    assert checks["zeusd"].state == "problem"
+    assert "set ZEUSD_TOKEN" in checks["zeusd"].advice
+    assert KEY not in repr(checks)
+
+
+def test_what_is_not_zeusd_is_told(loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
+    with FalseZeusd(loaded_nvml, discovery="none") as zeusd:
+        monkeypatch.setenv("ZEUSD_HOST_PORT", zeusd.endpoint)
+        assert gpu_checks("0")["zeusd"].state == "problem"
+        zeusd.says = b"SSH-2.0-OpenSSH_9.6\r\n"
+        assert gpu_checks("0")["zeusd"].state == "problem"
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FLYBALL_CLOCK_CONTROL", "magic"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "1410"),
+        ("ZEUSD_HOST_PORT", "no port:x"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_a_problem_that_names_it(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    status, checks = doctor()
+    assert (status, checks["settings"]["state"]) == (1, "problem")
+    assert name in checks["settings"]["found"]
+
+
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_return_range_that_a_gpu_lacks_is_a_problem_of_that_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLYBALL_RETURN_CLOCKS_MHZ", "100:1410")
+    checks = gpu_checks("0")
+    assert checks["settings"].state == "ok"
+    assert "must lie within 210:1980" in checks["GPU 0 control"].found
+
+
+# ------------------------------------------------------------------ the machine
+
+
+@pytest.mark.parametrize("feature", ["memfd_create", "eventfd", "pidfd_open"])
+def test_a_python_built_without_a_feature_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, feature: str
+) -> None:
+    monkeypatch.delattr(os, feature)
+    (result,) = check_system()
+    assert (result.name, result.state) == (f"system {feature}", "problem")
+
+
+def test_without_descriptors_of_processes_flyball_still_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    (result,) = check_system()
+    assert (result.name, result.state) == ("system pidfd_open", "warning")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_state_folder_that_can_be_written_or_made_is_fine(
+    tmp_path: Path, doctor: Doctor, is_there: bool
+) -> None:
+    if is_there:
+        (tmp_path / "state").mkdir()
+    _, checks = doctor()
+    end = "written" if is_there else "made"
+    assert checks["state folder"]["found"] == f"{tmp_path / 'state'} can be {end}"
+    assert (tmp_path / "state").exists() == is_there
+
+
+def test_a_state_folder_below_a_file_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doctor: Doctor
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "file" / "state"))
+    _, checks = doctor()
+    assert checks["state folder"]["state"] == "problem"
+
+
+# ------------------------------------------------------------------ the planner
+
+
+def test_planner_only_looks_at_nothing_else(doctor: Doctor) -> None:
+    with live_planner() as planner:
+        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
+    assert (status, set(checks)) == (0, {"planner", "planner token"})
+
+
+def test_a_planner_that_is_not_there_is_a_problem(doctor: Doctor) -> None:
+    status, checks = doctor("--planner-only", "--planner", f"http://127.0.0.1:{free_port()}")
+    assert status == 1
+    assert "cannot be reached" in checks["planner"]["found"]
+    assert "flyball serve" in checks["planner"]["advice"]
+
+
+def test_a_planner_of_another_version_is_a_warning(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_check, "flyball_version", lambda: "7.0")
+    with live_planner() as planner:
+        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
+    assert (status, checks["planner"]["state"]) == (0, "warning")
+    assert "here it is 7.0" in checks["planner"]["found"]
+
+
+@pytest.mark.parametrize("ours", [None, KEY, "not\tprintable"])
+def test_a_token_that_the_planner_does_not_take_is_a_problem_and_not_shown(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, ours: str | None
+) -> None:
+    if ours is not None:
+        monkeypatch.setenv("FLYBALL_TOKEN", ours)
+    with live_planner(token="another") as planner:  # noqa: S106 - no secret
+        monkeypatch.setenv("FLYBALL_PLANNER_URL", str(planner.http.base_url))
+        status, checks = doctor("--planner-only")
+    assert (status, checks["planner token"]["state"]) == (1, "problem")
+    assert "FLYBALL_TOKEN" in checks["planner token"]["advice"]
+    assert ours is None or ours not in repr(checks)
+
+
+def test_an_address_in_the_environment_that_is_none_is_a_problem(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYBALL_PLANNER_URL", "planner:7787")
+    status, checks = doctor("--planner-only")
+    assert (status, checks["planner"]["state"]) == (1, "problem")
+    assert "correct FLYBALL_PLANNER_URL" in checks["planner"]["advice"]
