@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from flyball_client.command import Command, CommandError
 from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
-from flyball_client.gpu.named_gpu import check_clock_settings, gpu_argument, uuid_of
+from flyball_client.gpu.clock_settings import ClockSettings
+from flyball_client.gpu.named_gpu import gpu_argument, uuid_of
 from flyball_client.gpu.nvml_facts import num_gpus, nvml_session, uuid_at
 from flyball_client.unlocking import Unlocked, Unlocker
 
@@ -73,7 +74,7 @@ def _environment(to: SmClockRange | None) -> Mapping[str, str]:
     if to is not None:
         environ["FLYBALL_RETURN_CLOCKS_MHZ"] = f"{to.lowest_mhz}:{to.highest_mhz}"
     try:
-        check_clock_settings(environ)
+        ClockSettings.read(environ)
     except ValueError as error:
         raise CommandError(str(error)) from None
     return environ

@@ -11,7 +11,8 @@ from flyball_client.doctor.machine_checks import find_all_records
 from flyball_client.doctor.zeusd_check import check_zeusd
 from flyball_client.gpu import nvml_facts
 from flyball_client.gpu._base import GpuError, GpuNotSupportedError
-from flyball_client.gpu.named_gpu import check_clock_settings, uuid_of
+from flyball_client.gpu.clock_settings import ClockSettings
+from flyball_client.gpu.named_gpu import uuid_of
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
 
 _WITHOUT_GPU = "a rank here sets no clock; planning, the planner and emulated GPUs work without"
@@ -38,7 +39,7 @@ def check_gpus(named: Sequence[str], environ: Mapping[str, str]) -> Iterator[Che
 def _check_settings(environ: Mapping[str, str]) -> CheckResult:
     name = "settings"
     try:
-        check_clock_settings(environ)
+        ClockSettings.read(environ)
     except ValueError as error:
         return CheckResult.of_error(name, error, "correct the variable, or unset it")
     control = environ.get("FLYBALL_CLOCK_CONTROL") or "auto"

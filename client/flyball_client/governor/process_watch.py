@@ -62,7 +62,7 @@ class ProcessWatch:
         self.fd: int | None = None
         try:
             self.fd = os.pidfd_open(identity.pid)
-        except OSError:
+        except (OSError, AttributeError):  # the latter: a Python built without it
             return
         if not identity.is_alive():
             # The number may be another's by now.

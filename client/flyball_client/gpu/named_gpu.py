@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 from collections.abc import Mapping
 
-from flyball_client.gpu._base import GpuDevice, GpuError, GpuNotFoundError
+from flyball_client.gpu._base import GpuDevice, GpuNotFoundError
 from flyball_client.gpu.nvml_facts import index_of, num_gpus, uuid_at
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu.open_gpu import open_gpu_by_uuid
 
 _INDEX_OR_UUID = re.compile(r"[0-9]{1,4}|GPU-[0-9A-Za-z-]{1,80}")
 
@@ -48,15 +47,4 @@ def open_by_uuid(uuid: str, environ: Mapping[str, str]) -> GpuDevice:
     """
     if not uuid.startswith("GPU-"):
         raise GpuNotFoundError(f"{uuid!r} is no GPU's UUID; nvidia-smi -L lists them")
-    return open_local_gpu(0, {**environ, "CUDA_VISIBLE_DEVICES": uuid})
-
-
-def check_clock_settings(environ: Mapping[str, str]) -> None:
-    """Whether the variables that say how clocks are set can be used, on whatever GPU.
-
-    Raises:
-        ValueError: one cannot; the text names it.
-    """
-    with contextlib.suppress(GpuError):
-        # They are read first; then no GPU is visible, so none is opened.
-        open_local_gpu(0, {**environ, "CUDA_VISIBLE_DEVICES": ""}).close()
+    return open_gpu_by_uuid(uuid, environ)

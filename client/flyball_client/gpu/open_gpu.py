@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from flyball_client.gpu._base import (
@@ -18,24 +17,15 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     SmClockRange,
 )
+from flyball_client.gpu.clock_settings import ClockSettings
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
 from flyball_client.gpu.zeusd import ZeusdGpu
-from flyball_client.gpu.zeusd_connection import check_endpoint, check_token
 
 _logger = logging.getLogger(__name__)
 
 DEFAULT_SOCKET = Path("/run/zeusd/zeusd.sock")
 _PROCESS_STATUS = Path("/proc/self/status")
 _CAP_SYS_ADMIN = 21
-_CONTROLS = ("auto", "nvml", "zeusd")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Zeusd:
-    """Where zeusd is, by the environment; `endpoint` None: nothing is said."""
-
-    endpoint: str | None
-    token: str | None
 
 
 def open_gpu(address: GpuAddress) -> GpuDevice:
@@ -66,12 +56,40 @@ def open_local_gpu(
 ) -> GpuDevice:
     """The GPU that CUDA calls `cuda:local_rank`, its clocks set by whom the environment names.
 
+    Args:
+        local_rank: CUDA's device number in this process.
+        environ: as for `open_gpu_by_uuid`, with CUDA_VISIBLE_DEVICES, if set.
+        default_socket: likewise.
+        process_status: likewise.
+
+    Raises:
+        ValueError: a variable cannot be used; the text names it.
+        GpuError: the GPU cannot be found or opened.
+    """
+    ClockSettings.read(environ)  # what is said wrongly, before what is not there
+    return open_gpu_by_uuid(
+        visible_gpu_uuid(local_rank, environ),
+        environ,
+        default_socket=default_socket,
+        process_status=process_status,
+    )
+
+
+def open_gpu_by_uuid(
+    uuid: str,
+    environ: Mapping[str, str],
+    *,
+    default_socket: Path = DEFAULT_SOCKET,
+    process_status: Path = _PROCESS_STATUS,
+) -> GpuDevice:
+    """The GPU of this UUID, its clocks set by whom the environment names.
+
     With `auto`, a zeusd that cannot be used is told in one warning, and NVML takes its place.
 
     Args:
-        local_rank: CUDA's device number in this process.
+        uuid: `GPU-...`.
         environ: the environment, with FLYBALL_CLOCK_CONTROL, FLYBALL_RETURN_CLOCKS_MHZ,
-            ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN and CUDA_VISIBLE_DEVICES, if set.
+            ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT and ZEUSD_TOKEN, if set.
         default_socket: where zeusd is when the environment does not say.
         process_status: where the kernel tells this process's capabilities.
 
@@ -79,27 +97,27 @@ def open_local_gpu(
         ValueError: a variable cannot be used; the text names it.
         GpuError: the GPU cannot be found or opened.
     """
-    control = environ.get("FLYBALL_CLOCK_CONTROL") or "auto"
-    if control not in _CONTROLS:
-        raise ValueError(f"FLYBALL_CLOCK_CONTROL must be auto, nvml or zeusd, not {control!r}")
-    return_range = _return_range(environ)
-    zeusd = _Zeusd(endpoint=None, token=None) if control == "nvml" else _zeusd(environ)
-    endpoint = zeusd.endpoint
+    settings = ClockSettings.read(environ)
+    endpoint = settings.endpoint
     if endpoint is None and (
-        control == "zeusd"
-        or (control == "auto" and not _may_set_clocks(process_status) and _exists(default_socket))
+        settings.control == "zeusd"
+        or (
+            settings.control == "auto"
+            and not _may_set_clocks(process_status)
+            and _exists(default_socket)
+        )
     ):
         endpoint = str(default_socket)
     address = GpuAddress(
         control="nvml" if endpoint is None else "zeusd",
-        uuid=visible_gpu_uuid(local_rank, environ),
+        uuid=uuid,
         endpoint=endpoint,
-        token=zeusd.token,
-        return_range=return_range,
+        token=settings.token,
+        return_range=settings.return_range,
     )
-    gpu = _open_or_fall_back(address) if control == "auto" else open_gpu(address)
+    gpu = _open_or_fall_back(address) if settings.control == "auto" else open_gpu(address)
     try:
-        _check_return_range(gpu, return_range)
+        _check_return_range(gpu, settings.return_range)
     except BaseException:
         gpu.close()
         raise
@@ -114,46 +132,6 @@ def _open_or_fall_back(address: GpuAddress) -> GpuDevice:
             raise
         _logger.warning("clocks are set through NVML, not zeusd: %s", error)
     return NvmlGpu.open(uuid=address.uuid, return_range=address.return_range)
-
-
-def _zeusd(environ: Mapping[str, str]) -> _Zeusd:
-    """Where zeusd is, in the order that Zeus itself goes by: the socket first."""
-    token = environ.get("ZEUSD_TOKEN") or None
-    if token is not None:
-        _check("ZEUSD_TOKEN", check_token, token)
-    socket_path = environ.get("ZEUSD_SOCK_PATH")
-    if socket_path:
-        # Absolute, since another process may open it from another folder.
-        endpoint = str(Path(socket_path).absolute())
-        _check("ZEUSD_SOCK_PATH", check_endpoint, endpoint)
-        return _Zeusd(endpoint=endpoint, token=token)
-    host_port = environ.get("ZEUSD_HOST_PORT")
-    if not host_port:
-        return _Zeusd(endpoint=None, token=token)
-    if "/" in host_port:
-        raise ValueError(f"ZEUSD_HOST_PORT must be HOST:PORT, not {host_port!r}")
-    _check("ZEUSD_HOST_PORT", check_endpoint, host_port)
-    return _Zeusd(endpoint=host_port, token=token)
-
-
-def _check(variable: str, check: Callable[[str], None], value: str) -> None:
-    try:
-        check(value)
-    except ValueError as error:
-        raise ValueError(f"{variable}: {error}") from None
-
-
-def _return_range(environ: Mapping[str, str]) -> SmClockRange | None:
-    text = environ.get("FLYBALL_RETURN_CLOCKS_MHZ")
-    if not text:
-        return None
-    lowest, _, highest = text.partition(":")
-    try:
-        return SmClockRange(lowest_mhz=int(lowest), highest_mhz=int(highest))
-    except ValueError:
-        raise ValueError(
-            f"FLYBALL_RETURN_CLOCKS_MHZ must be LOWEST:HIGHEST in MHz, as 210:1410, not {text!r}"
-        ) from None
 
 
 def _check_return_range(gpu: GpuDevice, return_range: SmClockRange | None) -> None:

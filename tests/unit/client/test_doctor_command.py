@@ -234,7 +234,7 @@ def test_a_driver_that_crashes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALSE_NVML_LOG", "/dev/full")
     failure = probe_gpus([])[-1]
     assert failure.state == "problem"
-    assert "they broke off by signal SIGABRT" in failure.found
+    assert failure.found == "they broke off after 'zeusd' by signal SIGABRT"
 
 
 def test_what_the_checks_themselves_print_is_not_taken_for_results(
