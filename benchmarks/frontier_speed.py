@@ -69,9 +69,9 @@ class LowtimeFigure:
 
     Attributes:
         num_plans: that it yielded.
-        fit_s: fitting its curves, s; `run_s` and our `solve_s` are compared without it.
+        fit_s: fitting its curves, s.
         run_s: its iterations alone, s.
-        process_s: the whole process, s.
+        process_s: the whole process, with starting Python and writing the plans, s.
         is_finished: it ended by itself.
         done_percent: of the way from its slowest to its fastest iteration time, %.
     """
@@ -83,6 +83,11 @@ class LowtimeFigure:
     process_s: float
     is_finished: bool
     done_percent: float
+
+    @property
+    def full_run_s(self) -> float:
+        """From the profile to the plans as our `solve_s` counts it: fit and iterations, s."""
+        return self.fit_s + self.run_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +133,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     )
     peers = (_lowtime_figure(SMALL, peer), _lowtime_figure(LARGE, bounded))
     quality = _quality(folder, model, peer, small_runs)
-    times_faster = {
-        "solve_small": peer.run_s / small.median_solve_s,
-        "process_small": peer.process_s / small.median_process_s,
-        "solve_large_against_small": peer.run_s / large.median_solve_s,
-        "process_large_against_small": peer.process_s / large.median_process_s,
-    }
+    times_faster = _times_faster(small, large, peers[0])
     lowtime_saving = max(
         quality.lowtime_saving_percent or 0.0, quality.lowtime_own_saving_percent or 0.0
     )
@@ -149,13 +149,13 @@ def measure(arguments: argparse.Namespace) -> Report:
             at_least(f"plans at {SMALL} microbatches", small.num_plans, NUM_POINTS),
             at_least(f"plans at {LARGE} microbatches", large.num_plans, NUM_POINTS),
             at_least(
-                f"times faster than lowtime at {SMALL}, both solving",
-                times_faster["solve_small"],
+                f"times faster than lowtime's full run at {SMALL}",
+                times_faster["full_run_small"],
                 MIN_TIMES_FASTER,
             ),
             at_least(
-                f"times faster at {LARGE} than lowtime at {SMALL}, both solving",
-                times_faster["solve_large_against_small"],
+                f"times faster at {LARGE} than lowtime's full run at {SMALL}",
+                times_faster["full_run_large_against_small"],
                 1.0,
             ),
             at_least(
@@ -166,6 +166,20 @@ def measure(arguments: argparse.Namespace) -> Report:
             ),
         ),
     )
+
+
+def _times_faster(
+    small: FrontierFigure, large: FrontierFigure, lowtime: LowtimeFigure
+) -> dict[str, float]:
+    """Our planning beside lowtime's full run, beside its iterations alone; whole processes."""
+    return {
+        "full_run_small": lowtime.full_run_s / small.median_solve_s,
+        "iterations_small": lowtime.run_s / small.median_solve_s,
+        "process_small": lowtime.process_s / small.median_process_s,
+        "full_run_large_against_small": lowtime.full_run_s / large.median_solve_s,
+        "iterations_large_against_small": lowtime.run_s / large.median_solve_s,
+        "process_large_against_small": lowtime.process_s / large.median_process_s,
+    }
 
 
 def _model(folder: Path, num_microbatches: int) -> PipelineModel:
@@ -268,7 +282,7 @@ def _text(
                 [
                     f"lowtime, {figure.num_microbatches}",
                     str(figure.num_plans),
-                    f"{figure.run_s:.2f}",
+                    f"{figure.full_run_s:.2f}",
                     f"{figure.process_s:.2f}",
                     "whole" if figure.is_finished else f"{figure.done_percent:.1f} %",
                 ]
@@ -278,12 +292,10 @@ def _text(
     )
     return (
         f"gpt3-175b, 8 stages, 1F1B; flyball: median of {NUM_RUNS} runs; lowtime: unit"
-        f" {UNIT_TIME_S:g} s, solving without its fit\n\n{speed}\n\n"
-        f"times faster at {SMALL}: {times_faster['solve_small']:.1f} solving,"
-        f" {times_faster['process_small']:.1f} whole process\n"
+        f" {UNIT_TIME_S:g} s, solving is its fit and its iterations\n\n{speed}\n\n"
+        f"times faster at {SMALL}: {_factors(times_faster, 'small')}\n"
         f"times faster at {LARGE} than lowtime at {SMALL}:"
-        f" {times_faster['solve_large_against_small']:.2f} solving,"
-        f" {times_faster['process_large_against_small']:.2f} whole process\n\n"
+        f" {_factors(times_faster, 'large_against_small')}\n\n"
         f"saving of the fastest plan at {SMALL}, measured points, no slower than the baseline:\n"
         f"  flyball {quality.flyball_saving_percent:.3f} %;"
         f" lowtime {_percent(quality.lowtime_saving_percent)} with clocks not slower than planned,"
@@ -294,6 +306,14 @@ def _text(
         f" {quality.num_lowtime_plans};"
         f" better than our next faster plan: {quality.num_lowtime_plans_better};"
         f" below our bound: {quality.num_lowtime_plans_below_bound}"
+    )
+
+
+def _factors(times_faster: dict[str, float], size: str) -> str:
+    return (
+        f"{times_faster[f'full_run_{size}']:.1f} than its full run,"
+        f" {times_faster[f'iterations_{size}']:.1f} than its iterations alone,"
+        f" {times_faster[f'process_{size}']:.1f} as whole processes"
     )
 
 

@@ -29,7 +29,10 @@ MAX_GROUP = 24
 MAX_AFFECTED = 96
 PATCH_SHARE = 0.3  # of the moves shift a patch of finishes
 PATCH_GROWTH = 0.5  # chance that a patch grows once more
-MAX_CLOCK_JUMP = 4  # by how many points a move may change the window it aims at
+# Half the moves aim at the next corner of a hull, however far: between two corners there can be
+# many points that cost more than either. The others aim at one of the nearest points.
+CORNER_SHARE = 0.5
+MAX_CLOCK_JUMP = 4
 GREEDY_SHARE = 0.1  # of the moves, at the end, accept no loss
 
 
@@ -202,8 +205,11 @@ def _choose_shift(
     aimed = np.random.randint(num_affected)
     node = affected[aimed]
     curve = tables.curve_of_node[node]
-    jump = np.random.randint(-MAX_CLOCK_JUMP, MAX_CLOCK_JUMP + 1)
-    point = point_of(node, finish_s, tables) + jump
+    point = point_of(node, finish_s, tables)
+    if np.random.random() < CORNER_SHARE:
+        point = _next_corner(point, curve, tables)
+    else:
+        point += np.random.randint(-MAX_CLOCK_JUMP, MAX_CLOCK_JUMP + 1)
     if point < 0 or point >= tables.num_points[curve]:
         return 0.0, False
     start_s = start_of(node, finish_s, tables)
@@ -211,6 +217,16 @@ def _choose_shift(
     # The first group_size of the affected are the group: their windows end later by the shift.
     # All others' begin later by it.
     return (longer_s if aimed < group_size else -longer_s), True
+
+
+@compiled_function
+def _next_corner(point: int, curve: int, tables: NodeTables) -> int:
+    """The corner of the curve's hull next to a point, on either side; past its end if none is."""
+    step = 1 if np.random.random() < 0.5 else -1
+    point += step
+    while 0 <= point < tables.num_points[curve] and not tables.is_corner[curve, point]:
+        point += step
+    return point
 
 
 @compiled_function

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
@@ -25,6 +26,7 @@ class NodeTables(NamedTuple):
         curve_of_node: per node, a row of the tables below.
         times_s: rising along each row; shape (num_curves, most points), infinite past the last.
         costs_j: falling along each row, J; same shape.
+        is_corner: per row and entry, whether it is a corner of the row's lower convex hull.
         num_points: per row, how many of its entries count.
         tolerance_s: rounding error of a window, s.
     """
@@ -35,6 +37,7 @@ class NodeTables(NamedTuple):
     curve_of_node: IndexArray
     times_s: FloatArray
     costs_j: FloatArray
+    is_corner: NDArray[np.bool_]
     num_points: IndexArray
     tolerance_s: float
 

@@ -1,4 +1,7 @@
-"""The relaxed problem as a linear program in HiGHS: one model, solved again as T changes."""
+"""The relaxed problem as a linear program in HiGHS: one model, solved again as T changes.
+
+A general solver: the reserve of the parametric simplex, and what tests compare that with.
+"""
 
 # scipy and highspy have no types: what they return is unknown to a type checker.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

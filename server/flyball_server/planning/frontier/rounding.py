@@ -9,7 +9,7 @@ import numpy as np
 
 from flyball_server.planning.dag import NONE, DependencyDag
 from flyball_server.planning.frontier import annealing, compiled
-from flyball_server.planning.frontier.curves import ModelCurves
+from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
 from flyball_server.planning.pipeline_model import Assignment
 from flyball_server.planning.simulator import earliest_finish_s
@@ -22,8 +22,9 @@ WINDOW_TOLERANCE = 1e-13
 # in the simulator's order, is not later than the deadline.
 WARY_MARGIN = 1e-9
 
-# The last temperature, in mean cost steps between neighbouring clocks.
-COLD_STEPS = 0.15
+# Temperatures in mean cost steps between neighbouring clocks: the first from a rounding, the
+# first from a neighbour's plan, and the last.
+HOT_STEPS, WARM_STEPS, COLD_STEPS = 1.0, 0.2, 0.15
 # A solver's windows may be a little too long; they are shrunk until the plan is in time.
 SHRINKINGS = (0.0, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
 
@@ -39,6 +40,11 @@ class RoundedPlan:
 
     finish_s: FloatArray
     cost_j: float
+
+    @property
+    def end_s(self) -> float:
+        """When the last of them has finished, s."""
+        return float(self.finish_s.max())
 
 
 class Rounding:
@@ -63,10 +69,11 @@ class Rounding:
             [[point.choice for point in curve.staircase] for curve in curves.curves], 0
         ).astype(np.int64)
         self._mean_step_j = _mean_cost_step_j(curves)
+        self._hot_j = max(HOT_STEPS * self._mean_step_j, _mean_hill_j(curves))
 
     def fastest(self) -> RoundedPlan:
         """Each instruction at its fastest point."""
-        return self._at_points(np.zeros(len(self._tables.order), dtype=np.int64))
+        return self.at_points(np.zeros(len(self._tables.order), dtype=np.int64))
 
     def round_down(self, finish_s: FloatArray, deadline_s: float) -> RoundedPlan:
         """Each instruction at the slowest clock with which it meets its finish.
@@ -77,7 +84,7 @@ class Rounding:
         """
         for shrinking in SHRINKINGS:
             plan = self._at(compiled.round_down(finish_s, shrinking, self._tables))
-            if plan.finish_s.max() <= deadline_s:
+            if plan.end_s <= deadline_s:
                 return plan
         return self.fastest()
 
@@ -87,9 +94,17 @@ class Rounding:
         return self._at(finish_s)
 
     def improve(
-        self, plan: RoundedPlan, deadline_s: float, num_moves: int, *, hot_steps: float, seed: int
+        self, plan: RoundedPlan, deadline_s: float, num_moves: int, *, is_hot: bool, seed: int
     ) -> RoundedPlan:
-        """Anneal from the plan, at first at `hot_steps` mean cost steps; never worse."""
+        """Anneal from the plan; never worse.
+
+        Args:
+            plan: to begin with.
+            deadline_s: no plan is slower.
+            num_moves: of annealing.
+            is_hot: for a rounding; else the plan's order is worth keeping, as a neighbour's is.
+            seed: of the random numbers.
+        """
         if self._mean_step_j == 0:  # one useful clock for each instruction: nothing to choose
             return plan
         finish_s = plan.finish_s.copy()
@@ -100,17 +115,26 @@ class Rounding:
             self._sinks,
             self._waiting_power_w,
             num_moves,
-            hot_steps * self._mean_step_j,
+            self._hot_j if is_hot else WARM_STEPS * self._mean_step_j,
             COLD_STEPS * self._mean_step_j,
             seed,
         )
         improved = self._at(finish_s)
         return improved if improved.cost_j < plan.cost_j else plan
 
-    def assignment(self, plan: RoundedPlan) -> Assignment:
-        """The plan as indices into the instructions' operating points."""
-        points = compiled.points_of(plan.finish_s, self._tables)
-        return [int(choice) for choice in self._choices[self._tables.curve_of_node, points]]
+    def points(self, plan: RoundedPlan) -> IndexArray:
+        """Per instruction the plan's clock, as a row of its staircase; shape (num_nodes,)."""
+        return compiled.points_of(plan.finish_s, self._tables)
+
+    def at_points(self, points: IndexArray) -> RoundedPlan:
+        """Each instruction at its point, as early as it can."""
+        finish_s = compiled.earliest_finish_s(points, self._tables)
+        return RoundedPlan(finish_s=finish_s, cost_j=self._cost_j(points, finish_s))
+
+    def assignment(self, points: IndexArray) -> Assignment:
+        """The points as indices into the instructions' operating points."""
+        choices: Assignment = self._choices[self._tables.curve_of_node, points].tolist()
+        return choices
 
     def _at(self, finish_s: FloatArray) -> RoundedPlan:
         points = compiled.points_of(finish_s, self._tables)
@@ -119,10 +143,6 @@ class Rounding:
     def _cost_j(self, points: IndexArray, finish_s: FloatArray) -> float:
         clocks_j = float(self._tables.costs_j[self._tables.curve_of_node, points].sum())
         return clocks_j + self._waiting_power_w * float(finish_s.max())
-
-    def _at_points(self, points: IndexArray) -> RoundedPlan:
-        finish_s = compiled.earliest_finish_s(points, self._tables)
-        return RoundedPlan(finish_s=finish_s, cost_j=self._cost_j(points, finish_s))
 
 
 def _node_tables(
@@ -144,9 +164,16 @@ def _node_tables(
         costs_j=_padded(
             [[point.cost_j for point in curve.staircase] for curve in curves.curves], 0.0
         ),
+        is_corner=_padded([_corners(curve) for curve in curves.curves], 0).astype(np.bool_),
         num_points=np.array([len(curve.staircase) for curve in curves.curves], dtype=np.int64),
         tolerance_s=WINDOW_TOLERANCE * slowest_s,
     )
+
+
+def _corners(curve: CostCurve) -> list[bool]:
+    """Per point of the staircase, whether it is one of the hull's."""
+    choices = {point.choice for point in curve.hull}
+    return [point.choice in choices for point in curve.staircase]
 
 
 def _slowest_time_s(dag: DependencyDag, curves: ModelCurves) -> float:
@@ -178,3 +205,18 @@ def _mean_cost_step_j(curves: ModelCurves) -> float:
     drops_j = sum(curve.staircase[0].cost_j - curve.staircase[-1].cost_j for curve in curves.curves)
     num_steps = sum(len(curve.staircase) - 1 for curve in curves.curves)
     return drops_j / max(1, num_steps)
+
+
+def _mean_hill_j(curves: ModelCurves) -> float:
+    """How far the dearest point of a staircase is above its hull, on average over all curves, J."""
+    hills_j = [
+        max(
+            point.cost_j - float(np.interp(point.time_s, times_s, costs_j))
+            for point in curve.staircase
+        )
+        for curve in curves.curves
+        for times_s, costs_j in [
+            ([corner.time_s for corner in curve.hull], [corner.cost_j for corner in curve.hull])
+        ]
+    ]
+    return sum(hills_j) / len(hills_j)

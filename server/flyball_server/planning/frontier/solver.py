@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -15,13 +16,13 @@ from flyball_server.planning.frontier.event_network import (
 )
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
+from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.simulator import earliest_finish_s, iteration_energy_j
 
-# Up to here a warm simplex takes milliseconds a deadline; from here on the interior point is
-# faster, at 64 stages x 256 microbatches by two orders of magnitude (docs/decisions/0004).
+# Up to here the simplex passes the whole frontier in half a second or less; for one deadline of
+# a longer pipeline the interior point is faster (docs/decisions/0004).
 MAX_SIMPLEX_INSTRUCTIONS = 3_000
 SEED = 20231  # of the annealing; any will do, but always the same
 
@@ -29,9 +30,6 @@ SEED = 20231  # of the annealing; any will do, but always the same
 # Annealing moves of one plan are this times the root of the number of instructions: what was
 # seen to be enough from 8 stages x 12 microbatches to 64 x 256.
 MOVES_BY_EFFORT = {Effort.LOW: 4_000, Effort.NORMAL: 72_000, Effort.HIGH: 2_000_000}
-# Temperatures to begin with, in mean cost steps between neighbouring clocks: from a rounding,
-# and from a neighbour's plan, whose order is worth keeping.
-HOT_STEPS, WARM_STEPS = 1.0, 0.2
 # In a tiny pipeline a single clock matters, and a single annealing may miss it: of so many
 # instructions or fewer, several attempts, with other random numbers.
 TINY_INSTRUCTIONS, MAX_ATTEMPTS = 64, 8
@@ -73,15 +71,15 @@ class DeadlineSolver:
     """
 
     def __init__(self, model: PipelineModel) -> None:
-        self._model = model
         curves = model_curves(model)
         self._network = build_network(model, curves)
-        self._relaxation = choose_relaxation(self._network)
-        power_w = self._network.waiting_power_w
-        self._rounding = Rounding(model.dag, curves, power_w, is_wary=False)
-        self._wary_rounding = Rounding(model.dag, curves, power_w, is_wary=True)
+        self._relaxation: Relaxation = choose_relaxation(self._network)
+        self._new_rounding = functools.partial(
+            Rounding, model.dag, curves, self._network.waiting_power_w
+        )
+        self._rounding = self._new_rounding(is_wary=False)
         self._num_attempts = max(1, min(MAX_ATTEMPTS, TINY_INSTRUCTIONS // self.num_instructions))
-        self.fastest_time_s = float(self._rounding.fastest().finish_s.max())
+        self.fastest_time_s = self._rounding.fastest().end_s
         self.slowest_time_s = self._rounding.slowest_time_s
 
     @property
@@ -99,7 +97,12 @@ class DeadlineSolver:
 
     def relax(self, deadline_s: float) -> RelaxedOptimum:
         """The relaxed problem's optimum for a deadline not below `fastest_time_s`."""
-        return self._relaxation.solve(deadline_s)
+        try:
+            return self._relaxation.solve(deadline_s)
+        except ArithmeticError:
+            # Never seen but in tests. A general solver takes longer, and a plan is owed.
+            self._relaxation = HighsRelaxation(self._network)
+            return self._relaxation.solve(deadline_s)
 
     def least_energy_time_s(self) -> float:
         """The iteration time beyond which waiting costs more than slower clocks save, s."""
@@ -122,6 +125,10 @@ class DeadlineSolver:
             plan = self._rounded(self._wary_rounding, relaxed, num_moves, neighbour)
         return plan
 
+    @functools.cached_property
+    def _wary_rounding(self) -> Rounding:
+        return self._new_rounding(is_wary=True)
+
     def _rounded(
         self,
         rounding: Rounding,
@@ -133,7 +140,7 @@ class DeadlineSolver:
         rounded = rounding.round_down(self._finish_s(relaxed), deadline_s)
         rounded = min(
             (
-                rounding.improve(rounded, deadline_s, num_moves, hot_steps=HOT_STEPS, seed=seed)
+                rounding.improve(rounded, deadline_s, num_moves, is_hot=True, seed=seed)
                 for seed in range(SEED, SEED + self._num_attempts)
             ),
             key=lambda attempt: attempt.cost_j,
@@ -143,18 +150,16 @@ class DeadlineSolver:
             stretched = rounding.stretch(neighbour.rounded, factor)
             if stretched.cost_j < rounded.cost_j:
                 rounded = rounding.improve(
-                    stretched, deadline_s, num_moves, hot_steps=WARM_STEPS, seed=SEED
+                    stretched, deadline_s, num_moves, is_hot=False, seed=SEED
                 )
-        assignment = rounding.assignment(rounded)
-        iteration_time_s = max(
-            earliest_finish_s(self._model.dag, self._model.durations_s(assignment))
-        )
+        points = rounding.points(rounded)
+        as_measured = self._rounding.at_points(points)  # a wary one's times have margins
         return DeadlinePlan(
             relaxed=relaxed,
-            assignment=assignment,
+            assignment=rounding.assignment(points),
             rounded=rounded,
-            iteration_time_s=iteration_time_s,
-            energy_j=iteration_energy_j(self._model, assignment, iteration_time_s),
+            iteration_time_s=as_measured.end_s,
+            energy_j=as_measured.cost_j,
         )
 
     def _finish_s(self, relaxed: RelaxedOptimum) -> FloatArray:
@@ -166,5 +171,8 @@ class DeadlineSolver:
 def choose_relaxation(network: EventNetwork) -> Relaxation:
     """Simplex for small networks, interior point for large ones."""
     if network.num_instructions <= MAX_SIMPLEX_INSTRUCTIONS:
-        return HighsRelaxation(network)
+        try:
+            return ParametricRelaxation(network)
+        except ArithmeticError:
+            return HighsRelaxation(network)
     return InteriorPointRelaxation(network)

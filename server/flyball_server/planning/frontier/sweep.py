@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
@@ -18,8 +19,8 @@ from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 # Of an interval's claim to the next point, how much its width counts beside its error: where
 # the bound is straight there are plans to choose from as well.
 WIDTH_WEIGHT = 0.2
-LEAST_SHARE = 0.2  # of an interval, on either side of a new point in it
-NUM_PLACED_SINGLY = 17
+# So many points are placed before the others are, by the errors that these leave.
+NUM_FIRST = 10
 ROUNDS = 4  # of filling up after plans that another one beats were dropped
 
 
@@ -68,9 +69,9 @@ def _deadline_s(plan: DeadlinePlan) -> float:
 class _Placement:
     """Where the next deadlines go.
 
-    The first few are placed one by one. All further ones of a call are shared out among the
-    intervals between those, so that they can be solved in rising order: then each is near the
-    one before, and a warm simplex needs but a few pivots.
+    They are placed in a few rounds, each shared out among the intervals that the rounds before
+    left. Within a round they are solved in rising or falling order, from where the last round
+    ended: a simplex that goes from deadline to deadline passes each basis but once a round.
     """
 
     def __init__(self, solver: DeadlineSolver) -> None:
@@ -80,20 +81,24 @@ class _Placement:
         if slowest_s > fastest_s:
             self._optima.append(solver.relax(slowest_s))
         self._unused = list(self._optima)
+        self._is_rising = True
 
     def add(self, num_points: int) -> list[RelaxedOptimum]:
         """The relaxed optimum at so many new deadlines, in rising order."""
-        while len(self._unused) < num_points and 1 < len(self._optima) < NUM_PLACED_SINGLY:
-            _, left, right = max(self._claims(), key=lambda claim: claim[0])
-            self._solve([_next_deadline_s(left, right)])
         if len(self._optima) > 1:
-            self._solve(self._shared_out(num_points - len(self._unused)))
+            for num_known in (NUM_FIRST, math.inf):
+                num_wanted = num_points - len(self._unused)
+                self._solve(self._shared_out(min(num_wanted, num_known - len(self._optima))))
         added = sorted(self._unused, key=lambda relaxed: relaxed.deadline_s)
         self._unused = []
         return added
 
     def _solve(self, deadlines_s: list[float]) -> None:
-        solved = [self._solver.relax(deadline_s) for deadline_s in deadlines_s]
+        if not deadlines_s:
+            return
+        in_order_s = deadlines_s if self._is_rising else deadlines_s[::-1]
+        self._is_rising = not self._is_rising
+        solved = [self._solver.relax(deadline_s) for deadline_s in in_order_s]
         self._unused += solved
         self._optima = sorted([*self._optima, *solved], key=lambda relaxed: relaxed.deadline_s)
 
@@ -112,13 +117,13 @@ class _Placement:
             for left, right in pairwise(self._optima)
         ]
 
-    def _shared_out(self, num_points: int) -> list[float]:
+    def _shared_out(self, num_points: float) -> list[float]:
         """Deadlines within the intervals, evenly in each; an error falls as its width squared."""
         claims = self._claims()
         shares = [0] * len(claims)
         heap = [(-claim, index) for index, (claim, _, _) in enumerate(claims)]
         heapq.heapify(heap)
-        for _ in range(num_points):
+        for _ in range(max(0, int(num_points))):
             _, index = heapq.heappop(heap)
             shares[index] += 1
             heapq.heappush(heap, (-claims[index][0] / (shares[index] + 1) ** 2, index))
@@ -127,17 +132,6 @@ class _Placement:
             for share, (_, left, right) in zip(shares, claims, strict=True)
             for part in range(1, share + 1)
         ]
-
-
-def _next_deadline_s(left: RelaxedOptimum, right: RelaxedOptimum) -> float:
-    """Where the tangents meet, not too near to either end."""
-    width_s = right.deadline_s - left.deadline_s
-    bend = right.bound_slope_w - left.bound_slope_w
-    if bend <= 0:
-        return left.deadline_s + width_s / 2
-    rise_j = right.lower_bound_j - left.lower_bound_j
-    share = (right.bound_slope_w * width_s - rise_j) / (bend * width_s)
-    return left.deadline_s + width_s * min(1 - LEAST_SHARE, max(LEAST_SHARE, share))
 
 
 def _sandwich_error_j(left: RelaxedOptimum, right: RelaxedOptimum) -> float:
