@@ -8,13 +8,15 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 # BENCH_ARGS="--profiles DIR" names the folder of published stage profiles.
 BENCH_ARGS ?=
+# SOAK_ARGS="--kills 5000 --seed 2".
+SOAK_ARGS ?=
 TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 # DeepSpeed's helper is compiled at its first start and looks for ninja on PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check bench serve wheel clean prerequisites
+.PHONY: demo test check bench soak serve wheel clean prerequisites
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -26,7 +28,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks profiles/scripts
+	$(BIN)/mypy tests benchmarks profiles/scripts examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -39,7 +41,12 @@ bench: $(VENV)/installed
 	run benchmarks/frontier_quality.py $(BENCH_ARGS); \
 	run benchmarks/frontier_speed.py $(BENCH_ARGS); \
 	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
+	run benchmarks/hooks.py; \
 	exit $$status
+
+# A thousand kills of ranks, launchers, governors and standbys: some seven minutes.
+soak: $(VENV)/installed
+	@$(BIN)/python -m tests.soak.soak_clocks $(SOAK_ARGS)
 
 serve: $(VENV)/installed
 	@$(BIN)/flyball serve

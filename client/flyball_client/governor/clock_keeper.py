@@ -24,7 +24,7 @@ READ_PERIOD_S = 0.2
 TOLERANCE_MHZ = 15
 MAX_FAILURES_IN_A_ROW = 3
 
-_HOPELESS = (GpuPermissionError, GpuNotSupportedError, GpuNotFoundError)
+HOPELESS_ERRORS = (GpuPermissionError, GpuNotSupportedError, GpuNotFoundError)
 
 
 class ClockKeeper:
@@ -70,26 +70,27 @@ class ClockKeeper:
         words = self._words
         if sm_clock_mhz == words[words_of.IN_FORCE_MHZ]:
             return
-        if not words[words_of.MAY_BE_LOCKED]:
+        is_first = not words[words_of.MAY_BE_LOCKED]
+        if is_first:
             # First, so that whoever survives this process knows.
             self._record.write(self._holder)
             words[words_of.MAY_BE_LOCKED] = 1
         try:
             self._gpu.lock_sm_clock_mhz(sm_clock_mhz)
         except (GpuError, ValueError) as error:
-            self._on_failure(error)
+            self._on_failure(error, is_first=is_first)
             return
         self._num_failures_in_a_row = 0
         words[words_of.IN_FORCE_MHZ] = sm_clock_mhz
         words[words_of.NUM_SWITCHES] += 1
         self._next_read_s = time.monotonic() + SETTLE_S
 
-    def _on_failure(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception, *, is_first: bool) -> None:
         words = self._words
         words[words_of.NUM_FAILURES] += 1
         self._num_failures_in_a_row += 1
-        is_hopeless = isinstance(error, _HOPELESS)
-        if is_hopeless and not words[words_of.IN_FORCE_MHZ]:
+        is_hopeless = isinstance(error, HOPELESS_ERRORS)
+        if is_hopeless and is_first:
             # Nothing was ever locked, so there is nothing to give back, nor may we.
             words[words_of.MAY_BE_LOCKED] = 0
             self._record.clear()
@@ -109,8 +110,9 @@ class ClockKeeper:
             return
         self._gpu.reset_sm_clock()
         words[words_of.IN_FORCE_MHZ] = 0
-        words[words_of.MAY_BE_LOCKED] = 0
         self._record.clear()
+        # Last: killed before this, the standby does it again, and the record ends clean.
+        words[words_of.MAY_BE_LOCKED] = 0
 
     def read_back(self) -> None:
         """Compare the clock in force with the one that was set, when it is time to."""

@@ -22,15 +22,19 @@ from flyball_client.governor.board import ClockBoard
 from flyball_client.governor.charge import Charge, spawn_governor
 from flyball_client.governor.clock_keeper import ClockKeeper
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
-from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch
+from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 
 TICK_S = 0.1
 # After so long with a clock that should have been given back, the standby does it itself.
 OVERDUE_S = 0.4
+# After so long with a request that the active one did not serve, the standby takes its place.
+HUNG_S = 2.0
 GIVE_BACK_ATTEMPTS = 3
 RETRY_PAUSE_S = 0.05
+# The last rank's standby may still be starting, on a node that is busy with eight ranks' start.
+TAKE_TIMEOUT_S = 5.0
 NICENESS = -10
 FIRST_STANDBY_PAUSE_S = 0.1
 LONGEST_STANDBY_PAUSE_S = 10.0
@@ -64,6 +68,9 @@ class GovernorProcess:
         self._launcher = ProcessWatch(charge.launcher) if charge.launcher else None
         self._stop_fd = _stop_signals()
         self._is_stopped = False
+        # The last that was seen of the active one's work, and since when it is so.
+        self._progress = (False, 0)
+        self._progress_s = time.monotonic()
         self._poll = select.poll()
         launcher_fd = None if self._launcher is None else self._launcher.fd
         for fd in (self._rank.fd, launcher_fd, self._stop_fd):
@@ -83,26 +90,38 @@ class GovernorProcess:
         for fd in (watch.fd, self._stop_fd):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        overdue_since_s: float | None = None
         while watch.is_alive() and not self._is_stopped:
             poll.poll(1000 * TICK_S)
             self._note_signals()
-            if not (self._why_over() and self._words[words_of.MAY_BE_LOCKED]):
-                overdue_since_s = None
-            elif overdue_since_s is None:
-                overdue_since_s = time.monotonic()
-            elif time.monotonic() - overdue_since_s > OVERDUE_S and watch.is_alive():
-                # It hangs or was stopped; what it holds must not stay locked.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(active.pid, signal.SIGKILL)
+            self._kill_if_it_hangs(watch)
         if watch.is_alive():
             return False
         watch.close()
         self._words[words_of.IN_FORCE_MHZ] = 0
         self._give_back()
+        if self._words[words_of.STATE] in {words_of.ENDED, words_of.GIVEN_UP}:
+            return False
         self._words[words_of.NUM_TAKEOVERS] += 1
-        is_ended = self._words[words_of.STATE] in {words_of.ENDED, words_of.GIVEN_UP}
-        return not (is_ended or self._is_stopped)
+        state, text = self._why_over() or (None, "")
+        if state is not None:
+            # Nothing is left to govern, and another standby would hold the record for a while.
+            self._end(state, text)
+        return state is None and not self._is_stopped
+
+    def _kill_if_it_hangs(self, watch: ProcessWatch) -> None:
+        """End an active one that is stopped or hangs, a clock locked or a request unserved."""
+        words = self._words
+        is_over = self._why_over() is not None
+        is_late = words[words_of.REQUEST] != words[words_of.SERVED]
+        if is_over:
+            is_late = bool(words[words_of.MAY_BE_LOCKED])
+        progress = (is_over, words[words_of.SERVED])
+        now_s = time.monotonic()
+        if not is_late or progress != self._progress:
+            self._progress, self._progress_s = progress, now_s
+        elif now_s - self._progress_s > (OVERDUE_S if is_over else HUNG_S) and watch.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(watch.identity.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------------ active
 
@@ -115,6 +134,7 @@ class GovernorProcess:
         self._poll.register(self._charge.wake_fd, select.POLLIN)
         try:
             standby = _Standby(self._charge)
+            words[words_of.STANDBY_PID] = standby.keep()
             words[words_of.STATE] = words_of.READY
             while self._serve_once():
                 words[words_of.STANDBY_PID] = standby.keep()
@@ -216,12 +236,18 @@ def main() -> int:
     board = ClockBoard(charge.board_fd)
     try:
         gpu = open_gpu(charge.address)
-        record = _take_record(charge, gpu)
-    except (GpuError, ClockHeldError, OSError) as error:
+        record = _take_record(charge, gpu, board)
+    except Exception as error:
+        if isinstance(error, ClockHeldError) and is_running(board.words[words_of.ACTIVE_PID]):
+            # The rank saw no governor, but a standby that was just starting has taken over.
+            return 0
         if charge.active is None:
-            board.write_text(str(error))
+            board.write_text(f"{error or type(error).__name__}")
             board.words[words_of.STATE] = words_of.GIVEN_UP
         return 1
+    if charge.active is None:
+        # What a pair that was killed left here; the record was the truth about it.
+        board.words[words_of.IN_FORCE_MHZ] = board.words[words_of.MAY_BE_LOCKED] = 0
     charge = charge.with_record(record.fd)
     process = GovernorProcess(charge, gpu, board, record)
     if charge.active is None or process.stand_by(charge.active):
@@ -229,10 +255,17 @@ def main() -> int:
     return 0
 
 
-def _take_record(charge: Charge, gpu: GpuDevice) -> LockRecord:
+def _take_record(charge: Charge, gpu: GpuDevice, board: ClockBoard) -> LockRecord:
     if charge.record_fd is not None:
         return LockRecord(charge.record_fd, charge.address.uuid)
-    record = LockRecord.take(charge.state_dir, charge.address.uuid)
+    give_up_s = time.monotonic() + TAKE_TIMEOUT_S
+    while True:
+        try:
+            record = LockRecord.take(charge.state_dir, charge.address.uuid)
+            break
+        except ClockHeldError:
+            if is_running(board.words[words_of.ACTIVE_PID]) or time.monotonic() > give_up_s:
+                raise
     if record.holder() is not None:
         # A governor and its standby were killed together, and left it locked.
         gpu.reset_sm_clock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from flyball_client.governor._base import ClockReport
+from flyball_client.governor.clock_keeper import HOPELESS_ERRORS
 from flyball_client.gpu._base import GpuDevice
 
 _logger = logging.getLogger(__name__)
@@ -44,11 +45,13 @@ class InProcessGovernor:
         """Run at this clock from now on."""
         if sm_clock_mhz == self._in_force_mhz or self._is_over:
             return
-        self._is_touched = True
+        was_touched, self._is_touched = self._is_touched, True
         try:
             self._gpu.lock_sm_clock_mhz(sm_clock_mhz)
         except Exception as error:
             self._num_failures += 1
+            # Refused altogether, it changed nothing.
+            self._is_touched = was_touched or not isinstance(error, HOPELESS_ERRORS)
             self.give_up(error)
             return
         self._in_force_mhz = sm_clock_mhz

@@ -175,7 +175,7 @@ def _read_holder(fd: int, uuid: str) -> ClockHolder | None:
             rank_pid=int(fields["rank_pid"]),
             governor_pid=int(fields["governor_pid"]),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         # Half-written by a process that was killed: it may be locked all the same.
         return ClockHolder(
             uuid=uuid, control="nvml", rank_name="an unknown rank", rank_pid=0, governor_pid=0

@@ -92,7 +92,7 @@ class ProcessGovernor:
         self._words[words_of.HOOK_NS] = time.monotonic_ns()
         try:
             self._process = self._spawn()
-        except OSError as error:
+        except Exception as error:
             self.give_up(error)
 
     def on_step_begin(self) -> None:
@@ -108,12 +108,12 @@ class ProcessGovernor:
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
         """Leave the request and wake the governor, where the clock is not in force already."""
+        if self._is_over:
+            return
         words = self._words
         now_ns = time.monotonic_ns()
         words[words_of.HOOK_NS] = now_ns
         if sm_clock_mhz == self._requested_mhz and words[words_of.IN_FORCE_MHZ] == sm_clock_mhz:
-            return
-        if self._is_over:
             return
         self._requested_mhz = sm_clock_mhz
         self._num_requests += 1
@@ -194,20 +194,22 @@ class ProcessGovernor:
         now_s = time.monotonic()
         if now_s < self._next_restart_s:
             return
+        status = None if self._process is None else self._process.poll()
+        if status is not None and status > 0:
+            # Not killed: it would end so again.
+            why = self._board.text or f"the clock governor cannot start (exit status {status})"
+            self.give_up(RuntimeError(why))
+            return
         self._next_restart_s = now_s + self._restart_pause_s
         self._restart_pause_s = min(2 * self._restart_pause_s, _LONGEST_RESTART_PAUSE_S)
         _logger.warning(
             "%s: the clock governor and its standby were killed; starting them again",
             self._rank_name,
         )
-        words = self._words
-        words[words_of.ACTIVE_PID] = words[words_of.STANDBY_PID] = 0
         # What they left locked, the new one gives back first: the record says so.
-        words[words_of.IN_FORCE_MHZ] = words[words_of.MAY_BE_LOCKED] = 0
-        words[words_of.STATE] = words_of.STARTING
         try:
             self._process = self._spawn()
-        except OSError as error:
+        except Exception as error:
             self.give_up(error)
 
     def _wait_for_end(self) -> None:

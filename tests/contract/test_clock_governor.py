@@ -1,0 +1,273 @@
+"""The contract of ClockGovernor, over every implementation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.processes import wait_until
+
+from flyball_client.governor._base import ClockGovernor, ClockReport
+from flyball_client.governor.in_process import InProcessGovernor
+from flyball_client.governor.process_governor import ProcessGovernor
+from flyball_client.gpu.nvml import NvmlGpu
+
+SET, RESET = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
+NO_PERMISSION, NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 4, 3, 15, 999
+CALLS: dict[str, Callable[[ClockGovernor], object]] = {
+    "start": lambda governor: governor.start(),
+    "on_step_begin": lambda governor: governor.on_step_begin(),
+    "set_mhz": lambda governor: governor.set_mhz(1410),
+    "pause": lambda governor: governor.pause(),
+    "give_up": lambda governor: governor.give_up(RuntimeError("a reason")),
+    "report": lambda governor: governor.report(),
+    "is_over": lambda governor: governor.is_over,
+    "close": lambda governor: governor.close(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Governed:
+    """A governor and the GPU whose clock it sets, seen from outside."""
+
+    governor: ClockGovernor
+    nvml: FalseNvml
+
+    def set_and_wait(self, sm_clock_mhz: int) -> None:
+        """Set a clock, and wait until it is in force."""
+        self.governor.set_mhz(sm_clock_mhz)
+        self.wait_for(sm_clock_mhz)
+
+    def wait_for(self, sm_clock_mhz: int) -> None:
+        """Wait until this clock is locked; 0: none."""
+        wait_until(lambda: self.nvml.locked_mhz() == sm_clock_mhz, f"{sm_clock_mhz} MHz")
+
+    def run_until(self, condition: Callable[[], object], what: str) -> None:
+        """Train, asking for one clock and another, until the condition holds."""
+
+        def holds_after_a_step() -> bool:
+            self.governor.on_step_begin()
+            self.governor.set_mhz(1410)
+            self.governor.set_mhz(1200)
+            return bool(condition())
+
+        wait_until(holds_after_a_step, what)
+
+    def num_calls(self, function: str) -> int:
+        """How often NVML was asked for this."""
+        return len(self.nvml.calls(function))
+
+
+@pytest.fixture(params=["in this process", "in a process of its own"])
+def governed(
+    request: pytest.FixtureRequest, loaded_nvml: FalseNvml, tmp_path: Path
+) -> Iterator[Governed]:
+    """Each implementation, not yet started."""
+    gpu = NvmlGpu.open(index=0)
+    governor: ClockGovernor
+    if request.param == "in this process":
+        governor = InProcessGovernor(gpu, "rank 3")
+    else:
+        governor = ProcessGovernor(gpu.address, "rank 3", state_dir=tmp_path / "state")
+    yield Governed(governor=governor, nvml=loaded_nvml)
+    loaded_nvml.fail("", 0)
+    governor.close()
+    gpu.close()
+
+
+@pytest.fixture
+def started(governed: Governed) -> Governed:
+    """Each implementation, started."""
+    governed.governor.start()
+    governed.governor.on_step_begin()
+    return governed
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What people are told."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+class TestClockGovernor:
+    # -------------------------------------------------------------- setting
+
+    def test_the_clock_that_is_asked_for_comes_into_force(self, started: Governed) -> None:
+        for sm_clock_mhz in (1410, 210, 1980, 1200):
+            started.set_and_wait(sm_clock_mhz)
+        assert not started.governor.is_over
+
+    def test_a_clock_asked_for_before_the_first_step_comes_into_force(
+        self, governed: Governed
+    ) -> None:
+        governed.governor.start()
+        governed.set_and_wait(1410)
+
+    def test_starting_again_does_nothing(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.governor.start()
+        started.set_and_wait(1200)
+        assert started.num_calls(SET) == 2
+
+    def test_the_latest_request_wins(self, started: Governed) -> None:
+        for sm_clock_mhz in range(210, 1200, 15):
+            started.governor.set_mhz(sm_clock_mhz)
+        started.set_and_wait(1200)
+        # What was overwritten in time may be left out; nothing comes twice or out of turn.
+        asked = [mhz for _, mhz in started.nvml.calls(SET)]
+        assert asked == sorted(set(asked))
+        assert asked[-1] == 1200
+
+    def test_a_clock_in_force_is_not_set_again(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        for _ in range(50):
+            started.governor.set_mhz(1410)
+        started.set_and_wait(1200)
+        assert [mhz for _, mhz in started.nvml.calls(SET)] == [1410, 1200]
+
+    # -------------------------------------------------------------- giving back
+
+    def test_a_pause_gives_the_clock_back_until_the_next_one(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.governor.pause()
+        started.wait_for(0)
+        started.set_and_wait(1410)
+        assert not started.governor.is_over
+
+    def test_closing_gives_the_clock_back_before_it_returns(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.governor.close()
+        assert started.nvml.locked_mhz() == 0
+        assert started.governor.is_over
+
+    def test_after_closing_no_clock_is_set(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.governor.close()
+        num_calls = started.num_calls(SET)
+        started.governor.close()
+        started.governor.start()
+        started.governor.on_step_begin()
+        started.governor.set_mhz(1200)
+        assert started.num_calls(SET) == num_calls
+        assert started.nvml.locked_mhz() == 0
+
+    def test_a_clock_that_was_never_set_is_not_given_back(
+        self, started: Governed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        started.nvml.set_range_mhz(1200, 1200)  # somebody else's
+        started.governor.on_step_begin()
+        started.governor.pause()
+        started.governor.close()
+        assert started.nvml.locked_mhz() == 1200
+        assert started.num_calls(RESET) == 0
+        assert warnings_in(caplog) == []
+
+    def test_giving_up_gives_the_clock_back_for_good_and_is_told_once(
+        self, started: Governed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        started.set_and_wait(1410)
+        started.governor.give_up(RuntimeError("a reason"))
+        started.governor.give_up(RuntimeError("another"))
+        assert started.governor.is_over
+        started.wait_for(0)
+        started.governor.set_mhz(1200)
+        started.governor.close()
+        assert started.nvml.calls(SET) == [(0, 1410)]
+        (line,) = warnings_in(caplog)
+        assert line.startswith("rank 3: clocks are no longer set, training goes on at default")
+        assert line.endswith("a reason")
+
+    def test_giving_up_at_once_leaves_somebody_elses_lock(self, started: Governed) -> None:
+        started.nvml.set_range_mhz(1200, 1200)
+        started.governor.give_up(RuntimeError("a reason"))
+        started.governor.close()
+        assert started.nvml.locked_mhz() == 1200
+
+    # -------------------------------------------------------------- failures
+
+    @pytest.mark.parametrize(
+        ("code", "advice"),
+        [
+            (NO_PERMISSION, "run as root or give the process CAP_SYS_ADMIN"),
+            (NOT_SUPPORTED, "locked clocks need Volta or later"),
+            (GPU_IS_LOST, "the GPU fell off the bus; reboot"),
+        ],
+    )
+    def test_where_clocks_cannot_be_set_at_all_it_gives_up_and_touches_nothing(
+        self, started: Governed, code: int, advice: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        started.nvml.set_range_mhz(900, 900)  # somebody else's
+        started.nvml.fail(SET, code)
+        started.run_until(lambda: started.governor.is_over, "it gives up")
+        started.governor.close()
+        assert started.nvml.locked_mhz() == 900
+        assert started.governor.report().num_failures == 1
+        (line,) = warnings_in(caplog)
+        assert advice in line
+
+    def test_a_failure_that_stays_ends_it_and_what_was_locked_is_given_back(
+        self, started: Governed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        started.set_and_wait(1980)
+        started.nvml.fail(SET, UNKNOWN)
+        started.run_until(lambda: started.governor.is_over, "it gives up")
+        started.wait_for(0)
+        started.nvml.fail("", 0)
+        num_calls = started.num_calls(SET)
+        started.governor.on_step_begin()
+        started.governor.set_mhz(1410)
+        started.governor.close()
+        assert started.num_calls(SET) == num_calls
+        assert len(warnings_in(caplog)) == 1
+
+    def test_a_clock_that_cannot_be_given_back_is_told_as_an_error(
+        self, started: Governed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        started.set_and_wait(1410)
+        started.nvml.fail(RESET, UNKNOWN)
+        started.governor.close()
+        assert started.governor.is_over
+        (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert error.getMessage().startswith("rank 3: the SM clock ")
+
+    @pytest.mark.parametrize("function", [SET, RESET])
+    @pytest.mark.parametrize("call", CALLS)
+    def test_no_method_raises_on_a_broken_gpu(
+        self, started: Governed, function: str, call: str
+    ) -> None:
+        started.set_and_wait(1410)
+        started.nvml.fail(function, UNKNOWN)
+        started.governor.set_mhz(1200)
+        CALLS[call](started.governor)
+        started.governor.on_step_begin()
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_no_method_raises_before_the_start(self, governed: Governed, call: str) -> None:
+        CALLS[call](governed.governor)
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_no_method_raises_after_closing(self, started: Governed, call: str) -> None:
+        started.set_and_wait(1410)
+        started.governor.close()
+        CALLS[call](started.governor)
+        assert started.governor.is_over
+        assert started.nvml.locked_mhz() == 0
+
+    # -------------------------------------------------------------- the report
+
+    def test_nothing_asked_is_nothing_reported(self, governed: Governed) -> None:
+        assert governed.governor.report() == ClockReport()
+
+    def test_switches_are_counted_and_stay_known_after_closing(self, started: Governed) -> None:
+        for sm_clock_mhz in (1410, 1200, 1200, 1410):
+            started.set_and_wait(sm_clock_mhz)
+        started.governor.pause()
+        started.wait_for(0)
+        started.set_and_wait(1410)
+        wait_until(lambda: started.governor.report().num_switches == 4, "all are counted")
+        started.governor.close()
+        assert started.governor.report().num_switches == 4
+        assert started.governor.report().num_failures == 0

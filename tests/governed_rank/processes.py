@@ -1,0 +1,78 @@
+"""Looks at processes from outside, by /proc alone, and waits for what they do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+# Between two looks at all processes; they cost some milliseconds each.
+SCAN_PAUSE_S = 0.02
+# On a busy machine; what is waited for takes far less.
+PATIENCE_S = 20.0
+
+
+class StillWaitingError(AssertionError):
+    """What was waited for did not come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenProcess:
+    """A process that had not ended.
+
+    Attributes:
+        pid: its number.
+        command: its arguments.
+    """
+
+    pid: int
+    command: tuple[str, ...]
+
+
+def processes_with(variable: str, value: str) -> list[SeenProcess]:
+    """All that were started with this in their environment and have not ended."""
+    pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal())
+    return [found for pid in pids if (found := process_with(variable, value, pid)) is not None]
+
+
+def process_with(variable: str, value: str, pid: int) -> SeenProcess | None:
+    """The process of this number, if it was started so and has not ended."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        # One that has ended and that nobody waited for has no environment any more.
+        if f"{variable}={value}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
+            return None
+        command = (folder / "cmdline").read_text().rstrip("\0").split("\0")
+    except OSError:  # it ended while it was looked at, or is not ours to look at
+        return None
+    return SeenProcess(pid=pid, command=tuple(command))
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal; to one that has ended just now, none."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    *,
+    patience_s: float = PATIENCE_S,
+    pause_s: float = 0.001,
+) -> float:
+    """Wait for it, looking again after each pause; how long that took, s.
+
+    Raises:
+        StillWaitingError: it did not come.
+    """
+    begin_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin_s > patience_s:
+            raise StillWaitingError(f"not within {patience_s:g} s: {what}")
+        time.sleep(pause_s)
+    return time.monotonic() - begin_s

@@ -1,0 +1,95 @@
+"""Kills of one part at random moments, a few ranks at a time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.governed_rank import GovernedRank
+from tests.governed_rank.kills import Part
+
+NUM_RANKS_AT_ONCE = 3
+# Governor and standby are up after about 0.3 s; a third of the ranks is hit before.
+START_SHARE = 1 / 3
+START_S = 0.35
+# Some steps, each with several changes of the clock.
+RUNNING_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """One kill and what came of it.
+
+    Attributes:
+        part: the name of what was killed.
+        given_back_s: how long the clock took to be given back, s.
+        failure: what did not hold; empty: all did.
+    """
+
+    part: str
+    given_back_s: float = 0.0
+    failure: str = ""
+
+
+def strike_at_random(
+    part: Part, num_kills: int, *, library: Path, folder: Path, seed: int
+) -> list[Strike]:
+    """Kill one part so often, each time at a random moment.
+
+    Args:
+        part: what to kill.
+        num_kills: how often.
+        library: the false NVML, built.
+        folder: for each rank's GPU and log; must not exist yet.
+        seed: of the moments and of the clocks that the ranks ask for.
+    """
+    counts: list[int] = []
+    while sum(counts) < num_kills:
+        counts.append(min(part.num_kills_each, num_kills - sum(counts)))
+    folder.mkdir(parents=True)
+
+    def strike_one(number: int) -> list[Strike]:
+        own_folder = folder / str(number)
+        own_folder.mkdir()
+        own_seed = 1000 * seed + number
+        return list(_strike_rank(part, counts[number], library, own_folder, own_seed))
+
+    with ThreadPoolExecutor(NUM_RANKS_AT_ONCE) as pool:
+        return [strike for some in pool.map(strike_one, range(len(counts))) for strike in some]
+
+
+def _strike_rank(
+    part: Part, num_kills: int, library: Path, folder: Path, seed: int
+) -> Iterator[Strike]:
+    """Kill the part of one rank, several times where the rank outlives it."""
+    chooser = random.Random(seed)
+    nvml = FalseNvml(library, folder, num_gpus=1)
+    try:
+        with GovernedRank(
+            nvml, folder, seed=seed, lease_s=part.lease_s, launcher=part.launcher
+        ) as rank:
+            _wait_for_a_moment(rank, chooser)
+            for number in range(num_kills):
+                if number:
+                    time.sleep(chooser.uniform(0, RUNNING_S))
+                yield Strike(part=part.name, given_back_s=part.strike(rank))
+            if part.leaves_rank:
+                rank.end()
+    except AssertionError as error:
+        yield Strike(part=part.name, failure=f"seed {seed}, files in {folder}: {error}")
+    finally:
+        nvml.close()
+
+
+def _wait_for_a_moment(rank: GovernedRank, chooser: random.Random) -> None:
+    if chooser.random() < START_SHARE:
+        assert rank.pid
+        time.sleep(chooser.uniform(0, START_S))
+    else:
+        rank.wait_until_governed()
+        time.sleep(chooser.uniform(0, RUNNING_S))

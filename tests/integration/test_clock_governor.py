@@ -1,0 +1,237 @@
+"""No clock stays locked: real ranks, governors and standbys, killed at random moments."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.library import FalseNvml, build_library
+from tests.governed_rank.governed_rank import GovernedRank
+from tests.governed_rank.kills import PARTS, STOPPED_GOVERNOR, Part
+from tests.governed_rank.processes import send, wait_until
+from tests.governed_rank.random_kills import strike_at_random
+
+from flyball_client.governor.lock_record import find_records
+from flyball_client.governor.process_governor import ProcessGovernor
+from flyball_client.gpu._base import GpuAddress
+
+NUM_KILLS, NUM_SLOW_KILLS = 20, 3
+SEED = 7
+NO_PERMISSION = 4
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--no-python")
+
+NewRank = Callable[..., GovernedRank]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("false-nvml"))
+
+
+@pytest.fixture
+def nvml(library: Path, tmp_path: Path) -> Iterator[FalseNvml]:
+    nvml = FalseNvml(library, tmp_path, num_gpus=1)
+    yield nvml
+    nvml.close()
+
+
+@pytest.fixture
+def new_rank(nvml: FalseNvml, tmp_path: Path) -> Iterator[NewRank]:
+    """Starts ranks on one GPU, which end with the test."""
+    with ExitStack() as ranks:
+        yield lambda **options: ranks.enter_context(GovernedRank(nvml, tmp_path, **options))
+
+
+@pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])
+def test_no_clock_stays_locked_whatever_is_killed_and_whenever(
+    part: Part, library: Path, tmp_path: Path
+) -> None:
+    num_kills = NUM_SLOW_KILLS if part is STOPPED_GOVERNOR else NUM_KILLS
+    strikes = strike_at_random(
+        part, num_kills, library=library, folder=tmp_path / "kills", seed=SEED
+    )
+    slowest_s = max(strike.given_back_s for strike in strikes)
+    print(f"{part.name}: {len(strikes)} kills, given back within {slowest_s:.3f} s")
+    assert [strike.failure for strike in strikes if strike.failure] == []
+    assert len(strikes) == num_kills
+
+
+def test_a_pair_killed_with_its_rank_leaves_a_record_for_the_next_start(
+    nvml: FalseNvml, new_rank: NewRank
+) -> None:
+    rank = new_rank()
+    rank.wait_until_governed()
+    rank.wait_until_stood_by()
+    everybody = (rank.pid, *rank.pair)
+    wait_until(lambda: _stop_while_locked(nvml, everybody), "the clock is locked")
+    for pid in everybody:
+        send(pid, signal.SIGKILL)
+    rank.wait_until_gone()
+    assert nvml.locked_mhz()
+    (found,) = find_records(rank.state_dir)
+    assert not found.is_held
+    assert found.holder.uuid == nvml.uuid(0)
+    assert found.holder.rank_name == "rank 0"
+    assert (found.holder.rank_pid, found.holder.governor_pid) == everybody[:2]
+    num_resets = rank.num_resets()
+    successor = new_rank()
+    successor.wait_until_governed()
+    assert successor.num_resets() == num_resets + 1
+    (found,) = find_records(rank.state_dir)
+    assert found.is_held
+    assert found.holder.rank_pid == successor.pid
+    successor.end()
+
+
+def _stop_while_locked(nvml: FalseNvml, pids: tuple[int, ...]) -> bool:
+    for pid in pids:
+        send(pid, signal.SIGSTOP)
+    if nvml.locked_mhz():
+        return True
+    for pid in pids:
+        send(pid, signal.SIGCONT)
+    return False
+
+
+@pytest.mark.parametrize("victim", ["rank", "governor", "both with the standby"])
+def test_a_clock_is_given_back_to_the_range_that_was_configured(
+    nvml: FalseNvml, new_rank: NewRank, victim: str
+) -> None:
+    return_mhz = (300, 900)
+    rank = new_rank(return_mhz=return_mhz)
+    rank.wait_until_governed()
+    rank.wait_until_stood_by()
+    if victim != "rank":
+        send(rank.pair[0], signal.SIGKILL)
+    if victim == "both with the standby":
+        send(rank.pair[1], signal.SIGKILL)
+    send(rank.pid, signal.SIGKILL)
+    if victim == "both with the standby":
+        rank.wait_until_gone()
+        rank = new_rank(return_mhz=return_mhz)
+        rank.wait_until_governed()
+        rank.end()
+    rank.check_all_over()
+    assert nvml.range_mhz() == return_mhz
+
+
+def test_a_governor_killed_as_it_starts_its_standby_costs_no_clocks(new_rank: NewRank) -> None:
+    for _ in range(3):
+        rank = new_rank()
+        wait_until(rank.governors, "a governor lives")
+        pid = rank.governors()[0].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        if not children.exists():
+            pytest.skip("this kernel does not list a process's children")
+        wait_until(children.read_text, "the standby is being started", pause_s=0)
+        send(pid, signal.SIGKILL)
+        rank.wait_until_governed()
+        rank.wait_until_stood_by()
+        # A third one, if the rank started it, has seen by now that it is not needed.
+        rank.check_goes_on()
+        rank.end()
+
+
+def test_a_second_rank_on_the_same_gpu_trains_on_without_clocks(new_rank: NewRank) -> None:
+    first = new_rank()
+    first.wait_until_governed()
+    second = new_rank(seed=1)
+    second.check_goes_on(is_over=True)
+    assert second.log.count("clocks are no longer set") == 1
+    assert "is set for rank 0 already; give each rank a GPU" in second.log
+    second.tell("end")
+    wait_until(lambda: not second.is_alive(), "the second rank ends")
+    first.wait_until_governed()
+    first.check_goes_on()
+    first.end()
+
+
+def test_without_the_right_to_set_clocks_training_goes_on_and_nothing_is_touched(
+    nvml: FalseNvml, new_rank: NewRank
+) -> None:
+    nvml.set_range_mhz(1200, 1200)  # somebody else's
+    nvml.fail("nvmlDeviceSetGpuLockedClocks", NO_PERMISSION)
+    rank = new_rank()
+    rank.check_goes_on(is_over=True)
+    assert rank.log.count("clocks are no longer set") == 1
+    assert "run as root or give the process CAP_SYS_ADMIN" in rank.log
+    rank.wait_until_ungoverned()
+    rank.tell("end")
+    wait_until(lambda: not rank.is_alive(), "the rank ends")
+    assert nvml.range_mhz() == (1200, 1200)
+    assert rank.num_resets() == 0
+    assert rank.has_clean_record()
+
+
+@pytest.fixture
+def own_governor(
+    nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ProcessGovernor]:
+    """A governor whose rank is this process."""
+    for name, value in nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
+    with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
+        yield governor
+
+
+def test_of_a_pair_that_was_killed_and_started_again_nothing_remains(
+    nvml: FalseNvml, own_governor: ProcessGovernor, tmp_path: Path
+) -> None:
+    own_governor.start()
+    own_governor.set_mhz(1410)
+    wait_until(lambda: nvml.locked_mhz() and all(own_governor.pids), "governed")
+    killed = own_governor.pids
+    for pid in reversed(killed):
+        send(pid, signal.SIGKILL)
+
+    def is_governed_again() -> bool:
+        own_governor.on_step_begin()
+        own_governor.set_mhz(1200)
+        return nvml.locked_mhz() == 1200 and not set(own_governor.pids) & {0, *killed}
+
+    wait_until(is_governed_again, "governed again")
+    # Nor as one that nobody has waited for.
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed), "forgotten")
+    own_governor.close()
+    assert nvml.locked_mhz() == 0
+    assert find_records(tmp_path / "state") == []
+
+
+def test_a_governor_that_cannot_start_is_told_once_and_training_goes_on(
+    own_governor: ProcessGovernor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    own_governor.start()
+
+    def is_over_after_a_step() -> bool:
+        own_governor.on_step_begin()
+        own_governor.set_mhz(1410)
+        return own_governor.is_over
+
+    wait_until(is_over_after_a_step, "it gives up")
+    (line,) = caplog.messages
+    assert line.startswith("rank 0: clocks are no longer set, training goes on at default clocks")
+    assert "exit status 1" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_torchrun_itself_gives_the_clock_back(
+    new_rank: NewRank, number: signal.Signals
+) -> None:
+    rank = new_rank(launcher=TORCHRUN)
+    rank.wait_until_governed()
+    send(rank.process.pid, number)
+    wait_until(rank.is_given_back, f"given back\n{rank.log}")
+    rank.wait_until_ungoverned()
+    if rank.is_alive():  # torchrun leaves its ranks alone where it is killed
+        rank.check_goes_on(is_over=True)
+        rank.end()
+    rank.check_all_over()

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.processes import wait_until
+
+import flyball_client
+from flyball_client.governor import board as words_of
+from flyball_client.governor import charge as charge_module
+from flyball_client.governor.board import ClockBoard
+from flyball_client.governor.charge import Charge, spawn_governor
+from flyball_client.governor.process_watch import ProcessIdentity
+from flyball_client.gpu._base import GpuAddress, SmClockRange
+
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def board() -> Iterator[ClockBoard]:
+    board = ClockBoard.create()
+    yield board
+    board.close()
+
+
+NewCharge = Callable[[GpuAddress], Charge]
+
+
+@pytest.fixture
+def new_charge(board: ClockBoard, tmp_path: Path) -> Iterator[NewCharge]:
+    """Makes charges of one rank, which is this process."""
+    wake_fd = os.eventfd(0)
+    yield lambda address: Charge(
+        address=address,
+        rank_name="job gpt rank 3",
+        rank=ProcessIdentity.own(),
+        launcher=ProcessIdentity.of(os.getppid()),
+        lease_s=30.0,
+        state_dir=tmp_path / "state",
+        board_fd=board.fd,
+        wake_fd=wake_fd,
+    )
+    os.close(wake_fd)
+
+
+@pytest.fixture
+def served_nvml(false_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> FalseNvml:
+    """False GPUs for the processes that are started from here."""
+    for name, value in false_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    return false_nvml
+
+
+def end(process: subprocess.Popen[bytes], charge: Charge, board: ClockBoard) -> None:
+    """Have a governor end as a closed session does."""
+    board.words[words_of.REQUEST] = 1 << 32 | words_of.QUIT
+    os.eventfd_write(charge.wake_fd, 1)
+    assert process.wait(PATIENCE_S) == 0
+    assert board.words[words_of.STATE] == words_of.ENDED
+
+
+TOKEN = "header.claims.signature"  # noqa: S105 - nobody's
+ADDRESSES = [
+    GpuAddress(control="nvml", uuid="GPU-1"),
+    GpuAddress(
+        control="nvml",
+        uuid="GPU-1",
+        return_range=SmClockRange(lowest_mhz=210, highest_mhz=1410),
+    ),
+    GpuAddress(control="zeusd", uuid="GPU-1", endpoint="/run/zeusd/zeusd.sock", token=TOKEN),
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_what_is_written_is_read_again(address: GpuAddress, new_charge: NewCharge) -> None:
+    plain = new_charge(address)
+    own = ProcessIdentity.own()
+    for charge in (plain, plain.with_record(9), plain.with_record(9).for_standby(own)):
+        text = charge.to_json()
+        assert "\n" not in text
+        assert Charge.from_json(text + "\n") == charge
+
+
+def test_a_rank_without_a_launcher_has_none(new_charge: NewCharge) -> None:
+    charge = new_charge(ADDRESSES[0])
+    fields = json.loads(charge.to_json()) | {"launcher": None}
+    assert Charge.from_json(json.dumps(fields)).launcher is None
+
+
+def test_the_standbys_charge_differs_by_whom_it_stands_by_alone(new_charge: NewCharge) -> None:
+    charge = new_charge(ADDRESSES[0]).with_record(9)
+    own = ProcessIdentity.own()
+    standby = json.loads(charge.for_standby(own).to_json())
+    active = json.loads(charge.to_json())
+    differing = {name for name in active if active[name] != standby[name]}
+    assert differing == {"active"}
+    assert charge.for_standby(own).active == own
+
+
+def test_a_token_is_shown_neither_in_a_text_nor_in_the_process_list(new_charge: NewCharge) -> None:
+    charge = new_charge(ADDRESSES[2])
+    assert TOKEN not in repr(charge)
+    assert TOKEN in charge.to_json()
+    process = spawn_governor(charge)
+    assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
+    process.kill()
+    process.wait(PATIENCE_S)
+
+
+def test_a_governor_has_its_own_session_and_only_what_it_needs(
+    new_charge: NewCharge, board: ClockBoard, tmp_path: Path, served_nvml: FalseNvml
+) -> None:
+    secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(secret, True)
+    charge = new_charge(GpuAddress(control="nvml", uuid=served_nvml.uuid(0)))
+    process = spawn_governor(charge)
+    wait_until(lambda: board.words[words_of.STATE] == words_of.READY, "it is ready")
+    assert os.getsid(process.pid) == process.pid
+    assert board.words[words_of.ACTIVE_PID] == process.pid
+    files = {str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+    assert str(tmp_path / "secret") not in files
+    assert any("flyball-clock-board" in file for file in files)
+    end(process, charge, board)
+    os.close(secret)
+
+
+def test_a_governor_imports_this_package_whatever_lies_in_the_working_folder(
+    new_charge: NewCharge,
+    board: ClockBoard,
+    tmp_path: Path,
+    served_nvml: FalseNvml,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file in (tmp_path / "json.py", tmp_path / "select.py", elsewhere / "flyball_client.py"):
+        file.write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(elsewhere))
+    charge = new_charge(GpuAddress(control="nvml", uuid=served_nvml.uuid(0)))
+    process = spawn_governor(charge)
+    wait_until(lambda: board.words[words_of.STATE] == words_of.READY, "it is ready")
+    end(process, charge, board)
+
+
+def test_what_cannot_be_started_leaves_no_descriptor_open(
+    new_charge: NewCharge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charge = new_charge(ADDRESSES[0])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(FileNotFoundError, match="no-python"):
+        spawn_governor(charge)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("named", [None, "", "elsewhere", "elsewhere:"])
+def test_the_package_comes_before_what_the_environment_names(
+    named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if named is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", named)
+    path = charge_module._python_path().split(os.pathsep)
+    assert path[0] == str(Path(flyball_client.__file__).parents[1])
+    # An empty entry would be the working folder.
+    assert path[1:] == (["elsewhere"] if named and "elsewhere" in named else [])

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.unit.client.recording_gpu import RESET, RecordingGpu
+
+from flyball_client.governor import board as words_of
+from flyball_client.governor import clock_keeper
+from flyball_client.governor.board import ClockBoard
+from flyball_client.governor.clock_keeper import (
+    MAX_FAILURES_IN_A_ROW,
+    READ_PERIOD_S,
+    SETTLE_S,
+    TOLERANCE_MHZ,
+    ClockKeeper,
+)
+from flyball_client.governor.lock_record import ClockHolder, LockRecord
+from flyball_client.gpu._base import (
+    ClockLimit,
+    GpuError,
+    GpuNotFoundError,
+    GpuNotSupportedError,
+    GpuPermissionError,
+)
+
+UUID = "GPU-recording"
+HOLDER = ClockHolder(
+    uuid=UUID, control="nvml", rank_name="job gpt rank 3", rank_pid=12, governor_pid=34
+)
+HOPELESS = [
+    GpuPermissionError("run as root"),
+    GpuNotSupportedError("update the driver"),
+    GpuNotFoundError("it fell off the bus"),
+]
+
+
+class TroubledGpu(RecordingGpu):
+    """Fails as often as it is told to, and runs at a clock of the test's choice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock_errors: list[Exception] = []
+        self.reset_errors: list[Exception] = []
+        self.read_errors: list[Exception] = []
+        self.limits = ClockLimit.NONE
+        self.held_mhz: int | None = None
+        self.num_reads = 0
+
+    def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
+        if self.lock_errors:
+            raise self.lock_errors.pop(0)
+        super().lock_sm_clock_mhz(sm_clock_mhz)
+
+    def reset_sm_clock(self) -> None:
+        if self.reset_errors:
+            raise self.reset_errors.pop(0)
+        super().reset_sm_clock()
+
+    def sm_clock_mhz(self) -> int:
+        self.num_reads += 1
+        if self.read_errors:
+            raise self.read_errors.pop(0)
+        return super().sm_clock_mhz() if self.held_mhz is None else self.held_mhz
+
+    def clock_limits(self) -> ClockLimit:
+        return self.limits
+
+
+class HandClock:
+    """Monotonic time that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """A keeper and all that it works with."""
+
+    gpu: TroubledGpu
+    board: ClockBoard
+    record: LockRecord
+    keeper: ClockKeeper
+    clock: HandClock
+
+    def ask(self, sm_clock_mhz: int) -> None:
+        """Leave a request as the rank does."""
+        number = (self.board.words[words_of.REQUEST] >> 32) + 1
+        self.board.words[words_of.REQUEST] = number << 32 | sm_clock_mhz
+
+    def serve(self, sm_clock_mhz: int) -> None:
+        """Ask, and have it served."""
+        self.ask(sm_clock_mhz)
+        self.keeper.serve()
+
+    def read_after(self, wait_s: float) -> None:
+        """Have the clock read back some time later."""
+        self.clock.now_s += wait_s
+        self.keeper.read_back()
+
+    def counted(self, *words: int) -> tuple[int, ...]:
+        """These words of the board."""
+        return tuple(self.board.words[word] for word in words)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    clock = HandClock()
+    monkeypatch.setattr(clock_keeper, "time", clock)
+    gpu, board, record = TroubledGpu(), ClockBoard.create(), LockRecord.take(tmp_path, UUID)
+    keeper = ClockKeeper(gpu, board, record, HOLDER)
+    yield Desk(gpu=gpu, board=board, record=record, keeper=keeper, clock=clock)
+    board.close()
+    record.close()
+
+
+LOCK_WORDS = (words_of.IN_FORCE_MHZ, words_of.MAY_BE_LOCKED)
+READ_WORDS = (
+    words_of.NUM_READS,
+    words_of.NUM_MISSES,
+    words_of.NUM_POWER_CAPPED,
+    words_of.NUM_THERMALLY_CAPPED,
+)
+
+# ------------------------------------------------------------------ serving
+
+
+def test_a_request_is_served_once_and_told(desk: Desk) -> None:
+    desk.ask(1200)
+    request = desk.board.words[words_of.REQUEST]
+    desk.keeper.serve()
+    desk.keeper.serve()
+    assert desk.gpu.told == [1200]
+    assert desk.counted(*LOCK_WORDS) == (1200, 1)
+    assert desk.counted(words_of.SERVED, words_of.NUM_SWITCHES) == (request, 1)
+    assert desk.board.words[words_of.DELIVERED_NS] == desk.clock.monotonic_ns()
+
+
+def test_only_the_newest_of_several_requests_is_served(desk: Desk) -> None:
+    for sm_clock_mhz in (1400, 900, 1200):
+        desk.ask(sm_clock_mhz)
+    desk.keeper.serve()
+    assert desk.gpu.told == [1200]
+
+
+def test_a_clock_in_force_is_not_set_again(desk: Desk) -> None:
+    desk.serve(1200)
+    desk.serve(1200)
+    assert desk.gpu.told == [1200]
+    assert desk.counted(words_of.SERVED) == desk.counted(words_of.REQUEST)
+
+
+def test_before_a_clock_is_set_the_record_says_so(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[ClockHolder | None, int]] = []
+    monkeypatch.setattr(
+        desk.gpu,
+        "lock_sm_clock_mhz",
+        lambda _: seen.append((desk.record.holder(), desk.board.words[words_of.MAY_BE_LOCKED])),
+    )
+    desk.serve(1200)
+    assert seen == [(HOLDER, 1)]
+
+
+def test_while_a_clock_is_given_back_the_record_still_stands(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[ClockHolder | None, int]] = []
+    desk.serve(1200)
+    monkeypatch.setattr(
+        desk.gpu,
+        "reset_sm_clock",
+        lambda: seen.append((desk.record.holder(), desk.board.words[words_of.MAY_BE_LOCKED])),
+    )
+    desk.keeper.give_back()
+    assert seen == [(HOLDER, 1)]
+    assert desk.record.holder() is None
+
+
+@pytest.mark.parametrize("code", [words_of.GIVE_BACK, words_of.QUIT])
+def test_a_clock_is_given_back_on_request_and_once(desk: Desk, code: int) -> None:
+    desk.serve(1200)
+    desk.serve(code)
+    desk.serve(code)
+    assert desk.gpu.told == [1200, RESET]
+    assert desk.counted(*LOCK_WORDS) == (0, 0)
+    assert desk.record.holder() is None
+    desk.serve(1200)
+    assert desk.gpu.told == [1200, RESET, 1200]
+    assert desk.record.holder() == HOLDER
+
+
+def test_a_clock_that_was_never_set_is_not_given_back(desk: Desk) -> None:
+    desk.serve(words_of.GIVE_BACK)
+    desk.keeper.give_back()
+    assert desk.gpu.told == []
+
+
+def test_what_another_governor_may_have_left_locked_is_given_back(desk: Desk) -> None:
+    # So the standby finds the board when its governor was killed within the call.
+    desk.record.write(HOLDER)
+    desk.board.words[words_of.MAY_BE_LOCKED] = 1
+    desk.keeper.give_back()
+    assert desk.gpu.told == [RESET]
+    assert desk.record.holder() is None
+
+
+# ------------------------------------------------------------------ failures
+
+
+@pytest.mark.parametrize("error", HOPELESS)
+def test_a_hopeless_failure_ends_it_at_once_and_nothing_is_touched(
+    desk: Desk, error: GpuError
+) -> None:
+    desk.gpu.lock_errors = [error]
+    with pytest.raises(GpuError, match=str(error)):
+        desk.serve(1200)
+    assert desk.gpu.told == []
+    assert desk.counted(*LOCK_WORDS, words_of.NUM_FAILURES) == (0, 0, 1)
+    assert desk.record.holder() is None
+
+
+@pytest.mark.parametrize("error", HOPELESS)
+def test_a_hopeless_failure_after_a_clock_was_set_gives_that_back(
+    desk: Desk, error: GpuError
+) -> None:
+    desk.serve(1400)
+    desk.gpu.lock_errors = [error]
+    with pytest.raises(GpuError, match=str(error)):
+        desk.serve(1200)
+    assert desk.gpu.told == [1400, RESET]
+    assert desk.counted(*LOCK_WORDS) == (0, 0)
+    assert desk.record.holder() is None
+
+
+def test_a_hopeless_failure_does_not_forget_what_a_killed_governor_left_locked(
+    desk: Desk,
+) -> None:
+    # The standby took over, and could not give back what it found.
+    desk.record.write(HOLDER)
+    desk.board.words[words_of.MAY_BE_LOCKED] = 1
+    desk.gpu.lock_errors = [GpuPermissionError("run as root")]
+    desk.gpu.reset_errors = [GpuPermissionError("run as root")]
+    with pytest.raises(GpuPermissionError):
+        desk.serve(1200)
+    assert desk.board.words[words_of.MAY_BE_LOCKED] == 1
+    assert desk.record.holder() == HOLDER
+
+
+def test_other_failures_end_it_at_the_third_in_a_row(desk: Desk) -> None:
+    desk.gpu.lock_errors = [GpuError("busy")] * MAX_FAILURES_IN_A_ROW
+    for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+        desk.serve(1200)
+        assert desk.counted(words_of.SERVED) == desk.counted(words_of.REQUEST)
+    with pytest.raises(GpuError, match="busy"):
+        desk.serve(1200)
+    assert desk.counted(words_of.NUM_FAILURES, words_of.NUM_SWITCHES) == (3, 0)
+
+
+def test_a_success_in_between_begins_the_count_again(desk: Desk) -> None:
+    for _ in range(4):
+        desk.gpu.lock_errors = [GpuError("busy")] * (MAX_FAILURES_IN_A_ROW - 1)
+        for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+            desk.serve(1200)
+        desk.serve(1200)
+        desk.serve(words_of.GIVE_BACK)
+    assert desk.counted(words_of.NUM_FAILURES, words_of.NUM_SWITCHES) == (8, 4)
+
+
+def test_after_a_failure_whose_effect_nobody_knows_the_clock_is_given_back(desk: Desk) -> None:
+    desk.gpu.lock_errors = [GpuError("timeout")]
+    desk.serve(1200)
+    assert desk.gpu.told == [RESET]
+    assert desk.counted(*LOCK_WORDS) == (0, 0)
+    desk.serve(1200)
+    assert desk.gpu.told == [RESET, 1200]
+
+
+def test_a_clock_that_the_gpu_lacks_is_a_failure_like_others(desk: Desk) -> None:
+    desk.gpu.lock_errors = [ValueError("GPU-recording does not support 1201 MHz")]
+    desk.serve(1201)
+    assert desk.counted(words_of.NUM_FAILURES, words_of.IN_FORCE_MHZ) == (1, 0)
+
+
+def test_what_cannot_be_given_back_stays_on_record(desk: Desk) -> None:
+    desk.serve(1200)
+    desk.gpu.reset_errors = [GpuError("busy")]
+    with pytest.raises(GpuError, match="busy"):
+        desk.keeper.give_back()
+    assert desk.board.words[words_of.MAY_BE_LOCKED] == 1
+    assert desk.record.holder() == HOLDER
+    desk.keeper.give_back()
+    assert desk.gpu.told == [1200, RESET]
+    assert desk.record.holder() is None
+
+
+# ------------------------------------------------------------------ reading back
+
+
+def test_a_clock_is_read_back_when_it_has_settled_and_not_too_often(desk: Desk) -> None:
+    desk.serve(1200)
+    desk.read_after(SETTLE_S / 2)
+    assert desk.gpu.num_reads == 0
+    desk.read_after(SETTLE_S)
+    assert desk.gpu.num_reads == 1
+    desk.read_after(READ_PERIOD_S / 2)
+    assert desk.gpu.num_reads == 1
+    desk.read_after(READ_PERIOD_S)
+    assert desk.gpu.num_reads == 2
+    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (2, 0, 0, 0, 1200)
+
+
+def test_each_new_clock_has_the_time_to_settle(desk: Desk) -> None:
+    for sm_clock_mhz in (1200, 900, 1400):
+        desk.serve(sm_clock_mhz)
+        desk.read_after(SETTLE_S / 2)
+    assert desk.gpu.num_reads == 0
+
+
+def test_no_clock_is_read_back_where_none_is_set(desk: Desk) -> None:
+    desk.read_after(10)
+    desk.serve(1200)
+    desk.serve(words_of.GIVE_BACK)
+    desk.read_after(10)
+    assert desk.gpu.num_reads == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "real_mhz", "counts"),
+    [
+        (ClockLimit.NONE, 1200, (1, 0, 0, 0)),
+        (ClockLimit.NONE, 1200 - TOLERANCE_MHZ, (1, 0, 0, 0)),
+        (ClockLimit.NONE, 1200 - TOLERANCE_MHZ - 1, (1, 1, 0, 0)),
+        (ClockLimit.POWER, 900, (1, 1, 1, 0)),
+        (ClockLimit.THERMAL, 900, (1, 1, 0, 1)),
+        (ClockLimit.POWER | ClockLimit.THERMAL, 900, (1, 1, 1, 1)),
+        (ClockLimit.OTHER, 900, (1, 1, 0, 0)),
+        (ClockLimit.POWER, 1200, (1, 0, 0, 0)),
+        (ClockLimit.NONE, 1400, (1, 0, 0, 0)),
+        (ClockLimit.IDLE, 300, (0, 0, 0, 0)),
+        (ClockLimit.IDLE | ClockLimit.POWER, 300, (0, 0, 0, 0)),
+    ],
+)
+def test_misses_are_counted_by_what_held_the_clock_down(
+    desk: Desk, limits: ClockLimit, real_mhz: int, counts: tuple[int, ...]
+) -> None:
+    desk.serve(1200)
+    desk.gpu.limits, desk.gpu.held_mhz = limits, real_mhz
+    desk.read_after(2 * SETTLE_S)
+    assert desk.counted(*READ_WORDS) == counts
+    assert desk.board.words[words_of.SM_CLOCK_MHZ] == real_mhz
+
+
+def test_a_clock_that_cannot_be_read_is_no_miss_and_is_read_again_later(desk: Desk) -> None:
+    desk.serve(1200)
+    desk.gpu.read_errors = [GpuError("busy")]
+    desk.read_after(2 * SETTLE_S)
+    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (0, 0, 0, 0, 0)
+    desk.read_after(2 * READ_PERIOD_S)
+    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (1, 0, 0, 0, 1200)

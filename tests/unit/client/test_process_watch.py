@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
+
+NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
+PATIENCE_S = 20
+
+
+@contextmanager
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for the end of its standard input."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(params=["by descriptor", "refused", "not offered"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With descriptors of processes, and where the kernel or this Python has none for us."""
+
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    if request.param == "refused":
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    if request.param == "not offered":
+        monkeypatch.delattr(os, "pidfd_open")
+    return str(request.param)
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    identity = ProcessIdentity.of(pid)
+    assert identity is not None
+    return identity
+
+
+def wait_for_zombie(process: subprocess.Popen[bytes]) -> None:
+    """Until it has ended, leaving it to be waited for."""
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_this_process_is_alive(way: str) -> None:
+    watch = ProcessWatch(ProcessIdentity.own())
+    assert watch.identity.pid == os.getpid()
+    assert (watch.fd is not None) == (way == "by descriptor")
+    assert watch.is_alive()
+    watch.close()
+
+
+def test_a_killed_process_is_not_alive_also_before_anybody_waited_for_it(way: str) -> None:
+    with child() as process:
+        watch = ProcessWatch(identity_of(process.pid))
+        assert watch.is_alive()
+        process.kill()
+        wait_for_zombie(process)
+        assert not watch.is_alive()
+        assert not watch.identity.is_alive()
+        process.wait(PATIENCE_S)
+        assert not watch.is_alive()
+        watch.close()
+
+
+def test_a_stopped_process_is_alive(way: str) -> None:
+    with child() as process:
+        watch = ProcessWatch(identity_of(process.pid))
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert watch.is_alive()
+        watch.close()
+
+
+def test_one_that_has_ended_before_it_is_watched_is_not_alive(way: str) -> None:
+    with child() as process:
+        identity = identity_of(process.pid)
+        process.kill()
+        wait_for_zombie(process)
+        zombie_watch = ProcessWatch(identity)
+        process.wait(PATIENCE_S)
+        gone_watch = ProcessWatch(identity)
+    for watch in (zombie_watch, gone_watch):
+        assert watch.fd is None
+        assert not watch.is_alive()
+        watch.close()
+
+
+def test_a_later_process_of_the_same_number_is_another_one(way: str) -> None:
+    with child() as process:
+        own = identity_of(process.pid)
+        earlier = ProcessIdentity(pid=own.pid, start_ticks=own.start_ticks - 1)
+        assert not earlier.is_alive()
+        watch = ProcessWatch(earlier)
+        assert watch.fd is None
+        assert not watch.is_alive()
+        watch.close()
+
+
+def test_the_end_wakes_whoever_polls_the_descriptor() -> None:
+    with child() as process:
+        watch = ProcessWatch(identity_of(process.pid))
+        assert watch.fd is not None
+        assert not select.select([watch.fd], [], [], 0)[0]
+        process.kill()
+        assert select.select([watch.fd], [], [], PATIENCE_S)[0] == [watch.fd]
+        watch.close()
+
+
+def test_a_closed_watch_still_knows_and_leaves_no_descriptor() -> None:
+    with child() as process:
+        watch = ProcessWatch(identity_of(process.pid))
+        fd = watch.fd
+        assert fd is not None
+        watch.close()
+        watch.close()
+        assert watch.fd is None
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+        assert watch.is_alive()
+        process.kill()
+        process.wait(PATIENCE_S)
+        assert not watch.is_alive()
+
+
+def test_a_number_that_nobody_has_is_nobody() -> None:
+    assert ProcessIdentity.of(NO_SUCH_PID) is None
+    assert not is_running(NO_SUCH_PID)
+    assert not is_running(0)
+
+
+def test_a_process_runs_until_it_has_ended() -> None:
+    with child() as process:
+        assert is_running(process.pid)
+        process.kill()
+        wait_for_zombie(process)
+        assert not is_running(process.pid)
+
+
+def test_a_command_may_have_any_name(tmp_path: Path) -> None:
+    program = tmp_path / ") Z 1 (x"
+    program.symlink_to(sys.executable)
+    command = [str(program), "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert identity_of(process.pid).start_ticks >= ProcessIdentity.own().start_ticks
+        assert is_running(process.pid)
+        process.kill()
+
+
+def test_without_proc_the_text_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: NO_SUCH_PID)
+    with pytest.raises(OSError, match="clocks need it mounted"):
+        ProcessIdentity.own()
