@@ -1,0 +1,34 @@
+"""The command line that all examples have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+
+def example_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with what every example takes."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--steps", type=_count, default=20, help="default: 20")
+    parser.add_argument("--stages", type=_count, default=2, help="of the pipeline; default: 2")
+    parser.add_argument("--microbatches", type=_count, default=4, help="of a step; default: 4")
+    parser.add_argument("--tiny", action="store_true", help="a model small enough for any CPU")
+    return parser
+
+
+def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the command line says; the ranks beyond one pipeline are data-parallel ones."""
+    options = parser.parse_args()
+    num_ranks = int(os.environ.get("WORLD_SIZE", "0"))
+    if num_ranks == 0:
+        parser.error("start it with torchrun, as examples/README.md shows")
+    if num_ranks % options.stages:
+        parser.error(f"--stages {options.stages} does not divide the {num_ranks} ranks")
+    return options
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
+    return count

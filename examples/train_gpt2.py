@@ -1,0 +1,63 @@
+"""GPT-2, embeddings tied, in a DeepSpeed pipeline: random weights, synthetic text.
+
+torchrun --nproc-per-node 2 examples/train_gpt2.py --tiny
+"""
+
+from __future__ import annotations
+
+import deepspeed
+import torch
+from deepspeed.pipe import PipelineModule
+from transformers import GPT2Config
+
+from example_options import example_parser, parse_options
+from flyball_integrations.huggingface import build_causal_lm, deepspeed_layers, next_token_loss
+from synthetic_data import synthetic_text
+
+SEED = 1788
+TINY = GPT2Config(
+    vocab_size=256, n_embd=64, n_layer=4, n_head=4, bos_token_id=255, eos_token_id=255
+)
+SMALL = GPT2Config()  # GPT-2 of 124 million parameters
+
+
+def main() -> None:
+    """Train for the wanted steps; rank 0 prints the losses."""
+    options = parse_options(example_parser(__doc__))
+    config = TINY if options.tiny else SMALL
+    deepspeed.init_distributed()
+    torch.manual_seed(SEED)
+    model = build_causal_lm(config, seed=SEED)
+    # The embedding and the head share one weight: DeepSpeed keeps the copies of both stages alike.
+    layers = deepspeed_layers(model, num_stages=options.stages)
+    pipeline = PipelineModule(
+        layers=layers,
+        num_stages=options.stages,
+        loss_fn=next_token_loss,
+        partition_method="parameters",
+    )
+    engine, *_ = deepspeed.initialize(
+        model=pipeline,
+        optimizer=torch.optim.AdamW(pipeline.parameters(), lr=3e-4),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": options.microbatches,
+            "gradient_clipping": 1.0,
+            "steps_per_print": 10**9,
+        },
+    )
+    samples = synthetic_text(
+        config.vocab_size,
+        length=64 if options.tiny else 1024,
+        seed=SEED + engine.grid.get_data_parallel_rank(),
+    )
+    for step in range(options.steps):
+        loss = engine.train_batch(samples)
+        if engine.global_rank == 0:
+            print(f"step {step}: loss {loss.item():.9f}", flush=True)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

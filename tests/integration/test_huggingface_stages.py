@@ -1,0 +1,66 @@
+"""Cut models trained as pipelines over gloo: the same losses and weights as the whole model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.two_ranks import run_on_two_ranks
+
+pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
+pytest.importorskip("transformers", reason="needs the extra 'huggingface'")
+
+
+_SCENARIOS = Path(__file__).with_name("huggingface_scenarios.py")
+MODELS = ("llama", "tied-llama", "tied-gpt2")
+FRAMEWORKS = ("deepspeed", "torch")
+
+Findings = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """What each of the two ranks found."""
+    folder = tmp_path_factory.mktemp("huggingface")
+    run_on_two_ranks(folder, str(_SCENARIOS), str(folder))
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_cut_model_has_the_losses_of_the_whole_one(
+    ranks: Sequence[Findings], model: str, framework: str
+) -> None:
+    found = ranks[-1][model]  # the last stage knows the losses in both frameworks
+    assert found[framework]["losses"] == pytest.approx(found["whole"]["losses"], abs=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_embedding_and_head_learn_what_those_of_the_whole_model_do(
+    ranks: Sequence[Findings], model: str, framework: str
+) -> None:
+    for rank, end in enumerate(("embedding", "head")):
+        found = ranks[rank][model]
+        (weight,) = found[framework]["ends"]
+        assert weight == pytest.approx(found["whole"][end], abs=1e-6)
+
+
+@pytest.mark.parametrize("model", ["tied-llama", "tied-gpt2"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_tied_weights_are_the_same_bits_on_both_stages_after_training(
+    ranks: Sequence[Findings], model: str, framework: str
+) -> None:
+    assert ranks[0][model][framework]["ends"] == ranks[1][model][framework]["ends"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_training_moves_losses_and_weights_so_equality_means_something(
+    ranks: Sequence[Findings], model: str
+) -> None:
+    whole = ranks[0][model]["whole"]
+    assert len(set(whole["losses"])) == 3
+    assert (whole["embedding"] == whole["head"]) == model.startswith("tied")
