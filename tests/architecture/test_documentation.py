@@ -84,7 +84,7 @@ def settings_variables() -> frozenset[str]:
     """Every FLYBALL_* variable that a package's source names."""
     sources = (file for package in _PACKAGES for file in (ROOT / package).rglob("*.py"))
     return frozenset(
-        name for file in sources for name in re.findall(r"FLYBALL_[A-Z][A-Z_]*", file.read_text())
+        name for file in sources for name in re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*", file.read_text())
     )
 
 
@@ -209,7 +209,7 @@ def test_the_table_of_a_command_has_its_defaults(name: str) -> None:
 
 def test_every_setting_has_a_row_and_every_row_a_setting() -> None:
     cells = [row[0] for row in rows((DOCS / "settings.md").read_text())]
-    documented = {name for cell in cells for name in re.findall(r"^`(FLYBALL_[A-Z_]+)`$", cell)}
+    documented = {name for cell in cells for name in re.findall(r"^`(FLYBALL_[A-Z0-9_]+)`$", cell)}
     assert documented == settings_variables()
 
 
@@ -223,7 +223,7 @@ def test_the_planners_defaults_are_those_documented() -> None:
 
 def test_no_page_names_a_setting_that_does_not_exist() -> None:
     for page in markdown_files():
-        named = set(re.findall(r"FLYBALL_[A-Z][A-Z_]*[A-Z]", page.read_text()))
+        named = set(re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*[A-Z]", page.read_text()))
         assert named <= settings_variables(), page
 
 
