@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from flyball_client.plan_cursor import CompiledPlan
+
+PlanChoice = Callable[[tuple[CompiledPlan, ...]], CompiledPlan | None]
+
+
+def newest_plan(due: tuple[CompiledPlan, ...]) -> CompiledPlan:
+    """The plan that has come last."""
+    return due[-1]
 
 
 class PlanSwitch:
@@ -12,9 +20,15 @@ class PlanSwitch:
 
     `put` may be called from another thread than the rest: a deque's append and popleft are
     atomic.
+
+    Args:
+        choose: of the plans whose first step has come, in the order in which they came, at
+            least one, which is to be run from now on; None: the one as before. What is not
+            chosen is offered again at the next step, unless a later one was chosen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, choose: PlanChoice = newest_plan) -> None:
+        self._choose = choose
         self._arrived: deque[tuple[int, CompiledPlan]] = deque()
         self._awaiting_step: list[tuple[int, CompiledPlan]] = []
 
@@ -23,13 +37,14 @@ class PlanSwitch:
         self._arrived.append((first_step, plan))
 
     def take_due(self, step: int) -> CompiledPlan | None:
-        """The newest plan whose first step has come; None: no other than before."""
+        """The plan to run from this step on; None: no other than before."""
         while self._arrived:
             self._awaiting_step.append(self._arrived.popleft())
-        due = [i for i, (first_step, _) in enumerate(self._awaiting_step) if first_step <= step]
-        if not due:
+        due = tuple(plan for first_step, plan in self._awaiting_step if first_step <= step)
+        chosen = self._choose(due) if due else None
+        if chosen is None:
             return None
-        plan = self._awaiting_step[due[-1]][1]
         # What came before it is superseded, even where its step is still to come.
-        del self._awaiting_step[: due[-1] + 1]
-        return plan
+        index = next(i for i, (_, plan) in enumerate(self._awaiting_step) if plan is chosen)
+        del self._awaiting_step[: index + 1]
+        return chosen

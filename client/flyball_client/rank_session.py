@@ -22,7 +22,7 @@ from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
 from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
-from flyball_client.plan_switch import PlanSwitch
+from flyball_client.plan_switch import PlanChoice, PlanSwitch, newest_plan
 from flyball_client.planner_client import PlannerClient
 from flyball_client.planner_link import LinkTimes, PlannerLink
 from flyball_client.step_meter import StepMeter
@@ -55,6 +55,9 @@ class RankSession:
         without_planner: what a planner that does not answer leaves in force: the last plan, or
             default clocks until it is back.
         lease_s: without a hook for so long the clock is given back until the next one, s.
+        choose_plan: of the plans whose first step has come, which is run from a step on, see
+            PlanSwitch; default: the newest. An order that all ranks must change together waits
+            there for the others.
         timing: of a clock's change; `host`: when the hook is called. A kind that the GPU's
             stream orders could come beside it.
         clock: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
@@ -75,6 +78,7 @@ class RankSession:
         observer: InstructionObserver | None = None,
         without_planner: Literal["last-plan", "default-clocks"] = "last-plan",
         lease_s: float = DEFAULT_LEASE_S,
+        choose_plan: PlanChoice | None = None,
         timing: Literal["host"] = "host",
         clock: Callable[[], float] | None = None,
         initial_step: int = 0,
@@ -104,7 +108,7 @@ class RankSession:
         self._is_closed = False
         self._is_started = False
         self._cursor: PlanCursor | None = None
-        self._plans = PlanSwitch()
+        self._plans = PlanSwitch(choose_plan or newest_plan)
         # The plan to run; `_cursor` follows it, unless the planner is lost and that matters.
         self._plan: CompiledPlan | None = None
         self._last_version_with_surprise: int | None = None
@@ -291,9 +295,10 @@ class RankSession:
         return compiled
 
     def _take_due_plan(self) -> None:
+        # Also where clocks are no longer set: an order changes on all ranks or on none.
+        due = self._plans.take_due(self._current_step)
         if self._governor.is_over:
             return
-        due = self._plans.take_due(self._current_step)
         if due is not None:
             self._plan = due
             _logger.info(

@@ -1,23 +1,30 @@
 """Sets the hooks on one DeepSpeed engine object, and takes them off again.
 
 `PipelineEngine._exec_schedule` looks every instruction up in `self._INSTRUCTION_MAP`, so a map
-on the instance overrides the class's; `train_batch` is overridden in the same way. Nothing of
-DeepSpeed's modules or classes is changed.
+on the instance overrides the class's; `train_batch` is overridden in the same way, and
+`_exec_schedule` itself where another order is to be run: all versions of DeepSpeed from 0.15.4
+on pass it the schedule, wherever they make it. Nothing of DeepSpeed's modules or classes is
+changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from flyball_integrations.instruction_hooks import BufferMicrobatches, InstructionHooks
+from flyball_integrations.instruction_hooks import (
+    BufferMicrobatches,
+    InstructionHooks,
+    InstructionWrapper,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ScheduleChoice = Callable[[schedule.PipeSchedule], schedule.PipeSchedule]
 
 
 class EnginePatch:
@@ -30,6 +37,9 @@ class EnginePatch:
             hook of an instruction, so that clocks and times are those of the computation and
             not of its launch.
         around_step: made anew for every training step, in force while it runs.
+        around_hooks: likewise, and before the hooks are told of the step.
+        wrappers: of the instructions, between DeepSpeed's and the hooks, the innermost first.
+        schedule_for: what is run in the place of a schedule of DeepSpeed's.
     """
 
     def __init__(
@@ -39,15 +49,21 @@ class EnginePatch:
         *,
         synchronize: Callable[[], None],
         around_step: Callable[[], AbstractContextManager[None]],
+        around_hooks: Callable[[], AbstractContextManager[None]] = nullcontext,
+        wrappers: Sequence[InstructionWrapper] = (),
+        schedule_for: ScheduleChoice | None = None,
     ) -> None:
         self._engine = engine
         self._hooks = hooks
         self._synchronize = synchronize
         self._around_step = around_step
+        self._around_hooks = around_hooks
         self._microbatches = BufferMicrobatches()
         self._is_training = False
         self._replaced: dict[str, Any] = {}
         instructions = dict(engine._INSTRUCTION_MAP)
+        for wrap in wrappers:
+            instructions = wrap(instructions)
         instructions[schedule.ForwardPass] = self._hooked(
             "forward", instructions[schedule.ForwardPass], self._microbatches.of_forward
         )
@@ -57,6 +73,9 @@ class EnginePatch:
         train_batch = self._wrapped_train_batch(engine.train_batch)
         self._override("_INSTRUCTION_MAP", instructions)
         self._override("train_batch", train_batch)
+        if schedule_for is not None:
+            exec_schedule = self._wrapped_exec_schedule(engine._exec_schedule, schedule_for)
+            self._override("_exec_schedule", exec_schedule)
 
     def remove(self) -> None:
         """Leave the engine's attributes as they were before."""
@@ -75,21 +94,31 @@ class EnginePatch:
 
     def _wrapped_train_batch(self, train_batch: Callable[P, T]) -> Callable[P, T]:
         def train_batch_on_planned_clocks(*args: P.args, **kwargs: P.kwargs) -> T:
-            self._microbatches.clear()
-            self._hooks.on_step_begin()
-            self._is_training = True
-            try:
-                with self._around_step():
-                    loss = train_batch(*args, **kwargs)
-            except BaseException:
-                self._hooks.on_step_failed()
-                raise
-            finally:
-                self._is_training = False
-            self._hooks.on_step_end()
+            with self._around_hooks():
+                self._microbatches.clear()
+                self._hooks.on_step_begin()
+                self._is_training = True
+                try:
+                    with self._around_step():
+                        loss = train_batch(*args, **kwargs)
+                except BaseException:
+                    self._hooks.on_step_failed()
+                    raise
+                finally:
+                    self._is_training = False
+                self._hooks.on_step_end()
             return loss
 
         return train_batch_on_planned_clocks
+
+    @staticmethod
+    def _wrapped_exec_schedule(
+        exec_schedule: Callable[[schedule.PipeSchedule], T], schedule_for: ScheduleChoice
+    ) -> Callable[[schedule.PipeSchedule], T]:
+        def exec_chosen_schedule(pipe_schedule: schedule.PipeSchedule) -> T:
+            return exec_schedule(schedule_for(pipe_schedule))
+
+        return exec_chosen_schedule
 
     def _hooked(
         self, kind: str, execute: Callable[..., T], microbatch_of: Callable[[int], int | None]

@@ -12,8 +12,9 @@ Only attributes of this engine object are set, and `detach` removes them again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import torch.distributed
@@ -22,14 +23,20 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.planner_client import PlannerClient
 from flyball_client.rank_session import RankSession
 from flyball_client.rank_settings import RankSettings, WithoutPlanner
 from flyball_client.wire import JobRegistration
+from flyball_integrations.activation_memory import RankMemory, free_cuda_bytes
 from flyball_integrations.deepspeed_engine_patch import EnginePatch
 from flyball_integrations.eager_p2p import EagerP2P
 from flyball_integrations.job_registrar import JobRegistrar
+from flyball_integrations.order_agreement import OrderAgreement
+from flyball_integrations.order_switch import OrderSwitch
 
 _ATTACHMENT = "_flyball_attachment"
+_SCHEDULES = ("1f1b", "gpipe", "envpipe")
+_P2P = ("stock", "eager", "pulled")
 
 
 def attach(
@@ -42,7 +49,9 @@ def attach(
     lease_s: float | None = None,
     gpu: GpuDevice | None = None,
     observer: InstructionObserver | None = None,
-    p2p: Literal["stock", "eager"] = "stock",
+    schedule: Literal["1f1b", "gpipe", "envpipe"] = "1f1b",
+    p2p: Literal["stock", "eager", "pulled"] = "stock",
+    free_memory_bytes: int | None = None,
     gpu_type: str | None = None,
     blocking_power_w: Sequence[float] | None = None,
     policy: str | None = None,
@@ -68,8 +77,13 @@ def attach(
         gpu: the device to set; default: the GPU of this process's local rank.
         observer: told of every instruction as it begins and ends; default: an emulated
             `gpu` itself, otherwise nobody.
-        p2p: `eager` posts sends at once (gloo only, see eager_p2p.py); `stock` leaves
-            DeepSpeed's.
+        schedule: the order to run once there is a plan. Until then, and with `1f1b` always,
+            it is DeepSpeed's own.
+        p2p: `stock` leaves DeepSpeed's; `eager` posts sends at once (gloo only, see
+            eager_p2p.py); `pulled` is DeepSpeed's, with sends where the neighbour receives.
+            The last two are those that other orders than 1F1B can be run with.
+        free_memory_bytes: bytes of this rank's device free beside what 1F1B holds; default:
+            found on a GPU, when two steps are over. Bounds the order of the plan.
         gpu_type: name in the GPU table (`a100`), for its blocking power.
         blocking_power_w: W of a waiting GPU, one value or one per stage; wins over `gpu_type`.
         policy: planning policy; None: the planner's default.
@@ -81,15 +95,15 @@ def attach(
         The rank's session, already started.
 
     Raises:
-        ValueError: the engine already has Flyball attached, `p2p` is neither of the two,
-            eager P2P is asked for without gloo, the planner's address or token cannot be one,
-            or a variable of the environment cannot be used. Nothing stays open then.
+        ValueError: the engine already has Flyball attached, `schedule` and `p2p` are not names
+            or do not go together, eager P2P is asked for without gloo, free memory must be
+            given, the planner's address or token cannot be one, or a variable of the
+            environment cannot be used. Nothing stays open then.
         GpuError: this rank's GPU cannot be found.
     """
     if _ATTACHMENT in vars(engine):
         raise ValueError("Flyball is already attached to this engine; call detach(engine) first")
-    if p2p not in {"stock", "eager"}:
-        raise ValueError(f"p2p must be 'stock' or 'eager', not {p2p!r}")
+    _check_orders(engine, schedule=schedule, p2p=p2p, free_memory_bytes=free_memory_bytes)
     with ExitStack() as opened:
         # First what may be refused; what every rank has to do at the same time comes last.
         settings = RankSettings.read(
@@ -106,6 +120,31 @@ def attach(
         if device is None:
             device = open_local_gpu(settings.local_rank, os.environ)
             opened.callback(device.close)
+        registration = JobRegistration(
+            num_stages=engine.num_stages,
+            num_microbatches=engine.micro_batches,
+            num_ranks=torch.distributed.get_world_size(),
+            schedule=schedule,
+            policy=policy,
+            reconfigure=reconfigure,
+            target=target,
+            effort=effort,
+            blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
+            gpu=gpu_type,
+            emulated=device.is_emulated,
+        )
+        registering = _Registering(
+            planner if engine.global_rank == 0 else None, job_id=job_id, registration=registration
+        )
+        opened.callback(registering.close)
+        eager = None
+        if p2p == "eager":
+            eager = EagerP2P(engine.grid)
+            opened.callback(eager.close)
+        orders = None
+        if schedule != "1f1b":
+            orders = _open_orders(engine, eager, registering, free_memory_bytes)
+            opened.callback(orders.close)
         session = RankSession(
             gpu=device,
             job_id=job_id,
@@ -116,28 +155,22 @@ def attach(
             without_planner=settings.without_planner,
             lease_s=settings.lease_s,
             initial_step=engine.global_steps,
+            choose_plan=None if orders is None else orders.choose_plan,
         )
         opened.callback(session.close)
-        around_step = _open_eager_p2p(engine, opened) if p2p == "eager" else nullcontext
-        if planner is not None and engine.global_rank == 0:
-            registration = JobRegistration(
-                num_stages=engine.num_stages,
-                num_microbatches=engine.micro_batches,
-                num_ranks=torch.distributed.get_world_size(),
-                policy=policy,
-                reconfigure=reconfigure,
-                target=target,
-                effort=effort,
-                blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
-                gpu=gpu_type,
-                emulated=device.is_emulated,
-            )
-            registrar = JobRegistrar(planner, job_id=job_id, registration=registration)
-            opened.callback(registrar.close)
-        synchronize = get_accelerator().synchronize
-        patch = EnginePatch(engine, session, synchronize=synchronize, around_step=around_step)
+        patch = EnginePatch(
+            engine,
+            session,
+            synchronize=get_accelerator().synchronize,
+            around_step=nullcontext if eager is None else eager.in_force,
+            around_hooks=nullcontext if orders is None else orders.around_step,
+            wrappers=[part.wrap for part in (eager, orders) if part is not None],
+            schedule_for=None if orders is None else orders.schedule_for,
+        )
         opened.callback(patch.remove)
         session.start()
+        if orders is None:
+            registering.begin()
         # `detach` closes all of it, the last first.
         vars(engine)[_ATTACHMENT] = opened.pop_all()
     return session
@@ -153,9 +186,78 @@ def detach(engine: PipelineEngine) -> None:
         attachment.close()
 
 
-def _open_eager_p2p(
-    engine: PipelineEngine, opened: ExitStack
-) -> Callable[[], AbstractContextManager[None]]:
-    eager = EagerP2P(engine.grid)
-    opened.callback(eager.close)
-    return eager.in_force
+def _open_orders(
+    engine: PipelineEngine,
+    eager: EagerP2P | None,
+    registering: _Registering,
+    free_memory_bytes: int | None,
+) -> OrderSwitch:
+    def free_bytes() -> int:
+        return free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes
+
+    return OrderSwitch(
+        engine,
+        agreement=OrderAgreement(stage=engine.stage_id, num_stages=engine.num_stages),
+        free_memory_bytes=free_bytes,
+        on_memory=registering.begin,
+        eager=eager,
+    )
+
+
+class _Registering:
+    """Makes the job known from rank 0, once all is known of it; elsewhere nothing.
+
+    A plan of another order than 1F1B is bounded by memory, and a job that is planned cannot be
+    registered with another memory: so it is not registered before memory is known.
+    """
+
+    def __init__(
+        self, planner: PlannerClient | None, *, job_id: str, registration: JobRegistration
+    ) -> None:
+        self._planner = planner
+        self._job_id = job_id
+        self._registration = registration
+        self._registrar: JobRegistrar | None = None
+
+    def begin(self, stages: Sequence[RankMemory] = ()) -> None:
+        """Register, with the memory of each stage where it counts."""
+        if self._planner is None:
+            return
+        registration = self._registration
+        if stages:
+            registration = replace(
+                registration,
+                activation_bytes=tuple(stage.activation_bytes for stage in stages),
+                free_memory_bytes=tuple(stage.free_bytes for stage in stages),
+            )
+        self._registrar = JobRegistrar(
+            self._planner, job_id=self._job_id, registration=registration
+        )
+
+    def close(self) -> None:
+        """Stop registering it."""
+        if self._registrar is not None:
+            self._registrar.close()
+
+
+def _check_orders(
+    engine: PipelineEngine, *, schedule: str, p2p: str, free_memory_bytes: int | None
+) -> None:
+    if schedule not in _SCHEDULES:
+        raise ValueError(f"schedule must be one of {', '.join(_SCHEDULES)}, not {schedule!r}")
+    if p2p not in _P2P:
+        raise ValueError(f"p2p must be one of {', '.join(_P2P)}, not {p2p!r}")
+    if schedule == "1f1b":
+        return
+    if p2p == "stock":
+        raise ValueError(
+            f"schedule={schedule!r} needs p2p='eager' (gloo) or p2p='pulled': with DeepSpeed's"
+            " own sends, which wait for the neighbour, its order would deadlock"
+        )
+    if free_memory_bytes is None and engine.device.type != "cuda":
+        raise ValueError(
+            f"schedule={schedule!r} needs to know how much memory is free, which can be found"
+            " on a GPU only; give free_memory_bytes"
+        )
+    if free_memory_bytes is not None and free_memory_bytes < 0:
+        raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
+
+# DeepSpeed's instruction type -> what executes it, called with the engine and `buffer_id=`.
+Execute = Callable[..., Any]
+Instructions = dict[type, Execute]
+InstructionWrapper = Callable[[Instructions], Instructions]
 
 
 class InstructionHooks(Protocol):

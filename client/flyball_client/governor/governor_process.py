@@ -66,6 +66,9 @@ class GovernorProcess:
         self._keeper = ClockKeeper(gpu, board, record, holder)
         self._rank = ProcessWatch(charge.rank)
         self._launcher = ProcessWatch(charge.launcher) if charge.launcher else None
+        self._is_told_of_ends = self._rank.fd is not None and (
+            self._launcher is None or self._launcher.fd is not None
+        )
         self._stop_fd = _stop_signals()
         self._is_stopped = False
         # The last that was seen of the active one's work, and since when it is so.
@@ -145,9 +148,13 @@ class GovernorProcess:
 
     def _serve_once(self) -> bool:
         """Wait for something to happen and see to it; whether to go on."""
-        self._poll.poll(1000 * TICK_S)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._charge.wake_fd)
+        ready = self._poll.poll(1000 * TICK_S)
+        if self._is_woken() and len(ready) == 1 and self._is_told_of_ends:
+            # Just a request: the poll would have told of a signal, and of whoever is gone.
+            self._keeper.serve()
+            self._keeper.read_back()
+            if self._words[words_of.REQUEST] & words_of.MHZ_MASK != words_of.QUIT:
+                return True
         self._note_signals()
         over = self._why_over()
         if over is None and not self._is_stopped:
@@ -160,6 +167,13 @@ class GovernorProcess:
         state, text = over
         if state is not None:
             self._end(state, text)
+            return False
+        return True
+
+    def _is_woken(self) -> bool:
+        try:
+            os.eventfd_read(self._charge.wake_fd)
+        except BlockingIOError:
             return False
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import subprocess
@@ -65,6 +66,10 @@ class ProcessGovernor:
         self._board = ClockBoard.create()
         self._words = self._board.words
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Not os.eventfd_write: that lets go of Python's lock, and a thread that takes it would keep
+        # the hook waiting for milliseconds.
+        self._write_eventfd = ctypes.PyDLL(None).eventfd_write
+        self._write_eventfd.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self._requested_mhz = 0
         self._num_requests = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -119,7 +124,7 @@ class ProcessGovernor:
         self._num_requests += 1
         words[words_of.REQUESTED_NS] = now_ns
         words[words_of.REQUEST] = (self._num_requests & words_of.MHZ_MASK) << 32 | sm_clock_mhz
-        os.eventfd_write(self._wake_fd, 1)
+        self._write_eventfd(self._wake_fd, 1)
 
     def pause(self) -> None:
         """Have the clock given back until the next one is set."""

@@ -11,6 +11,7 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 from flyball_client.errors import PlannerUnavailableError
 from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.plan_cursor import CompiledPlan
 from flyball_client.planner_link import LinkTimes
 from flyball_client.rank_session import RankSession
 
@@ -161,6 +162,53 @@ def test_a_newer_plan_replaces_one_that_never_gets_its_first_step(
         planner.name_first_step(planner.publish(*PLAN), 0)
         run_until_active(session, planner, 2)
     assert [ack.version for ack in planner.acknowledgements] == [1, 2]
+
+
+def test_a_plan_whose_step_has_come_waits_until_it_is_chosen(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    offered: list[list[int]] = []
+    chosen: list[CompiledPlan] = []
+
+    def choose(due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:
+        offered.append([plan.version for plan in due])
+        return due[0] if chosen else None
+
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu, choose_plan=choose) as session:
+        wait_until(planner, lambda: bool(session._plans._arrived))
+        run_step(session)
+        run_step(session)
+        assert gpu.told == []
+        assert session.active_version is None
+        chosen += session._plans._awaiting_step[0][1:]
+        run_step(session)
+        assert gpu.told == [1200, 900]
+        assert session.active_version == 1
+        run_step(session)
+    assert offered == [[1], [1], [1]]
+
+
+def test_a_plan_is_chosen_also_where_clocks_are_no_longer_set(
+    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    # Its order may be that of all ranks, whatever this one's clock does.
+    offered: list[int] = []
+
+    def choose(due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:
+        offered.append(due[-1].version)
+        return due[-1]
+
+    gpu.refuses_locks = True
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(gpu, choose_plan=choose) as session:
+        wait_until(planner, lambda: bool(session._plans._arrived))
+        run_step(session)
+        planner.name_first_step(planner.publish(*PLAN), 0)
+        wait_until(planner, lambda: bool(session._plans._arrived))
+        run_step(session)
+        assert session.active_version is None
+    assert offered == [1, 2]
 
 
 def test_of_several_plans_whose_step_has_come_the_last_holds(

@@ -42,6 +42,9 @@ class Opened:
             def in_force(self) -> None:
                 raise AssertionError("no step runs here")
 
+            def wrap(self, instructions: object) -> object:
+                return instructions
+
         def open_gpu(local_rank: int, environ: object) -> Gpu:
             opened.log.append(f"local rank {local_rank}")
             return Gpu()
@@ -64,6 +67,7 @@ def engine() -> Any:  # noqa: ANN401 - stands for DeepSpeed's engine
 
     attributes: dict[str, object] = {
         "grid": None,
+        "device": torch.device("cpu"),
         "global_rank": 0,
         "stage_id": 0,
         "global_steps": 0,
@@ -99,6 +103,31 @@ def test_a_bad_address_or_token_is_refused_before_anything_is_opened(
     with pytest.raises(ValueError, match=says):
         attach(engine(), job_id="job", p2p="eager", **arguments)
     assert opened.log == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"schedule": "zb-h1"}, "schedule must be one of 1f1b, gpipe, envpipe, not 'zb-h1'"),
+        ({"p2p": "pushed"}, "p2p must be one of stock, eager, pulled, not 'pushed'"),
+        ({"schedule": "envpipe"}, r"needs p2p='eager' \(gloo\) or p2p='pulled'.*would deadlock"),
+        ({"schedule": "gpipe", "p2p": "stock"}, "schedule='gpipe' needs p2p='eager'"),
+        ({"schedule": "envpipe", "p2p": "pulled"}, "on a GPU only; give free_memory_bytes"),
+        (
+            {"schedule": "envpipe", "p2p": "pulled", "free_memory_bytes": -1},
+            "free_memory_bytes must not be negative, not -1",
+        ),
+    ],
+)
+def test_an_order_that_cannot_be_run_is_refused_before_anything_is_opened(
+    opened: Opened, arguments: dict[str, Any], says: str
+) -> None:
+    made = engine()
+    before = dict(vars(made))
+    with pytest.raises(ValueError, match=says):
+        attach(made, job_id="job", planner_url=LOOPBACK, **arguments)
+    assert opened.log == []
+    assert vars(made) == before
 
 
 def test_a_local_rank_that_is_no_number_is_named(

@@ -10,6 +10,7 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 from deepspeed.runtime.pipe import schedule
 
 from flyball_integrations.deepspeed_engine_patch import EnginePatch
+from flyball_integrations.instruction_hooks import Execute, InstructionWrapper
 
 
 class _Engine:
@@ -35,6 +36,9 @@ class _Engine:
             raise StopIteration
         self._INSTRUCTION_MAP[schedule.BackwardPass](self, buffer_id=0)
         return "loss"
+
+    def _exec_schedule(self, pipe_schedule: str) -> None:
+        self.log.append(f"run {pipe_schedule}")
 
     def eval_batch(self) -> None:
         self._INSTRUCTION_MAP[schedule.ForwardPass](self, buffer_id=0)
@@ -160,3 +164,70 @@ def test_the_classes_map_is_never_changed() -> None:
     engine.train_batch()
 
     assert before == _Engine._INSTRUCTION_MAP
+
+
+def test_what_stands_around_the_hooks_begins_before_them_and_ends_after() -> None:
+    log: list[str] = []
+
+    @contextmanager
+    def around(name: str) -> Iterator[None]:
+        log.append(f"enter {name}")
+        yield
+        log.append(f"leave {name}")
+
+    engine = _Engine(log)
+    EnginePatch(
+        engine,
+        _Hooks(log),
+        synchronize=lambda: None,
+        around_step=lambda: around("step"),
+        around_hooks=lambda: around("hooks"),
+    )
+    engine.train_batch()
+    assert log[:3] == ["enter hooks", "step begins", "enter step"]
+    assert log[-3:] == ["leave step", "step ends", "leave hooks"]
+
+
+def test_wrappers_stand_between_deepspeed_and_the_hooks_the_first_innermost() -> None:
+    log: list[str] = []
+
+    def wrapper(name: str) -> InstructionWrapper:
+        def wrapped(execute: Execute) -> Execute:
+            def call(*args: object, **kwargs: object) -> object:
+                log.append(name)
+                return execute(*args, **kwargs)
+
+            return call
+
+        return lambda instructions: {
+            **instructions,
+            schedule.ForwardPass: wrapped(instructions[schedule.ForwardPass]),
+        }
+
+    engine = _Engine(log)
+    EnginePatch(
+        engine,
+        _Hooks(log),
+        synchronize=lambda: None,
+        around_step=nullcontext,
+        wrappers=[wrapper("inner"), wrapper("outer")],
+    )
+    engine.train_batch()
+    assert log[1:6] == ["forward 0 begins", "outer", "inner", "forward in 0", "forward 0 ends"]
+
+
+def test_another_schedule_is_run_in_the_place_of_deepspeeds_until_it_is_removed() -> None:
+    log: list[str] = []
+    engine = _Engine(log)
+    patch = EnginePatch(
+        engine,
+        _Hooks([]),
+        synchronize=lambda: None,
+        around_step=nullcontext,
+        schedule_for=lambda stock: f"other than {stock}",
+    )
+    engine._exec_schedule("1f1b")
+    patch.remove()
+    engine._exec_schedule("1f1b")
+    assert log == ["run other than 1f1b", "run 1f1b"]
+    assert list(vars(engine)) == ["log"]

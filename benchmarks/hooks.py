@@ -1,0 +1,336 @@
+"""What Flyball's client costs a training rank, beside Zeus's client on the same false GPUs.
+
+Run `python benchmarks/hooks.py [--json] [--rounds N] [--parts hooks,memory,training]`; README.md
+beside this file says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from hooks_deepspeed import TrainingFigure, measure_training
+from hooks_figures import Distribution, SeriesFigure
+from hooks_gpus import FalseGpus
+from hooks_load import C_CALLER, C_THREAD, EAGER_TORCH, LOADS, PYTHON_THREAD, SLEEPING
+from hooks_process import run_driver
+from hooks_series import Series
+from hooks_zeus import VERSION, zeus_python
+from measured_process import BenchmarkError
+
+PARTS = ("hooks", "memory", "training")
+NUM_ROUNDS = 3
+# As measured on a V100, and as if NVML took no time.
+LATENCIES_US = (0, 5000)
+SERIES_GIVE_UP_S = 300.0
+
+NUM_HOOKS, NUM_WARM_UP_HOOKS = 10_000_000, 1_000_000
+HOOKS_GIVE_UP_S = 300.0
+MIB = 1 << 20
+
+NUM_PAIRS, NUM_STEPS = 24, 10
+
+MAX_CHANGE_MEDIAN_US, MAX_CHANGE_P99_US = 5.0, 30.0
+MAX_SAME_MEDIAN_US = 2.0
+MAX_DELIVERY_P99_US = 100.0
+MAX_GROWTH_MIB = 1.0
+MAX_STEP_RATIO = 1.01
+
+# The rank's own thread is free to run: here the hook's call is all there is to wait for.
+HOOK_LOADS = (SLEEPING, EAGER_TORCH)
+GIL_LOADS = (PYTHON_THREAD, C_THREAD, C_CALLER)
+
+# Apart, the controller has done the one when the next comes; crowded, it is still in NVML.
+SPREAD = tuple(
+    Series(
+        load=load,
+        set_latency_us=latency_us,
+        pause_s=0.009 if latency_us else 0.002,
+        num_steps=2 if latency_us else 4,
+    )
+    for latency_us in LATENCIES_US
+    for load in LOADS
+)
+CROWDED = Series(load=SLEEPING, set_latency_us=LATENCIES_US[-1], pause_s=0.001, num_steps=1)
+ALL_SERIES = (*SPREAD, CROWDED)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """The chosen parts, one after the other."""
+    load_before = os.getloadavg()
+    figures: dict[str, Any] = {}
+    texts: list[str] = []
+    limits: list[Limit] = []
+    parts: dict[str, Callable[[FalseGpus], tuple[Any, str, list[Limit]]]] = {
+        "hooks": lambda gpus: _hooks(gpus, arguments.rounds),
+        "memory": _memory,
+        "training": _training,
+    }
+    for name in arguments.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            figures[name], text, found = parts[name](FalseGpus(Path(folder)))
+        texts.append(text)
+        limits += found
+    load_after = os.getloadavg()
+    shown = " ".join(f"{load:.2f}" for load in (*load_before, *load_after))
+    return Report(
+        figures={"load_before": load_before, "load_after": load_after, **figures},
+        text="\n\n".join([f"load averages before and after (1, 5, 15 min): {shown}", *texts]),
+        limits=tuple(limits),
+    )
+
+
+# ---------------------------------------------------------------------- hooks
+
+
+def _hooks(gpus: FalseGpus, num_rounds: int) -> tuple[Any, str, list[Limit]]:
+    clients = {
+        "flyball": (sys.executable, "hooks_driver.py"),
+        "zeus": (zeus_python(), "zeus_driver.py"),
+    }
+    steps: dict[str, list[list[dict[str, Any]]]] = {
+        client: [[] for _ in ALL_SERIES] for client in clients
+    }
+    for turn in range(num_rounds):
+        for client, (python, driver) in clients.items():
+            show_progress(f"hooks of {client}, round {turn + 1} of {num_rounds}")
+            found = run_driver(
+                python,
+                driver,
+                [asdict(series) for series in ALL_SERIES],
+                variables=gpus.variables,
+                give_up_s=SERIES_GIVE_UP_S,
+            )
+            for number, new in enumerate(found):
+                steps[client][number] += new
+    chosen = [
+        SeriesFigure.of(client, series, steps[client][number])
+        for number, series in enumerate(ALL_SERIES)
+        for client in clients
+    ]
+    figures = {
+        "zeus_version": VERSION,
+        "num_rounds": num_rounds,
+        "series": [asdict(figure) for figure in chosen],
+    }
+    return figures, _hooks_text(chosen, num_rounds), _hook_limits(chosen)
+
+
+def _hook_limits(figures: Sequence[SeriesFigure]) -> list[Limit]:
+    ours = [figure for figure in figures if figure.client == "flyball" and figure.series in SPREAD]
+    free = [figure for figure in ours if figure.series.load in HOOK_LOADS]
+    return [
+        at_most(
+            "hook, another clock: median, us",
+            max(figure.change.median_us for figure in free),
+            MAX_CHANGE_MEDIAN_US,
+        ),
+        at_most(
+            "hook, another clock: 99th percentile, us",
+            max(figure.change.p99_us for figure in free),
+            MAX_CHANGE_P99_US,
+        ),
+        at_most(
+            "hook, same clock: median, us",
+            max(figure.same.median_us for figure in free),
+            MAX_SAME_MEDIAN_US,
+        ),
+        _delivery_limit("eager torch operations", ours, (EAGER_TORCH,)),
+        _delivery_limit("the GIL held", ours, GIL_LOADS),
+    ]
+
+
+def _delivery_limit(name: str, ours: Iterable[SeriesFigure], loads: Sequence[str]) -> Limit:
+    found = [figure.delivery for figure in ours if figure.series.load in loads]
+    missing = [delivery for delivery in found if delivery is None]
+    if missing:
+        raise BenchmarkError(f"{name}: no request came while the governor waited for one")
+    worst_us = max(delivery.p99_us for delivery in found if delivery is not None)
+    return at_most(
+        f"request to waiting governor, {name}: 99th percentile, us", worst_us, MAX_DELIVERY_P99_US
+    )
+
+
+def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
+    blocks = [
+        f"Zeus {VERSION} from PyPI, its own client; its wait for the device before every"
+        " instruction left out, there is none here.\nmedian / 99th percentile, us, of"
+        f" the steps of {num_rounds} rounds in which other processes took least of the CPUs"
+    ]
+    header = [
+        "",
+        "hook, other clock",
+        "hook, same clock",
+        "request to governor",
+        "hook to NVML",
+        "superseded",
+        "others, %",
+    ]
+    for latency_us in LATENCIES_US:
+        rows = [
+            _series_row(figure)
+            for figure in figures
+            if figure.series in SPREAD and figure.series.set_latency_us == latency_us
+        ]
+        title = f"setting a clock takes NVML {latency_us / 1000:g} ms, hooks apart"
+        blocks.append(f"{title}\n{table(header, rows)}")
+    rows = [_series_row(figure) for figure in figures if figure.series == CROWDED]
+    title = (
+        f"setting a clock takes NVML {CROWDED.set_latency_us / 1000:g} ms, another clock every"
+        f" {2000 * CROWDED.pause_s:g} ms"
+    )
+    blocks.append(f"{title}\n{table(header, rows)}")
+    blocks.append(_comparison(figures))
+    return "\n\n".join(blocks)
+
+
+def _series_row(figure: SeriesFigure) -> list[str]:
+    return [
+        f"{figure.client}, {figure.series.load}",
+        _pair(figure.change),
+        _pair(figure.same),
+        _pair(figure.delivery),
+        _pair(figure.arrival),
+        str(figure.num_superseded),
+        f"{100 * figure.others_share:.0f}",
+    ]
+
+
+def _pair(distribution: Distribution | None) -> str:
+    if distribution is None:
+        return "-"
+    return f"{distribution.median_us:.1f} / {distribution.p99_us:.0f}"
+
+
+def _comparison(figures: Sequence[SeriesFigure]) -> str:
+    """Zeus's figures over ours, series by series."""
+    rows: list[list[str]] = []
+    for series in ALL_SERIES:
+        ours, theirs = (
+            next(f for f in figures if f.client == client and f.series == series)
+            for client in ("flyball", "zeus")
+        )
+        crowded = ", crowded" if series == CROWDED else ""
+        rows.append(
+            [
+                f"{series.load}, {series.set_latency_us / 1000:g} ms{crowded}",
+                _ratio(theirs.change, ours.change),
+                _ratio(theirs.same, ours.same),
+                _ratio(theirs.arrival, ours.arrival),
+            ]
+        )
+    header = ["Zeus over Flyball, median / 99th percentile", "other clock", "same", "to NVML"]
+    return table(header, rows)
+
+
+def _ratio(theirs: Distribution | None, ours: Distribution | None) -> str:
+    if theirs is None or ours is None:
+        return "-"
+    return f"{theirs.median_us / ours.median_us:.2f} / {theirs.p99_us / ours.p99_us:.2f}"
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def _memory(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
+    show_progress(f"{NUM_HOOKS} hooks")
+    gpus.record.begin(set_latency_us=0)
+    found = run_driver(
+        sys.executable,
+        "hooks_leak.py",
+        {"num_hooks": NUM_HOOKS, "num_warm_up_hooks": NUM_WARM_UP_HOOKS},
+        variables=gpus.variables,
+        give_up_s=HOOKS_GIVE_UP_S,
+    )
+    if not found["same_governor"]:
+        raise BenchmarkError("the governor was replaced while its memory was measured")
+    before, after = found["before"], found["after"]
+    growth_mib = {
+        name: (after[name]["private_bytes"] - before[name]["private_bytes"]) / MIB
+        for name in before
+    }
+    new_descriptors = {
+        name: after[name]["num_descriptors"] - before[name]["num_descriptors"] for name in before
+    }
+    rows = [
+        [
+            name,
+            f"{before[name]['private_bytes'] / MIB:.2f}",
+            f"{growth_mib[name]:+.3f}",
+            str(before[name]["num_descriptors"]),
+            f"{new_descriptors[name]:+d}",
+        ]
+        for name in before
+    ]
+    hooks_s = 1e6 * found["took_s"] / found["num_hooks"]
+    text = (
+        f"{found['num_hooks']} hooks, {found['num_switches']} clocks set, {hooks_s:.2f} us a hook"
+        f" one after the other\n"
+        + table(["", "own memory, MiB", "more after", "descriptors", "more after"], rows)
+    )
+    limits = [
+        at_most(
+            f"more memory after {NUM_HOOKS} hooks, MiB", max(growth_mib.values()), MAX_GROWTH_MIB
+        ),
+        at_most("more open descriptors", max(new_descriptors.values()), 0),
+        at_most("instructions that were not followed", found["num_unplanned"], 0),
+    ]
+    return found | {"growth_mib": growth_mib, "new_descriptors": new_descriptors}, text, limits
+
+
+# ---------------------------------------------------------------------- training
+
+
+def _training(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
+    show_progress("DeepSpeed, two stages")
+    figure = measure_training(gpus, num_pairs=NUM_PAIRS, num_steps=NUM_STEPS)
+    limits = [
+        at_most("DeepSpeed's median step, attached over alone", figure.ratio, MAX_STEP_RATIO),
+        at_most("instructions off the plan, and steps without one", figure.num_unplanned, 0),
+    ]
+    return asdict(figure), _training_text(figure), limits
+
+
+def _training_text(figure: TrainingFigure) -> str:
+    low, high = figure.ratio_interval
+    is_open = low <= MAX_STEP_RATIO < high
+    return (
+        f"DeepSpeed on the CPU, two stages, by turns {figure.num_pairs} times"
+        f" {figure.num_steps} steps each\n"
+        f"median step alone {1000 * figure.alone_s:.1f} ms, attached"
+        f" {1000 * figure.attached_s:.1f} ms; ratio of pairs {figure.ratio:.4f}, 95 % within"
+        f" {low:.4f} to {high:.4f}; {figure.switches_per_step:.1f} clocks set a step and rank"
+        + ("\nthe limit lies within that interval: this run does not decide" if is_open else "")
+    )
+
+
+def _parts(text: str) -> list[str]:
+    parts = text.split(",")
+    if not set(parts) <= set(PARTS):
+        raise argparse.ArgumentTypeError(f"must be some of {','.join(PARTS)}, not {text!r}")
+    return parts
+
+
+def _rounds(text: str) -> int:
+    rounds = int(text)
+    if rounds < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return rounds
+
+
+if __name__ == "__main__":
+    argument_parser = argparse.ArgumentParser(description=__doc__)
+    argument_parser.add_argument(
+        "--rounds", type=_rounds, default=NUM_ROUNDS, help="runs of each series of hooks"
+    )
+    argument_parser.add_argument(
+        "--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}"
+    )
+    sys.exit(run_benchmark(argument_parser, measure))

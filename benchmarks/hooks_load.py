@@ -1,0 +1,104 @@
+"""What the rank's process does between hooks while they are measured, the same for every peer.
+
+Needs the standard library alone, and torch for the eager load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# Longer than Python lets a thread run on when another one waits (5 ms): such a call ignores it.
+KEPT_S = 0.008
+
+Pause = Callable[[float], None]
+"""Spends at least so long, s, in the thread that calls the hooks."""
+
+SLEEPING = "the rank sleeps"
+EAGER_TORCH = "eager torch operations"
+PYTHON_THREAD = "another thread in a Python loop"
+C_THREAD = "another thread in C, keeping the GIL"
+C_CALLER = "the rank itself in C, keeping the GIL"
+LOADS = (SLEEPING, EAGER_TORCH, PYTHON_THREAD, C_THREAD, C_CALLER)
+
+
+@contextmanager
+def loaded(load: str) -> Iterator[Pause]:
+    """While entered, the load is on; what is given spends the time between two hooks."""
+    if load == SLEEPING:
+        yield time.sleep
+    elif load == EAGER_TORCH:
+        yield _eager_torch()
+    elif load == PYTHON_THREAD:
+        with _thread(_loop_in_python):
+            yield time.sleep
+    elif load == C_THREAD:
+        numbers = _numbers_that_take(KEPT_S)
+        with _thread(lambda: sum(numbers)):
+            yield time.sleep
+    elif load == C_CALLER:
+        yield _sum_for()
+    else:
+        raise ValueError(f"load must be one of {LOADS}, not {load!r}")
+
+
+def _eager_torch() -> Pause:
+    """A small layer forward, over and over: launches of some microseconds each."""
+    import torch  # noqa: PLC0415 - takes seconds, and the other loads do without
+
+    library: Any = torch
+    library.set_num_threads(1)
+    weights, hidden = library.randn(96, 96), library.randn(48, 96)
+
+    def pause(pause_s: float) -> None:
+        until_s = time.perf_counter() + pause_s
+        with library.no_grad():
+            while time.perf_counter() < until_s:
+                library.relu(hidden @ weights).mean()
+
+    return pause
+
+
+def _loop_in_python() -> None:
+    for _ in range(10_000):
+        pass
+
+
+def _numbers_that_take(wanted_s: float) -> range:
+    """Numbers whose `sum` takes about so long; it is one call that keeps the GIL to its end."""
+    num_tried = 1_000_000
+    began_s = time.perf_counter()
+    sum(range(num_tried))
+    return range(int(num_tried * wanted_s / (time.perf_counter() - began_s)))
+
+
+def _sum_for() -> Pause:
+    numbers: dict[float, range] = {}
+
+    def pause(pause_s: float) -> None:
+        if pause_s not in numbers:
+            numbers[pause_s] = _numbers_that_take(pause_s)
+        sum(numbers[pause_s])
+
+    return pause
+
+
+@contextmanager
+def _thread(work: Callable[[], object]) -> Iterator[None]:
+    """Another thread that does this again and again."""
+    stopping = threading.Event()
+
+    def run() -> None:
+        while not stopping.is_set():
+            work()
+
+    thread = threading.Thread(target=run, name="load")
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()

@@ -1,0 +1,151 @@
+"""One rank of a real DeepSpeed pipeline, by turns with Flyball attached and without; by torchrun.
+
+`hooks_training.py PROBLEM.json FOLDER`, with the environment of `FalseGpus.variables`; each rank
+writes FOLDER/rank-R.json. The problem: `planner_url`, `registration` (what `attach` is given),
+`num_pairs` at most, `min_pairs`, `budget_s` after which no pair begins, `num_steps`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import nn
+
+from flyball_client.rank_session import RankSession
+from flyball_integrations.deepspeed_pipeline import attach, detach
+
+NUM_BLOCKS, WIDTH, NUM_HEADS, SEQUENCE_LENGTH, MICROBATCH_SIZE = 4, 256, 4, 128, 4
+NUM_MICROBATCHES = 4
+SEED = 1788
+# For the governor, its standby and the plan to be there; and for those before to be gone.
+ATTACHED_WARM_UP_S, ALONE_WARM_UP_S = 1.5, 0.5
+MAX_WARM_UP_STEPS = 400
+
+Samples = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+def main(problem_file: Path, folder: Path) -> None:
+    """Train in pairs of blocks; in every other pair the attached one comes first."""
+    problem: dict[str, Any] = json.loads(problem_file.read_text(encoding="utf-8"))
+    engine, samples = _engine(), _samples()
+    _train(engine, samples, 3)
+    pairs: list[dict[str, Any]] = []
+    until_s = time.monotonic() + problem["budget_s"]
+    for number in range(problem["num_pairs"]):
+        if _all_say(time.monotonic() > until_s) and number >= problem["min_pairs"]:
+            break
+        pair: dict[str, Any] = {}
+        for is_attached in (True, False) if number % 2 else (False, True):
+            block = _attached_block if is_attached else _alone_block
+            pair |= block(engine, samples, problem)
+        pairs.append(pair)
+    rank = torch.distributed.get_rank()
+    (folder / f"rank-{rank}.json").write_text(json.dumps(pairs), encoding="utf-8")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _alone_block(
+    engine: PipelineEngine, samples: Samples, problem: dict[str, Any]
+) -> dict[str, Any]:
+    _warm_up(engine, samples, None)
+    return {"alone_s": _train(engine, samples, problem["num_steps"])}
+
+
+def _attached_block(
+    engine: PipelineEngine, samples: Samples, problem: dict[str, Any]
+) -> dict[str, Any]:
+    session = attach(engine, planner_url=problem["planner_url"], **problem["registration"])
+    _warm_up(engine, samples, session)
+    switches_before = session.clock_report.num_switches
+    steps_s = _train(engine, samples, problem["num_steps"])
+    report = session.clock_report
+    measured = session.history[-problem["num_steps"] :]
+    detach(engine)
+    return {
+        "attached_s": steps_s,
+        "num_switches": report.num_switches - switches_before,
+        "num_failures": report.num_failures,
+        "num_unplanned": sum(step.num_unplanned for step in measured),
+        "num_without_plan": sum(step.plan_version is None for step in measured),
+    }
+
+
+def _warm_up(engine: PipelineEngine, samples: Samples, session: RankSession | None) -> None:
+    """Until all ranks are on a plan where there is a session, and some time has gone by."""
+    began_s = time.monotonic()
+    lasting_s = ALONE_WARM_UP_S if session is None else ATTACHED_WARM_UP_S
+    for _ in range(MAX_WARM_UP_STEPS):
+        _train(engine, samples, 1)
+        is_planned = session is None or (
+            session.active_version is not None and session.clock_report.num_switches > 0
+        )
+        if _all_say(is_planned and time.monotonic() - began_s > lasting_s):
+            return
+    raise SystemExit(f"no plan in force after {MAX_WARM_UP_STEPS} steps")
+
+
+def _train(engine: PipelineEngine, samples: Samples, num_steps: int) -> list[float]:
+    """How long each step took, s."""
+    taken_s: list[float] = []
+    for _ in range(num_steps):
+        began_s = time.perf_counter()
+        # Ends with the loss's broadcast to all ranks.
+        engine.train_batch(samples)
+        taken_s.append(time.perf_counter() - began_s)
+    return taken_s
+
+
+def _all_say(decision: bool) -> bool:
+    said = torch.tensor([int(decision)])
+    torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MIN)
+    return bool(said.item())
+
+
+def _engine() -> PipelineEngine:
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    deepspeed.init_distributed("gloo")
+    model = PipelineModule(
+        layers=[
+            nn.TransformerEncoderLayer(
+                WIDTH, NUM_HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+            )
+            for _ in range(NUM_BLOCKS)
+        ],
+        num_stages=torch.distributed.get_world_size(),
+        loss_fn=nn.functional.mse_loss,
+        partition_method="uniform",
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4),
+        config={
+            "train_micro_batch_size_per_gpu": MICROBATCH_SIZE,
+            "gradient_accumulation_steps": NUM_MICROBATCHES,
+            "steps_per_print": 10**9,
+        },
+    )
+    return engine
+
+
+def _samples() -> Samples:
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (MICROBATCH_SIZE, SEQUENCE_LENGTH, WIDTH)
+    while True:
+        sample = torch.randn(*shape, generator=generator)
+        yield sample, sample.roll(1, dims=1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,228 @@
+"""How many bytes a microbatch in flight holds on this rank, and how many are free for more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from flyball_integrations.instruction_hooks import Execute, Instructions
+
+# Of what the device has: fragments, and whatever a step may need once and this one did not.
+_KEPT_FREE = 0.1
+_FILLING = (schedule.RecvActivation, schedule.LoadMicroBatch, schedule.ForwardPass)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """What bounds the microbatches in flight on one rank.
+
+    Attributes:
+        activation_bytes: held by one of them, at least 1.
+        free_bytes: free beside what 1F1B holds.
+    """
+
+    activation_bytes: int
+    free_bytes: int
+
+    @property
+    def num_more(self) -> int:
+        """Microbatches that may be in flight beyond those of 1F1B."""
+        return self.free_bytes // self.activation_bytes
+
+
+class MemoryMeter(Protocol):
+    """Collects the bytes that are taken, and still held, while a block runs."""
+
+    num_bytes: int
+
+    def measuring(self, engine: PipelineEngine, buffer_id: int) -> AbstractContextManager[None]:
+        """Add what the block takes for the microbatch in this buffer."""
+        ...
+
+
+class CudaMeter:
+    """Asks PyTorch's allocator."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    @contextmanager
+    def measuring(self, engine: PipelineEngine, buffer_id: int) -> Iterator[None]:
+        """Add what the allocator has given out more than before."""
+        del engine, buffer_id
+        before = torch.cuda.memory_allocated()
+        yield
+        self.num_bytes += torch.cuda.memory_allocated() - before
+
+
+class SavedTensorsMeter:
+    """Counts the storages that autograd saves, and those of the buffer; for the CPU."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    @contextmanager
+    def measuring(self, engine: PipelineEngine, buffer_id: int) -> Iterator[None]:
+        """Add each storage once, those of parameters and model buffers not."""
+        kept = [*engine.module.parameters(), *engine.module.buffers()]
+        known = {tensor.untyped_storage().data_ptr() for tensor in kept}
+        held: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                held[storage.data_ptr()] = storage.nbytes()
+            # Not the tensor itself: an output saved by its own function would never be freed.
+            return tensor.detach()
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            yield
+        outputs = _tensors(engine.pipe_buffers["outputs"][buffer_id])
+        for tensor in (*_tensors(engine.pipe_buffers["inputs"][buffer_id]), *outputs):
+            note(tensor)
+        for tensor in _checkpointed(outputs):
+            note(tensor)
+        self.num_bytes += sum(held.values())
+
+
+class ActivationMeter:
+    """Measures what a microbatch in flight holds, over the first training step.
+
+    It is the most of the step's microbatches. The first one is left out where there are
+    others: with it come workspaces and receive buffers that stay.
+
+    Args:
+        meter: of the device.
+        measured: the instructions around which it measures.
+    """
+
+    def __init__(self, meter: MemoryMeter, *, measured: Sequence[type]) -> None:
+        self._meter = meter
+        self._measured = measured
+        self._is_on = False
+        self._by_microbatch: list[int] = []
+
+    @classmethod
+    def of_device(cls, device: torch.device) -> ActivationMeter:
+        """The one for a GPU, or for the CPU."""
+        if device.type == "cuda":
+            return cls(CudaMeter(), measured=_FILLING)
+        return cls(SavedTensorsMeter(), measured=(schedule.ForwardPass,))
+
+    @contextmanager
+    def measuring_step(self) -> Iterator[None]:
+        """Measure inside the block."""
+        self._is_on = True
+        try:
+            yield
+        finally:
+            self._is_on = False
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of a microbatch in flight, with its input's gradient; 0: nothing was measured."""
+        return max(self._by_microbatch[1:] or self._by_microbatch, default=0)
+
+    def wrap(self, instructions: Instructions) -> Instructions:
+        """The instructions, measured while it is on."""
+        measured = {kind: self._wrapped(kind, instructions[kind]) for kind in self._measured}
+        return {**instructions, **measured}
+
+    def _wrapped(self, kind: type, execute: Execute) -> Execute:
+        def execute_measured(engine: PipelineEngine, buffer_id: int, **kwargs: object) -> object:
+            if not self._is_on:
+                return execute(engine, buffer_id=buffer_id, **kwargs)
+            with self._meter.measuring(engine, buffer_id):
+                result = execute(engine, buffer_id=buffer_id, **kwargs)
+            if kind is schedule.ForwardPass:
+                # Until its gradient is sent, an input that was received has one as large.
+                inputs = engine.pipe_buffers["inputs"][buffer_id]
+                gradients = [tensor for tensor in _tensors(inputs) if tensor.requires_grad]
+                num_bytes = self._meter.num_bytes + sum(tensor.nbytes for tensor in gradients)
+                self._by_microbatch.append(num_bytes)
+                self._meter.num_bytes = 0
+            return result
+
+        return execute_measured
+
+
+def free_cuda_bytes() -> int:
+    """What this process could still take beside the most it has held so far, less a tenth.
+
+    Bytes that PyTorch has reserved and not given out count as free. To be asked when two whole
+    steps are over: the first one makes the optimizer's states, the second holds them and the
+    activations of 1F1B together.
+    """
+    free: int = torch.cuda.mem_get_info()[0]
+    reserved: int = torch.cuda.memory_reserved()
+    most_held: int = torch.cuda.max_memory_allocated()
+    return max(0, math.floor((free + reserved) * (1 - _KEPT_FREE)) - most_held)
+
+
+def gather_memory(
+    memory: RankMemory, *, stage: int, num_stages: int, group: torch.distributed.ProcessGroup
+) -> tuple[RankMemory, ...]:
+    """Every stage's memory, see `memory_by_stage`; all ranks of the group must call it at once."""
+    mine = torch.tensor([stage, memory.activation_bytes, memory.free_bytes])
+    rows = [torch.empty_like(mine) for _ in range(group.size())]
+    torch.distributed.all_gather(rows, mine, group=group)
+    return memory_by_stage([row.tolist() for row in rows], num_stages=num_stages)
+
+
+def memory_by_stage(rows: Sequence[Sequence[int]], *, num_stages: int) -> tuple[RankMemory, ...]:
+    """Per stage, the largest activation and the least free memory.
+
+    Args:
+        rows: of each rank its stage, activation bytes and free bytes; each stage has a rank.
+        num_stages: of the pipeline.
+    """
+    by_stage: list[list[Sequence[int]]] = [[] for _ in range(num_stages)]
+    for row in rows:
+        by_stage[row[0]].append(row)
+    return tuple(
+        RankMemory(
+            activation_bytes=max(activation_bytes for _, activation_bytes, _ in of_stage),
+            free_bytes=min(free_bytes for _, _, free_bytes in of_stage),
+        )
+        for of_stage in by_stage
+    )
+
+
+def registered_memory(memory: RankMemory, *, num_microbatches: int) -> RankMemory:
+    """The same as far as a plan depends on it, so that a run that starts over says the same.
+
+    Only how many more microbatches fit counts, and more than all of them is no more. Bytes of
+    activations are raised by at most a sixty-fourth, to a round number.
+    """
+    granule = 1 << max(0, memory.activation_bytes.bit_length() - 7)
+    activation_bytes = -(-memory.activation_bytes // granule) * granule
+    num_more = min(memory.free_bytes // activation_bytes, num_microbatches)
+    return RankMemory(activation_bytes=activation_bytes, free_bytes=num_more * activation_bytes)
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return []
+
+
+def _checkpointed(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What DeepSpeed's reentrant checkpointing keeps on its nodes, out of the hooks' sight."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in outputs]
+    seen: set[object] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield from _tensors(getattr(node, "deepspeed_saved_tensors", None))
+            waiting += [following for following, _ in node.next_functions]

@@ -1,0 +1,219 @@
+"""The orders in which a pipeline's stages run forwards and backwards: can they run together?
+
+Nothing here knows a framework. An order comes from a plan; beside the orders of the other
+stages it either runs to its end or stops in a deadlock, and that is known before the first
+instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class OrderError(ValueError):
+    """An order cannot be run; the text says why."""
+
+
+class Unit(NamedTuple):
+    """One forward or backward of a stage."""
+
+    is_forward: bool
+    microbatch: int
+
+    def __str__(self) -> str:
+        """`forward 3`."""
+        return f"{'forward' if self.is_forward else 'backward'} {self.microbatch}"
+
+
+class Operation(Enum):
+    """What a stage does, computing or exchanging with a neighbour."""
+
+    RECEIVE_GRADIENT = "receive gradient"
+    RECEIVE_ACTIVATION = "receive activation"
+    SEND_GRADIENT = "send gradient"
+    SEND_ACTIVATION = "send activation"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+Action = tuple[Operation, int]  # with its microbatch
+
+
+@dataclass(frozen=True)
+class StageOrder:
+    """A stage's units in the order of execution.
+
+    Raises:
+        OrderError: it does not run one forward and one later backward of each microbatch from
+            0 on, each kind in rising order. Frameworks number microbatches by their forwards
+            and match messages by their order, so no other order would mean what it says.
+    """
+
+    units: tuple[Unit, ...]
+
+    def __post_init__(self) -> None:
+        num_started = num_done = 0
+        for unit in self.units:
+            expected = num_started if unit.is_forward else num_done
+            if unit.microbatch != expected:
+                raise OrderError(f"{unit} stands where {unit._replace(microbatch=expected)} must")
+            if unit.is_forward:
+                num_started += 1
+            else:
+                num_done += 1
+            if num_done > num_started:
+                raise OrderError(f"{unit} stands before its forward")
+        if not self.units or num_done != num_started:
+            raise OrderError(f"it has {num_started} forwards and {num_done} backwards")
+
+    @classmethod
+    def of_instructions(cls, kinds: Sequence[str], microbatches: Sequence[int]) -> StageOrder:
+        """The order of a plan's instructions.
+
+        Raises:
+            OrderError: it cannot be one.
+        """
+        units = []
+        for kind, microbatch in zip(kinds, microbatches, strict=True):
+            if kind not in {"forward", "backward"}:
+                raise OrderError(f"it has {kind}; only whole forwards and backwards can be run")
+            units.append(Unit(kind == "forward", microbatch))
+        return cls(tuple(units))
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of one step."""
+        return len(self.units) // 2
+
+    @property
+    def num_in_flight(self) -> int:
+        """The most microbatches that are forwarded and not yet backwarded."""
+        return self.most_held([unit.is_forward for unit in self.units])
+
+    @staticmethod
+    def most_held(takes: Sequence[bool]) -> int:
+        """The most that is held at once, where True takes one and False gives one back."""
+        held = most = 0
+        for takes_one in takes:
+            held += 1 if takes_one else -1
+            most = max(most, held)
+        return most
+
+
+def one_f_one_b(num_microbatches: int, num_stages: int, stage: int) -> StageOrder:
+    """1F1B, the order of DeepSpeed's `TrainSchedule`."""
+    warmup = min(num_stages - stage, num_microbatches)
+    units = [Unit(True, microbatch) for microbatch in range(warmup)]
+    for microbatch in range(num_microbatches):
+        units.append(Unit(False, microbatch))
+        if warmup + microbatch < num_microbatches:
+            units.append(Unit(True, warmup + microbatch))
+    return StageOrder(tuple(units))
+
+
+def check_orders(orders: Sequence[StageOrder]) -> None:
+    """Whether the stages run to their ends together where sends never wait for the receiver.
+
+    Raises:
+        OrderError: they differ in their microbatches, or deadlock.
+    """
+    _start_times(orders)
+
+
+def eager_actions(order: StageOrder, *, is_first: bool, is_last: bool) -> list[Action]:
+    """What a stage does where sends never wait: receive, compute, send, unit by unit."""
+    actions: list[Action] = []
+    for is_forward, microbatch in order.units:
+        names = _FORWARD_ACTIONS if is_forward else _BACKWARD_ACTIONS
+        receives, sends = (not is_first, not is_last) if is_forward else (not is_last, not is_first)
+        wanted = (receives, True, sends)
+        actions += [(name, microbatch) for name, is_on in zip(names, wanted, strict=True) if is_on]
+    return actions
+
+
+def pulled_actions(orders: Sequence[StageOrder]) -> list[list[Action]]:
+    """What each stage does where a send waits until the neighbour receives; it cannot deadlock.
+
+    All computations and all transfers of the pipeline get one common sequence: a transfer
+    stands where its receiver is about to compute with it, had every forward taken 1 and every
+    backward 2. Each stage does its part of that sequence. The first event of it that is not
+    over is then the next one of every stage that takes part in it, so it can always happen.
+
+    Raises:
+        OrderError: the orders differ in their microbatches, or deadlock in any case.
+    """
+    last = len(orders) - 1
+    events: list[list[tuple[tuple[int, int, int, int], Action]]] = [[] for _ in orders]
+    for stage, (order, starts) in enumerate(zip(orders, _start_times(orders), strict=True)):
+        for (is_forward, microbatch), start in zip(order.units, starts, strict=True):
+            receive, compute, _ = _FORWARD_ACTIONS if is_forward else _BACKWARD_ACTIONS
+            events[stage].append(((start, 1, 0, stage), (compute, microbatch)))
+            source = stage - 1 if is_forward else stage + 1
+            if 0 <= source <= last:
+                moment = (start, 0, int(is_forward), stage)
+                events[stage].append((moment, (receive, microbatch)))
+                events[source].append((moment, (_SEND_OF[receive], microbatch)))
+    return [[action for _, action in sorted(of_stage, key=_moment)] for of_stage in events]
+
+
+_FORWARD_ACTIONS = (Operation.RECEIVE_ACTIVATION, Operation.FORWARD, Operation.SEND_ACTIVATION)
+_BACKWARD_ACTIONS = (Operation.RECEIVE_GRADIENT, Operation.BACKWARD, Operation.SEND_GRADIENT)
+_SEND_OF = {
+    Operation.RECEIVE_ACTIVATION: Operation.SEND_ACTIVATION,
+    Operation.RECEIVE_GRADIENT: Operation.SEND_GRADIENT,
+}
+_FORWARD_TIME, _BACKWARD_TIME = 1, 2
+
+
+def _moment(event: tuple[tuple[int, int, int, int], Action]) -> tuple[int, int, int, int]:
+    return event[0]
+
+
+def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
+    """When each unit of each stage starts, transfers taking no time."""
+    if len({order.num_microbatches for order in orders}) != 1:
+        counts = ", ".join(str(order.num_microbatches) for order in orders)
+        raise OrderError(f"the stages run different numbers of microbatches: {counts}")
+    starts: list[list[int]] = [[] for _ in orders]
+    ends: dict[tuple[int, Unit], int] = {}
+    moved = True
+    while moved:
+        moved = False
+        for stage, order in enumerate(orders):
+            while len(starts[stage]) < len(order.units):
+                unit = order.units[len(starts[stage])]
+                ready = _ready_time(stage, unit, len(orders) - 1, ends)
+                if ready is None:
+                    break
+                before = order.units[len(starts[stage]) - 1] if starts[stage] else None
+                start = ready if before is None else max(ready, ends[stage, before])
+                starts[stage].append(start)
+                duration = _FORWARD_TIME if unit.is_forward else _BACKWARD_TIME
+                ends[stage, unit] = start + duration
+                moved = True
+    _require_all_started(orders, starts)
+    return starts
+
+
+def _ready_time(
+    stage: int, unit: Unit, last_stage: int, ends: dict[tuple[int, Unit], int]
+) -> int | None:
+    """When its input is there; None: not before some other stage has gone on."""
+    if unit.is_forward:
+        return 0 if stage == 0 else ends.get((stage - 1, unit))
+    if stage == last_stage:
+        return ends.get((stage, Unit(True, unit.microbatch)))
+    return ends.get((stage + 1, unit))
+
+
+def _require_all_started(orders: Sequence[StageOrder], starts: Sequence[Sequence[int]]) -> None:
+    waiting = [
+        f"stage {stage} for {order.units[len(started)]}"
+        for stage, (order, started) in enumerate(zip(orders, starts, strict=True))
+        if len(started) < len(order.units)
+    ]
+    if waiting:
+        raise OrderError(f"the stages would wait for each other for ever: {', '.join(waiting)}")

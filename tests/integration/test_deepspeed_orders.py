@@ -1,0 +1,220 @@
+"""DeepSpeed's real engine in orders other than its own, over gloo on the CPU: the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.planner.live import live_planner
+
+pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
+
+from flyball_integrations.demo.child_process import ChildProcess
+from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
+from flyball_integrations.demo.interruption import Interruption
+from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
+
+_SCENARIOS = Path(__file__).with_name("deepspeed_order_scenarios.py")
+_TIMEOUT_S = 200
+# See there: all ranks change in this step, and one round later where one hears late.
+_FIRST_PLANNED_STEP = 10
+_LATE_FIRST_PLANNED_STEP = 18
+
+Findings = dict[str, Any]
+
+
+def _findings(num_ranks: int, folder: Path) -> list[Findings]:
+    """What each rank found, by rank."""
+    missing = missing_prerequisites(os.environ)
+    if missing:
+        pytest.skip(f"DeepSpeed cannot run here; missing: {missing}")
+    log = folder / "torchrun.log"
+    with Interruption() as interruption, live_planner() as planner:
+        environment = child_environment(os.environ) | {"PLANNER_URL": str(planner.http.base_url)}
+        compile_deepspeed_helper(environment, log=folder / "helper.log", interruption=interruption)
+        with ChildProcess(
+            [
+                *("-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
+                *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
+                *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "torchrun")),
+                *(str(_SCENARIOS), str(folder)),
+            ],
+            environment=environment,
+            log=log,
+        ) as run:
+            status = run.wait(interruption, timeout_s=_TIMEOUT_S)
+    assert status == 0, log.read_text()[-4000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """Two stages."""
+    return _findings(2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """Four stages, or two stages of two ranks each."""
+    return _findings(4, tmp_path_factory.mktemp("four"))
+
+
+def _require_same_bits(
+    ranks: Sequence[Findings], name: str, stock: str, *, first_planned_step: int
+) -> None:
+    """The same losses and parameters as DeepSpeed's, in another order from that step on."""
+    for rank in ranks:
+        found, expected = rank[name], rank[stock]
+        assert found["losses"] == expected["losses"]
+        assert found["parameters"] == expected["parameters"]
+        assert found["orders"][:first_planned_step] == expected["orders"][:first_planned_step]
+        num_steps = len(found["orders"])
+        num_planned = num_steps - first_planned_step
+        assert found["versions"] == [None] * first_planned_step + [1] * num_planned
+        assert found["num_unplanned"] == [0] * num_steps
+    assert len(ranks[0][stock]["parameters"]) == 2 * (8 * 8 + 8)
+    assert len(set(ranks[0][stock]["losses"])) == len(ranks[0][stock]["losses"])
+
+
+def _require_order(ranks: Sequence[Findings], name: str, by_rank: Sequence[str]) -> None:
+    for rank, order in zip(ranks, by_rank, strict=True):
+        assert rank[name]["orders"][-1] == order
+
+
+@pytest.mark.parametrize("sends", ["eager", "pulled"])
+def test_envpipes_order_on_two_stages_trains_to_the_same_bits(
+    two_ranks: list[Findings], sends: str
+) -> None:
+    name = f"envpipe {sends}"
+    _require_same_bits(two_ranks, name, "stock", first_planned_step=_FIRST_PLANNED_STEP)
+    _require_order(two_ranks, name, ["FFFFBBBB", "FBFBFBFB"])
+    _require_order(two_ranks, "stock", ["FFBFBFBB", "FBFBFBFB"])
+
+
+@pytest.mark.parametrize("sends", ["eager", "pulled"])
+def test_gpipe_whose_last_stage_holds_several_losses_trains_to_the_same_bits(
+    two_ranks: list[Findings], sends: str
+) -> None:
+    name = f"gpipe {sends}"
+    _require_same_bits(two_ranks, name, "stock", first_planned_step=_FIRST_PLANNED_STEP)
+    _require_order(two_ranks, name, ["FFFFBBBB", "FFFFBBBB"])
+
+
+@pytest.mark.parametrize("sends", ["eager", "pulled"])
+@pytest.mark.parametrize("model", ["pipeline", "checkpointing"])
+def test_envpipes_order_on_four_stages_trains_to_the_same_bits(
+    four_ranks: list[Findings], model: str, sends: str
+) -> None:
+    name = f"{model} {sends}"
+    first_step = _FIRST_PLANNED_STEP
+    _require_same_bits(four_ranks, name, f"{model} stock", first_planned_step=first_step)
+    order = ["FFFFFFBBBBBB", "FFFFFBFBBBBB", "FFFBFBFBFBBB", "FBFBFBFBFBFB"]
+    _require_order(four_ranks, name, order)
+
+
+@pytest.mark.parametrize("sends", ["eager", "pulled"])
+@pytest.mark.parametrize("zero", ["ZeRO-0", "ZeRO-1"])
+def test_envpipes_order_with_data_parallelism_trains_to_the_same_bits(
+    four_ranks: list[Findings], zero: str, sends: str
+) -> None:
+    name = f"{zero} {sends}"
+    first_step = _FIRST_PLANNED_STEP
+    _require_same_bits(four_ranks, name, f"{zero} stock", first_planned_step=first_step)
+    _require_order(four_ranks, name, ["FFFFBBBB", "FFFFBBBB", "FBFBFBFB", "FBFBFBFB"])
+
+
+def test_a_rank_that_hears_late_holds_all_others_back_until_it_has_the_plan(
+    two_ranks: list[Findings],
+) -> None:
+    first_step = _LATE_FIRST_PLANNED_STEP
+    _require_same_bits(two_ranks, "envpipe late", "stock late", first_planned_step=first_step)
+    _require_order(two_ranks, "envpipe late", ["FFFBFBBB", "FBFBFBFB"])
+
+
+def test_orders_that_would_deadlock_or_have_no_room_are_not_run_and_said_once(
+    two_ranks: list[Findings],
+) -> None:
+    long_enough = two_ranks[0]["stock late"]
+    for rank in two_ranks:
+        assert rank["refused"]["losses"] == rank["stock late"]["losses"]
+        assert rank["refused"]["orders"] == rank["stock late"]["orders"]
+        assert rank["refused"]["versions"] == [None] * len(long_enough["losses"])
+    assert two_ranks[0]["refused"]["log"] == [
+        "plan version 1 is not run, what is in force goes on: the stages would wait for each"
+        " other for ever: stage 0 for backward 0, stage 1 for forward 2",
+        "rank 0 cannot run the order of plan version 2: it holds 1 microbatches more than 1F1B,"
+        " and memory is free for 0",
+        "plan version 2 is not run, what is in force goes on: rank 0 cannot run it; see the log"
+        " there",
+    ]
+    assert two_ranks[1]["refused"]["log"] == []
+
+
+def test_an_evaluation_is_left_to_deepspeed_and_gives_the_same(
+    two_ranks: list[Findings], four_ranks: list[Findings]
+) -> None:
+    for rank in two_ranks:
+        assert len(set(rank["stock"]["evaluations"])) == 2
+        for name in ("envpipe eager", "envpipe pulled", "gpipe eager", "gpipe pulled"):
+            assert rank[name]["evaluations"] == rank["stock"]["evaluations"]
+    for rank in four_ranks:
+        for model in ("pipeline", "checkpointing", "ZeRO-0", "ZeRO-1"):
+            for sends in ("eager", "pulled"):
+                expected = rank[f"{model} stock"]["evaluations"]
+                assert rank[f"{model} {sends}"]["evaluations"] == expected
+
+
+def test_detaching_leaves_deepspeed_as_it_was(
+    two_ranks: list[Findings], four_ranks: list[Findings]
+) -> None:
+    for rank in (*two_ranks, *four_ranks):
+        detached = [found for found in rank.values() if "changed_by_detach" in found]
+        assert len(detached) in {5, 8}
+        for found in detached:
+            assert found["changed_by_detach"] == []
+            assert found["num_slots"] == [0, 0, 0, 0]
+            assert found["is_stock_p2p"]
+
+
+def test_the_order_of_a_real_planner_is_run_in_the_middle_of_training(
+    two_ranks: list[Findings],
+) -> None:
+    for rank, order in zip(two_ranks, ["FFFBFBBB", "FBFBFBFB"], strict=True):
+        found = rank["planner"]
+        assert found["losses"] == found["as DeepSpeed does"]["losses"]
+        assert found["parameters"] == found["as DeepSpeed does"]["parameters"]
+        first_step = found["versions"].index(1)
+        assert found["versions"][first_step:] == [1] * 4
+        assert found["num_unplanned"] == [0] * len(found["versions"])
+        stock_order = found["as DeepSpeed does"]["orders"][0]
+        assert set(found["orders"][:first_step]) == {stock_order}
+        assert set(found["orders"][first_step:]) == {order}
+
+
+def test_the_job_is_registered_with_what_was_measured(two_ranks: list[Findings]) -> None:
+    registration = two_ranks[0]["planner"]["registration"]
+    assert registration["schedule"] == "envpipe"
+    activation_bytes = registration["activation_bytes"]
+    assert len(activation_bytes) == 2
+    # A gigabyte is free: more than all four microbatches are not counted.
+    assert registration["free_memory_bytes"] == [4 * size for size in activation_bytes]
+
+
+def test_a_microbatch_in_flight_holds_what_is_kept_for_its_backward(
+    two_ranks: list[Findings],
+) -> None:
+    # One tensor of 2 x 8 floats is 64 bytes. Stage 0 keeps the input, its clone, which the
+    # first layer saves, what it gives to the second, and the output. Stage 1 keeps the same,
+    # the input's gradient and the label.
+    assert two_ranks[0]["bytes"]["plain"] == 4 * 64
+    assert two_ranks[1]["bytes"]["plain"] == 6 * 64
+    # Checkpointing keeps what each layer was given; the input of stage 0 has a gradient then.
+    assert two_ranks[0]["bytes"]["checkpointing"] == 5 * 64
+    assert two_ranks[1]["bytes"]["checkpointing"] == 6 * 64
+    for rank in two_ranks:
+        for name in ("plain", "checkpointing"):
+            assert rank["bytes"][f"{name}, a step later"] == rank["bytes"][name]

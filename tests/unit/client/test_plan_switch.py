@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from flyball_client.plan_cursor import CompiledPlan
+from flyball_client.plan_switch import PlanSwitch
+
+
+def plan(version: int) -> CompiledPlan:
+    return CompiledPlan(
+        version=version,
+        kinds=("forward",),
+        microbatches=(0,),
+        chunks=(0,),
+        sm_clocks_mhz=(1200,),
+        highest_sm_clock_mhz=1400,
+        num_raised=0,
+    )
+
+
+class Chooser:
+    """Chooses what it is told to, and remembers what it was offered."""
+
+    def __init__(self) -> None:
+        self.wanted: CompiledPlan | None = None
+        self.offered: list[list[int]] = []
+
+    def __call__(self, due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:
+        self.offered.append([plan.version for plan in due])
+        return self.wanted
+
+
+def test_the_newest_plan_whose_step_has_come_is_run_and_older_ones_are_forgotten() -> None:
+    switch = PlanSwitch()
+    switch.put(plan(1), 2)
+    switch.put(plan(2), 1)
+    switch.put(plan(3), 5)
+    assert switch.take_due(0) is None
+    taken = switch.take_due(1)
+    assert taken is not None
+    assert taken.version == 2
+    assert switch.take_due(4) is None
+    taken = switch.take_due(5)
+    assert taken is not None
+    assert taken.version == 3
+    assert switch.take_due(6) is None
+
+
+def test_a_plan_that_is_not_chosen_is_offered_again_with_those_that_have_come_since() -> None:
+    chooser = Chooser()
+    switch = PlanSwitch(chooser)
+    first, second = plan(1), plan(2)
+    switch.put(first, 1)
+    switch.put(second, 3)
+    for step in range(4):
+        assert switch.take_due(step) is None
+    assert chooser.offered == [[1], [1], [1, 2]]  # nothing is offered where nothing is due
+
+
+def test_an_older_plan_may_be_chosen_and_the_newer_one_goes_on_waiting() -> None:
+    chooser = Chooser()
+    switch = PlanSwitch(chooser)
+    chooser.wanted, newer = plan(1), plan(2)
+    switch.put(chooser.wanted, 0)
+    switch.put(newer, 0)
+    assert switch.take_due(0) is chooser.wanted
+    chooser.wanted = newer
+    assert switch.take_due(1) is newer
+    assert switch.take_due(2) is None
+    assert chooser.offered == [[1, 2], [2]]
+
+
+def test_plans_that_are_equal_are_still_two() -> None:
+    # A planner that has started over counts its versions from 1 again.
+    chooser = Chooser()
+    switch = PlanSwitch(chooser)
+    chooser.wanted = plan(1)
+    switch.put(plan(1), 0)
+    switch.put(chooser.wanted, 0)
+    assert switch.take_due(0) is chooser.wanted
+    assert switch.take_due(1) is None
