@@ -30,6 +30,7 @@ NUM_ROUNDS = 3
 # As measured on a V100, and as if NVML took no time.
 LATENCIES_US = (0, 5000)
 SERIES_GIVE_UP_S = 300.0
+BARE = "bare wake"
 
 NUM_HOOKS, NUM_WARM_UP_HOOKS = 10_000_000, 1_000_000
 HOOKS_GIVE_UP_S = 300.0
@@ -94,6 +95,7 @@ def _hooks(gpus: FalseGpus, num_rounds: int) -> tuple[Any, str, list[Limit]]:
     clients = {
         "flyball": (sys.executable, "hooks_driver.py"),
         "zeus": (zeus_python(), "zeus_driver.py"),
+        BARE: (sys.executable, "hooks_bare.py"),
     }
     steps: dict[str, list[list[dict[str, Any]]]] = {
         client: [[] for _ in ALL_SERIES] for client in clients
@@ -161,7 +163,9 @@ def _delivery_limit(name: str, ours: Iterable[SeriesFigure], loads: Sequence[str
 def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
     blocks = [
         f"Zeus {VERSION} from PyPI, its own client; its wait for the device before every"
-        " instruction left out, there is none here.\nmedian / 99th percentile, us, of"
+        " instruction left out, there is none here.\n"
+        f"{BARE}: one store and one eventfd write to a process that sleeps, the least that this"
+        " machine takes for it.\nmedian / 99th percentile, us, of"
         f" the steps of {num_rounds} rounds in which other processes took least of the CPUs"
     ]
     header = [
@@ -198,7 +202,7 @@ def _series_row(figure: SeriesFigure) -> list[str]:
         _pair(figure.same),
         _pair(figure.delivery),
         _pair(figure.arrival),
-        str(figure.num_superseded),
+        "-" if figure.arrival is None else str(figure.num_superseded),
         f"{100 * figure.others_share:.0f}",
     ]
 

@@ -40,7 +40,7 @@ class SeriesFigure:
     """One series of one client.
 
     Attributes:
-        client: `flyball` or `zeus`.
+        client: `flyball`, `zeus` or the bare wake.
         series: what was run.
         others_share: what other processes used of the CPUs meanwhile, 0 to 1.
         change: the hook's call where its clock is another than before.
