@@ -22,7 +22,7 @@ REQUEST, REQUESTED_NS, DELIVERED_NS, QUIT = range(4)
 
 
 class BareRank:
-    """A rank whose hook leaves a clock in shared memory, and a process that notes the time of it."""
+    """A rank whose hook leaves a clock in shared memory, and a process that notes when it came."""
 
     wants_microbatch = True
 
