@@ -84,7 +84,9 @@ def settings_variables() -> frozenset[str]:
     """Every FLYBALL_* variable that a package's source names."""
     sources = (file for package in _PACKAGES for file in (ROOT / package).rglob("*.py"))
     return frozenset(
-        name for file in sources for name in re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*", file.read_text())
+        name
+        for file in sources
+        for name in re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*", file.read_text())
     )
 
 
@@ -319,7 +321,7 @@ def test_every_flyball_command_in_a_sentence_exists_with_its_options() -> None:
 
 def test_every_make_line_names_a_target_and_variables_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     variables = set(re.findall(r"^([A-Z_]+) \?=", makefile, flags=re.MULTILINE))
     inline = [
         (page.name, words_of(code)[1:])

@@ -7,7 +7,7 @@ condition serves for both of EnvPipe's ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.errors import PlanningError
@@ -37,6 +37,28 @@ def reconfigure(
     Raises:
         PlanningError: there is no such manner, or the granularity is below 1 MHz.
     """
+    raised = assignment
+    for step in _raised_step_by_step(model, assignment, manner, granularity_mhz):
+        raised = step
+    return raised
+
+
+def reconfiguring_steps(
+    model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
+) -> Iterator[Assignment]:
+    """What `reconfigure` goes through: the start, then the clocks after each of its steps.
+
+    Raises:
+        PlanningError: as in `reconfigure`, before the first.
+    """
+    for step in _raised_step_by_step(model, assignment, manner, granularity_mhz):
+        yield list(step)
+
+
+def _raised_step_by_step(
+    model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
+) -> Iterator[Assignment]:
+    """One list, changed between the times that it is given."""
     if manner not in RECONFIGURATIONS:
         raise PlanningError(
             f"unknown {manner!r}; known: {', '.join(RECONFIGURATIONS)}", field="reconfigure"
@@ -49,9 +71,10 @@ def reconfigure(
     raise_path = RECONFIGURATIONS[manner]
     durations_s = model.durations_s(raised)
     while True:
+        yield raised
         path = critical_path(model.dag, durations_s, earliest_finish_s(model.dag, durations_s))
         if not raise_path(model, raised, path, granularity_mhz):
-            return raised
+            return
         for node in path:
             durations_s[node] = model.points[node][raised[node]].time_s
 

@@ -1,0 +1,1 @@
+"""`flyball evaluate`: EnvPipe's evaluation, with Flyball's plans added, on emulated GPUs."""

@@ -1,0 +1,161 @@
+"""Emulated pipelines in virtual time, reckoned by hand, without a planner's word on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.rank_session import RankSession
+from flyball_integrations.evaluation.emulated_pipeline import (
+    EmulatedDeadlockError,
+    EmulatedRank,
+    Order,
+    run_step,
+)
+from flyball_integrations.evaluation.rank_clock import RankClock
+from flyball_integrations.evaluation.switching_gpu import SwitchingGpu
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+BLOCKING_POWER_W = 80.0
+
+
+def profile(num_stages: int) -> StageProfile:
+    """Forward 0.1 s and 30 J, backward 0.2 s and 62 J, half as fast at half the clock."""
+    return StageProfile(
+        points={
+            (stage, kind): tuple(
+                OperatingPoint(
+                    frequency_mhz=1400 // slow, time_s=time_s * slow, energy_j=energy_j / slow
+                )
+                for slow in (1, 2)
+            )
+            for stage in range(num_stages)
+            for kind, time_s, energy_j in (
+                (InstructionKind.FORWARD, 0.1, 30.0),
+                (InstructionKind.BACKWARD, 0.2, 62.0),
+            )
+        },
+        num_ranks_per_stage=(1,) * num_stages,
+    )
+
+
+def order(text: str) -> Order:
+    """`F0 F1 B0 B1` as an order."""
+    kinds = {"F": "forward", "B": "backward"}
+    return tuple((kinds[word[0]], int(word[1:])) for word in text.split())
+
+
+@contextmanager
+def pipelines(orders: list[Order], *, num_pipelines: int = 1) -> Iterator[list[EmulatedRank]]:
+    """Ranks that run these orders at the highest clocks, closed in the end."""
+    ranks: list[EmulatedRank] = []
+    for pipeline in range(num_pipelines):
+        for stage, of_stage in enumerate(orders):
+            clock = RankClock()
+            gpu = EmulatedGpu(
+                profile(len(orders)),
+                stage,
+                blocking_power_w=BLOCKING_POWER_W,
+                counter_period_s=1e-9,
+                clock=clock,
+            )
+            session = RankSession(gpu=gpu, job_id="job", rank=len(ranks), stage=stage, planner=None)
+            ranks.append(
+                EmulatedRank(
+                    pipeline=pipeline, stage=stage, order=of_stage, session=session, clock=clock
+                )
+            )
+    yield ranks
+    for rank in ranks:
+        rank.session.close()
+
+
+ONE_F_ONE_B = [order("F0 F1 B0 F2 B1 B2"), order("F0 B0 F1 B1 F2 B2")]
+
+
+@pytest.mark.parametrize("num_pipelines", [1, 3])
+def test_two_stages_and_three_microbatches_take_what_they_take_by_hand(num_pipelines: int) -> None:
+    """T = 4 (0.1 + 0.2) s; a stage is busy for 0.9 s with 276 J and waits 0.3 s at 80 W."""
+    with pipelines(ONE_F_ONE_B, num_pipelines=num_pipelines) as ranks:
+        for _ in range(3):
+            step = run_step(ranks, num_stages=2)
+            assert [measured.time_s for measured in step] == pytest.approx([1.2] * len(ranks))
+            assert [measured.energy_j for measured in step] == pytest.approx(
+                [300.0] * len(ranks), abs=1e-5
+            )
+
+
+def test_the_order_of_the_ranks_on_this_machine_changes_nothing() -> None:
+    with pipelines(ONE_F_ONE_B) as forth, pipelines(ONE_F_ONE_B) as back:
+        in_order = run_step(forth, num_stages=2)
+        reversed_step = run_step(back[::-1], num_stages=2)
+    assert in_order == reversed_step[::-1]
+
+
+def test_gpipe_waits_as_long_as_1f1b_with_equal_stages() -> None:
+    with pipelines([order("F0 F1 F2 B0 B1 B2")] * 2) as ranks:
+        assert run_step(ranks, num_stages=2)[0].time_s == pytest.approx(1.2)
+
+
+def test_orders_that_wait_for_each_other_are_told_and_not_waited_for() -> None:
+    """Stage 0 wants a gradient before it has sent anything."""
+    with (
+        pipelines([order("B0 F0"), order("F0 B0")]) as ranks,
+        pytest.raises(
+            EmulatedDeadlockError, match=r"stage 0 for backward 0.*stage 1 for forward 0"
+        ),
+    ):
+        run_step(ranks, num_stages=2)
+
+
+def test_orders_that_do_not_fit_together_are_told() -> None:
+    with (
+        pipelines([order("F1 F0 B0 B1"), order("F0 F1 B0 B1")]) as ranks,
+        pytest.raises(EmulatedDeadlockError, match="receives microbatch 1 of stage 0"),
+    ):
+        run_step(ranks, num_stages=2)
+
+
+def test_a_clock_that_comes_late_changes_the_rest_of_the_instruction() -> None:
+    """0.05 s of a forward of 0.1 s at 1400 MHz; the other half takes twice as long at 700 MHz."""
+    clock = RankClock()
+    gpu = SwitchingGpu(
+        profile(1),
+        0,
+        blocking_power_w=BLOCKING_POWER_W,
+        switch_latency_s=0.05,
+        counter_period_s=1e-9,
+        clock=clock,
+    )
+    gpu.lock_sm_clock_mhz(700)
+    gpu.on_instruction_begin("forward")
+    gpu.on_instruction_end("forward")
+    assert clock.now_s() == pytest.approx(0.05 + 0.1)
+    assert gpu.exact_energy_j() == pytest.approx(15.0 + 7.5)
+    assert gpu.sm_clock_mhz() == 700
+    assert gpu.num_overruns == 0
+
+
+def test_of_several_late_clocks_each_has_its_share_and_the_last_one_stays() -> None:
+    """0.02 s at 1400 MHz (a fifth), 0.08 s at 700 MHz (two fifths), the rest at 1400 again."""
+    clock = RankClock()
+    gpu = SwitchingGpu(
+        profile(1),
+        0,
+        blocking_power_w=BLOCKING_POWER_W,
+        switch_latency_s=0.1,
+        counter_period_s=1e-9,
+        clock=clock,
+    )
+    gpu.lock_sm_clock_mhz(700)
+    clock.sleep_until(0.08)
+    gpu.lock_sm_clock_mhz(1400)
+    gpu.on_instruction_begin("forward")
+    gpu.on_instruction_end("forward")
+    assert clock.now_s() == pytest.approx(0.08 + 0.02 + 0.08 + 0.04)
+    waited_j = 0.08 * BLOCKING_POWER_W
+    assert gpu.exact_energy_j() == pytest.approx(waited_j + 0.2 * 30 + 0.4 * 15 + 0.4 * 30)
+    assert gpu.sm_clock_mhz() == 1400
