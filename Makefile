@@ -13,16 +13,25 @@ SOAK_ARGS ?=
 TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
+# The oldest DeepSpeed that is supported, in an environment of its own.
+OLDEST_DEEPSPEED := 0.15.4
+OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
 # DeepSpeed's helper is compiled at its first start and looks for ninja on PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check bench soak serve wheel clean prerequisites
+.PHONY: demo test test-oldest check bench soak serve wheel clean prerequisites
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
 test: $(VENV)/installed
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# All that touches DeepSpeed, on the oldest one: some five minutes.
+test-oldest: $(OLDEST)/installed
+	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
+	  tests/unit/integrations tests/integration/test_deepspeed_*.py \
+	  tests/integration/test_two_nodes.py tests/integration/test_envpipe_import.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -70,4 +79,15 @@ $(VENV)/installed: pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[dev]'
+	@touch $@
+
+# The same torch as above: deepspeed comes after it, and takes whatever torch is there.
+$(OLDEST)/installed: pyproject.toml Makefile | prerequisites
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) deepspeed==$(OLDEST_DEEPSPEED)
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot]' \
+	  pytest pytest-timeout hypothesis
+	@$(OLDEST)/bin/python -c "from importlib.metadata import version as v; \
+	  assert v('deepspeed') == '$(OLDEST_DEEPSPEED)', v('deepspeed')"
 	@touch $@

@@ -5,6 +5,8 @@ with RankSession(gpu=gpu, job_id="gpt", rank=3, stage=1, planner=planner) as ses
         session.on_step_begin()
         ...  # on_instruction_begin("forward", microbatch=0), on_instruction_end("forward")
         session.on_step_end()
+
+A fifth, `on_transfer`, tells how long a receive or a send took.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
+from flyball_client.instruction_timings import InstructionTiming, TimingRecorder, Transfer
 from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
 from flyball_client.plan_switch import PlanChoice, PlanSwitch, newest_plan
 from flyball_client.planner_client import PlannerClient
@@ -49,6 +52,7 @@ class RankSession:
         job_id: the job at the planner.
         rank: of this process within the job.
         stage: that this rank runs.
+        dp_rank, tp_rank, cp_rank: where it stands in data, tensor and context parallelism.
         planner: not closed here; None: measure only.
         governor: of the GPU's clock, closed here; None: the right one for the GPU.
         observer: told of each instruction; None: the GPU itself if it is emulated.
@@ -73,6 +77,9 @@ class RankSession:
         job_id: str,
         rank: int,
         stage: int,
+        dp_rank: int = 0,
+        tp_rank: int = 0,
+        cp_rank: int = 0,
         planner: PlannerClient | None,
         governor: ClockGovernor | None = None,
         observer: InstructionObserver | None = None,
@@ -85,8 +92,8 @@ class RankSession:
         history_length: int = 1024,
         times: LinkTimes | None = None,
     ) -> None:
-        if rank < 0 or stage < 0 or initial_step < 0:
-            raise ValueError("rank, stage and initial_step count from 0")
+        if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
+            raise ValueError("ranks, stage and initial_step count from 0")
         if without_planner not in {"last-plan", "default-clocks"}:
             raise ValueError(
                 f"without_planner must be last-plan or default-clocks, not {without_planner!r}"
@@ -103,6 +110,7 @@ class RankSession:
         self._governor = governor or make_governor(gpu, self._name, lease_s=lease_s)
         self._supported_mhz = self._read_supported_mhz(gpu)
         self._meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
+        self._timings = TimingRecorder(self._meter.clock_s)
         self._current_step = initial_step
         self._is_in_step = False
         self._is_closed = False
@@ -121,7 +129,17 @@ class RankSession:
                 job_id=job_id,
                 rank=rank,
                 rank_name=self._name,
-                registration=_registration(gpu, stage),
+                registration=RankRegistration(
+                    stage=stage,
+                    host=socket.gethostname(),
+                    gpu_name=gpu.name,
+                    gpu_uuid=gpu.uuid,
+                    emulated=gpu.is_emulated,
+                    client_version=flyball_version(),
+                    dp_rank=dp_rank,
+                    tp_rank=tp_rank,
+                    cp_rank=cp_rank,
+                ),
                 times=times or LinkTimes(),
                 current_step=lambda: self._current_step,
                 compile_plan=self._compile,
@@ -175,9 +193,19 @@ class RankSession:
         return self._cursor.plan.version
 
     @property
+    def clock_s(self) -> Callable[[], float]:
+        """The time that steps are measured in, s: on an emulated GPU its own."""
+        return self._meter.clock_s
+
+    @property
     def history(self) -> tuple[StepMeasurement, ...]:
         """The last steps measured, in order."""
         return tuple(self._history)
+
+    @property
+    def last_step_timings(self) -> tuple[InstructionTiming, ...]:
+        """The instructions of the last step in `history`, in the order of execution."""
+        return self._timings.last_step()
 
     @property
     def num_dropped_measurements(self) -> int:
@@ -205,6 +233,7 @@ class RankSession:
             if self._cursor is not None:
                 self._cursor.begin_step()
             self._meter.begin()
+            self._timings.begin_step()
         except Exception as error:
             self._governor.give_up(error)
 
@@ -245,11 +274,13 @@ class RankSession:
         if self._is_closed:
             return
         cursor = self._cursor
-        if cursor is not None:
-            try:
+        try:
+            if cursor is not None:
                 self._governor.set_mhz(cursor.next_sm_clock_mhz(kind, microbatch, chunk))
-            except Exception as error:
-                self._governor.give_up(error)
+            if self._is_in_step:
+                self._timings.begin(kind, microbatch, chunk)
+        except Exception as error:
+            self._governor.give_up(error)
         if self._observer is not None:
             try:
                 self._observer.on_instruction_begin(kind)
@@ -261,11 +292,44 @@ class RankSession:
     ) -> None:
         """That computation is over; microbatch and chunk as they were at its beginning."""
         del microbatch, chunk
-        if self._observer is not None and not self._is_closed:
+        if self._is_closed:
+            return
+        if self._observer is not None:
             try:
                 self._observer.on_instruction_end(kind)
             except Exception as error:
                 self._dismiss_observer(error)
+        if self._is_in_step:
+            try:
+                self._timings.end()
+            except Exception as error:
+                self._governor.give_up(error)
+
+    def on_transfer(
+        self,
+        transfer: Transfer,
+        kind: str,
+        *,
+        time_s: float,
+        microbatch: int | None = None,
+        chunk: int = 0,
+    ) -> None:
+        """A receive or a send is over; it may be told late, but within its step.
+
+        Args:
+            transfer: a `receive` belongs to the next instruction of this kind, a `send` to the
+                one named, or without a microbatch to the last of this kind.
+            kind: whose input or result it is: a gradient that is received is `backward`'s.
+            time_s: how long it took, waiting included, in seconds of `clock_s`.
+            microbatch: from 0.
+            chunk: of the model, where there are several.
+        """
+        if self._is_closed or not self._is_in_step:
+            return
+        try:
+            self._timings.add_transfer(transfer, kind, microbatch, chunk, time_s)
+        except Exception as error:
+            self._governor.give_up(error)
 
     # ------------------------------------------------------------------ inside
 
@@ -322,6 +386,7 @@ class RankSession:
             plan_version=self.active_version,
             num_unplanned=num_unplanned,
         )
+        self._timings.end_step()
         self._history.append(measurement)
         if self._link is not None:
             self._link.put(measurement)
@@ -345,14 +410,3 @@ class RankSession:
     def _dismiss_observer(self, error: Exception) -> None:
         self._observer = None
         _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
-
-
-def _registration(gpu: GpuDevice, stage: int) -> RankRegistration:
-    return RankRegistration(
-        stage=stage,
-        host=socket.gethostname(),
-        gpu_name=gpu.name,
-        gpu_uuid=gpu.uuid,
-        emulated=gpu.is_emulated,
-        client_version=flyball_version(),
-    )

@@ -40,7 +40,7 @@ class StepMeter:
         self._emulated = gpu if isinstance(gpu, EmulatedDevice) else None
         if clock_s is None:
             clock_s = time.monotonic if self._emulated is None else self._emulated.emulated_time_s
-        self._clock_s = clock_s
+        self.clock_s = clock_s
         self._rank_name = rank_name
         self._has_counter = True
         self._began_s = 0.0
@@ -53,11 +53,11 @@ class StepMeter:
         self._began_j = self._energy_j()
         self._began_overruns = self._num_overruns()
         self._began_report = self._governor.report()
-        self._began_s = self._clock_s()
+        self._began_s = self.clock_s()
 
     def end(self, *, step: int, plan_version: int | None, num_unplanned: int) -> StepMeasurement:
         """The step is over: what it took."""
-        time_s = self._clock_s() - self._began_s
+        time_s = self.clock_s() - self._began_s
         ended_j = self._energy_j()
         report, began = self._governor.report(), self._began_report
         is_measured = self._began_j is not None and ended_j is not None

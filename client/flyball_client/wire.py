@@ -60,7 +60,17 @@ class JobRegistration:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRegistration:
-    """One training rank (PUT, repeatable; a restarted rank registers again)."""
+    """One training rank (PUT, repeatable; a restarted rank registers again).
+
+    All ranks of a stage run the same instructions at the same clocks.
+
+    Attributes:
+        stage: pipeline stage, from 0.
+        host: name of its node.
+        dp_rank: which of the data-parallel pipelines, from 0.
+        tp_rank: within the tensor-parallel group, from 0.
+        cp_rank: within the context-parallel group, from 0.
+    """
 
     stage: int
     host: str
@@ -68,6 +78,9 @@ class RankRegistration:
     gpu_uuid: str
     emulated: bool
     client_version: str
+    dp_rank: int = 0
+    tp_rank: int = 0
+    cp_rank: int = 0
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
@@ -187,6 +200,9 @@ class RankView:
     client_version: str
     acknowledged_version: int | None
     current_step: int | None
+    dp_rank: int = 0
+    tp_rank: int = 0
+    cp_rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,15 +16,27 @@ from typing import Any, ParamSpec, TypeVar
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from flyball_client.instruction_timings import Transfer
 from flyball_integrations.instruction_hooks import (
     BufferMicrobatches,
+    Execute,
     InstructionHooks,
+    Instructions,
     InstructionWrapper,
 )
+from flyball_integrations.transfer_timers import TransferTimer
 
 P = ParamSpec("P")
 T = TypeVar("T")
 ScheduleChoice = Callable[[schedule.PipeSchedule], schedule.PipeSchedule]
+
+# Which way each goes, and whose input or result it carries.
+_TRANSFERS: dict[type, tuple[Transfer, str]] = {
+    schedule.RecvActivation: ("receive", "forward"),
+    schedule.RecvGrad: ("receive", "backward"),
+    schedule.SendActivation: ("send", "forward"),
+    schedule.SendGrad: ("send", "backward"),
+}
 
 
 class EnginePatch:
@@ -40,6 +52,7 @@ class EnginePatch:
         around_hooks: likewise, and before the hooks are told of the step.
         wrappers: of the instructions, between DeepSpeed's and the hooks, the innermost first.
         schedule_for: what is run in the place of a schedule of DeepSpeed's.
+        transfers: times receives and sends; None: they are not timed.
     """
 
     def __init__(
@@ -52,12 +65,14 @@ class EnginePatch:
         around_hooks: Callable[[], AbstractContextManager[None]] = nullcontext,
         wrappers: Sequence[InstructionWrapper] = (),
         schedule_for: ScheduleChoice | None = None,
+        transfers: TransferTimer | None = None,
     ) -> None:
         self._engine = engine
         self._hooks = hooks
         self._synchronize = synchronize
         self._around_step = around_step
         self._around_hooks = around_hooks
+        self._transfers = transfers
         self._microbatches = BufferMicrobatches()
         self._is_training = False
         self._replaced: dict[str, Any] = {}
@@ -70,6 +85,8 @@ class EnginePatch:
         instructions[schedule.BackwardPass] = self._hooked(
             "backward", instructions[schedule.BackwardPass], self._microbatches.of_backward
         )
+        if transfers is not None:
+            instructions |= self._timed_transfers(instructions, transfers)
         train_batch = self._wrapped_train_batch(engine.train_batch)
         self._override("_INSTRUCTION_MAP", instructions)
         self._override("train_batch", train_batch)
@@ -102,10 +119,14 @@ class EnginePatch:
                     with self._around_step():
                         loss = train_batch(*args, **kwargs)
                 except BaseException:
+                    if self._transfers is not None:
+                        self._transfers.forget()
                     self._hooks.on_step_failed()
                     raise
                 finally:
                     self._is_training = False
+                if self._transfers is not None:
+                    self._transfers.end_step()
                 self._hooks.on_step_end()
             return loss
 
@@ -128,6 +149,8 @@ class EnginePatch:
                 return execute(engine, buffer_id=buffer_id, **kwargs)
             microbatch = microbatch_of(buffer_id)
             self._synchronize()
+            if self._transfers is not None:
+                self._transfers.tell()
             self._hooks.on_instruction_begin(kind, microbatch=microbatch)
             result = execute(engine, buffer_id=buffer_id, **kwargs)
             self._synchronize()
@@ -135,3 +158,27 @@ class EnginePatch:
             return result
 
         return execute_between_hooks
+
+    def _timed_transfers(
+        self, instructions: Instructions, transfers: TransferTimer
+    ) -> Instructions:
+        return {
+            pipe_instruction: self._timed(instructions[pipe_instruction], transfers, *names)
+            for pipe_instruction, names in _TRANSFERS.items()
+        }
+
+    def _timed(
+        self, execute: Execute, transfers: TransferTimer, transfer: Transfer, kind: str
+    ) -> Execute:
+        def execute_timed(engine: PipelineEngine, buffer_id: int, **kwargs: object) -> object:
+            if not self._is_training:
+                return execute(engine, buffer_id=buffer_id, **kwargs)
+            transfers.begin()
+            result = execute(engine, buffer_id=buffer_id, **kwargs)
+            # What is received belongs to the next instruction of its kind, whatever the buffer.
+            is_send = transfer == "send"
+            microbatch = self._microbatches.of_sent(kind, buffer_id) if is_send else None
+            transfers.end(transfer, kind, microbatch)
+            return result
+
+        return execute_timed

@@ -33,6 +33,11 @@ from flyball_integrations.eager_p2p import EagerP2P
 from flyball_integrations.job_registrar import JobRegistrar
 from flyball_integrations.order_agreement import OrderAgreement
 from flyball_integrations.order_switch import OrderSwitch
+from flyball_integrations.transfer_timers import (
+    DeviceTransferTimer,
+    HostTransferTimer,
+    TransferTimer,
+)
 
 _ATTACHMENT = "_flyball_attachment"
 _SCHEDULES = ("1f1b", "gpipe", "envpipe")
@@ -150,6 +155,9 @@ def attach(
             job_id=job_id,
             rank=engine.global_rank,
             stage=engine.stage_id,
+            dp_rank=engine.grid.get_data_parallel_rank(),
+            # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
+            tp_rank=engine.grid.get_slice_parallel_rank(),
             planner=planner,
             observer=observer,
             without_planner=settings.without_planner,
@@ -166,6 +174,7 @@ def attach(
             around_hooks=nullcontext if orders is None else orders.around_step,
             wrappers=[part.wrap for part in (eager, orders) if part is not None],
             schedule_for=None if orders is None else orders.schedule_for,
+            transfers=_transfer_timer(engine, session),
         )
         opened.callback(patch.remove)
         session.start()
@@ -202,6 +211,12 @@ def _open_orders(
         on_memory=registering.begin,
         eager=eager,
     )
+
+
+def _transfer_timer(engine: PipelineEngine, session: RankSession) -> TransferTimer:
+    if engine.device.type == "cpu":
+        return HostTransferTimer(session.on_transfer, clock_s=session.clock_s)
+    return DeviceTransferTimer(session.on_transfer, make_event=get_accelerator().Event)
 
 
 class _Registering:

@@ -49,12 +49,15 @@ class BufferMicrobatches:
 
     def __init__(self) -> None:
         self._num_forwards = 0
-        self._microbatch_of_buffer: dict[int, int] = {}
+        self._microbatch_of_buffer: dict[int, int | None] = {}
+        # Whose gradient a buffer holds, from its backward until the next one there.
+        self._microbatch_of_gradient: dict[int, int | None] = {}
 
     def clear(self) -> None:
         """A new step begins: count from microbatch 0 again."""
         self._num_forwards = 0
         self._microbatch_of_buffer.clear()
+        self._microbatch_of_gradient.clear()
 
     def of_forward(self, buffer_id: int) -> int:
         """The microbatch of the forward that now fills this buffer."""
@@ -65,4 +68,11 @@ class BufferMicrobatches:
 
     def of_backward(self, buffer_id: int) -> int | None:
         """The microbatch in this buffer; None where no forward of this step filled it."""
-        return self._microbatch_of_buffer.pop(buffer_id, None)
+        microbatch = self._microbatch_of_buffer.pop(buffer_id, None)
+        self._microbatch_of_gradient[buffer_id] = microbatch
+        return microbatch
+
+    def of_sent(self, kind: str, buffer_id: int) -> int | None:
+        """The microbatch whose output (of `forward`) or input's gradient this buffer holds."""
+        held = self._microbatch_of_buffer if kind == "forward" else self._microbatch_of_gradient
+        return held.get(buffer_id)

@@ -99,7 +99,9 @@ class TestJobStore:
             assert [job.job_id for job in reader.list_jobs()] == ["b", "c", "a"]
 
     def test_ranks_come_out_by_number_and_are_replaced(self, store_with_job: JobStore) -> None:
-        second = rank_record(1, acknowledged_version=2, current_step=2**53 - 1)
+        second = rank_record(
+            1, acknowledged_version=2, current_step=2**53 - 1, dp_rank=3, tp_rank=1, cp_rank=2
+        )
         with store_with_job.writing() as writer:
             writer.save_rank(rank_record(1))
             writer.save_rank(rank_record(0))

@@ -121,7 +121,9 @@ class FalseNvml:
         """(GPU, argument) of every call of an NVML function so far."""
         if not self._log_file.exists():
             return []
-        lines = [line.split() for line in self._log_file.read_text().splitlines()]
+        # What stands behind the last line's end is being written at this moment.
+        whole, _, _ = self._log_file.read_text().rpartition("\n")
+        lines = [line.split() for line in whole.splitlines()]
         return [(int(gpu), int(arg)) for _, name, gpu, arg in lines if name == function]
 
     def fail(self, function: str, code: int) -> None:

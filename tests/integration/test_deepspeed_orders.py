@@ -80,6 +80,17 @@ def _require_same_bits(
     assert len(set(ranks[0][stock]["losses"])) == len(ranks[0][stock]["losses"])
 
 
+def _skip_where_left_out(is_left_out: bool) -> None:
+    if is_left_out:
+        pytest.skip("this DeepSpeed cannot checkpoint activations on the CPU")
+
+
+def _models_of(rank: Findings) -> list[str]:
+    """What was trained on four ranks."""
+    models = ("pipeline", "checkpointing", "ZeRO-0", "ZeRO-1")
+    return [model for model in models if f"{model} stock" in rank]
+
+
 def _require_order(ranks: Sequence[Findings], name: str, by_rank: Sequence[str]) -> None:
     for rank, order in zip(ranks, by_rank, strict=True):
         assert rank[name]["orders"][-1] == order
@@ -110,6 +121,7 @@ def test_envpipes_order_on_four_stages_trains_to_the_same_bits(
     four_ranks: list[Findings], model: str, sends: str
 ) -> None:
     name = f"{model} {sends}"
+    _skip_where_left_out(name not in four_ranks[0])
     first_step = _FIRST_PLANNED_STEP
     _require_same_bits(four_ranks, name, f"{model} stock", first_planned_step=first_step)
     order = ["FFFFFFBBBBBB", "FFFFFBFBBBBB", "FFFBFBFBFBBB", "FBFBFBFBFBFB"]
@@ -162,7 +174,7 @@ def test_an_evaluation_is_left_to_deepspeed_and_gives_the_same(
         for name in ("envpipe eager", "envpipe pulled", "gpipe eager", "gpipe pulled"):
             assert rank[name]["evaluations"] == rank["stock"]["evaluations"]
     for rank in four_ranks:
-        for model in ("pipeline", "checkpointing", "ZeRO-0", "ZeRO-1"):
+        for model in _models_of(rank):
             for sends in ("eager", "pulled"):
                 expected = rank[f"{model} stock"]["evaluations"]
                 assert rank[f"{model} {sends}"]["evaluations"] == expected
@@ -173,7 +185,7 @@ def test_detaching_leaves_deepspeed_as_it_was(
 ) -> None:
     for rank in (*two_ranks, *four_ranks):
         detached = [found for found in rank.values() if "changed_by_detach" in found]
-        assert len(detached) in {5, 8}
+        assert len(detached) == (5 if "planner" in rank else 2 * len(_models_of(rank)))
         for found in detached:
             assert found["changed_by_detach"] == []
             assert found["num_slots"] == [0, 0, 0, 0]
@@ -212,9 +224,17 @@ def test_a_microbatch_in_flight_holds_what_is_kept_for_its_backward(
     # the input's gradient and the label.
     assert two_ranks[0]["bytes"]["plain"] == 4 * 64
     assert two_ranks[1]["bytes"]["plain"] == 6 * 64
+    for rank in two_ranks:
+        assert rank["bytes"]["plain, a step later"] == rank["bytes"]["plain"]
+
+
+def test_a_checkpointed_microbatch_in_flight_holds_what_each_layer_was_given(
+    two_ranks: list[Findings],
+) -> None:
+    _skip_where_left_out("checkpointing" not in two_ranks[0]["bytes"])
     # Checkpointing keeps what each layer was given; the input of stage 0 has a gradient then.
     assert two_ranks[0]["bytes"]["checkpointing"] == 5 * 64
     assert two_ranks[1]["bytes"]["checkpointing"] == 6 * 64
     for rank in two_ranks:
-        for name in ("plain", "checkpointing"):
-            assert rank["bytes"][f"{name}, a step later"] == rank["bytes"][name]
+        held = rank["bytes"]
+        assert held["checkpointing, a step later"] == held["checkpointing"]

@@ -23,14 +23,17 @@ JOB = routes.fill(routes.JOB, job_id="job")
 
 @pytest.fixture
 def make_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Makes what attach looks at of rank 0's engine, two stages and two ranks."""
-    from deepspeed.runtime.pipe import schedule  # noqa: PLC0415 - skipped without it
+    """Makes what attach looks at of rank 0's engine: two stages of six ranks each."""
+    from deepspeed.runtime.pipe.engine import PipelineEngine  # noqa: PLC0415 - skipped without it
 
     monkeypatch.delenv("FLYBALL_TOKEN", raising=False)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    instructions = {schedule.ForwardPass: print, schedule.BackwardPass: print}
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 12)
+    instructions = dict.fromkeys(PipelineEngine._INSTRUCTION_MAP, print)
+    # Second of two pipelines, third of its tensor-parallel group.
+    grid = SimpleNamespace(get_data_parallel_rank=lambda: 1, get_slice_parallel_rank=lambda: 2)
     return lambda: SimpleNamespace(
-        grid=None,
+        grid=grid,
+        device=torch.device("cpu"),
         global_rank=0,
         stage_id=0,
         global_steps=0,
@@ -68,7 +71,28 @@ def test_the_job_is_registered_as_attach_was_told(
             detach(engine)
     assert registered["effort"] == effort
     assert (registered["num_stages"], registered["num_microbatches"]) == (2, 4)
-    assert registered["num_ranks"] == 2
+    assert registered["num_ranks"] == 12
     assert registered["blocking_power_w"] == [70, 84]
     assert (registered["policy"], registered["reconfigure"]) == ("frontier", "greedy")
     assert registered["target"] == "slowdown:0.1"
+
+
+def test_a_rank_is_registered_where_the_frameworks_grid_has_it(
+    make_engine: Callable[[], Any],
+) -> None:
+    with live_planner() as planner:
+        engine = make_engine()
+        attach(
+            engine,
+            job_id="job",
+            planner_url=str(planner.http.base_url),
+            gpu=RecordingGpu(),
+            blocking_power_w=[70],
+        )
+        try:
+            wait_until(lambda: bool(planner.http.get(JOB).json().get("ranks")))
+            (rank,) = planner.http.get(JOB).json()["ranks"]
+        finally:
+            detach(engine)
+    assert (rank["rank"], rank["stage"]) == (0, 0)
+    assert (rank["dp_rank"], rank["tp_rank"], rank["cp_rank"]) == (1, 2, 0)

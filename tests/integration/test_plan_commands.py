@@ -665,7 +665,10 @@ def test_ctrl_c_leaves_nothing_on_the_terminal(tmp_path: Path, profile: Path) ->
 
     asked = ("frontier", profile, "--microbatches", "64", "--blocking-power", "5")
     status, written = on_a_terminal(
-        tmp_path / "stdout", *asked, "--points", "10000", seen=interrupt_once_planning
+        tmp_path / "stdout",
+        *asked,
+        *("--points", "10000", "--effort", "high"),  # minutes, if nobody ends it
+        seen=interrupt_once_planning,
     )
     assert interrupted
     assert status == 130

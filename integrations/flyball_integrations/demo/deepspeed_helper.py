@@ -8,8 +8,9 @@ can be told from a build in progress, and removed.
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flyball_integrations.demo.child_process import ChildProcess
@@ -20,6 +21,8 @@ from flyball_integrations.demo.run_folder import tail
 _BUILD = "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
 _LOCK_POLL_S = 0.2
 _BUILD_TIMEOUT_S = 300.0
+# What is compiled is loaded in a few seconds, on a busy machine too.
+_LOAD_TIMEOUT_S = 30.0
 
 
 def compile_deepspeed_helper(
@@ -38,11 +41,21 @@ def compile_deepspeed_helper(
             f"cannot write {folder} ({error.strerror}); set XDG_CACHE_HOME to a writable folder"
         ) from None
     with _only_here(folder / "flyball.lock", interruption):
-        leftovers = list(folder.glob("*/lock"))
+        leftovers = [lock for lock in folder.glob("*/lock") if _is_leftover(lock, interruption)]
         for leftover in leftovers:
             leftover.unlink(missing_ok=True)
         if leftovers or not list(folder.glob("*/*.so")):
             _compile(environment, log=log, interruption=interruption)
+
+
+def _is_leftover(lock: Path, interruption: Interruption) -> bool:
+    """Whether the process that made this lock file is gone; a living one that loads is quick."""
+    if not list(lock.parent.glob("*.so")):
+        return True
+    with suppress(FileNotFoundError):
+        while time.time() - lock.stat().st_mtime < _LOAD_TIMEOUT_S:
+            interruption.sleep(_LOCK_POLL_S)
+    return lock.exists()
 
 
 def _compile(environment: Mapping[str, str], *, log: Path, interruption: Interruption) -> None:

@@ -23,6 +23,8 @@ JOB_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
 MAX_STAGES = 4096
 MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
+# Where a rank stands among those of its stage.
+LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +156,8 @@ class RankRecord(Record):
     """A registered rank.
 
     Attributes:
+        dp_rank, tp_rank, cp_rank: where it stands in data, tensor and context parallelism;
+            all ranks of a stage run the same plan.
         acknowledged_version: the newest plan version it has said it holds; None: none since
             it registered.
         current_step: the step it was in when it last acknowledged.
@@ -167,12 +171,17 @@ class RankRecord(Record):
     gpu_uuid: str
     emulated: bool
     client_version: str
+    dp_rank: int = 0
+    tp_rank: int = 0
+    cp_rank: int = 0
     acknowledged_version: int | None = None
     current_step: int | None = None
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank, most=MAX_RANKS - 1)
         check_count("stage", self.stage, most=MAX_STAGES - 1)
+        for field in LAYOUT_FIELDS:
+            check_count(field, getattr(self, field), most=MAX_RANKS - 1)
         for field in ("host", "gpu_name", "gpu_uuid", "client_version"):
             check_text(field, getattr(self, field))
         if self.acknowledged_version is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.plan_request import check_spec
 from flyball_server.jobs.planning_turn import plan_if_needed
-from flyball_server.jobs.records import JobRecord, JobSpec, RankRecord
+from flyball_server.jobs.records import LAYOUT_FIELDS, JobRecord, JobSpec, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
 
@@ -47,7 +48,7 @@ def register_rank(services: JobServices, rank: RankRecord) -> RankRecord:
 
     Raises:
         UnknownJobError: no such job.
-        InvalidFieldError: its number or stage is not one of the job's.
+        InvalidFieldError: its number, stage or place in the layout is not one of the job's.
     """
     with services.store.writing() as writer:
         spec = require_job(writer, rank.job_id).in_force
@@ -57,6 +58,10 @@ def register_rank(services: JobServices, rank: RankRecord) -> RankRecord:
             raise InvalidFieldError(
                 "stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}"
             )
+        # Each stage has a rank at least, and the others may all be of this one.
+        most_of_stage = spec.num_ranks - spec.num_stages
+        for field in LAYOUT_FIELDS:
+            check_count(field, getattr(rank, field), most=most_of_stage)
         writer.save_rank(rank)
     return rank
 

@@ -78,7 +78,14 @@ _CLOCK_MISSES = (
     "ALTER TABLE steps ADD COLUMN num_thermally_capped BIGINT NOT NULL DEFAULT 0",
 )
 
-MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES)
+# Where a rank stands in data, tensor and context parallelism; older clients have not told.
+_RANK_LAYOUT = (
+    "ALTER TABLE ranks ADD COLUMN dp_rank INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE ranks ADD COLUMN tp_rank INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE ranks ADD COLUMN cp_rank INTEGER NOT NULL DEFAULT 0",
+)
+
+MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT)
 NEWEST_SCHEMA = len(MIGRATIONS)
 
 

@@ -65,6 +65,9 @@ def rank_of(row: Row[Any]) -> RankRecord:
         client_version=row.client_version,
         acknowledged_version=row.acknowledged_version,
         current_step=row.current_step,
+        dp_rank=row.dp_rank,
+        tp_rank=row.tp_rank,
+        cp_rank=row.cp_rank,
     )
 
 

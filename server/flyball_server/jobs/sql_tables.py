@@ -55,6 +55,9 @@ RANKS = Table(
     Column("client_version", Text, nullable=False),
     Column("acknowledged_version", BigInteger),
     Column("current_step", BigInteger),
+    Column("dp_rank", Integer, nullable=False),
+    Column("tp_rank", Integer, nullable=False),
+    Column("cp_rank", Integer, nullable=False),
 )
 
 PLANS = Table(

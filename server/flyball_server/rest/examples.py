@@ -20,6 +20,9 @@ RANK_REGISTRATION = wire.RankRegistration(
     gpu_uuid="EMULATED-0",
     emulated=True,
     client_version="0.1.0",
+    dp_rank=0,
+    tp_rank=0,
+    cp_rank=0,
 )
 
 PROFILE_CSV = """stage,instruction,frequency,time,energy
@@ -66,6 +69,9 @@ RANK = wire.RankView(
     gpu_uuid=RANK_REGISTRATION.gpu_uuid,
     emulated=RANK_REGISTRATION.emulated,
     client_version=RANK_REGISTRATION.client_version,
+    dp_rank=RANK_REGISTRATION.dp_rank,
+    tp_rank=RANK_REGISTRATION.tp_rank,
+    cp_rank=RANK_REGISTRATION.cp_rank,
     acknowledged_version=1,
     current_step=12,
 )

@@ -63,10 +63,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 def engine() -> Any:  # noqa: ANN401 - stands for DeepSpeed's engine
     """What attach looks at."""
-    from deepspeed.runtime.pipe import schedule  # noqa: PLC0415 - skipped without it
+    from deepspeed.runtime.pipe.engine import PipelineEngine  # noqa: PLC0415 - skipped without it
 
     attributes: dict[str, object] = {
-        "grid": None,
+        "grid": SimpleNamespace(
+            get_data_parallel_rank=lambda: 0, get_slice_parallel_rank=lambda: 0
+        ),
         "device": torch.device("cpu"),
         "global_rank": 0,
         "stage_id": 0,
@@ -74,7 +76,7 @@ def engine() -> Any:  # noqa: ANN401 - stands for DeepSpeed's engine
         "num_stages": 2,
         "micro_batches": 4,
         "train_batch": lambda: None,
-        "_INSTRUCTION_MAP": {schedule.ForwardPass: print, schedule.BackwardPass: print},
+        "_INSTRUCTION_MAP": dict.fromkeys(PipelineEngine._INSTRUCTION_MAP, print),
     }
     return SimpleNamespace(**attributes)
 

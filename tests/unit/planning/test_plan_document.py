@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.plan_document import (
@@ -109,6 +110,7 @@ def test_a_plan_survives_being_written_and_read(
             num_microbatches=num_microbatches,
             blocking_power_w=(0.1,),
             schedule=schedule,
+            effort=Effort.LOW,
         )
     )
     text = json.dumps(plan_document(plan, solve_s=0.0), allow_nan=False)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -37,6 +38,7 @@ def test_a_plan_simulates_to_its_own_prediction(
             num_microbatches=num_microbatches,
             blocking_power_w=(12.5,),
             schedule=schedule,
+            effort=Effort.LOW,
         )
     )
     simulation = simulate(*model_of_plan(profile, plan))

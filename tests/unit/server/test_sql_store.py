@@ -17,6 +17,7 @@ from flyball_server.jobs.errors import (
     StoreTooNewError,
     StoreUnavailableError,
 )
+from flyball_server.jobs.sql_migrations import NEWEST_SCHEMA
 from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.sql_tables import METADATA
 from flyball_server.jobs.sqlite_engine import make_sqlite_engine
@@ -114,7 +115,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     store.open()
     store.close()
     execute(file, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 3"):
+    with pytest.raises(StoreTooNewError, match=f"has schema 99, newer than {NEWEST_SCHEMA}"):
         SqlJobStore(file).open()
 
 

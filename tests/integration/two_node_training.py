@@ -1,0 +1,168 @@
+"""What each of four ranks on two nodes runs for test_two_nodes.py: two pipelines of two stages.
+
+Rank 0 gives the job its profile and at the end asks the planner what it knows; every rank writes
+what it saw itself into a JSON file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import nn
+
+from flyball_client.errors import PlannerError
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.planner_client import PlannerClient
+from flyball_integrations.deepspeed_pipeline import attach, detach
+from flyball_integrations.demo.clock_witness import ClockWitness
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile_csv import write_stage_profile
+
+JOB_ID = "two-nodes"
+NUM_MICROBATCHES = 4
+BLOCKING_POWER_W = 80.0
+# The first of them is a warm-up.
+NUM_PLANNED_STEPS = 5
+_MAX_STEPS = 60
+# So slow that what training costs beside the emulated instructions hardly shows.
+_TIME_SCALE = 2.0
+_WIDTH = 16
+
+# MHz, s, J of both ranks of a stage; the second stage has less to do.
+_POINTS = {
+    (0, InstructionKind.FORWARD): ((1410, 0.1, 60.0), (1305, 0.106, 52.0), (1200, 0.113, 46.0)),
+    (0, InstructionKind.BACKWARD): ((1410, 0.2, 124.0), (1305, 0.211, 108.0), (1200, 0.224, 98.0)),
+    (1, InstructionKind.FORWARD): ((1410, 0.07, 42.0), (1305, 0.074, 37.0), (1200, 0.079, 33.0)),
+    (1, InstructionKind.BACKWARD): ((1410, 0.14, 86.0), (1305, 0.148, 75.0), (1200, 0.157, 66.0)),
+}
+
+
+def profile() -> StageProfile:
+    """Of stages that two ranks each run."""
+    points = {
+        key: tuple(
+            OperatingPoint(frequency_mhz=mhz, time_s=time_s, energy_j=energy_j)
+            for mhz, time_s, energy_j in rows
+        )
+        for key, rows in _POINTS.items()
+    }
+    return StageProfile(points=points, num_ranks_per_stage=(2, 2))
+
+
+def main(folder: Path, planner_url: str) -> None:
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo")
+    engine = _engine()
+    gpu = EmulatedGpu(
+        profile(),
+        engine.stage_id,
+        blocking_power_w=BLOCKING_POWER_W,
+        time_scale=_TIME_SCALE,
+    )
+    witness = ClockWitness(gpu)
+    session = attach(
+        engine,
+        job_id=JOB_ID,
+        planner_url=planner_url,
+        gpu=gpu,
+        observer=witness,
+        p2p="eager",
+        blocking_power_w=[BLOCKING_POWER_W],
+    )
+    samples = _samples(engine.grid.get_data_parallel_rank())
+    num_planned = 0
+    with PlannerClient(planner_url, token=os.environ["FLYBALL_TOKEN"]) as planner:
+        is_profiled = False
+        for _ in range(_MAX_STEPS):
+            witness.begin_step()
+            engine.train_batch(samples)
+            if engine.global_rank == 0 and not is_profiled:
+                is_profiled = _give_profile(planner)
+            num_planned += session.active_version is not None
+            if _rank_0_says(num_planned >= NUM_PLANNED_STEPS):
+                break
+        timings = session.last_step_timings
+        detach(engine)
+        witness.write(folder / f"clocks-{engine.global_rank}.json")
+        findings: dict[str, Any] = {
+            "rank": engine.global_rank,
+            "host": socket.gethostname(),
+            "stage": engine.stage_id,
+            "dp_rank": engine.grid.get_data_parallel_rank(),
+            "steps": [asdict(step) for step in session.history],
+            "last_step_timings": [asdict(timing) for timing in timings],
+            "num_dropped": session.num_dropped_measurements,
+        }
+        # All have posted what they measured when they have detached.
+        torch.distributed.barrier()
+        if engine.global_rank == 0:
+            findings |= _what_the_planner_knows(planner)
+    (folder / f"rank-{engine.global_rank}.json").write_text(json.dumps(findings))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _engine() -> PipelineEngine:
+    torch.manual_seed(7)
+    model = PipelineModule(
+        layers=[nn.Linear(_WIDTH, _WIDTH) for _ in range(4)],
+        num_stages=2,
+        loss_fn=nn.functional.mse_loss,
+        partition_method="uniform",
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": NUM_MICROBATCHES,
+            "steps_per_print": 10**9,
+        },
+    )
+    return engine
+
+
+def _samples(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        sample = torch.randn(2, _WIDTH, generator=generator)
+        yield sample, sample.roll(1, dims=1)
+
+
+def _give_profile(planner: PlannerClient) -> bool:
+    """Whether the job is known by now, and has it."""
+    try:
+        planner.put_profile_csv(JOB_ID, write_stage_profile(profile()))
+    except PlannerError:
+        return False
+    return True
+
+
+def _what_the_planner_knows(planner: PlannerClient) -> dict[str, Any]:
+    return {
+        "job": asdict(planner.get_job(JOB_ID)),
+        "plans": [asdict(plan) for plan in planner.list_plans(JOB_ID)],
+        "steps of the job": [asdict(step) for step in planner.list_steps(JOB_ID)],
+    }
+
+
+def _rank_0_says(decision: bool) -> bool:
+    said = torch.tensor([int(decision)])
+    torch.distributed.broadcast(said, src=0)
+    return bool(said.item())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

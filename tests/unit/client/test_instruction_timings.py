@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.client.recording_gpu import RecordingGpu
+
+from flyball_client import instruction_timings
+from flyball_client.gpu._base import GpuError
+from flyball_client.instruction_timings import InstructionTiming, TimingRecorder
+from flyball_client.rank_session import RankSession
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.moment_s = 100.0
+
+    def __call__(self) -> float:
+        return self.moment_s
+
+    def move(self, seconds: float) -> None:
+        """Let time pass."""
+        self.moment_s += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def session(clock: Clock) -> RankSession:
+    """Without a planner: nothing is started."""
+    return RankSession(gpu=RecordingGpu(), job_id="job", rank=0, stage=0, planner=None, clock=clock)
+
+
+def run(
+    session: RankSession, clock: Clock, kind: str, seconds: float, microbatch: int | None = None
+) -> None:
+    session.on_instruction_begin(kind, microbatch=microbatch)
+    clock.move(seconds)
+    session.on_instruction_end(kind, microbatch=microbatch)
+
+
+def test_a_step_shows_when_each_instruction_ran_and_what_it_waited_for(
+    session: RankSession, clock: Clock
+) -> None:
+    session.on_step_begin()
+    clock.move(0.25)
+    session.on_transfer("receive", "forward", time_s=0.25)
+    run(session, clock, "forward", 1.0, microbatch=0)
+    session.on_transfer("send", "forward", time_s=0.125, microbatch=0)
+    clock.move(0.5)
+    session.on_transfer("receive", "backward", time_s=0.375)
+    run(session, clock, "backward", 2.0, microbatch=0)
+    session.on_transfer("send", "backward", time_s=0.0625, microbatch=0)
+    assert not session.last_step_timings  # not before the step is over
+    session.on_step_end()
+    assert session.last_step_timings == (
+        InstructionTiming(
+            kind="forward",
+            microbatch=0,
+            chunk=0,
+            began_s=0.25,
+            compute_time_s=1.0,
+            receive_time_s=0.25,
+            send_time_s=0.125,
+        ),
+        InstructionTiming(
+            kind="backward",
+            microbatch=0,
+            chunk=0,
+            began_s=1.75,
+            compute_time_s=2.0,
+            receive_time_s=0.375,
+            send_time_s=0.0625,
+        ),
+    )
+
+
+def test_the_last_step_stays_while_the_next_one_runs_and_gives_way_to_it(
+    session: RankSession, clock: Clock
+) -> None:
+    for seconds in (1.0, 2.0, 3.0):
+        before = session.last_step_timings
+        session.on_step_begin()
+        run(session, clock, "forward", seconds)
+        session.on_transfer("send", "forward", time_s=seconds)
+        assert session.last_step_timings == before
+        session.on_step_end()
+        (timing,) = session.last_step_timings
+        assert (timing.compute_time_s, timing.send_time_s) == (seconds, seconds)
+        assert timing.receive_time_s == 0.0
+
+
+def test_a_shorter_step_shows_nothing_of_a_longer_one(session: RankSession, clock: Clock) -> None:
+    for num_instructions in (5, 5, 2):
+        session.on_step_begin()
+        for microbatch in range(num_instructions):
+            run(session, clock, "forward", 1.0, microbatch)
+        session.on_step_end()
+    assert [timing.microbatch for timing in session.last_step_timings] == [0, 1]
+
+
+def test_a_receive_is_the_next_instructions_of_its_kind(session: RankSession, clock: Clock) -> None:
+    session.on_step_begin()
+    session.on_transfer("receive", "backward", time_s=1.0)
+    session.on_transfer("receive", "backward", time_s=2.0)
+    for kind in ("forward", "backward", "backward"):
+        run(session, clock, kind, 1.0)
+    session.on_step_end()
+    received_s = [timing.receive_time_s for timing in session.last_step_timings]
+    assert received_s == [0.0, 3.0, 0.0]
+
+
+def test_a_send_is_that_of_the_instruction_named_however_late_it_comes(
+    session: RankSession, clock: Clock
+) -> None:
+    session.on_step_begin()
+    for microbatch in range(3):
+        run(session, clock, "forward", 1.0, microbatch)
+    run(session, clock, "backward", 1.0, 1)
+    session.on_transfer("send", "forward", time_s=5.0, microbatch=1)
+    session.on_transfer("send", "forward", time_s=6.0)  # the last one's
+    session.on_transfer("send", "forward", time_s=7.0, microbatch=9)  # did not run
+    session.on_transfer("send", "backward", time_s=8.0, microbatch=1, chunk=1)  # likewise
+    session.on_step_end()
+    sent_s = [timing.send_time_s for timing in session.last_step_timings]
+    assert sent_s == [0.0, 5.0, 6.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "break_off",
+    [RankSession.on_step_failed, RankSession.on_step_begin],
+    ids=["said to have failed", "abandoned"],
+)
+def test_a_step_that_is_broken_off_leaves_the_last_measured_one(
+    session: RankSession, clock: Clock, break_off: Callable[[RankSession], None]
+) -> None:
+    session.on_step_begin()
+    run(session, clock, "forward", 1.0, 0)
+    session.on_step_end()
+    measured = session.last_step_timings
+    session.on_step_begin()
+    session.on_transfer("receive", "forward", time_s=9.0)
+    session.on_instruction_begin("forward", microbatch=0)
+    break_off(session)
+    assert session.last_step_timings == measured
+    session.on_step_begin()
+    run(session, clock, "forward", 2.0, 0)
+    session.on_step_end()
+    (timing,) = session.last_step_timings
+    assert (timing.compute_time_s, timing.receive_time_s) == (2.0, 0.0)
+
+
+def test_what_runs_outside_of_steps_is_not_recorded(session: RankSession, clock: Clock) -> None:
+    run(session, clock, "forward", 1.0)
+    session.on_transfer("receive", "forward", time_s=1.0)
+    session.on_step_begin()
+    run(session, clock, "backward", 1.0)
+    session.on_step_end()
+    run(session, clock, "forward", 1.0)
+    assert [timing.kind for timing in session.last_step_timings] == ["backward"]
+
+
+def test_a_step_without_end_takes_bounded_memory_and_keeps_its_first_instructions(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_timings, "MAX_INSTRUCTIONS", 2)
+    recorder = TimingRecorder(clock)
+    recorder.begin_step()
+    for microbatch in range(5):
+        recorder.begin("forward", microbatch, 0)
+        clock.move(1.0 + microbatch)
+        recorder.end()
+    recorder.end_step()
+    kept = recorder.last_step()
+    assert [(timing.microbatch, timing.compute_time_s) for timing in kept] == [(0, 1.0), (1, 2.0)]
+
+
+def test_an_instruction_whose_end_is_not_told_took_no_time(clock: Clock) -> None:
+    recorder = TimingRecorder(clock)
+    recorder.begin_step()
+    recorder.begin("forward", None, 0)
+    clock.move(1.0)
+    recorder.begin("backward", None, 0)
+    clock.move(2.0)
+    recorder.end()
+    recorder.end()
+    recorder.end_step()
+    assert [timing.compute_time_s for timing in recorder.last_step()] == [0.0, 2.0]
+
+
+def test_a_clock_that_fails_ends_the_setting_of_clocks_and_not_training(
+    session: RankSession, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class FailingClock(Clock):
+        def __call__(self) -> float:
+            raise GpuError("no time any more")
+
+    session._timings = TimingRecorder(FailingClock())
+    session.on_step_begin()
+    run(session, clock, "forward", 1.0)
+    session.on_transfer("send", "forward", time_s=1.0)
+    session.on_step_end()
+    assert [record.getMessage() for record in caplog.records if "no time" in record.getMessage()]
+    assert session.current_step == 1

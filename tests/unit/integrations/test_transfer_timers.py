@@ -1,0 +1,175 @@
+"""Timing of receives and sends, by the host's clock and by events that stand for the GPU's."""
+
+from __future__ import annotations
+
+import pytest
+
+from flyball_client.instruction_timings import Transfer
+from flyball_integrations.transfer_timers import DeviceTransferTimer, HostTransferTimer
+
+Told = list[tuple[str, str, float, int | None]]
+
+
+class Device:
+    """A GPU's stream: what is launched on it is over only when it is waited for."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.num_events = 0
+        self.num_waits = 0
+        self.fails = False
+        self._pending: list[Event] = []
+
+    def make_event(self, *, enable_timing: bool) -> Event:
+        """An event, as torch.cuda.Event makes it."""
+        assert enable_timing
+        self.num_events += 1
+        return Event(self)
+
+    def launched(self, event: Event) -> None:
+        """It is over when the stream has come to it."""
+        if self.fails:
+            raise RuntimeError("CUDA error")
+        event.launched_ms = self.now_ms
+        event.over_ms = None
+        self._pending.append(event)
+
+    def synchronize(self) -> None:
+        """All that was launched is over."""
+        for event in self._pending:
+            event.over_ms = event.launched_ms
+        self._pending.clear()
+
+
+class Event:
+    """One event of it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.launched_ms = 0.0
+        self.over_ms: float | None = None
+
+    def record(self) -> None:
+        """Launch it."""
+        self._device.launched(self)
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        self._device.num_waits += 1
+        self._device.synchronize()
+
+    def elapsed_time(self, after: Event) -> float:
+        """Between this and a later event, ms; refused as CUDA does while one is not over."""
+        if self.over_ms is None or after.over_ms is None:
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return after.over_ms - self.over_ms
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.told: Told = []
+
+    def __call__(
+        self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
+    ) -> None:
+        self.told.append((transfer, kind, time_s, microbatch))
+
+
+def transfer(
+    timer: DeviceTransferTimer, device: Device, ms: float, microbatch: int | None = None
+) -> None:
+    timer.begin()
+    device.now_ms += ms
+    timer.end("receive" if microbatch is None else "send", "forward", microbatch)
+
+
+def test_on_the_host_a_transfer_is_told_when_its_call_returns() -> None:
+    listener, moments_s = Listener(), iter([1.0, 1.5, 7.0, 9.0])
+    timer = HostTransferTimer(listener, clock_s=lambda: next(moments_s))
+    timer.begin()
+    timer.end("receive", "backward", None)
+    assert listener.told == [("receive", "backward", 0.5, None)]
+    timer.begin()
+    timer.end("send", "forward", 3)
+    for do_nothing in (timer.tell, timer.end_step, timer.forget):
+        do_nothing()
+    assert listener.told[1:] == [("send", "forward", 2.0, 3)]
+
+
+def test_on_a_device_transfers_are_told_once_it_has_been_waited_for_and_not_waited_for_here() -> (
+    None
+):
+    device, listener = Device(), Listener()
+    timer = DeviceTransferTimer(listener, make_event=device.make_event)
+    transfer(timer, device, 250)
+    transfer(timer, device, 500, microbatch=2)
+    assert listener.told == []
+    device.synchronize()
+    timer.tell()
+    assert listener.told == [
+        ("receive", "forward", 0.25, None),
+        ("send", "forward", 0.5, 2),
+    ]
+    timer.tell()
+    assert len(listener.told) == 2
+    assert device.num_waits == 0
+
+
+def test_events_are_used_again() -> None:
+    device, listener = Device(), Listener()
+    timer = DeviceTransferTimer(listener, make_event=device.make_event)
+    for ms in (125.0, 250.0, 375.0):
+        transfer(timer, device, ms)
+        device.synchronize()
+        timer.tell()
+    assert [time_s for _, _, time_s, _ in listener.told] == [0.125, 0.25, 0.375]
+    assert device.num_events == 2
+
+
+def test_the_sends_after_the_last_computation_are_told_when_the_step_ends() -> None:
+    device, listener = Device(), Listener()
+    timer = DeviceTransferTimer(listener, make_event=device.make_event)
+    timer.end_step()
+    assert device.num_waits == 0
+    transfer(timer, device, 250, microbatch=1)
+    timer.end_step()
+    assert listener.told == [("send", "forward", 0.25, 1)]
+    assert device.num_waits == 1
+
+
+def test_transfers_of_a_step_that_was_broken_off_are_never_told() -> None:
+    device, listener = Device(), Listener()
+    timer = DeviceTransferTimer(listener, make_event=device.make_event)
+    transfer(timer, device, 250)
+    timer.forget()
+    timer.tell()
+    timer.end_step()
+    assert listener.told == []
+
+
+def test_events_that_fail_end_the_timing_with_one_line_and_nothing_is_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    device, listener = Device(), Listener()
+    timer = DeviceTransferTimer(listener, make_event=device.make_event)
+    transfer(timer, device, 250)
+    timer.tell()  # nobody has waited for the device
+    device.fails = True
+    transfer(timer, device, 250)
+    timer.end_step()
+    assert listener.told == []
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "receives and sends are no longer timed: Both events must be completed before"
+        " calculating elapsed time."
+    )
+
+
+def test_a_device_that_cannot_record_ends_the_timing_too(caplog: pytest.LogCaptureFixture) -> None:
+    device = Device()
+    timer = DeviceTransferTimer(Listener(), make_event=device.make_event)
+    timer.begin()
+    device.fails = True
+    timer.end("send", "forward", 0)
+    timer.begin()
+    assert len(caplog.records) == 1
