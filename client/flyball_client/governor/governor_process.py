@@ -149,8 +149,9 @@ class GovernorProcess:
     def _serve_once(self) -> bool:
         """Wait for something to happen and see to it; whether to go on."""
         ready = self._poll.poll(1000 * TICK_S)
-        if self._is_woken() and len(ready) == 1 and self._is_told_of_ends:
-            # Just a request: the poll would have told of a signal, and of whoever is gone.
+        is_request = self._is_woken() and len(ready) == 1 and not self._is_silent()
+        if is_request and self._is_told_of_ends:
+            # Just that: the poll would have told of a signal, and of whoever is gone.
             self._keeper.serve()
             self._keeper.read_back()
             if self._words[words_of.REQUEST] & words_of.MHZ_MASK != words_of.QUIT:
@@ -186,10 +187,13 @@ class GovernorProcess:
             return words_of.GIVEN_UP, f"the launcher (process {pid}) is gone"
         if self._words[words_of.REQUEST] & words_of.MHZ_MASK == words_of.QUIT:
             return words_of.ENDED, "the session was closed"
-        silent_s = (time.monotonic_ns() - self._words[words_of.HOOK_NS]) / 1e9
-        if silent_s > self._charge.lease_s:
+        if self._is_silent():
             return None, "no hook was called for a lease"
         return None
+
+    def _is_silent(self) -> bool:
+        silent_s = (time.monotonic_ns() - self._words[words_of.HOOK_NS]) / 1e9
+        return silent_s > self._charge.lease_s
 
     # ------------------------------------------------------------------ both
 
