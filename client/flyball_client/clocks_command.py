@@ -184,7 +184,7 @@ def _emulated_gpus(file: Path, stage: int | None) -> list[GpuClocks]:
             name=f"emulated GPU of stage {stage}",
             uuid=None,
             emulated=True,
-            sm_clocks_mhz=profiled_clocks_mhz(profile, stage),
+            sm_clocks_mhz=profiled_clocks_mhz((profile,), stage),
         )
         for stage in stages
     ]

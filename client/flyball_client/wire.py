@@ -27,7 +27,8 @@ class JobRegistration:
         num_stages: pipeline stages, at least 1.
         num_microbatches: microbatches of one iteration, at least 1.
         num_ranks: ranks that must have a plan before it takes effect; null: one per stage.
-        schedule: `gpipe`, `1f1b` or `envpipe`.
+        schedule: `gpipe`, `1f1b`, `interleaved-1f1b`, ... (docs/schedules.md has them all), or
+            `explicit` with an `order`.
         policy: `baseline`, `uniform`, `envelope` or `frontier`; null: the planner's default.
         reconfigure: `default`, `greedy` or `balanced`; EnvPipe's policies look at it.
         target: `fastest`, `slowdown:0.05`, `deadline:2.9` (s), `least-energy` or `power:8000`
@@ -40,6 +41,12 @@ class JobRegistration:
             `free_memory_bytes` it bounds the extra warm-up forwards of `envpipe`.
         free_memory_bytes: bytes free beside what 1F1B holds, per stage.
         emulated: the job's GPUs are emulated; shown wherever its figures are.
+        checkpoint: which microbatches `torchgpipe` computes forward again before their backward:
+            `except_last`, `always` or `never`; null: the first.
+        order: with schedule `explicit` only: per stage, in the order of execution,
+            `[kind, microbatch]` or `[kind, microbatch, chunk]`.
+        virtual_stages: beside `order`: per stage, the position in the model of each of its
+            chunks, from 0; null: one chunk each, in the order of the stages.
     """
 
     num_stages: int
@@ -55,6 +62,9 @@ class JobRegistration:
     activation_bytes: tuple[int, ...] | None = None
     free_memory_bytes: tuple[int, ...] | None = None
     emulated: bool = False
+    checkpoint: str | None = None
+    order: tuple[tuple[tuple[str | int, ...], ...], ...] | None = None
+    virtual_stages: tuple[tuple[int, ...], ...] | None = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
@@ -86,7 +96,11 @@ class RankRegistration:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow:
-    """One measured operating point; a JSON profile is a list of these."""
+    """One measured operating point; a JSON profile is a list of these.
+
+    Attributes:
+        chunk: model chunk of the stage, from 0; null: the whole stage.
+    """
 
     stage: int
     instruction: str
@@ -98,6 +112,7 @@ class ProfileRow:
     pp_rank: int | None = None
     tp_rank: int | None = None
     num_ranks: int | None = None
+    chunk: int | None = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 

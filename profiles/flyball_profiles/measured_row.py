@@ -19,6 +19,8 @@ RANK_COLUMNS = ("rank", DP_RANK_COLUMN, "pp_rank", "tp_rank")
 # Ours: how many ranks a row's energy holds, where a profile is written after its ranks were
 # merged. Other readers ignore it; without it a row counts as one rank.
 NUM_RANKS_COLUMN = "num_ranks"
+# Which model chunk of the stage a row is of; empty or absent: the whole stage.
+CHUNK_COLUMN = "chunk"
 
 RankKey = tuple[tuple[str, int], ...]
 
@@ -38,6 +40,7 @@ class MeasuredRow:
         kind: the instruction measured.
         rank: (column, value) of each rank column; empty in a profile of one pipeline.
         num_ranks: ranks whose energy the row holds, at least 1.
+        chunk: the model chunk measured, from 0; None: the whole stage.
         point: clock, time and energy.
     """
 
@@ -46,12 +49,14 @@ class MeasuredRow:
     kind: InstructionKind
     rank: RankKey
     num_ranks: int
+    chunk: int | None
     point: OperatingPoint
 
     @property
     def named(self) -> str:
         """The row's key for people: `stage 0 forward at 1410 MHz`."""
-        return f"stage {self.stage} {self.kind} at {self.point.frequency_mhz} MHz"
+        of_chunk = "" if self.chunk is None else f" chunk {self.chunk}"
+        return f"stage {self.stage}{of_chunk} {self.kind} at {self.point.frequency_mhz} MHz"
 
 
 def parse_row(
@@ -78,6 +83,7 @@ def parse_row(
             kind=_kind(cells),
             rank=rank,
             num_ranks=num_ranks,
+            chunk=_chunk(cells),
             point=OperatingPoint(
                 frequency_mhz=int(_quantity(cells, "frequency", "frequency_mhz")),
                 time_s=_quantity(cells, "time", "time_s"),
@@ -105,6 +111,13 @@ def _count(cells: Mapping[str, object], column: str) -> int:
             f" not {_shown(cells[column])}"
         )
     return int(value)
+
+
+def _chunk(cells: Mapping[str, object]) -> int | None:
+    value = cells.get(CHUNK_COLUMN)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    return _count(cells, CHUNK_COLUMN)
 
 
 def _quantity(cells: Mapping[str, object], column: str, field: str) -> float:

@@ -65,6 +65,8 @@ def _merged(dp_rank: int, rows: Sequence[MeasuredRow], place: str) -> StageProfi
 
 def _check_alike(profiles: Sequence[StageProfile], rows: Sequence[MeasuredRow]) -> None:
     """All pipelines run the same program, so what one was measured at, all were."""
+    if len({len(profile.chunks) for profile in profiles}) > 1:
+        raise ProfileError("all pipelines must have been measured with the same number of chunks")
     for stage, kind in sorted({key for profile in profiles for key in profile.points}):
         having = [(stage, kind) in profile.points for profile in profiles]
         if not all(having):

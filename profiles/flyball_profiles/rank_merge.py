@@ -1,13 +1,15 @@
 """Merging measured rows, of one or of many ranks, into a stage profile.
 
 Data- and tensor-parallel ranks of a stage run the same plan, so one operating point stands for
-all of them: it takes as long as the slowest and the energy of all together.
+all of them: it takes as long as the slowest and the energy of all together. The rows of each
+model chunk are merged by themselves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from flyball_profiles.measured_row import MeasuredRow, RankKey, rank_name
 from flyball_profiles.stage_profile import (
@@ -32,6 +34,73 @@ def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
         ProfileError: a key stands twice, ranks were measured at different clocks, or the
             profile as a whole cannot be used; with the first line concerned where there is one.
     """
+    by_chunk: dict[int | None, list[MeasuredRow]] = {}
+    for row in rows:
+        by_chunk.setdefault(row.chunk, []).append(row)
+    whole = by_chunk.pop(None, [])
+    chunks = tuple(
+        _of_chunk(by_chunk, chunk, expected, place)
+        for expected, chunk in enumerate(sorted(chunk for chunk in by_chunk if chunk is not None))
+    )
+    if not chunks:
+        return _merge(whole, place)
+    if not whole:
+        return whole_stages(chunks)
+    return replace(_merge(whole, place), chunks=chunks)
+
+
+def _of_chunk(
+    by_chunk: Mapping[int | None, Sequence[MeasuredRow]], chunk: int, expected: int, place: str
+) -> StageProfile:
+    rows = by_chunk[chunk]
+    if chunk != expected:
+        raise ProfileError(
+            f"chunk {expected} is missing; chunks count from 0 without gaps", line=rows[0].line
+        )
+    try:
+        return _merge(rows, place)
+    except ProfileError as error:
+        message = f"chunk {chunk}: {error.message}"
+        raise ProfileError(message, line=error.line, stage=error.stage) from None
+
+
+def whole_stages(chunks: tuple[StageProfile, ...]) -> StageProfile:
+    """The profile whose stages run all their chunks one after the other, each at the same clock.
+
+    Times and energies of a kind add up at each clock that all chunks were measured at.
+
+    Raises:
+        ProfileError: the chunks share no such instructions, or fewer than two clocks.
+    """
+    first = chunks[0]
+    points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
+    for key in first.points:
+        if all(key in chunk.points for chunk in chunks):
+            points[key] = _summed([chunk.points[key] for chunk in chunks])
+    try:
+        return StageProfile(
+            points=points, num_ranks_per_stage=first.num_ranks_per_stage, chunks=chunks
+        )
+    except ProfileError as error:
+        raise ProfileError(
+            f"the chunks together, each at the same clock: {error.message}", stage=error.stage
+        ) from None
+
+
+def _summed(of_chunks: Sequence[Sequence[OperatingPoint]]) -> tuple[OperatingPoint, ...]:
+    by_clock = [{point.frequency_mhz: point for point in points} for points in of_chunks]
+    shared_mhz = [mhz for mhz in by_clock[0] if all(mhz in points for points in by_clock)]
+    return tuple(
+        OperatingPoint(
+            frequency_mhz=mhz,
+            time_s=math.fsum(points[mhz].time_s for points in by_clock),
+            energy_j=math.fsum(points[mhz].energy_j for points in by_clock),
+        )
+        for mhz in shared_mhz
+    )
+
+
+def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:
     groups = _grouped(rows, place)
     num_ranks = _num_ranks_per_stage(rows, groups)
     points: dict[tuple[int, InstructionKind], list[OperatingPoint]] = {}

@@ -103,15 +103,18 @@ class StageProfile:
         num_ranks_per_stage: per stage, the number of ranks (data- and tensor-parallel) whose
             energy the points hold (`r_s` of the energy formula); 1 each in a profile of one
             pipeline.
+        chunks: the profile of each model chunk, where stages hold several (interleaving) and
+            they were measured one by one; else empty. `points` are always of the whole stage.
 
     Raises:
         ProfileError: a stage number is skipped, a stage has neither `backward` nor both of
-            `backward_input` and `backward_weight`, has no `forward`, or a kind has fewer than
-            two frequencies.
+            `backward_input` and `backward_weight`, has no `forward`, a kind has fewer than
+            two frequencies, or a chunk is of other stages or ranks.
     """
 
     points: Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]]
     num_ranks_per_stage: tuple[int, ...]
+    chunks: tuple[StageProfile, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = {
@@ -122,6 +125,9 @@ class StageProfile:
         self._check_stages()
         for (stage, kind), points in ordered.items():
             _check_frequencies(stage, kind, points)
+        for chunk, profile in enumerate(self.chunks):
+            if profile.num_ranks_per_stage != self.num_ranks_per_stage or profile.chunks:
+                raise ProfileError(f"chunk {chunk} is not of the same stages and ranks")
 
     def _check_stages(self) -> None:
         stages = sorted({stage for stage, _ in self.points})
@@ -160,6 +166,22 @@ class StageProfile:
         """Number of pipeline stages."""
         return len(self.num_ranks_per_stage)
 
+    def by_chunk(self, num_chunks: int) -> tuple[StageProfile, ...]:
+        """The profile of each of a stage's `num_chunks` model chunks; of one, the whole stage.
+
+        Raises:
+            ProfileError: the profile was measured with another number of chunks.
+        """
+        if num_chunks == 1:
+            return (self,)
+        if num_chunks != len(self.chunks):
+            measured = f"{len(self.chunks)} chunks" if self.chunks else "no chunks"
+            raise ProfileError(
+                f"the profile has {measured}, and {num_chunks} are run; measure each chunk and"
+                " give its number in the column chunk"
+            )
+        return self.chunks
+
     def at(self, stage: int, kind: InstructionKind, frequency_mhz: int) -> OperatingPoint:
         """The measured point at exactly this clock.
 
@@ -188,6 +210,7 @@ class StageProfile:
                 if stage == old
             },
             num_ranks_per_stage=tuple(self.num_ranks_per_stage[old] for old in stages),
+            chunks=tuple(chunk.select_stages(stages) for chunk in self.chunks),
         )
 
 

@@ -2,7 +2,8 @@
 
 The columns are `stage,instruction,frequency,time,energy` (MHz, s, J). A profile of several
 ranks adds any of `rank,dp_rank,pp_rank,tp_rank`, which then belong to a row's key; it is read
-as one profile of all ranks merged, or as one for each data-parallel pipeline.
+as one profile of all ranks merged, or as one for each data-parallel pipeline. Where a stage
+holds several model chunks, the column `chunk` says which one a row is of.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from flyball_profiles.measured_row import (
+    CHUNK_COLUMN,
     NUM_RANKS_COLUMN,
     RANK_COLUMNS,
     REQUIRED_COLUMNS,
@@ -94,18 +96,31 @@ def parse_stage_profile_rows(rows: object) -> StageProfile:
         raise ProfileError(message, line=error.line, stage=error.stage) from None
 
 
-def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | str]]:
+def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | str | None]]:
     """The profile as rows of a JSON profile; `parse_stage_profile_rows` gives it back.
 
-    Rows run by stage, then instruction, then falling frequency. Where a stage holds the energy
-    of several ranks, every row has `num_ranks` too.
+    Rows run by stage, then instruction, then falling frequency; those of the whole stages come
+    first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
+    `num_ranks` too; where there are chunks, every row has `chunk`, None (an empty cell) for the whole stage.
     """
+    rows = _rows_of_whole_stages(profile)
+    if not profile.chunks:
+        return rows
+    of_chunks = [
+        {**row, CHUNK_COLUMN: chunk}
+        for chunk, of_chunk in enumerate(profile.chunks)
+        for row in _rows_of_whole_stages(of_chunk)
+    ]
+    return [*({**row, CHUNK_COLUMN: None} for row in rows), *of_chunks]
+
+
+def _rows_of_whole_stages(profile: StageProfile) -> list[dict[str, int | float | str | None]]:
     with_num_ranks = any(num_ranks > 1 for num_ranks in profile.num_ranks_per_stage)
-    rows: list[dict[str, int | float | str]] = []
+    rows: list[dict[str, int | float | str | None]] = []
     for stage, num_ranks in enumerate(profile.num_ranks_per_stage):
         for kind in InstructionKind:
             for point in profile.points.get((stage, kind), ()):
-                row: dict[str, int | float | str] = {
+                row: dict[str, int | float | str | None] = {
                     "stage": stage,
                     "instruction": kind.value,
                     "frequency": point.frequency_mhz,
@@ -184,7 +199,7 @@ def _checked_columns(header: tuple[str, ...], line: int) -> tuple[str, ...]:
             f"missing column{plural} {', '.join(missing)}; the header must have {_HEADER}",
             line=line,
         )
-    for column in (*REQUIRED_COLUMNS, *RANK_COLUMNS, NUM_RANKS_COLUMN):
+    for column in (*REQUIRED_COLUMNS, *RANK_COLUMNS, CHUNK_COLUMN, NUM_RANKS_COLUMN):
         if columns.count(column) > 1:
             raise ProfileError(f"the column {column} stands twice in the header", line=line)
     return columns

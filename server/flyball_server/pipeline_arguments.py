@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 
 from flyball_client.command import CommandError
 from flyball_server import offline_inputs
+from flyball_server.order_file import read_order
 from flyball_server.planning import planner
 from flyball_server.planning.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.effort import Effort
@@ -14,6 +16,8 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import MAX_NUM_MICROBATCHES, ActivationMemory
+from flyball_server.planning.schedules.explicit import EXPLICIT
+from flyball_server.planning.schedules.gpipe import CHECKPOINT_MODES
 
 # How data-parallel pipelines are planned: one plan for all, or one for each.
 MERGED, SEPARATE = "merged", "separate"
@@ -37,7 +41,24 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"microbatches of one iteration, 1 to {MAX_NUM_MICROBATCHES}",
     )
-    add_choice(parser, "--schedule", SCHEDULES, planner.DEFAULT_SCHEDULE)
+    names = [name for name in SCHEDULES if name != EXPLICIT]
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help=f"{', '.join(names)} (default {planner.DEFAULT_SCHEDULE})",
+    )
+    parser.add_argument(
+        "--order",
+        metavar="FILE",
+        type=Path,
+        help="an order in the place of a schedule: JSON, or torch.distributed.pipelining's CSV",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="MODE",
+        help=f"schedule torchgpipe: which microbatches are computed forward again before their"
+        f" backward: {', '.join(CHECKPOINT_MODES)} (default {CHECKPOINT_MODES[0]})",
+    )
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
     parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
     _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
@@ -78,13 +99,14 @@ def request_of(
         if is_separate
         else (offline_inputs.read_profile(arguments.profile),)
     )
+    order = read_order(arguments.order) if arguments.order else None
     gpu = offline_inputs.gpu_window(arguments.gpu)
     granularity_mhz = gpu.reconfigure_granularity_mhz if gpu else None
     request = PlanRequest(
         profile=profiles[0],
         num_microbatches=arguments.microbatches,
         blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
-        schedule=arguments.schedule,
+        schedule=arguments.schedule or (EXPLICIT if order else planner.DEFAULT_SCHEDULE),
         policy=policy,
         reconfigure=reconfigure,
         target=target,
@@ -93,6 +115,8 @@ def request_of(
             granularity_mhz or planner.DEFAULT_RECONFIGURE_GRANULARITY_MHZ
         ),
         effort=Effort(arguments.effort),
+        checkpoint=arguments.checkpoint,
+        order=order,
     )
     return separate_pipelines(request, profiles) if is_separate else request
 
@@ -108,7 +132,8 @@ def _add_bytes(parser: argparse.ArgumentParser, option: str, what: str) -> None:
         option,
         metavar="N",
         type=_sizes,
-        help=f"schedule envpipe: bytes {what}, one value or one per stage",
+        help=f"bytes {what}, one value or one per stage: bounds the extra forwards of envpipe, and"
+        " an order that does not fit is refused",
     )
 
 

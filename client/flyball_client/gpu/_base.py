@@ -148,11 +148,11 @@ class InstructionObserver(Protocol):
     sleeps in `on_instruction_end` until the instruction has lasted as long as its profile says.
     """
 
-    def on_instruction_begin(self, kind: str) -> None:
-        """The computation begins."""
+    def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
+        """The computation begins, of one of the stage's model chunks."""
         ...
 
-    def on_instruction_end(self, kind: str) -> None:
+    def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
         """The computation has ended."""
         ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import uuid as uuids
 from collections import deque
+from collections.abc import Sequence
 
 from flyball_client.gpu._base import ClockLimit, GpuError
 from flyball_client.gpu.emulation_clock import EmulationClock, WallClock
@@ -27,6 +28,8 @@ class EmulatedGpu:
     Args:
         profile: where times and energies come from.
         stage: of the profile.
+        num_chunks: model chunks that the stage runs; with several, times and energies are those
+            of the profile's chunks.
         blocking_power_w: W while nothing runs, not negative.
         time_scale: wall seconds per emulated second; 2 runs twice as slowly. An overrun means
             that the computation is slower than the profile: a larger scale avoids it.
@@ -45,6 +48,7 @@ class EmulatedGpu:
         stage: int,
         *,
         blocking_power_w: float,
+        num_chunks: int = 1,
         time_scale: float = 1.0,
         switch_latency_s: float = 0.0,
         counter_period_s: float = 0.1,
@@ -58,8 +62,9 @@ class EmulatedGpu:
         _check("switch_latency_s", switch_latency_s, may_be_zero=True)
         _check("counter_period_s", counter_period_s)
         self._stage = stage
-        self._clocks_mhz = profiled_clocks_mhz(profile, stage)
-        self._points = _points_by_clock(profile, stage, self._clocks_mhz)
+        chunks = profile.by_chunk(num_chunks)
+        self._clocks_mhz = profiled_clocks_mhz(chunks, stage)
+        self._points = _points_by_clock(chunks, stage, self._clocks_mhz)
         self._meter = EnergyMeter(
             blocking_power_w=blocking_power_w, counter_period_s=counter_period_s
         )
@@ -71,7 +76,7 @@ class EmulatedGpu:
         self._uuid = f"EMULATED-{uuids.uuid4()}"
         self._in_force_mhz = self._clocks_mhz[0]
         self._requests: deque[tuple[float, int]] = deque()
-        self._running: tuple[str, float, OperatingPoint] | None = None
+        self._running: tuple[str, int, float, OperatingPoint] | None = None
         self._num_overruns = 0
         self._overrun_s = 0.0
         self._is_closed = False
@@ -159,7 +164,7 @@ class EmulatedGpu:
 
     # ------------------------------------------------------------------ InstructionObserver
 
-    def on_instruction_begin(self, kind: str) -> None:
+    def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
         """The computation begins; its time and energy follow from the clock in force now.
 
         Raises:
@@ -169,22 +174,23 @@ class EmulatedGpu:
         if self._running is not None:
             raise ValueError(f"{kind} begins while {self._running[0]} runs on {self._name}")
         now_s = self.emulated_time_s()
-        point = self._points.get((kind, self._settle_clock(now_s)))
+        point = self._points.get((kind, chunk, self._settle_clock(now_s)))
         if point is None:
-            raise ValueError(f"the profile has no {kind} of stage {self._stage} to emulate")
+            where = f"stage {self._stage}" + (f", chunk {chunk}" if chunk else "")
+            raise ValueError(f"the profile has no {kind} of {where} to emulate")
         self._meter.begin(point, now_s)
-        self._running = (kind, now_s, point)
+        self._running = (kind, chunk, now_s, point)
 
-    def on_instruction_end(self, kind: str) -> None:
+    def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
         """The computation has ended; returns when the profiled time is over too.
 
         Raises:
             ValueError: no such instruction is running.
         """
         self._check_open()
-        if self._running is None or self._running[0] != kind:
+        if self._running is None or self._running[:2] != (kind, chunk):
             raise ValueError(f"{kind} ends on {self._name} but is not running")
-        _, began_s, point = self._running
+        _, _, began_s, point = self._running
         done_s = began_s + point.time_s
         late_s = self.emulated_time_s() - done_s
         if late_s > 0:
@@ -213,11 +219,12 @@ class EmulatedGpu:
             raise GpuError(f"{self._name} is closed; make another to go on")
 
 
-def profiled_clocks_mhz(profile: StageProfile, stage: int) -> tuple[int, ...]:
+def profiled_clocks_mhz(chunks: Sequence[StageProfile], stage: int) -> tuple[int, ...]:
     """Every frequency that any instruction of the stage was profiled at, MHz, falling."""
     frequencies = {
         point.frequency_mhz
-        for (of_stage, _), points in profile.points.items()
+        for chunk in chunks
+        for (of_stage, _), points in chunk.points.items()
         if of_stage == stage
         for point in points
     }
@@ -225,10 +232,11 @@ def profiled_clocks_mhz(profile: StageProfile, stage: int) -> tuple[int, ...]:
 
 
 def _points_by_clock(
-    profile: StageProfile, stage: int, clocks_mhz: tuple[int, ...]
-) -> dict[tuple[str, int], OperatingPoint]:
+    chunks: Sequence[StageProfile], stage: int, clocks_mhz: tuple[int, ...]
+) -> dict[tuple[str, int, int], OperatingPoint]:
     return {
-        (kind.value, clock_mhz): _one_rank(profile, stage, kind, clock_mhz)
+        (kind.value, chunk, clock_mhz): _one_rank(profile, stage, kind, clock_mhz)
+        for chunk, profile in enumerate(chunks)
         for (of_stage, kind) in profile.points
         if of_stage == stage
         for clock_mhz in clocks_mhz

@@ -25,15 +25,15 @@ class ClockWitness:
         """The next training step begins."""
         self._steps.append([])
 
-    def on_instruction_begin(self, kind: str) -> None:
+    def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
         """Note the clock in force, and begin the emulated instruction."""
         if self._steps:
             self._steps[-1].append((kind, self._device.sm_clock_mhz()))
-        self._device.on_instruction_begin(kind)
+        self._device.on_instruction_begin(kind, chunk)
 
-    def on_instruction_end(self, kind: str) -> None:
+    def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
         """End the emulated instruction."""
-        self._device.on_instruction_end(kind)
+        self._device.on_instruction_end(kind, chunk)
 
     def write(self, file: Path) -> None:
         """Write the notes of all steps, in order, as JSON."""

@@ -8,7 +8,9 @@ from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import JobSpec
+from flyball_server.planning.dag import build_dag
 from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import (
     DEFAULT_POLICY,
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -18,6 +20,11 @@ from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import ActivationMemory
+from flyball_server.planning.schedules.explicit import (
+    EXPLICIT,
+    explicit_order,
+    schedule_of_order,
+)
 
 GpuTable = Callable[[str], GpuWindow]
 
@@ -33,6 +40,20 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
     _check_name("effort", spec.effort, tuple(Effort))
     _blocking_power_w(spec, _window(spec, gpu_table))
+    _check_order(spec)
+
+
+def _check_order(spec: JobSpec) -> None:
+    """Whether the order of schedule `explicit` is complete and runs to its end."""
+    if (spec.order is None) is (spec.schedule == EXPLICIT):
+        raise InvalidFieldError("order", f"give it with schedule {EXPLICIT}, and with no other")
+    if spec.order is None:
+        return
+    try:
+        order = explicit_order(spec.order, spec.virtual_stages)
+        build_dag(schedule_of_order(order, spec.num_microbatches))
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from None
 
 
 def plan_request(spec: JobSpec, profile: StageProfile, gpu_table: GpuTable) -> PlanRequest:
@@ -63,6 +84,8 @@ def plan_request(spec: JobSpec, profile: StageProfile, gpu_table: GpuTable) -> P
         activation_memory=memory,
         reconfigure_granularity_mhz=granularity_mhz,
         effort=Effort(spec.effort),
+        checkpoint=spec.checkpoint,
+        order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
     )
 
 

@@ -8,8 +8,12 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 
 
 def profile_document(profile: StageProfile) -> dict[str, Any]:
-    """The profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J]`."""
-    return {
+    """The profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J]`.
+
+    Where it has model chunks, `chunks` is a list of such documents.
+    """
+    chunks = [profile_document(chunk) for chunk in profile.chunks]
+    return ({"chunks": chunks} if chunks else {}) | {
         "num_ranks_per_stage": list(profile.num_ranks_per_stage),
         "points": [
             [stage, str(kind), point.frequency_mhz, point.time_s, point.energy_j]
@@ -26,4 +30,8 @@ def profile_from_document(document: dict[str, Any]) -> StageProfile:
         key = (int(stage), InstructionKind(kind))
         point = OperatingPoint(frequency_mhz=frequency_mhz, time_s=time_s, energy_j=energy_j)
         points[key] = (*points.get(key, ()), point)
-    return StageProfile(points=points, num_ranks_per_stage=tuple(document["num_ranks_per_stage"]))
+    return StageProfile(
+        points=points,
+        num_ranks_per_stage=tuple(document["num_ranks_per_stage"]),
+        chunks=tuple(profile_from_document(chunk) for chunk in document.get("chunks", ())),
+    )

@@ -23,6 +23,7 @@ JOB_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
 MAX_STAGES = 4096
 MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
+_TEXT_FIELDS = ("schedule", "policy", "reconfigure", "target", "effort", "gpu", "checkpoint")
 # Where a rank stands among those of its stage.
 LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
@@ -48,6 +49,8 @@ class JobSpec(Record):
             the table of `gpu`.
         activation_bytes: bytes held per microbatch, per stage; with `free_memory_bytes` or
             not at all.
+        checkpoint: of schedule `torchgpipe`; None: its default.
+        order, virtual_stages: of schedule `explicit`; as `explicit_order` takes them.
 
     Raises:
         InvalidFieldError: a value is out of its bounds.
@@ -66,15 +69,19 @@ class JobSpec(Record):
     free_memory_bytes: tuple[int, ...] | None
     emulated: bool
     effort: str = Effort.NORMAL.value
+    checkpoint: str | None = None
+    order: tuple[tuple[tuple[str | int, ...], ...], ...] | None = None
+    virtual_stages: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         check_count("num_stages", self.num_stages, least=1, most=MAX_STAGES)
         check_count("num_microbatches", self.num_microbatches, least=1, most=MAX_MICROBATCHES)
         check_count("num_ranks", self.num_ranks, least=self.num_stages, most=MAX_RANKS)
-        for field in ("schedule", "policy", "reconfigure", "target", "effort", "gpu"):
+        for field in _TEXT_FIELDS:
             check_text(field, getattr(self, field) or "")
         self._check_blocking_power()
         self._check_memory()
+        self._check_order()
 
     def _check_blocking_power(self) -> None:
         if self.blocking_power_w is None:
@@ -86,6 +93,12 @@ class JobSpec(Record):
         check_length("blocking_power_w", len(self.blocking_power_w), (1, self.num_stages))
         for power_w in self.blocking_power_w:
             check_quantity("blocking_power_w", power_w)
+
+    def _check_order(self) -> None:
+        if self.order is not None:
+            check_length("order", len(self.order), (self.num_stages,))
+        elif self.virtual_stages is not None:
+            raise InvalidFieldError("virtual_stages", "give it beside an order")
 
     def _check_memory(self) -> None:
         given = {

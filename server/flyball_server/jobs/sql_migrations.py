@@ -85,7 +85,17 @@ _RANK_LAYOUT = (
     "ALTER TABLE ranks ADD COLUMN cp_rank INTEGER NOT NULL DEFAULT 0",
 )
 
-MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT)
+# Specifications may give an order, and profiles and plans may have model chunks; what is stored has
+# none. An older planner must not read what it would time wrongly.
+_ORDERS = (
+    """UPDATE jobs SET
+        registered = '{"checkpoint": null, "order": null, "virtual_stages": null, '
+            || substr(registered, 2),
+        in_force = '{"checkpoint": null, "order": null, "virtual_stages": null, '
+            || substr(in_force, 2)""",
+)
+
+MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT, _ORDERS)
 NEWEST_SCHEMA = len(MIGRATIONS)
 
 

@@ -19,8 +19,6 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.planning.plan_document import plan_document, plan_from_document
 
-_SPEC_TUPLES = ("blocking_power_w", "activation_bytes", "free_memory_bytes")
-
 
 def job_values(job: JobRecord) -> dict[str, Any]:
     """The row of a job."""
@@ -114,7 +112,9 @@ def plan_of(row: Row[Any]) -> PlanRecord:
 
 def _spec_of(document: str) -> JobSpec:
     fields: dict[str, Any] = json.loads(document)
-    for name in _SPEC_TUPLES:
-        if fields[name] is not None:
-            fields[name] = tuple(fields[name])
-    return JobSpec(**fields)
+    return JobSpec(**{name: _with_tuples(value) for name, value in fields.items()})
+
+
+# What JSON holds has no better type.
+def _with_tuples(value: Any) -> Any:  # noqa: ANN401
+    return tuple(_with_tuples(item) for item in value) if isinstance(value, list) else value

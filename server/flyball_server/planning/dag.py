@@ -1,9 +1,10 @@
 """The dependency DAG of a schedule: what each instruction waits for.
 
-Along a stage every instruction waits for the one before it. Between stages
-`forward(s, m) -> forward(s+1, m)` and `backward(s+1, m) -> backward(s, m)`; on the last stage
+Along a stage every instruction waits for the one before it. Between virtual stages
+`forward(v, m) -> forward(v+1, m)` and `backward(v+1, m) -> backward(v, m)`; on the last one
 `forward -> backward`; `backward_input -> backward_weight`. So each instruction has at most two
-predecessors: one in its stage's order, and one that makes its input.
+predecessors: one in its stage's order, and one that makes its input. (Whatever else it needs of
+its own stage stands before it there: `Schedule` sees to that.)
 """
 
 from __future__ import annotations
@@ -49,26 +50,24 @@ class DependencyDag:
 def build_dag(schedule: Schedule) -> DependencyDag:
     """The DAG of a schedule's order.
 
+    Of a steady-state period it has the order along each stage only: what stages wait for each
+    other beyond that comes from earlier periods (`schedules/pipedream.py` says why it is enough).
+
     Raises:
-        PlanningError: the order deadlocks, or a stage has more than one model chunk (their
-            edges are other ones).
+        PlanningError: the order deadlocks.
     """
     nodes = [
         (stage, instruction)
         for stage, instructions in enumerate(schedule.stages)
         for instruction in instructions
     ]
-    if any(instruction.chunk for _, instruction in nodes):
-        raise PlanningError("model chunks are not supported; use one per stage", field="schedule")
-    number = {node: index for index, node in enumerate(nodes)}
-    last_stage = schedule.num_stages - 1
     order_predecessor = [
         index - 1 if index and nodes[index - 1][0] == stage else NONE
         for index, (stage, _) in enumerate(nodes)
     ]
-    data_predecessor = [
-        _data_predecessor(number, stage, instruction, last_stage) for stage, instruction in nodes
-    ]
+    data_predecessor = (
+        [NONE] * len(nodes) if schedule.is_periodic else _data_predecessors(nodes, schedule)
+    )
     return DependencyDag(
         stage=tuple(stage for stage, _ in nodes),
         instruction=tuple(instruction for _, instruction in nodes),
@@ -78,30 +77,42 @@ def build_dag(schedule: Schedule) -> DependencyDag:
     )
 
 
-def _data_predecessor(
-    number: dict[tuple[int, Instruction], int],
-    stage: int,
-    instruction: Instruction,
-    last_stage: int,
-) -> int:
-    kind, microbatch, chunk = instruction
-    if kind is InstructionKind.FORWARD:
-        sources = [] if stage == 0 else [(stage - 1, instruction)]
-    elif kind is InstructionKind.BACKWARD_WEIGHT:
-        sources = [(stage, Instruction(InstructionKind.BACKWARD_INPUT, microbatch, chunk))]
-    elif kind is InstructionKind.RECOMPUTE or stage == last_stage:
-        sources = [(stage, Instruction(InstructionKind.FORWARD, microbatch, chunk))]
-    else:
-        sources = [
-            (stage + 1, Instruction(of_kind, microbatch, chunk))
-            for of_kind in (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
-        ]
-    # A schedule is complete: one of the sources is always there, if there are any.
-    return next(number[source] for source in sources if source in number) if sources else NONE
+_Node = tuple[int, Instruction]  # with its stage
+_BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
+
+
+def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
+    number = {node: index for index, node in enumerate(nodes)}
+    virtual_stages = schedule.virtual_stages
+    holder = {
+        virtual: (stage, chunk)
+        for stage, of_stage in enumerate(virtual_stages)
+        for chunk, virtual in enumerate(of_stage)
+    }
+
+    def source_of(stage: int, instruction: Instruction) -> int:
+        kind, microbatch, chunk = instruction
+        virtual = virtual_stages[stage][chunk]
+        own_forward = (stage, Instruction(InstructionKind.FORWARD, microbatch, chunk))
+        if kind is InstructionKind.FORWARD:
+            if virtual == 0:
+                return NONE
+            before, its_chunk = holder[virtual - 1]
+            return number[before, Instruction(kind, microbatch, its_chunk)]
+        if kind is InstructionKind.BACKWARD_WEIGHT:
+            return number[stage, Instruction(InstructionKind.BACKWARD_INPUT, microbatch, chunk)]
+        if kind is InstructionKind.RECOMPUTE or virtual == len(holder) - 1:
+            return number[own_forward]
+        after, its_chunk = holder[virtual + 1]
+        sources = [(after, Instruction(of_kind, microbatch, its_chunk)) for of_kind in _BACKWARDS]
+        # A schedule is complete: one of them is always there.
+        return next(number[source] for source in sources if source in number)
+
+    return [source_of(stage, instruction) for stage, instruction in nodes]
 
 
 def _topological_order(
-    nodes: list[tuple[int, Instruction]],
+    nodes: list[_Node],
     order_predecessor: list[int],
     data_predecessor: list[int],
 ) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from flyball_server.planning.planner import (
     SEARCHING,
     PhaseReport,
     PlanRequest,
+    chunk_places,
     model_of_request,
     planned_stages,
     policy_request,
@@ -30,6 +31,7 @@ from flyball_server.planning.policies import POLICIES, choose
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.schedules._base import Schedule
+from flyball_server.planning.schedules.virtual_stages import VirtualStages
 from flyball_server.planning.simulator import Simulation, iteration_energy_j, simulate
 
 ItemT = TypeVar("ItemT")
@@ -144,6 +146,8 @@ def make_data_parallel_plan(
         baseline_iteration_time_s=baseline.iteration_time_s,
         baseline_energy_j=baseline.energy_j,
         lower_bound_j=choice.lower_bound_j,
+        virtual_stages=chunk_places(models[0].schedule),
+        weight_versions=models[0].schedule.weight_versions,
         pipelines=tuple(
             PlannedPipeline(
                 dp_rank=dp_rank,
@@ -178,6 +182,9 @@ def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
             name=models[0].schedule.name,
             num_microbatches=models[0].schedule.num_microbatches,
             stages=_chained(model.schedule.stages for model in models),
+            virtual_stages=_joint_virtual_stages([model.schedule for model in models]),
+            weight_versions=_chained(model.schedule.weight_versions or () for model in models)
+            or None,
         ),
         dag=_joint_dag(models),
         points=_chained(model.points for model in models),
@@ -255,6 +262,16 @@ def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:
         order_predecessor=shifted([dag.order_predecessor for dag in dags], first_node),
         data_predecessor=shifted([dag.data_predecessor for dag in dags], first_node),
         topological_order=shifted([dag.topological_order for dag in dags], first_node),
+    )
+
+
+def _joint_virtual_stages(schedules: Sequence[Schedule]) -> VirtualStages:
+    """The one pipeline's virtual stages after the other's."""
+    first = _offsets([schedule.num_stages * schedule.num_chunks for schedule in schedules])
+    return tuple(
+        tuple(virtual + offset for virtual in of_stage)
+        for schedule, offset in zip(schedules, first, strict=True)
+        for of_stage in schedule.virtual_stages
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_server.planning.dag import DependencyDag, build_dag
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Schedule
+from flyball_server.planning.schedules._base import Instruction, Schedule
 
 # No GPU comes near it; beyond it is another unit, and sums could overflow.
 MAX_BLOCKING_POWER_W = 100_000
@@ -22,8 +22,8 @@ class PipelineModel:
     """Everything a policy decides on.
 
     Attributes:
-        points: per node, its operating points in falling frequency; nodes of the same stage
-            and kind share one tuple.
+        points: per node, its operating points in falling frequency; nodes of the same stage,
+            chunk and kind share one tuple.
         blocking_power_w: per stage, W of one of its GPUs while it waits.
         num_ranks: per stage, the number of ranks whose energy the points hold.
     """
@@ -71,12 +71,16 @@ def build_model(
         raise PlanningError(
             f"has {schedule.num_stages} stages, the profile {profile.num_stages}", field="schedule"
         )
+    try:
+        chunks = profile.by_chunk(schedule.num_chunks)
+    except ProfileError as error:
+        raise PlanningError(error.message.removeprefix("the profile "), field="profile") from None
     dag = build_dag(schedule)
     return PipelineModel(
         schedule=schedule,
         dag=dag,
         points=tuple(
-            _points_of(profile, stage, instruction.kind)
+            _points_of(chunks, stage, instruction)
             for stage, instruction in zip(dag.stage, dag.instruction, strict=True)
         ),
         blocking_power_w=_per_stage(blocking_power_w, profile.num_stages),
@@ -85,12 +89,13 @@ def build_model(
 
 
 def _points_of(
-    profile: StageProfile, stage: int, kind: InstructionKind
+    chunks: Sequence[StageProfile], stage: int, instruction: Instruction
 ) -> tuple[OperatingPoint, ...]:
-    points = profile.points.get((stage, kind))
+    points = chunks[instruction.chunk].points.get((stage, instruction.kind))
     if points is None:
+        where = f"stage {stage}" + (f", chunk {instruction.chunk}" if len(chunks) > 1 else "")
         raise PlanningError(
-            f"has no {kind} of stage {stage}, which the schedule runs", field="profile"
+            f"has no {instruction.kind} of {where}, which the schedule runs", field="profile"
         )
     return points
 

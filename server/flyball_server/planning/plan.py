@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.schedules.virtual_stages import VirtualStages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,8 @@ class PlanPrediction:
             profiled frequency, s.
         baseline_energy_j: likewise, J.
         lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
+        virtual_stages: where stages hold several chunks: as in `Schedule`; else empty.
+        weight_versions: as in `Schedule`.
     """
 
     policy: str
@@ -48,6 +51,8 @@ class PlanPrediction:
     baseline_iteration_time_s: float
     baseline_energy_j: float
     lower_bound_j: float | None
+    virtual_stages: VirtualStages = ()
+    weight_versions: tuple[int, ...] | None = None
 
     @property
     def saving_percent(self) -> float:

@@ -105,7 +105,18 @@ def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[s
         "lower_bound_j": plan.lower_bound_j,
         "gap_percent": plan.gap_percent,
         "solve_s": solve_s,
+        **_shape(plan),
     }
+
+
+def _shape(plan: PlanPrediction) -> dict[str, Any]:
+    """Where chunks stand in the model, and versions of weights: only where there are some."""
+    shape: dict[str, Any] = {}
+    if plan.virtual_stages:
+        shape["virtual_stages"] = [list(of_stage) for of_stage in plan.virtual_stages]
+    if plan.weight_versions is not None:
+        shape["weight_versions"] = list(plan.weight_versions)
+    return shape
 
 
 def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +140,17 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
         ),
         "baseline_energy_j": _positive(baseline.get("energy_j"), "baseline.energy_j"),
         "lower_bound_j": None if bound is None else _positive(bound, "lower_bound_j"),
+        "virtual_stages": tuple(
+            _counts(of_stage, f"virtual_stages[{stage}]")
+            for stage, of_stage in enumerate(
+                _list(fields.get("virtual_stages", []), "virtual_stages")
+            )
+        ),
+        "weight_versions": (
+            _counts(fields["weight_versions"], "weight_versions")
+            if "weight_versions" in fields
+            else None
+        ),
     }
 
 
@@ -208,6 +230,10 @@ def _of_type(value: object, wanted: type, called: str, where: str) -> object:
     if not isinstance(value, wanted):
         raise PlanningError(f"must be {called}", field=where)
     return value
+
+
+def _counts(value: object, where: str) -> tuple[int, ...]:
+    return tuple(_count(item, where) for item in _list(value, where))
 
 
 def _number(value: object, where: str) -> float:

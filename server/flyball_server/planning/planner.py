@@ -12,7 +12,13 @@ from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import ActivationMemory, ScheduleContext
+from flyball_server.planning.schedules._base import (
+    ActivationMemory,
+    ExplicitOrder,
+    Schedule,
+    ScheduleContext,
+)
+from flyball_server.planning.schedules.virtual_stages import VirtualStages
 from flyball_server.planning.simulator import simulate
 
 DEFAULT_POLICY = "frontier"
@@ -34,6 +40,8 @@ class PlanRequest:
         activation_memory: None: memory bounds nothing.
         reconfigure_granularity_mhz: what one reconfiguring step raises a clock by, at least;
             in the GPU table by GPU.
+        checkpoint: which microbatches schedule `torchgpipe` computes forward again.
+        order: the order of schedule `explicit`.
     """
 
     profile: StageProfile
@@ -46,6 +54,8 @@ class PlanRequest:
     activation_memory: ActivationMemory | None = None
     reconfigure_granularity_mhz: int = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
     effort: Effort = Effort.NORMAL
+    checkpoint: str | None = None
+    order: ExplicitOrder | None = None
 
 
 PhaseReport = Callable[[str], None]
@@ -86,6 +96,8 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
         profile=request.profile,
         num_microbatches=request.num_microbatches,
         activation_memory=request.activation_memory,
+        checkpoint=request.checkpoint,
+        order=request.order,
     )
     schedule = make_schedule(request.schedule, context)
     return build_model(request.profile, schedule, request.blocking_power_w)
@@ -106,8 +118,15 @@ def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> F
         baseline_iteration_time_s=baseline.iteration_time_s,
         baseline_energy_j=baseline.energy_j,
         lower_bound_j=choice.lower_bound_j,
+        virtual_stages=chunk_places(model.schedule),
+        weight_versions=model.schedule.weight_versions,
         stages=planned_stages(model, choice.assignment),
     )
+
+
+def chunk_places(schedule: Schedule) -> VirtualStages:
+    """What a plan says of its schedule's chunks: nothing where there is one a stage."""
+    return schedule.virtual_stages if schedule.num_chunks > 1 else ()
 
 
 def planned_stages(

@@ -8,7 +8,12 @@ from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import (
+    DataParallelPlan,
+    FrequencyPlan,
+    PlannedInstruction,
+    PlanPrediction,
+)
 from flyball_server.planning.schedules._base import Instruction, Schedule
 
 
@@ -29,9 +34,8 @@ def model_of_plan(
     """
     return _model_of_stages(
         profile,
+        plan,
         plan.stages,
-        schedule=plan.schedule,
-        num_microbatches=plan.num_microbatches,
         blocking_power_w=blocking_power_w or plan.blocking_power_w,
     )
 
@@ -71,9 +75,8 @@ def _model_of_pipeline(
     try:
         return _model_of_stages(
             profile,
+            plan,
             plan.pipelines[dp_rank].stages,
-            schedule=plan.schedule,
-            num_microbatches=plan.num_microbatches,
             blocking_power_w=blocking_power_w,
         )
     except PlanningError as error:
@@ -84,15 +87,16 @@ def _model_of_pipeline(
 
 def _model_of_stages(
     profile: StageProfile,
+    plan: PlanPrediction,
     stages: tuple[tuple[PlannedInstruction, ...], ...],
     *,
-    schedule: str,
-    num_microbatches: int,
     blocking_power_w: tuple[float, ...],
 ) -> tuple[PipelineModel, Assignment]:
     order = Schedule(
-        name=schedule,
-        num_microbatches=num_microbatches,
+        name=plan.schedule,
+        num_microbatches=plan.num_microbatches,
+        virtual_stages=plan.virtual_stages,
+        weight_versions=plan.weight_versions,
         stages=tuple(
             tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
             for stage in stages

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.dag import NONE, DependencyDag
 from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.schedules.memory import peak_activations
 
 # Of the iteration time: sums of the same durations in another order differ by rounding alone.
 RELATIVE_TIME_TOLERANCE = 1e-9
@@ -70,7 +70,7 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         iteration_time_s=iteration_time_s,
         energy_j=iteration_energy_j(model, assignment, iteration_time_s),
         bubble_fraction=1 - sum(durations_s) / (model.schedule.num_stages * iteration_time_s),
-        peak_activations=_peak_activations(model),
+        peak_activations=peak_activations(model.schedule),
     )
 
 
@@ -129,19 +129,3 @@ def _latest_finish_s(
         for predecessor in dag.predecessors(node):
             latest_s[predecessor] = min(latest_s[predecessor], latest_start_s)
     return latest_s
-
-
-def _peak_activations(model: PipelineModel) -> tuple[int, ...]:
-    """Held from a forward's start to its (last) backward's end."""
-    releasing = {InstructionKind.BACKWARD, InstructionKind.BACKWARD_WEIGHT}
-    peaks: list[int] = []
-    for instructions in model.schedule.stages:
-        held = peak = 0
-        for instruction in instructions:
-            if instruction.kind is InstructionKind.FORWARD:
-                held += 1
-                peak = max(peak, held)
-            elif instruction.kind in releasing:
-                held -= 1
-        peaks.append(peak)
-    return tuple(peaks)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+"""What tells a stage's instructions apart: their kind, or kind and chunk."""
 
 
 def stage_valley(
@@ -21,8 +25,8 @@ def stage_valley(
 
 
 def least_energy_points(
-    points_by_kind: Mapping[InstructionKind, Sequence[OperatingPoint]],
-) -> Mapping[InstructionKind, OperatingPoint]:
+    points_by_kind: Mapping[KeyT, Sequence[OperatingPoint]],
+) -> Mapping[KeyT, OperatingPoint]:
     """The operating point of each kind at the stage's valley frequency.
 
     The valley is the profiled frequency where the raw energy `E_forward + E_backward` (all

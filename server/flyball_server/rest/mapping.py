@@ -40,6 +40,9 @@ def job_spec(registration: wire.JobRegistration) -> JobSpec:
         activation_bytes=registration.activation_bytes,
         free_memory_bytes=registration.free_memory_bytes,
         emulated=registration.emulated,
+        checkpoint=registration.checkpoint,
+        order=registration.order,
+        virtual_stages=registration.virtual_stages,
     )
 
 

@@ -96,12 +96,12 @@ def model_curves(model: PipelineModel) -> ModelCurves:
     """The curves of every instruction of a pipeline."""
     power_w = model.stage_blocking_power_w
     curves: list[CostCurve] = []
-    index: dict[tuple[int, str], int] = {}
+    index: dict[tuple[int, str, int], int] = {}
     curve_of_node: list[int] = []
     for stage, instruction, points in zip(
         model.dag.stage, model.dag.instruction, model.points, strict=True
     ):
-        key = (stage, instruction.kind)
+        key = (stage, instruction.kind, instruction.chunk)
         if key not in index:
             index[key] = len(curves)
             curves.append(cost_curve(points, power_w[stage]))

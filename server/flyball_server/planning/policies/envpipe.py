@@ -6,6 +6,7 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.policies._base import Policy, PolicyChoice, PolicyRequest
+from flyball_server.planning.policies.outer_envelope import outer_envelope
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_server.planning.valley import least_energy_points
 
@@ -23,7 +24,7 @@ def uniform(request: PolicyRequest) -> PolicyChoice:
 def envelope(request: PolicyRequest) -> PolicyChoice:
     """The outer envelope at the highest frequency, the rest at its stage's valley."""
     assignment = _valleys(request.model)
-    for node in outer_envelope(request.model):
+    for node in outer_envelope(request.model.dag):
         assignment[node] = 0
     return _reconfigured(request, assignment)
 
@@ -35,41 +36,18 @@ ENVPIPE_POLICIES: dict[str, Policy] = {
 }
 
 
-def outer_envelope(model: PipelineModel) -> tuple[int, ...]:
-    """Nodes of the outer envelope of GPipe, 1F1B and EnvPipe's order.
-
-    Everything on the last stage, microbatch 0's forward on each stage, and the last
-    microbatch's backward on each stage.
-    """
-    last_stage, last_microbatch = (
-        model.schedule.num_stages - 1,
-        model.schedule.num_microbatches - 1,
-    )
-    return tuple(
-        node
-        for node, (stage, (kind, microbatch, _)) in enumerate(
-            zip(model.dag.stage, model.dag.instruction, strict=True)
-        )
-        if stage == last_stage
-        or (kind is InstructionKind.FORWARD and microbatch == 0)
-        or (kind is not InstructionKind.FORWARD and microbatch == last_microbatch)
-    )
-
-
 def _valleys(model: PipelineModel) -> Assignment:
-    by_stage: list[dict[InstructionKind, tuple[OperatingPoint, ...]]] = [
+    """Every instruction at its stage's valley: the clock is one for all of a stage's chunks."""
+    by_stage: list[dict[tuple[InstructionKind, int], tuple[OperatingPoint, ...]]] = [
         {} for _ in model.schedule.stages
     ]
-    for stage, instruction, points in zip(
-        model.dag.stage, model.dag.instruction, model.points, strict=True
-    ):
-        by_stage[stage][instruction.kind] = points
+    nodes = list(zip(model.dag.stage, model.dag.instruction, model.points, strict=True))
+    for stage, instruction, points in nodes:
+        by_stage[stage][instruction.kind, instruction.chunk] = points
     valleys = [least_energy_points(points) for points in by_stage]
     return [
-        points.index(valleys[stage][instruction.kind])
-        for stage, instruction, points in zip(
-            model.dag.stage, model.dag.instruction, model.points, strict=True
-        )
+        points.index(valleys[stage][instruction.kind, instruction.chunk])
+        for stage, instruction, points in nodes
     ]
 
 

@@ -5,13 +5,34 @@ from __future__ import annotations
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import Schedule, ScheduleContext, ScheduleMaker
 from flyball_server.planning.schedules.envpipe import make_envpipe
-from flyball_server.planning.schedules.gpipe import make_gpipe
-from flyball_server.planning.schedules.one_f_one_b import make_one_f_one_b
+from flyball_server.planning.schedules.explicit import EXPLICIT, make_explicit
+from flyball_server.planning.schedules.gpipe import make_gpipe, make_torchgpipe
+from flyball_server.planning.schedules.interleaved import (
+    make_interleaved_one_f_one_b,
+    make_interleaved_zero_bubble,
+    make_looped_bfs,
+    make_zb_h1,
+)
+from flyball_server.planning.schedules.memory import check_memory
+from flyball_server.planning.schedules.one_f_one_b import make_early_recompute, make_one_f_one_b
+from flyball_server.planning.schedules.pipedream import make_pipedream, make_pipedream_2bw
+from flyball_server.planning.schedules.v_shaped import make_dualpipev, make_zbv
 
 SCHEDULES: dict[str, ScheduleMaker] = {
     "gpipe": make_gpipe,
     "1f1b": make_one_f_one_b,
     "envpipe": make_envpipe,
+    "torchgpipe": make_torchgpipe,
+    "early-recompute-1f1b": make_early_recompute,
+    "interleaved-1f1b": make_interleaved_one_f_one_b,
+    "looped-bfs": make_looped_bfs,
+    "zb-h1": make_zb_h1,
+    "interleaved-zb": make_interleaved_zero_bubble,
+    "zbv": make_zbv,
+    "dualpipev": make_dualpipev,
+    "pipedream": make_pipedream,
+    "pipedream-2bw": make_pipedream_2bw,
+    EXPLICIT: make_explicit,
 }
 
 
@@ -19,8 +40,15 @@ def make_schedule(name: str, context: ScheduleContext) -> Schedule:
     """The order called `name`.
 
     Raises:
-        PlanningError: there is no such schedule.
+        PlanningError: there is no such schedule, it cannot be made for this context, or a
+            stage's memory cannot hold it.
     """
     if name not in SCHEDULES:
         raise PlanningError(f"unknown {name!r}; known: {', '.join(SCHEDULES)}", field="schedule")
-    return SCHEDULES[name](context)
+    if context.order is not None and name != EXPLICIT:
+        raise PlanningError(f"is for schedule {EXPLICIT}, not {name}", field="order")
+    if context.checkpoint is not None and name != "torchgpipe":
+        raise PlanningError(f"is for schedule torchgpipe, not {name}", field="checkpoint")
+    schedule = SCHEDULES[name](context)
+    check_memory(schedule, context.activation_memory)
+    return schedule

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.schedules.virtual_stages import (
+    VirtualStages,
+    check_virtual_stages,
+    one_chunk_each,
+)
 
 # Far above any real iteration; a slip of the finger must not fill the memory.
 MAX_NUM_MICROBATCHES = 65_536
@@ -53,55 +59,101 @@ class Schedule:
     Attributes:
         name: as in DESIGN's list: `gpipe`, `1f1b`, ...
         stages: per stage, its instructions in the order of execution.
+        virtual_stages: per stage, where in the model each of its chunks stands, from 0; left
+            out: one chunk a stage, in the order of the stages.
+        weight_versions: per stage, the versions of its weights that it holds, where the pipeline
+            never flushes; the stages then give the order of one steady-state period, which
+            follows itself without end. None: every iteration flushes.
 
     Raises:
-        PlanningError: there is no stage, a stage runs an instruction twice, or it does not run
-            forward and backward (whole, or both parts) of exactly the microbatches 0 .. M-1.
+        PlanningError: there is no stage, a stage runs an instruction twice or before what it
+            needs of its own, or it does not run forward and backward (whole, or both parts) of
+            exactly the microbatches 0 .. M-1 for each of its chunks.
     """
 
     name: str
     num_microbatches: int
     stages: tuple[tuple[Instruction, ...], ...]
+    virtual_stages: VirtualStages = ()
+    weight_versions: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.stages or not all(self.stages):
             raise PlanningError("every stage must run something", field="schedule")
+        if not self.virtual_stages:
+            object.__setattr__(self, "virtual_stages", one_chunk_each(len(self.stages)))
+        check_virtual_stages(self.virtual_stages, len(self.stages))
         for stage, instructions in enumerate(self.stages):
             if len(set(instructions)) != len(instructions):
                 raise PlanningError(f"stage {stage} runs an instruction twice", field="schedule")
             self._check_microbatches(stage, instructions)
 
     def _check_microbatches(self, stage: int, instructions: tuple[Instruction, ...]) -> None:
-        kinds: dict[tuple[int, int], set[InstructionKind]] = {}
+        kinds: dict[tuple[int, int], list[InstructionKind]] = {}
         for kind, microbatch, chunk in instructions:
-            kinds.setdefault((microbatch, chunk), set()).add(kind)
-        for (microbatch, _), run in kinds.items():
-            if not (0 <= microbatch < self.num_microbatches and _is_whole(run)):
+            kinds.setdefault((microbatch, chunk), []).append(kind)
+        for (microbatch, chunk), run in kinds.items():
+            if not 0 <= chunk < self.num_chunks:
                 raise PlanningError(
-                    f"stage {stage} does not run one forward and one backward of microbatch"
-                    f" {microbatch}, of {self.num_microbatches} microbatches",
+                    f"stage {stage} runs chunk {chunk}, but has {self.num_chunks}; virtual_stages"
+                    " says where each chunk stands in the model",
                     field="schedule",
                 )
-        num_chunks = len({chunk for _, chunk in kinds})
-        if len(kinds) != self.num_microbatches * num_chunks:
+            if not (0 <= microbatch < self.num_microbatches and _is_whole(set(run))):
+                raise PlanningError(
+                    f"stage {stage} does not run one forward and one backward of microbatch"
+                    f" {microbatch}{self._of_chunk(chunk)}, of {self.num_microbatches}"
+                    " microbatches",
+                    field="schedule",
+                )
+            early = None if self.is_periodic else _first_too_early(run)
+            if early is not None:
+                raise PlanningError(
+                    f"stage {stage} runs {early} of microbatch {microbatch}"
+                    f"{self._of_chunk(chunk)} before what it needs of its own",
+                    field="schedule",
+                )
+        if len(kinds) != self.num_microbatches * self.num_chunks:
             raise PlanningError(
-                f"stage {stage} does not run all {self.num_microbatches} microbatches",
+                f"stage {stage} does not run all {self.num_microbatches} microbatches"
+                + (" of every chunk" if self.num_chunks > 1 else ""),
                 field="schedule",
             )
+
+    def _of_chunk(self, chunk: int) -> str:
+        return f" in chunk {chunk}" if self.num_chunks > 1 else ""
 
     @property
     def num_stages(self) -> int:
         """Number of pipeline stages."""
         return len(self.stages)
 
+    @property
+    def num_chunks(self) -> int:
+        """Number of model chunks that each stage holds."""
+        return len(self.virtual_stages[0])
+
+    @property
+    def is_periodic(self) -> bool:
+        """Whether the pipeline never flushes, and `stages` is one period of its steady state."""
+        return self.weight_versions is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleContext:
-    """What an order may depend on besides the pipeline's shape."""
+    """What an order may depend on besides the pipeline's shape.
+
+    Attributes:
+        checkpoint: which microbatches `torchgpipe` computes forward again, of CHECKPOINT_MODES;
+            None: its default.
+        order: the order itself, for the schedule `explicit`.
+    """
 
     profile: StageProfile
     num_microbatches: int
-    activation_memory: ActivationMemory | None
+    activation_memory: ActivationMemory | None = None
+    checkpoint: str | None = None
+    order: ExplicitOrder | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_microbatches <= MAX_NUM_MICROBATCHES:
@@ -118,7 +170,42 @@ class ScheduleContext:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExplicitOrder:
+    """An order that someone else made: a framework's, or one written by hand.
+
+    Attributes:
+        stages, virtual_stages: as in Schedule.
+    """
+
+    stages: tuple[tuple[Instruction, ...], ...]
+    virtual_stages: VirtualStages = ()
+
+
 ScheduleMaker = Callable[[ScheduleContext], Schedule]
+
+# What each kind needs that its own stage has run for the same microbatch and chunk.
+_NEEDS: Mapping[InstructionKind, frozenset[InstructionKind]] = MappingProxyType(
+    {
+        InstructionKind.FORWARD: frozenset(),
+        InstructionKind.RECOMPUTE: frozenset({InstructionKind.FORWARD}),
+        InstructionKind.BACKWARD: frozenset({InstructionKind.FORWARD}),
+        InstructionKind.BACKWARD_INPUT: frozenset({InstructionKind.FORWARD}),
+        InstructionKind.BACKWARD_WEIGHT: frozenset({InstructionKind.BACKWARD_INPUT}),
+    }
+)
+
+
+def _first_too_early(run: list[InstructionKind]) -> InstructionKind | None:
+    """The first of one microbatch's instructions, in their order, that stands too early."""
+    for position, kind in enumerate(run):
+        before = set(run[:position])
+        needed = _NEEDS[kind]
+        if kind is not InstructionKind.FORWARD and InstructionKind.RECOMPUTE in run:
+            needed |= {InstructionKind.RECOMPUTE} - {kind}
+        if not needed <= before:
+            return kind
+    return None
 
 
 def _is_whole(kinds: set[InstructionKind]) -> bool:

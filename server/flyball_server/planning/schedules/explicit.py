@@ -1,0 +1,94 @@
+"""An order that a framework or a person wrote down, as the schedule `explicit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.schedules._base import (
+    ExplicitOrder,
+    Instruction,
+    Schedule,
+    ScheduleContext,
+)
+from flyball_server.planning.schedules.virtual_stages import VirtualStages
+
+EXPLICIT = "explicit"
+
+
+def make_explicit(context: ScheduleContext) -> Schedule:
+    """The order that the context has.
+
+    Raises:
+        PlanningError: it has none, or one that is not complete.
+    """
+    if context.order is None:
+        raise PlanningError("schedule explicit needs an order", field="order")
+    return schedule_of_order(context.order, context.num_microbatches)
+
+
+def schedule_of_order(order: ExplicitOrder, num_microbatches: int) -> Schedule:
+    """The order as a schedule.
+
+    Raises:
+        PlanningError: it is not complete; names the order.
+    """
+    try:
+        return Schedule(
+            name=EXPLICIT,
+            num_microbatches=num_microbatches,
+            stages=order.stages,
+            virtual_stages=order.virtual_stages,
+        )
+    except PlanningError as error:
+        field = "order" if error.field == "schedule" else error.field
+        raise PlanningError(error.message, field=field) from None
+
+
+def explicit_order(
+    stages: Sequence[Sequence[Sequence[str | int]]], virtual_stages: VirtualStages | None
+) -> ExplicitOrder:
+    """An order from plain data.
+
+    Args:
+        stages: per stage, `[kind, microbatch]` or `[kind, microbatch, chunk]` in the order of
+            execution.
+        virtual_stages: per stage, where in the model each of its chunks stands; None: one chunk
+            each.
+
+    Raises:
+        PlanningError: an entry is none; names its place.
+    """
+    return ExplicitOrder(
+        stages=tuple(
+            tuple(
+                _instruction(entry, f"order[{stage}][{position}]")
+                for position, entry in enumerate(entries)
+            )
+            for stage, entries in enumerate(stages)
+        ),
+        virtual_stages=virtual_stages or (),
+    )
+
+
+def num_microbatches_of(order: ExplicitOrder) -> int:
+    """One more than the highest microbatch."""
+    return 1 + max((item.microbatch for stage in order.stages for item in stage), default=0)
+
+
+def _instruction(entry: Sequence[str | int], where: str) -> Instruction:
+    match tuple(entry):
+        case (str(kind), int(microbatch), *rest) if len(rest) <= 1:
+            chunk = rest[0] if rest else 0
+        case _:
+            raise PlanningError(
+                "must be [kind, microbatch] or [kind, microbatch, chunk]", field=where
+            )
+    if kind not in set(InstructionKind):
+        raise PlanningError(
+            f"unknown instruction {kind!r}; known: {', '.join(InstructionKind)}", field=where
+        )
+    if not isinstance(chunk, int) or chunk < 0 or microbatch < 0:
+        raise PlanningError("microbatch and chunk must be counts from 0 up", field=where)
+    return Instruction(InstructionKind(kind), microbatch, chunk)
