@@ -18,6 +18,7 @@ from flyball_server.planning.frontier_curve import (
     frontier_document,
     make_frontier,
 )
+from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.warm_up import warm_up
 from flyball_server.progress_line import ProgressLine
 
@@ -67,6 +68,8 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
         warm_up()  # this is starting the program, not solving
         progress.show("solving the bounds")
         began_s = time.perf_counter()
+        if isinstance(request, PlanRequest):
+            request = planner.with_named_schedule(request)
         curve = make_frontier(request, arguments.points, report)
     except PlanningError as error:
         raise pipeline_arguments.refused(error) from None

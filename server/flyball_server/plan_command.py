@@ -81,7 +81,28 @@ def _planned(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[str
 def _text(plan: FrequencyPlan, request: PlanRequest) -> str:
     model, assignment = model_of_plan(request.profile, plan)
     rows = plan_rows(model, assignment, simulate(model, assignment))
-    return _summary(plan, f"{plan.num_stages} stages") + "\n" + "\n".join(rows)
+    summary = _summary(plan, f"{plan.num_stages} stages")
+    return "\n".join([summary, *rows, *_considered_rows(plan)])
+
+
+def _considered_rows(plan: FrequencyPlan) -> list[str]:
+    """What `auto` looked at, the chosen order marked."""
+    if not plan.considered:
+        return []
+    rows = ["", "schedule            time, s     energy, J      bound, J   (predicted)"]
+    for entry in plan.considered:
+        mark = "*" if entry.schedule == plan.schedule else " "
+        figures = [
+            f"{value:{width}.{digits}f}" if value is not None else " " * (width - 1) + "-"
+            for value, width, digits in (
+                (entry.iteration_time_s, 9, 4),
+                (entry.energy_j, 14, 2),
+                (entry.lower_bound_j, 14, 2),
+            )
+        ]
+        what = entry.why_not if entry.why_not else "".join(figures)
+        rows.append(f"{mark} {entry.schedule:16s} {what}")
+    return rows
 
 
 def _data_parallel_text(plan: DataParallelPlan, request: DataParallelRequest) -> str:

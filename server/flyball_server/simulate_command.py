@@ -9,69 +9,73 @@ from pathlib import Path
 from typing import Any
 
 from flyball_client.command import Command, CommandError
-from flyball_server import offline_inputs
+from flyball_server.frontier_plot import PLOT_SUFFIXES
 from flyball_server.pipeline_blocks import pipeline_blocks
-from flyball_server.planning.data_parallel import simulate_jointly
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.plan_text import plan_rows
-from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
-from flyball_server.planning.simulator import Simulation, simulate
+from flyball_server.planning.simulator import Simulation
+from flyball_server.timeline import PredictedTimeline, add_timeline_arguments, read_timeline
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    offline_inputs.add_profile_argument(parser)
-    parser.add_argument("plan", metavar="PLAN.json", type=Path, help="what flyball plan -o wrote")
-    offline_inputs.add_blocking_power_argument(parser, "default: the plan's own")
+    add_timeline_arguments(parser)
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help=f"draw the timeline, baseline and plan: {', '.join(PLOT_SUFFIXES)}",
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    plan = offline_inputs.read_plan(arguments.plan)
-    try:
-        if isinstance(plan, DataParallelPlan):
-            result, text = _of_pipelines(arguments, plan)
-        else:
-            result, text = _of_pipeline(arguments, plan)
-    except PlanningError as error:
-        if error.field == "blocking_power_w" and arguments.blocking_power is not None:
-            raise CommandError(f"--blocking-power: {error.message}") from None
-        raise CommandError(f"{arguments.plan}: {error}") from None
-    print(json.dumps(result) if arguments.json else text)
+    if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
+        raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
+    timeline = read_timeline(arguments)
+    if arguments.plot:
+        _plot(timeline, arguments.plot)
+    print(json.dumps(_document(timeline)) if arguments.json else _text(timeline))
     return 0
 
 
-def _of_pipeline(arguments: argparse.Namespace, plan: FrequencyPlan) -> tuple[dict[str, Any], str]:
-    """The figures as JSON-ready data and as text."""
-    profile = offline_inputs.read_profile(arguments.profile)
-    model, assignment = model_of_plan(profile, plan, arguments.blocking_power)
-    simulation = simulate(model, assignment)
-    rows = plan_rows(model, assignment, simulation)
-    text = "\n".join([_summary(simulation, simulation.peak_activations), *rows])
-    return {**_figures(simulation), **_by_stage(model, simulation)}, text
+def _plot(timeline: PredictedTimeline, path: Path) -> None:
+    try:
+        from flyball_server.timeline_plot import (  # noqa: PLC0415 - it alone needs matplotlib
+            write_timeline_plot,
+        )
+    except ImportError:
+        raise CommandError(
+            "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
+        ) from None
+    write_timeline_plot(timeline, path)
 
 
-def _of_pipelines(
-    arguments: argparse.Namespace, plan: DataParallelPlan
-) -> tuple[dict[str, Any], str]:
-    """Likewise of data-parallel pipelines; what is by stage stands with each pipeline."""
-    profiles = offline_inputs.read_pipelines(arguments.profile)
-    of_plan = models_of_data_parallel_plan(profiles, plan, arguments.blocking_power)
-    models, assignments = zip(*of_plan, strict=True)
-    simulation = simulate_jointly(models, assignments)
+def _document(timeline: PredictedTimeline) -> dict[str, Any]:
+    """The figures; of data-parallel pipelines what is by stage stands with each pipeline."""
+    whole = timeline.simulation.whole
+    if not timeline.is_data_parallel:
+        return {**_figures(whole), **_by_stage(timeline.models[0], whole)}
     pipelines = [
         {"dp_rank": dp_rank, **_figures(own), **_by_stage(model, own)}
-        for dp_rank, (model, own) in enumerate(zip(models, simulation.pipelines, strict=True))
+        for dp_rank, (model, own) in enumerate(
+            zip(timeline.models, timeline.simulation.pipelines, strict=True)
+        )
     ]
+    return {**_figures(whole), "pipelines": pipelines}
+
+
+def _text(timeline: PredictedTimeline) -> str:
+    """Likewise as text; peaks are the highest of all pipelines."""
+    simulation, models, assignments = timeline.simulation, timeline.models, timeline.assignments
     most = [
-        max(own.peak_activations[stage] for own in simulation.pipelines)
-        for stage in range(plan.num_stages)
+        max(held)
+        for held in zip(*(own.peak_activations for own in simulation.pipelines), strict=True)
     ]
-    text = (
-        _summary(simulation.whole, most) + "\n" + pipeline_blocks(models, assignments, simulation)
-    )
-    return {**_figures(simulation.whole), "pipelines": pipelines}, text
+    if timeline.is_data_parallel:
+        rows = pipeline_blocks(models, assignments, simulation)
+    else:
+        rows = "\n".join(plan_rows(models[0], assignments[0], simulation.whole))
+    return _summary(simulation.whole, most) + "\n" + rows
 
 
 def _figures(simulation: Simulation) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from flyball_server.jobs.plan_request import plan_request
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
-from flyball_server.planning.planner import DEFAULT_TARGET, PlanRequest
+from flyball_server.planning.planner import DEFAULT_TARGET, PlanRequest, with_named_schedule
 
 MAX_REMEMBERED = 64
 
@@ -56,6 +56,8 @@ def get_frontier(
 ) -> SolvedFrontier:
     """The job's frontier from its profile as it now stands.
 
+    Of a job with schedule `auto` it is that of the order chosen for the target `fastest`.
+
     Raises:
         UnknownJobError: no such job.
         MissingProfileError: the job has no profile yet.
@@ -78,7 +80,7 @@ def get_frontier(
             return known
         started_s = time.perf_counter()
         try:
-            curve = make_frontier(request, num_points)
+            curve = make_frontier(with_named_schedule(request), num_points)
         except PlanningError as error:
             raise InvalidFieldError(error.field, error.message) from error
         solved = SolvedFrontier(job_id=job_id, curve=curve, solve_s=time.perf_counter() - started_s)

@@ -18,6 +18,7 @@ from flyball_server.planning.planner import (
 )
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import ActivationMemory
 from flyball_server.planning.schedules.explicit import (
@@ -35,7 +36,7 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     Raises:
         InvalidFieldError: an unknown name, or no blocking power.
     """
-    _check_name("schedule", spec.schedule, SCHEDULES)
+    _check_name("schedule", spec.schedule, (*SCHEDULES, AUTO))
     _check_name("policy", DEFAULT_POLICY if spec.policy is None else spec.policy, POLICIES)
     _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
     _check_name("effort", spec.effort, tuple(Effort))

@@ -23,6 +23,25 @@ class PlannedInstruction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConsideredSchedule:
+    """An order that schedule `auto` looked at.
+
+    Attributes:
+        lower_bound_j: no plan of this order needs less at the target, J; None: not known, or
+            it cannot run.
+        iteration_time_s, energy_j: of its plan, predicted; None where none was made, since the
+            bound is above the plan that was chosen.
+        why_not: why it cannot run or meet the target; None where it can.
+    """
+
+    schedule: str
+    lower_bound_j: float | None
+    iteration_time_s: float | None
+    energy_j: float | None
+    why_not: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanPrediction:
     """What every plan was made with, and what the model predicts for it.
 
@@ -38,6 +57,7 @@ class PlanPrediction:
         lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
         virtual_stages: where stages hold several chunks: as in `Schedule`; else empty.
         weight_versions: as in `Schedule`.
+        considered: what schedule `auto` looked at, `schedule` being what it chose; else empty.
     """
 
     policy: str
@@ -53,6 +73,7 @@ class PlanPrediction:
     lower_bound_j: float | None
     virtual_stages: VirtualStages = ()
     weight_versions: tuple[int, ...] | None = None
+    considered: tuple[ConsideredSchedule, ...] = ()
 
     @property
     def saving_percent(self) -> float:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, cast
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import (
+    ConsideredSchedule,
     DataParallelPlan,
     FrequencyPlan,
     PlannedInstruction,
@@ -110,12 +112,14 @@ def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[s
 
 
 def _shape(plan: PlanPrediction) -> dict[str, Any]:
-    """Where chunks stand in the model, and versions of weights: only where there are some."""
+    """Where chunks stand in the model, versions of weights, other orders: where there are some."""
     shape: dict[str, Any] = {}
     if plan.virtual_stages:
         shape["virtual_stages"] = [list(of_stage) for of_stage in plan.virtual_stages]
     if plan.weight_versions is not None:
         shape["weight_versions"] = list(plan.weight_versions)
+    if plan.considered:
+        shape["considered"] = [asdict(schedule) for schedule in plan.considered]
     return shape
 
 
@@ -151,7 +155,27 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             if "weight_versions" in fields
             else None
         ),
+        "considered": tuple(
+            _considered(entry, f"considered[{position}]")
+            for position, entry in enumerate(_list(fields.get("considered", []), "considered"))
+        ),
     }
+
+
+def _considered(entry: object, where: str) -> ConsideredSchedule:
+    fields = _mapping(entry, where)
+
+    def figure(name: str) -> float | None:
+        value = fields.get(name)
+        return None if value is None else _number(value, f"{where}.{name}")
+
+    return ConsideredSchedule(
+        schedule=_text(fields, "schedule"),
+        lower_bound_j=figure("lower_bound_j"),
+        iteration_time_s=figure("iteration_time_s"),
+        energy_j=figure("energy_j"),
+        why_not=None if fields.get("why_not") is None else _text(fields, "why_not"),
+    )
 
 
 def _planned_pipeline(entry: object, dp_rank: int) -> PlannedPipeline:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.schedule_choice import (
+    AUTO,
+    LOOPED,
+    ScheduleChoice,
+    candidate_schedules,
+    choose_schedule,
+)
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import (
     ActivationMemory,
@@ -42,6 +50,8 @@ class PlanRequest:
             in the GPU table by GPU.
         checkpoint: which microbatches schedule `torchgpipe` computes forward again.
         order: the order of schedule `explicit`.
+        chunk_placement: how the profile's chunks lie in the model, `looped` or `v`; schedule
+            `auto` looks at orders of that placement only.
     """
 
     profile: StageProfile
@@ -56,6 +66,7 @@ class PlanRequest:
     effort: Effort = Effort.NORMAL
     checkpoint: str | None = None
     order: ExplicitOrder | None = None
+    chunk_placement: str = LOOPED
 
 
 PhaseReport = Callable[[str], None]
@@ -70,9 +81,41 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Fre
         TargetUnreachableError: no plan of this policy meets the target.
     """
     report(BUILDING)
+    if request.schedule == AUTO:
+        chosen = _chosen_schedule(request, report)
+        choice = PolicyChoice(
+            assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
+        )
+        named = replace(request, schedule=chosen.name)
+        return replace(_plan(named, chosen.model, choice), considered=chosen.considered)
     model = model_of_request(request)
     report(SEARCHING)
     return _plan(request, model, choose(request.policy, policy_request(request, model)))
+
+
+def with_named_schedule(request: PlanRequest) -> PlanRequest:
+    """The request with the schedule that `auto` chooses for it, if that is what it asks for.
+
+    Raises:
+        PlanningError, TargetUnreachableError: as for `make_plan`.
+    """
+    if request.schedule != AUTO:
+        return request
+    return replace(request, schedule=_chosen_schedule(request, lambda _: None).name)
+
+
+def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoice:
+    if request.policy != "frontier":
+        raise PlanningError(
+            f"auto compares frontiers, which policy {request.policy} has not", field="schedule"
+        )
+    models: dict[str, PipelineModel | PlanningError] = {}
+    for name in candidate_schedules(request.chunk_placement):
+        try:
+            models[name] = model_of_request(replace(request, schedule=name))
+        except PlanningError as error:
+            models[name] = error
+    return choose_schedule(models, request.target, request.effort, report)
 
 
 def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:

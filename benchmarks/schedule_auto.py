@@ -1,0 +1,171 @@
+"""What `--schedule auto` brings over 1F1B: published, fitted and unbalanced profiles.
+
+Run `python benchmarks/schedule_auto.py [--profiles DIR] [--json]`; README.md beside this file says
+how to read it. Both plans have the same deadline: 1F1B at the highest clocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from benchmark_report import Report, at_most, run_benchmark, show_progress, table
+from derived_profile import ASSUMPTION, derive_parts
+from flyball_profiles.evaluation_models import fitted_model_names, load_fitted_model
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.warm_up import warm_up
+from gpt3_cells import A40, A100, add_profiles_argument
+from measured_process import BenchmarkError
+
+NUM_MICROBATCHES = 16
+NUM_CHUNKS = 2
+# Every second stage of the unbalanced profiles takes so much longer than the others.
+UNBALANCE = 1.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A pipeline to be planned twice."""
+
+    name: str
+    profile: StageProfile
+    blocking_power_w: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoFigure:
+    """One pipeline under 1F1B and under the order that was chosen; all predicted.
+
+    Attributes:
+        saving_1f1b_percent: of 1F1B's plan against 1F1B at the highest clocks.
+        saving_auto_percent: of the chosen order's plan, against the same.
+        less_than_1f1b_percent: by how much the chosen plan's energy is below 1F1B's plan's.
+        gap_percent: of the chosen plan.
+    """
+
+    case: str
+    chosen: str
+    saving_1f1b_percent: float
+    saving_auto_percent: float
+    less_than_1f1b_percent: float
+    time_to_1f1b: float
+    gap_percent: float
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Plan every case with 1F1B and with auto."""
+    warm_up()
+    figures = [_figure(case) for case in _cases(arguments)]
+    rows = [
+        (
+            figure.case,
+            figure.chosen,
+            f"{figure.saving_1f1b_percent:.2f}",
+            f"{figure.saving_auto_percent:.2f}",
+            f"{figure.less_than_1f1b_percent:.2f}",
+            f"{figure.time_to_1f1b:.3f}",
+            f"{figure.gap_percent:.3f}",
+        )
+        for figure in figures
+    ]
+    header = ("pipeline", "chosen", "1f1b, %", "auto, %", "less, %", "time to 1f1b's", "gap, %")
+    return Report(
+        figures={
+            "num_microbatches": NUM_MICROBATCHES,
+            "derived": ASSUMPTION,
+            "cases": [asdict(figure) for figure in figures],
+        },
+        text=f"{NUM_MICROBATCHES} microbatches, predicted; savings against 1F1B at the highest"
+        f" clocks\n'in parts' is {ASSUMPTION}\n\n{table(header, rows)}",
+        limits=tuple(
+            at_most(
+                f"{figure.case}: energy of auto to that of 1f1b's plan",
+                1 - figure.less_than_1f1b_percent / 100,
+                1.0,
+            )
+            for figure in figures
+        ),
+    )
+
+
+def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    for gpu in (A100, A40):
+        profile = read_stage_profile(gpu.profile(arguments.profiles))
+        yield Case(
+            name=f"gpt3-175b {gpu.name}", profile=profile, blocking_power_w=gpu.blocking_power_w
+        )
+        yield Case(
+            name=f"gpt3-175b {gpu.name}, unbalanced",
+            profile=_unbalanced(profile),
+            blocking_power_w=gpu.blocking_power_w,
+        )
+        yield Case(
+            name=f"gpt3-175b {gpu.name}, in parts",
+            profile=derive_parts(profile, NUM_CHUNKS),
+            blocking_power_w=gpu.blocking_power_w,
+        )
+    for name in fitted_model_names():
+        model = load_fitted_model(name)
+        yield Case(
+            name=f"{name} (fitted)",
+            profile=model.profile,
+            blocking_power_w=model.blocking_power_w,
+        )
+
+
+def _unbalanced(profile: StageProfile) -> StageProfile:
+    """Every second stage's times and energies larger."""
+    return dataclasses.replace(
+        profile,
+        points={
+            (stage, kind): tuple(
+                dataclasses.replace(
+                    point,
+                    time_s=point.time_s * (UNBALANCE if stage % 2 else 1),
+                    energy_j=point.energy_j * (UNBALANCE if stage % 2 else 1),
+                )
+                for point in points
+            )
+            for (stage, kind), points in profile.points.items()
+        },
+    )
+
+
+def _figure(case: Case) -> AutoFigure:
+    show_progress(case.name)
+    request = PlanRequest(
+        profile=case.profile,
+        num_microbatches=NUM_MICROBATCHES,
+        blocking_power_w=(case.blocking_power_w,),
+    )
+    one_f_one_b = make_plan(request)
+    chosen = make_plan(dataclasses.replace(request, schedule="auto"))
+    baseline_j = one_f_one_b.baseline_energy_j
+    gap_percent = chosen.gap_percent
+    if gap_percent is None:  # policy frontier always knows it
+        raise BenchmarkError(f"{case.name}: no bound")
+    return AutoFigure(
+        case=case.name,
+        chosen=chosen.schedule,
+        saving_1f1b_percent=one_f_one_b.saving_percent,
+        saving_auto_percent=100 * (1 - chosen.energy_j / baseline_j),
+        less_than_1f1b_percent=100 * (1 - chosen.energy_j / one_f_one_b.energy_j),
+        time_to_1f1b=chosen.iteration_time_s / one_f_one_b.iteration_time_s,
+        gap_percent=gap_percent,
+    )
+
+
+def main() -> int:
+    """Print the figures; 0 where auto is never worse."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_profiles_argument(parser)
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

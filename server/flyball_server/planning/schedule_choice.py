@@ -1,0 +1,201 @@
+"""Schedule `auto`: among the orders that can be run, the one with the least energy at the target.
+
+All candidates get the same deadline, from 1F1B at the highest clocks. A candidate's bound says
+what none of its plans can beat; plans are made in the order of rising bounds, until the best plan
+is below all bounds that are left. So the order is chosen for certain, however near to its bound
+each plan comes, and few candidates are planned at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
+from flyball_server.planning.frontier.targets import Target, parse_target, plan_for_target
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.plan import ConsideredSchedule
+from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE, earliest_finish_s
+
+AUTO = "auto"
+REFERENCE = "1f1b"
+LOOPED, V_SHAPED = "looped", "v"
+CHUNK_PLACEMENTS = (LOOPED, V_SHAPED)
+
+_WHOLE_STAGES = (REFERENCE, "envpipe", "gpipe", "zb-h1")
+_OF_PLACEMENT = {
+    LOOPED: ("interleaved-1f1b", "looped-bfs", "interleaved-zb"),
+    V_SHAPED: ("zbv", "dualpipev"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleChoice:
+    """The order that was chosen, with its plan and what was found of the others."""
+
+    name: str
+    model: PipelineModel
+    plan: DeadlinePlan
+    considered: tuple[ConsideredSchedule, ...]
+
+
+@dataclass(kw_only=True)
+class _Candidate:
+    name: str
+    model: PipelineModel
+    solver: DeadlineSolver
+    target: Target
+    bound_j: float
+    plan: DeadlinePlan | None = None
+
+
+def candidate_schedules(chunk_placement: str) -> tuple[str, ...]:
+    """The orders to look at; 1F1B first.
+
+    Args:
+        chunk_placement: how the profile's chunks lie in the model, of CHUNK_PLACEMENTS.
+
+    Raises:
+        PlanningError: there is no such placement.
+    """
+    if chunk_placement not in _OF_PLACEMENT:
+        raise PlanningError(
+            f"unknown {chunk_placement!r}; known: {', '.join(CHUNK_PLACEMENTS)}",
+            field="chunk_placement",
+        )
+    return _WHOLE_STAGES + _OF_PLACEMENT[chunk_placement]
+
+
+def choose_schedule(
+    models: Mapping[str, PipelineModel | PlanningError],
+    target_text: str,
+    effort: Effort,
+    report: Callable[[str], None],
+) -> ScheduleChoice:
+    """The order with the least energy at the target; for a power budget, with the least time.
+
+    Args:
+        models: by name, the pipeline under that order, or why it cannot run; 1F1B among them.
+        target_text: as the user wrote it.
+        effort: how hard to search for each plan.
+        report: told which order is looked at.
+
+    Raises:
+        PlanningError: 1F1B itself cannot run, or the target is none.
+        TargetUnreachableError: no order meets the target.
+    """
+    reference = models[REFERENCE]
+    if isinstance(reference, PlanningError):
+        raise reference
+    baseline_s = max(earliest_finish_s(reference.dag, reference.durations_s(reference.baseline())))
+    search = _Search(
+        target=_with_deadline(parse_target(target_text), baseline_s),
+        baseline_s=baseline_s,
+        effort=effort,
+        report=report,
+    )
+    for name, model in models.items():
+        report(f"looking at {name}")
+        search.add(name, model)
+    best = search.best()
+    if best is None or best.plan is None:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in search.why_not.items())
+        raise TargetUnreachableError(f"no order meets {target_text!r}: {reasons}", field="target")
+    return ScheduleChoice(
+        name=best.name,
+        model=best.model,
+        plan=best.plan,
+        considered=tuple(search.considered(name) for name in models),
+    )
+
+
+class _Search:
+    """Orders with their bounds, and plans of as many as it takes to know the best."""
+
+    def __init__(
+        self, *, target: Target, baseline_s: float, effort: Effort, report: Callable[[str], None]
+    ) -> None:
+        self._target = target
+        self._baseline_s = baseline_s
+        self._effort = effort
+        self._report = report
+        self._candidates: dict[str, _Candidate] = {}
+        self.why_not: dict[str, str] = {}
+
+    def add(self, name: str, model: PipelineModel | PlanningError) -> None:
+        if isinstance(model, PlanningError):
+            self.why_not[name] = str(model)
+            return
+        solver = DeadlineSolver(model)
+        target = self._target
+        if target.kind == "deadline":
+            if target.value * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:
+                self.why_not[name] = f"takes at least {solver.fastest_time_s:.6g} s"
+                return
+            # The sums of equal orders' times may differ by their rounding.
+            target = Target(kind="deadline", value=max(target.value, solver.fastest_time_s))
+        self._candidates[name] = _Candidate(
+            name=name,
+            model=model,
+            solver=solver,
+            target=target,
+            bound_j=_bound_j(solver, target),
+        )
+
+    def best(self) -> _Candidate | None:
+        best, best_cost = None, math.inf
+        for candidate in sorted(self._candidates.values(), key=lambda one: one.bound_j):
+            # 1F1B is planned in any case, to say what another order brings.
+            if candidate.bound_j >= best_cost and candidate.name != REFERENCE:
+                continue
+            cost = self._planned_cost(candidate)
+            if cost < best_cost:
+                best, best_cost = candidate, cost
+        return best
+
+    def considered(self, name: str) -> ConsideredSchedule:
+        candidate = self._candidates.get(name)
+        plan = candidate.plan if candidate else None
+        bound_j = plan.lower_bound_j if plan else (candidate.bound_j if candidate else None)
+        return ConsideredSchedule(
+            schedule=name,
+            lower_bound_j=None if name in self.why_not else bound_j,
+            iteration_time_s=plan.iteration_time_s if plan else None,
+            energy_j=plan.energy_j if plan else None,
+            why_not=self.why_not.get(name),
+        )
+
+    def _planned_cost(self, candidate: _Candidate) -> float:
+        """What its plan is judged by; infinite where no plan meets the target."""
+        self._report(f"searching for clocks under {candidate.name}")
+        solver = candidate.solver
+        try:
+            plan = plan_for_target(
+                solver, candidate.target, self._baseline_s, solver.num_moves(self._effort)
+            )
+        except TargetUnreachableError as error:
+            self.why_not[candidate.name] = error.message
+            return math.inf
+        candidate.plan = plan
+        return plan.iteration_time_s if candidate.target.kind == "power" else plan.energy_j
+
+
+def _with_deadline(target: Target, baseline_s: float) -> Target:
+    """The same deadline for all orders, from 1F1B's baseline."""
+    if target.kind in {"fastest", "slowdown"}:
+        return Target(kind="deadline", value=baseline_s * (1 + target.value))
+    return target
+
+
+def _bound_j(solver: DeadlineSolver, target: Target) -> float:
+    """What no plan of this order can beat at the target, J.
+
+    For a power budget nothing is known before a plan is made: 0.
+    """
+    if target.kind == "power":
+        return 0.0
+    deadline_s = math.inf if target.kind == "least-energy" else target.value
+    return solver.relax(min(deadline_s, solver.slowest_time_s)).lower_bound_j

@@ -1,0 +1,184 @@
+"""`flyball export` from the command line: the trace file, what is printed, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flyball_client.__main__ import main
+
+ROWS = "".join(
+    f"{stage},forward,1410,1.0,10.0,{{0}}\n{stage},forward,1000,1.25,8.0,{{0}}\n"
+    f"{stage},backward,1410,2.0,30.0,{{0}}\n{stage},backward,1000,2.5,20.0,{{0}}\n"
+    for stage in range(2)
+)
+HEADER = "stage,instruction,frequency,time,energy,dp_rank\n"
+ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
+PROCESS_LIMIT_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Flyball = Callable[..., Done]
+
+
+@pytest.fixture
+def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
+    """Runs a command within this process; one test below starts a real one."""
+
+    def run(*arguments: str | Path) -> Done:
+        status = main([*map(str, arguments)])
+        printed = capsys.readouterr()
+        return Done(returncode=status, stdout=printed.out, stderr=printed.err)
+
+    return run
+
+
+def refusal(done: Done) -> str:
+    """The one line on stderr of what must be refused."""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr.strip()
+
+
+def not_json(constant: str) -> float:
+    raise ValueError(constant)
+
+
+def trace_in(path: Path) -> dict[str, Any]:
+    """A file that must be JSON as RFC 8259 has it: no NaN, no Infinity."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=not_json)
+    return document
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Two pipelines of two equal stages."""
+    path = tmp_path / "profile.csv"
+    path.write_text(HEADER + ROWS.format(0) + ROWS.format(1), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def plan(flyball: Flyball, profile: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    assert flyball("plan", profile, *ASKED, "-o", path).returncode == 0
+    return path
+
+
+def test_the_trace_has_the_plan_that_simulate_shows(
+    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "flyball_client", "export", profile, plan, "--chrome-trace", path],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{path}: 8 instructions (predicted), ")
+    simulated = json.loads(flyball("simulate", profile, plan, "--json").stdout)
+    trace = trace_in(path)
+    assert trace["otherData"]["energy_j"] == simulated["energy_j"]
+    instructions = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    ends_us = max(event["ts"] + event["dur"] for event in instructions)
+    assert ends_us == simulated["iteration_time_s"] * 1e6 == 9e6
+    critical = [event["name"] for event in instructions if event["args"]["on_critical_path"]]
+    assert critical == ["F0", "F0", "B0", "F1", "B1", "B1"]
+
+
+def test_data_parallel_pipelines_are_processes(
+    flyball: Flyball, profile: Path, tmp_path: Path
+) -> None:
+    plan, path = tmp_path / "separate.json", tmp_path / "trace.json"
+    made = flyball("plan", profile, *ASKED, "--data-parallel", "separate", "-o", plan)
+    assert made.returncode == 0
+    assert flyball("export", profile, plan, "--chrome-trace", path).returncode == 0
+    events = trace_in(path)["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["pipeline, dp_rank 0 (predicted)", "pipeline, dp_rank 1 (predicted)"]
+
+
+def test_with_json_it_prints_what_it_wrote(
+    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    done = flyball("export", profile, plan, "--chrome-trace", path, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "chrome_trace": str(path),
+        "predicted": True,
+        "num_instructions": 8,
+        "num_events": len(trace_in(path)["traceEvents"]),
+    }
+
+
+def test_another_blocking_power_shows_in_the_energy(
+    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
+) -> None:
+    """The profile has two ranks a stage; the two stages together wait 5.25 s."""
+    path = tmp_path / "trace.json"
+    energies = []
+    for power in ("5", "100"):
+        asked = ("--blocking-power", power, "--chrome-trace", path)
+        assert flyball("export", profile, plan, *asked).returncode == 0
+        energies.append(trace_in(path)["otherData"]["energy_j"])
+    assert energies[1] - energies[0] == pytest.approx(2 * 95 * 5.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "is a folder"),
+        ("missing/trace.json", "cannot be written (No such file or directory)"),
+    ],
+)
+def test_a_trace_that_cannot_be_written_is_refused_in_one_line(
+    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    line = refusal(flyball("export", profile, plan, "--chrome-trace", tmp_path / name))
+    assert line.startswith(f"flyball export: {tmp_path / name}: ")
+    assert said in line
+
+
+def test_what_it_cannot_use_is_refused_in_one_line_and_nothing_is_written(
+    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    bad_profile = tmp_path / "bad.csv"
+    bad_profile.write_text(HEADER + "0,forward,fast,1,1,0\n", encoding="utf-8")
+    other_clocks = tmp_path / "other.csv"
+    other_clocks.write_text(
+        profile.read_text(encoding="utf-8").replace(",1000,", ",900,"), encoding="utf-8"
+    )
+    bad_plan = tmp_path / "bad.json"
+    bad_plan.write_text("{", encoding="utf-8")
+    wanted = ("--chrome-trace", path)
+
+    def said(*arguments: str | Path) -> str:
+        return refusal(flyball("export", *arguments))
+
+    assert "--chrome-trace" in said(profile, plan)
+    assert f"{bad_profile}:2: " in said(bad_profile, plan, *wanted)
+    assert f"{bad_plan}: not a plan in JSON" in said(profile, bad_plan, *wanted)
+    assert f"{tmp_path / 'no.json'}: " in said(profile, tmp_path / "no.json", *wanted)
+    assert "1000 MHz, which the profile does not have" in said(other_clocks, plan, *wanted)
+    three = ("--blocking-power", "1,2,3")
+    assert "--blocking-power: 3 values" in said(profile, plan, *wanted, *three)
+    assert not path.exists()

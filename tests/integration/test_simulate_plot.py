@@ -1,0 +1,131 @@
+"""`flyball simulate --plot` from the command line: the file, what is printed, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from flyball_client.__main__ import main
+
+ROWS = "".join(
+    f"{stage},forward,1410,1.0,10.0,{{0}}\n{stage},forward,1000,1.25,8.0,{{0}}\n"
+    f"{stage},backward,1410,2.0,30.0,{{0}}\n{stage},backward,1000,2.5,20.0,{{0}}\n"
+    for stage in range(2)
+)
+HEADER = "stage,instruction,frequency,time,energy,dp_rank\n"
+ASKED = ("--microbatches", "3", "--blocking-power", "5", "--policy", "envelope")
+PROCESS_LIMIT_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Flyball = Callable[..., Done]
+
+
+@pytest.fixture
+def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
+    """Runs a command within this process; one test below starts a real one."""
+
+    def run(*arguments: str | Path) -> Done:
+        status = main([*map(str, arguments)])
+        printed = capsys.readouterr()
+        return Done(returncode=status, stdout=printed.out, stderr=printed.err)
+
+    return run
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Two pipelines of two equal stages."""
+    path = tmp_path / "profile.csv"
+    path.write_text(HEADER + ROWS.format(0) + ROWS.format(1), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(params=["merged", "separate"])
+def plan(request: pytest.FixtureRequest, flyball: Flyball, profile: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    data_parallel = ("--data-parallel", request.param)
+    done = flyball("plan", profile, *ASKED, *data_parallel, "-o", path)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_picture_is_written_and_what_is_printed_stays_the_same(
+    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path, suffix: str
+) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    picture = tmp_path / f"timeline{suffix}"
+    plain, plotted = (
+        flyball("simulate", profile, plan, "--json", *options)
+        for options in ((), ("--plot", picture))
+    )
+    assert (plotted.returncode, plotted.stderr) == (0, "")
+    assert plotted.stdout == plain.stdout
+    assert json.loads(plain.stdout)["iteration_time_s"] == 12.0
+    if suffix == ".png":
+        assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+        return
+    text = "".join(ElementTree.parse(picture).getroot().itertext())  # noqa: S314 - ours
+    rows = ["stage 0", "stage 1"]
+    if "pipelines" in json.loads(plain.stdout):
+        rows = [f"dp {dp_rank}, {row}" for dp_rank in range(2) for row in rows]
+    assert all(text.count(row) >= 2 for row in rows)
+    assert "12.0000 s" in text
+    assert "(predicted)" in text
+
+
+@pytest.mark.parametrize("plan", ["merged"], indirect=True)
+@pytest.mark.parametrize("name", ["timeline.gif", "timeline", ".svg", "missing/timeline.svg"])
+def test_a_file_that_cannot_be_drawn_is_refused_in_one_line(
+    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path, name: str
+) -> None:
+    done = flyball("simulate", profile, plan, "--plot", tmp_path / name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(f"flyball simulate: --plot: {tmp_path / name} ")
+
+
+@pytest.mark.parametrize("plan", ["merged"], indirect=True)
+def test_without_matplotlib_it_says_which_extra_draws_and_simulates_all_the_same(
+    profile: Path, plan: Path, tmp_path: Path
+) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "matplotlib.py").write_text("raise ImportError('hidden')\n", encoding="utf-8")
+    picture = tmp_path / "timeline.svg"
+
+    def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "flyball_client", "simulate", profile, plan, *options],
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_LIMIT_S,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(hidden)},
+        )
+
+    refused = run("--plot", picture)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "flyball simulate: --plot needs the extra 'plot': pip install '.[plot]' in a clone of"
+        " Flyball\n"
+    )
+    assert not picture.exists()
+    assert run().returncode == 0

@@ -1,0 +1,261 @@
+"""The exported trace held to the Trace Event Format, and to the simulation it shows.
+
+The rules are those of the format's document: what each phase's event must have, that complete
+events of a thread nest, that counters are numbers, that a flow's end has a begin of the same
+name, category and id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.chrome_trace import trace_document
+from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
+from flyball_server.planning.schedules._base import Instruction
+from flyball_server.timeline import PredictedTimeline, predicted_timeline
+
+F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
+Event = dict[str, Any]
+
+# Thirds and sevenths of microseconds: no boundary is a whole one.
+ODD_TIME_S = 1e-3 / 3 + 1e-6 / 7
+
+
+def profile_of(num_stages: int, scale: float, num_ranks: int = 1) -> StageProfile:
+    """Forward `scale` s and backward twice that at 1410 MHz; a quarter more at 1000 MHz."""
+    kinds = {
+        F: ((1410, 1.0, 10.0), (1000, 1.25, 8.0)),
+        B: ((1410, 2.0, 30.0), (1000, 2.5, 20.0)),
+    }
+    return StageProfile(
+        points={
+            (stage, kind): tuple(
+                OperatingPoint(frequency_mhz=mhz, time_s=time * scale, energy_j=energy * scale)
+                for mhz, time, energy in points
+            )
+            for stage in range(num_stages)
+            for kind, points in kinds.items()
+        },
+        num_ranks_per_stage=(num_ranks,) * num_stages,
+    )
+
+
+def request_of(num_stages: int, num_microbatches: int, scale: float) -> PlanRequest:
+    return PlanRequest(
+        profile=profile_of(num_stages, scale, num_ranks=2),
+        num_microbatches=num_microbatches,
+        blocking_power_w=(5.0,),
+        policy="envelope",
+    )
+
+
+def timeline_of(
+    num_stages: int = 3, num_microbatches: int = 4, scale: float = 1.0
+) -> PredictedTimeline:
+    """The envelope plan of equal stages; some forwards run at 1000 MHz."""
+    request = request_of(num_stages, num_microbatches, scale)
+    plan = make_plan(request)
+    return predicted_timeline(plan, [model_of_plan(request.profile, plan)])
+
+
+def data_parallel_timeline(scales: Sequence[float]) -> PredictedTimeline:
+    """Pipelines of two stages whose instructions take these many times as long."""
+    requests = tuple(request_of(2, 3, scale) for scale in scales)
+    plan = make_data_parallel_plan(DataParallelRequest(pipelines=requests))
+    profiles = [request.profile for request in requests]
+    return predicted_timeline(plan, models_of_data_parallel_plan(profiles, plan))
+
+
+SHORT = "shorter than a microsecond"
+TIMELINES: dict[str, Callable[[], PredictedTimeline]] = {
+    "one pipeline": timeline_of,
+    "odd times": partial(timeline_of, 4, 6, ODD_TIME_S),
+    SHORT: partial(timeline_of, 2, 3, 2e-7),
+    "one stage": partial(timeline_of, 1, 2),
+    "three pipelines": partial(data_parallel_timeline, [1.0, 1.5, 0.7]),
+}
+
+
+@pytest.fixture(params=TIMELINES)
+def timeline(request: pytest.FixtureRequest) -> PredictedTimeline:
+    return TIMELINES[request.param]()
+
+
+def events_of(timeline: PredictedTimeline, *phases: str) -> list[Event]:
+    return [event for event in trace_document(timeline)["traceEvents"] if event["ph"] in phases]
+
+
+def by_thread(events: Sequence[Event]) -> dict[tuple[int, int], list[Event]]:
+    threads: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        threads[event["pid"], event["tid"]].append(event)
+    return threads
+
+
+def test_every_event_has_what_its_phase_needs(timeline: PredictedTimeline) -> None:
+    needs = {
+        "X": {"name": str, "cat": str, "ts": int, "dur": int, "pid": int, "tid": int},
+        "C": {"name": str, "ts": int, "pid": int, "args": dict},
+        "M": {"name": str, "pid": int, "args": dict},
+        "s": {"name": str, "cat": str, "id": int, "ts": int, "pid": int, "tid": int},
+        "f": {"name": str, "cat": str, "id": int, "ts": int, "pid": int, "tid": int},
+    }
+    for event in trace_document(timeline)["traceEvents"]:
+        for field, kind in needs[event["ph"]].items():
+            assert type(event[field]) is kind, (event, field)
+        assert event.get("ts", 0) >= 0
+        assert event.get("dur", 0) >= 0
+
+
+def test_it_is_strict_json_that_says_predicted(timeline: PredictedTimeline) -> None:
+    document = trace_document(timeline)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    other = document["otherData"]
+    assert other["predicted"] is True
+    assert "predicted" in other["origin"]
+    assert other["energy_j"] == timeline.simulation.whole.energy_j
+    names = [event["args"]["name"] for event in events_of(timeline, "M") if "name" in event["args"]]
+    assert sum("(predicted)" in name for name in names) == len(timeline.models)
+
+
+def test_a_process_a_pipeline_and_a_thread_a_stage_each_with_its_name(
+    timeline: PredictedTimeline,
+) -> None:
+    counted = Counter(event["name"] for event in events_of(timeline, "M"))
+    num_stages = sum(model.schedule.num_stages for model in timeline.models)
+    assert counted == {
+        "process_name": len(timeline.models),
+        "process_sort_index": len(timeline.models),
+        "thread_name": num_stages,
+        "thread_sort_index": num_stages,
+    }
+
+
+def test_no_thread_has_the_number_of_another_or_of_a_process(timeline: PredictedTimeline) -> None:
+    named = events_of(timeline, "M")
+    pids = [event["pid"] for event in named if event["name"] == "process_name"]
+    tids = [event["tid"] for event in named if event["name"] == "thread_name"]
+    assert len({0, *pids, *tids}) == 1 + len(pids) + len(tids)
+
+
+def test_every_instruction_is_there_where_and_when_it_runs(timeline: PredictedTimeline) -> None:
+    threads = by_thread(events_of(timeline, "X"))
+    shown = iter(sorted(threads))
+    for model, assignment, simulation in zip(
+        timeline.models, timeline.assignments, timeline.simulation.pipelines, strict=True
+    ):
+        for stage in range(model.schedule.num_stages):
+            events = sorted(threads[next(shown)], key=lambda event: event["args"]["microbatch"])
+            nodes = sorted(
+                (node for node, of in enumerate(model.dag.stage) if of == stage),
+                key=lambda node: model.dag.instruction[node].microbatch,
+            )
+            for event, node in zip(events, nodes, strict=True):
+                point = model.points[node][assignment[node]]
+                assert event["cat"] == model.dag.instruction[node].kind
+                assert event["ts"] == pytest.approx(simulation.start_s[node] * 1e6, abs=0.51)
+                finish_us = event["ts"] + event["dur"]
+                assert finish_us == pytest.approx(simulation.finish_s[node] * 1e6, abs=0.51)
+                assert event["args"]["sm_clock_mhz"] == point.frequency_mhz
+                assert event["args"]["energy_j"] == point.energy_j
+                assert event["args"]["time_ms"] == pytest.approx(1e3 * point.time_s)
+                assert event["args"]["wait_ms"] == pytest.approx(1e3 * simulation.wait_s[node])
+                assert event["args"]["on_critical_path"] is (node in simulation.critical_path)
+
+
+def test_instructions_of_a_stage_never_overlap(timeline: PredictedTimeline) -> None:
+    for events in by_thread(events_of(timeline, "X")).values():
+        for before, after in pairwise(events):
+            assert before["ts"] + before["dur"] <= after["ts"]
+
+
+@pytest.mark.parametrize("name", [name for name in TIMELINES if name != SHORT])
+def test_events_stand_in_rising_time_and_a_flow_after_what_it_leaves_or_reaches(name: str) -> None:
+    """What is shorter than a microsecond may have no begin of its own to stand after."""
+    events = events_of(TIMELINES[name](), "X", "C", "s", "f")
+    times = [event["ts"] for event in events]
+    assert times == sorted(times)
+    open_on: dict[int, Event] = {}
+    for event in events:
+        if event["ph"] == "X":
+            open_on[event["tid"]] = event
+        elif event["ph"] in "sf":
+            bound = open_on[event["tid"]]
+            assert bound["args"]["on_critical_path"]
+            assert bound["ts"] <= event["ts"] <= bound["ts"] + bound["dur"]
+
+
+def test_a_flow_goes_wherever_the_critical_path_changes_stage(timeline: PredictedTimeline) -> None:
+    begins, ends = events_of(timeline, "s"), events_of(timeline, "f")
+    changes = sum(
+        model.dag.stage[before] != model.dag.stage[after]
+        for model, own in zip(timeline.models, timeline.simulation.pipelines, strict=True)
+        for before, after in pairwise(own.critical_path)
+    )
+    assert len(begins) == len(ends) == changes
+    key = {(event["name"], event["cat"], event["id"]): event for event in begins}
+    assert len(key) == changes
+    for end in ends:
+        begin = key[end["name"], end["cat"], end["id"]]
+        assert end["bp"] == "e"
+        assert begin["ts"] <= end["ts"]
+        assert (begin["pid"], begin["tid"] != end["tid"]) == (end["pid"], True)
+
+
+def test_the_power_counters_add_up_to_the_iterations_energy() -> None:
+    """Whole and quarter seconds are whole microseconds: the sum is exact but for rounding."""
+    for timeline in (timeline_of(), data_parallel_timeline([1.0, 1.5, 0.75])):
+        energy_j = 0.0
+        for samples in by_thread(
+            [event for event in events_of(timeline, "C") if event["name"].endswith("power")]
+        ).values():
+            for now, after in pairwise(samples):
+                energy_j += now["args"]["W"] * (after["ts"] - now["ts"]) / 1e6
+            assert samples[0]["ts"] == 0
+            assert samples[-1]["args"]["W"] == 0
+        assert energy_j == pytest.approx(timeline.simulation.whole.energy_j, rel=1e-9)
+
+
+def test_the_clock_counter_has_each_instructions_clock_while_it_runs(
+    timeline: PredictedTimeline,
+) -> None:
+    in_force: dict[int, int] = {}
+    due: list[Event] = []
+    for event in events_of(timeline, "X", "C"):
+        while due and due[0]["ts"] < event["ts"]:
+            running = due.pop(0)
+            assert in_force[running["tid"]] == running["args"]["sm_clock_mhz"]
+        if event["ph"] == "X" and event["dur"] > 0:
+            due.append(event)
+        elif event["name"].endswith("clock"):
+            in_force[event["tid"]] = event["args"]["MHz"]
+    assert len(set(in_force)) == sum(model.schedule.num_stages for model in timeline.models)
+
+
+def test_a_counter_has_a_name_of_its_own_in_its_process(timeline: PredictedTimeline) -> None:
+    owners: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for event in events_of(timeline, "C"):
+        owners[event["pid"], event["name"]].add(event["tid"])
+        assert all(isinstance(value, int | float) for value in event["args"].values())
+    assert all(len(tids) == 1 for tids in owners.values())
+
+
+def test_a_model_chunk_is_named_with_the_instruction() -> None:
+    timeline = timeline_of(1, 2)
+    (model,) = timeline.models
+    in_chunks = tuple(Instruction(item.kind, 0, item.microbatch) for item in model.dag.instruction)
+    chunked = replace(model, dag=replace(model.dag, instruction=in_chunks))
+    events = events_of(replace(timeline, models=(chunked,)), "X")
+    assert [event["name"] for event in events] == ["F0", "B0", "F0.1", "B0.1"]
+    assert [event["args"]["chunk"] for event in events] == [0, 0, 1, 1]

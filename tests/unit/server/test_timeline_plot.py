@@ -1,0 +1,127 @@
+"""The picture itself, read back as SVG: what is written in it, its colours, its size."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.unit.planning.tiny_pipelines import B, F, profile_of
+
+from flyball_client.command import CommandError
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.recorded_plan import model_of_plan
+from flyball_server.timeline import PredictedTimeline, predicted_timeline
+
+pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+
+from flyball_server.timeline_plot import write_timeline_plot
+
+SVG = "{http://www.w3.org/2000/svg}"
+CLOCKS_MHZ = (1410, 1300, 1200, 1100, 1000, 900)
+
+
+def timeline_of(num_stages: int, num_microbatches: int) -> PredictedTimeline:
+    """The baseline of equal stages, but with the clocks above on stage 0, one after the other."""
+    stage = {
+        kind: [(mhz, time_s * 1410 / mhz, mhz / 100) for mhz in CLOCKS_MHZ]
+        for kind, time_s in ((F, 1.0), (B, 2.0))
+    }
+    profile = profile_of([stage] * num_stages)
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=num_microbatches,
+        blocking_power_w=(5.0,),
+        policy="baseline",
+    )
+    plan = make_plan(request)
+    model, assignment = model_of_plan(profile, plan)
+    of_stage_0 = [node for node, stage in enumerate(model.dag.stage) if stage == 0]
+    for index, node in enumerate(of_stage_0):
+        assignment[node] = index % len(CLOCKS_MHZ)
+    return predicted_timeline(plan, [(model, assignment)])
+
+
+def drawn(timeline: PredictedTimeline, path: Path) -> ElementTree.Element:
+    write_timeline_plot(timeline, path)
+    return ElementTree.parse(path).getroot()  # noqa: S314 - made by the line above
+
+
+def texts_of(svg: ElementTree.Element) -> list[str]:
+    return ["".join(text.itertext()) for text in svg.iter(f"{SVG}text")]
+
+
+def box_lightness(svg: ElementTree.Element) -> set[float]:
+    """Relative luminance of every colour a box is filled with, 0 to 1 (WCAG 2, linear in sRGB)."""
+    lightness: set[float] = set()
+    for group in svg.iter(f"{SVG}g"):
+        if not group.get("id", "").startswith("PolyCollection"):
+            continue
+        for style in (item.get("style", "") for item in group.iter()):
+            fill = re.search(r"fill: #([0-9a-f]{6})", style)
+            if fill and "stroke" in style:  # what waits has no edge
+                lightness.add(luminance(fill.group(1)))
+    return lightness
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_baseline_and_plan_are_drawn_with_their_figures_as_predicted(tmp_path: Path) -> None:
+    timeline = timeline_of(2, 3)
+    texts = texts_of(drawn(timeline, tmp_path / "timeline.svg"))
+    plan, baseline = timeline.simulation.whole, timeline.baseline().simulation.whole
+    for name, whole in (("plan: ", plan), ("baseline, highest clocks: ", baseline)):
+        (title,) = [text for text in texts if text.startswith(name)]
+        assert f"{whole.iteration_time_s:.4f} s, {whole.energy_j:.2f} J" in title
+        assert f"bubbles {100 * whole.bubble_fraction:.1f} % (predicted)" in title
+    assert any("2 stages, 3 microbatches" in text for text in texts)
+    assert {"critical path", "waiting", "F forward (lower)"} <= set(texts)
+
+
+def test_each_instruction_is_named_once_in_each_panel_with_its_clock(tmp_path: Path) -> None:
+    texts = texts_of(drawn(timeline_of(2, 3), tmp_path / "timeline.svg"))
+    for label in ("F0", "F1", "F2", "B0", "B1", "B2"):
+        assert texts.count(label) == 2 * 2, label
+    # One box each on stage 0 of the plan and a tick of the colour bar; all else is at 1410 MHz.
+    assert [texts.count(str(mhz)) for mhz in CLOCKS_MHZ] == [2 + 18, 2, 2, 2, 2, 2]
+
+
+def test_clocks_are_told_apart_by_lightness_and_black_text_reads_on_all(tmp_path: Path) -> None:
+    lightness = sorted(box_lightness(drawn(timeline_of(2, 3), tmp_path / "timeline.svg")))
+    assert len(lightness) == len(CLOCKS_MHZ)
+    assert min((lightest + 0.05) / 0.05 for lightest in lightness) > 4.5  # WCAG 2, level AA
+
+
+def test_the_same_plan_gives_the_same_file(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.svg", tmp_path / "second.svg"
+    write_timeline_plot(timeline_of(2, 2), first)
+    write_timeline_plot(timeline_of(2, 2), second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_many_boxes_are_an_image_without_text_in_them(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    svg = drawn(timeline_of(12, 256), path)
+    assert len(list(svg.iter(f"{SVG}image"))) >= 2
+    assert not [text for text in texts_of(svg) if re.fullmatch(r"[FB]\d+", text)]
+    assert path.stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("name", ["$\\frac{", "a\x00b", "\ud800", "名", "x" * 10_000])
+def test_whatever_text_a_plan_file_has_as_a_name_is_drawn(tmp_path: Path, name: str) -> None:
+    timeline = timeline_of(1, 1)
+    odd = replace(timeline, plan=replace(timeline.plan, policy=name, schedule=name))
+    assert drawn(odd, tmp_path / "timeline.svg").tag == f"{SVG}svg"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"--plot: .*missing.* cannot be written \(No such file"):
+        write_timeline_plot(timeline_of(1, 1), tmp_path / "missing" / "timeline.svg")
