@@ -25,6 +25,7 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
+from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_server.planning.simulator import simulate
 from flyball_server.planning.warm_up import warm_up
 from flyball_server.progress_line import ProgressLine
@@ -102,6 +103,12 @@ def _considered_rows(plan: FrequencyPlan) -> list[str]:
         ]
         what = entry.why_not if entry.why_not else "".join(figures)
         rows.append(f"{mark} {entry.schedule:16s} {what}")
+    reference = next((entry for entry in plan.considered if entry.schedule == REFERENCE), None)
+    if plan.schedule != REFERENCE and reference and reference.energy_j:
+        less_percent = 100 * (1 - plan.energy_j / reference.energy_j)
+        rows.append(
+            f"{plan.schedule} needs {less_percent:.2f} % less energy than {REFERENCE}'s plan"
+        )
     return rows
 
 

@@ -28,6 +28,7 @@ from flyball_server.app import create_app
 from flyball_server.jobs.job_state import JobState
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.settings import Settings
 
@@ -257,7 +258,7 @@ def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing
     [
         ("model.md", [str(kind) for kind in InstructionKind]),
         ("model.md", list(POLICIES)),
-        ("model.md", list(SCHEDULES)),
+        ("schedules.md", [*SCHEDULES, AUTO]),
         ("model.md", list(RECONFIGURATIONS)),
         ("rest.md", [str(state) for state in JobState]),
         ("profiles.md", [str(kind) for kind in InstructionKind]),
