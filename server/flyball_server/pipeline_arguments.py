@@ -14,7 +14,7 @@ from flyball_server.planning.data_parallel import DataParallelRequest, separate_
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.schedule_choice import AUTO, CHUNK_PLACEMENTS, LOOPED
+from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import MAX_NUM_MICROBATCHES, ActivationMemory
 from flyball_server.planning.schedules.explicit import EXPLICIT
@@ -47,13 +47,8 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         metavar="NAME",
         help=f"{', '.join(names)} (default {planner.DEFAULT_SCHEDULE}); auto: the one of least"
-        " energy at the target among those that the profile and memory allow",
-    )
-    parser.add_argument(
-        "--chunk-placement",
-        choices=CHUNK_PLACEMENTS,
-        default=LOOPED,
-        help="schedule auto: how the profile's chunks lie in the model (default looped)",
+        " energy at the target among those that the profile and memory allow; auto:NAME,NAME:"
+        " among these and 1f1b",
     )
     parser.add_argument(
         "--order",
@@ -125,7 +120,6 @@ def request_of(
         effort=Effort(arguments.effort),
         checkpoint=arguments.checkpoint,
         order=order,
-        chunk_placement=arguments.chunk_placement,
     )
     return separate_pipelines(request, profiles) if is_separate else request
 

@@ -18,7 +18,7 @@ from flyball_server.planning.planner import (
 )
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
-from flyball_server.planning.schedule_choice import AUTO
+from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import ActivationMemory
 from flyball_server.planning.schedules.explicit import (
@@ -36,12 +36,22 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     Raises:
         InvalidFieldError: an unknown name, or no blocking power.
     """
-    _check_name("schedule", spec.schedule, (*SCHEDULES, AUTO))
+    if is_auto(spec.schedule):
+        _check_candidates(spec.schedule)
+    else:
+        _check_name("schedule", spec.schedule, (*SCHEDULES, AUTO))
     _check_name("policy", DEFAULT_POLICY if spec.policy is None else spec.policy, POLICIES)
     _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
     _check_name("effort", spec.effort, tuple(Effort))
     _blocking_power_w(spec, _window(spec, gpu_table))
     _check_order(spec)
+
+
+def _check_candidates(schedule: str) -> None:
+    try:
+        candidate_schedules(schedule)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from None
 
 
 def _check_order(spec: JobSpec) -> None:

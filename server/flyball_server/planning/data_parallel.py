@@ -30,7 +30,7 @@ from flyball_server.planning.planner import (
 from flyball_server.planning.policies import POLICIES, choose
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
-from flyball_server.planning.schedule_choice import AUTO
+from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.planning.schedules.virtual_stages import VirtualStages
 from flyball_server.planning.simulator import Simulation, iteration_energy_j, simulate
@@ -127,7 +127,7 @@ def make_data_parallel_plan(
         TargetUnreachableError: no plan of this policy meets the target.
     """
     report(BUILDING)
-    if request.pipelines[0].schedule == AUTO:
+    if is_auto(request.pipelines[0].schedule):
         raise PlanningError(
             "auto plans one pipeline; name a schedule for separate pipelines", field="schedule"
         )

@@ -13,11 +13,10 @@ from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.schedule_choice import (
-    AUTO,
-    LOOPED,
     ScheduleChoice,
     candidate_schedules,
     choose_schedule,
+    is_auto,
 )
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import (
@@ -50,8 +49,6 @@ class PlanRequest:
             in the GPU table by GPU.
         checkpoint: which microbatches schedule `torchgpipe` computes forward again.
         order: the order of schedule `explicit`.
-        chunk_placement: how the profile's chunks lie in the model, `looped` or `v`; schedule
-            `auto` looks at orders of that placement only.
     """
 
     profile: StageProfile
@@ -66,7 +63,6 @@ class PlanRequest:
     effort: Effort = Effort.NORMAL
     checkpoint: str | None = None
     order: ExplicitOrder | None = None
-    chunk_placement: str = LOOPED
 
 
 PhaseReport = Callable[[str], None]
@@ -81,7 +77,7 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Fre
         TargetUnreachableError: no plan of this policy meets the target.
     """
     report(BUILDING)
-    if request.schedule == AUTO:
+    if is_auto(request.schedule):
         chosen = _chosen_schedule(request, report)
         choice = PolicyChoice(
             assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
@@ -99,7 +95,7 @@ def with_named_schedule(request: PlanRequest) -> PlanRequest:
     Raises:
         PlanningError, TargetUnreachableError: as for `make_plan`.
     """
-    if request.schedule != AUTO:
+    if not is_auto(request.schedule):
         return request
     return replace(request, schedule=_chosen_schedule(request, lambda _: None).name)
 
@@ -110,7 +106,7 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
             f"auto compares frontiers, which policy {request.policy} has not", field="schedule"
         )
     models: dict[str, PipelineModel | PlanningError] = {}
-    for name in candidate_schedules(request.chunk_placement):
+    for name in candidate_schedules(request.schedule):
         try:
             models[name] = model_of_request(replace(request, schedule=name))
         except PlanningError as error:

@@ -1,5 +1,8 @@
 """Schedule `auto`: among the orders that can be run, the one with the least energy at the target.
 
+`auto:NAME,NAME` names the orders to look at, besides 1F1B: what a framework can run, say, or the
+V-shaped ones where the profile's chunks lie so.
+
 All candidates get the same deadline, from 1F1B at the highest clocks. A candidate's bound says
 what none of its plans can beat; plans are made in the order of rising bounds, until the best plan
 is below all bounds that are left. So the order is chosen for certain, however near to its bound
@@ -22,14 +25,13 @@ from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE, earliest_
 
 AUTO = "auto"
 REFERENCE = "1f1b"
-LOOPED, V_SHAPED = "looped", "v"
-CHUNK_PLACEMENTS = (LOOPED, V_SHAPED)
-
-_WHOLE_STAGES = (REFERENCE, "envpipe", "gpipe", "zb-h1")
-_OF_PLACEMENT = {
-    LOOPED: ("interleaved-1f1b", "looped-bfs", "interleaved-zb"),
-    V_SHAPED: ("zbv", "dualpipev"),
-}
+# Those of whole stages, and those that place their chunks as most do, around a loop.
+DEFAULT_CANDIDATES = (
+    *(REFERENCE, "envpipe", "gpipe", "zb-h1"),
+    *("interleaved-1f1b", "looped-bfs", "interleaved-zb"),
+)
+# They flush, and compute what 1F1B computes.
+COMPARABLE = (*DEFAULT_CANDIDATES, "zbv", "dualpipev")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +54,27 @@ class _Candidate:
     plan: DeadlinePlan | None = None
 
 
-def candidate_schedules(chunk_placement: str) -> tuple[str, ...]:
-    """The orders to look at; 1F1B first.
+def is_auto(schedule: str) -> bool:
+    """Whether a schedule's name asks for a choice: `auto`, or `auto:envpipe,zb-h1`."""
+    return schedule.partition(":")[0] == AUTO
 
-    Args:
-        chunk_placement: how the profile's chunks lie in the model, of CHUNK_PLACEMENTS.
+
+def candidate_schedules(schedule: str) -> tuple[str, ...]:
+    """The orders that `auto` or `auto:NAME,NAME` looks at: 1F1B, then those named.
 
     Raises:
-        PlanningError: there is no such placement.
+        PlanningError: a name is none of COMPARABLE.
     """
-    if chunk_placement not in _OF_PLACEMENT:
-        raise PlanningError(
-            f"unknown {chunk_placement!r}; known: {', '.join(CHUNK_PLACEMENTS)}",
-            field="chunk_placement",
-        )
-    return _WHOLE_STAGES + _OF_PLACEMENT[chunk_placement]
+    _, colon, names = schedule.partition(":")
+    if not colon:
+        return DEFAULT_CANDIDATES
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in COMPARABLE:
+            raise PlanningError(
+                f"auto knows no {name!r}; known: {', '.join(COMPARABLE)}", field="schedule"
+            )
+    return tuple(dict.fromkeys((REFERENCE, *wanted)))
 
 
 def choose_schedule(
