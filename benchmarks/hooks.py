@@ -41,6 +41,8 @@ NUM_PAIRS, NUM_STEPS = 24, 10
 MAX_CHANGE_MEDIAN_US, MAX_CHANGE_P99_US = 5.0, 30.0
 MAX_SAME_MEDIAN_US = 2.0
 MAX_DELIVERY_P99_US = 100.0
+# Of one core, in the mean of a series' steps; the governor's own bound is a mean of longer times.
+MAX_POLLING_PERCENT = 3.0
 MAX_GROWTH_MIB = 1.0
 MAX_STEP_RATIO = 1.01
 
@@ -146,6 +148,11 @@ def _hook_limits(figures: Sequence[SeriesFigure]) -> list[Limit]:
         ),
         _delivery_limit("eager torch operations", ours, (EAGER_TORCH,)),
         _delivery_limit("the GIL held", ours, GIL_LOADS),
+        at_most(
+            "governor looking out for requests, % of a core",
+            100 * max(figure.polling_share or 0.0 for figure in ours),
+            MAX_POLLING_PERCENT,
+        ),
     ]
 
 
@@ -165,7 +172,8 @@ def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
         f"Zeus {VERSION} from PyPI, its own client; its wait for the device before every"
         " instruction left out, there is none here.\n"
         f"{BARE}: one store and one eventfd write to a process that sleeps, the least that this"
-        " machine takes for it.\nmedian / 99th percentile, us, of"
+        " machine takes for it.\nwoke nobody: requests for which the governor was looking out"
+        " itself; what that took of its CPU time in brackets.\nmedian / 99th percentile, us, of"
         f" the steps of {num_rounds} rounds in which other processes took least of the CPUs"
     ]
     header = [
@@ -175,6 +183,8 @@ def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
         "request to governor",
         "hook to NVML",
         "superseded",
+        "woke nobody, %",
+        "CPU of controller, %",
         "others, %",
     ]
     for latency_us in LATENCIES_US:
@@ -203,6 +213,9 @@ def _series_row(figure: SeriesFigure) -> list[str]:
         _pair(figure.delivery),
         _pair(figure.arrival),
         "-" if figure.arrival is None else str(figure.num_superseded),
+        "-" if figure.unwoken_share is None else f"{100 * figure.unwoken_share:.0f}",
+        f"{100 * figure.controller_share:.1f}"
+        + ("" if figure.polling_share is None else f" ({100 * figure.polling_share:.1f})"),
         f"{100 * figure.others_share:.0f}",
     ]
 

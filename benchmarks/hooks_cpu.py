@@ -36,6 +36,12 @@ class CpuUse:
         return min(max(others / total, 0.0), 1.0) if total else 0.0
 
 
+def cpu_time_ns(pid: int) -> int:
+    """CPU time that a process has used, ns, as the kernel's scheduler counts it."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text(encoding="ascii").split()[0]) for task in tasks)
+
+
 def wait_until_quiet(pids: Sequence[int], give_up_s: float) -> None:
     """Until others than these processes use little of the CPUs, or so long, s, has gone by."""
     until_s = time.monotonic() + give_up_s

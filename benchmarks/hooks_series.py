@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hooks_cpu import CpuUse, wait_until_quiet
+from hooks_cpu import CpuUse, cpu_time_ns, wait_until_quiet
 from hooks_gpus import HIGHEST_MHZ, STEP_MHZ, CallRecord, NvmlCall
 from hooks_load import loaded
 from measured_process import BenchmarkError
@@ -110,26 +110,36 @@ class HookedRank(Protocol):
 
 
 def run_series(series: Series, rank: HookedRank, record: CallRecord) -> list[dict[str, Any]]:
-    """For each step its samples, all in us, see `_samples`, and what others took of the CPUs."""
+    """For each step its samples, all in us, see `_samples`, and who used the CPUs.
+
+    `others_share` is what others took of all CPUs' time, `controller_share` what the controller
+    took of one CPU's.
+    """
     own = (os.getpid(), rank.controller_pid)
     with loaded(series.load) as pause:
         record.begin(set_latency_us=0)
         for _ in range(WARM_UP_STEPS):
-            _run_step(rank, pause, 0.0005)
+            _run_step(rank, pause, series.pause_s)
         _settle(record)
         record.begin(set_latency_us=series.set_latency_us)
-        steps: list[tuple[float, list[TimedHook]]] = []
+        steps: list[tuple[dict[str, float], list[TimedHook]]] = []
         for _ in range(series.num_steps):
             wait_until_quiet(own, series.quiet_wait_s)
             used = CpuUse(own)
+            began_ns, began_cpu_ns = time.monotonic_ns(), cpu_time_ns(rank.controller_pid)
             hooks = _run_step(rank, pause, series.pause_s)
-            steps.append((used.others_share(), hooks))
+            taken_ns = cpu_time_ns(rank.controller_pid) - began_cpu_ns
+            shares = {
+                "others_share": used.others_share(),
+                "controller_share": taken_ns / (time.monotonic_ns() - began_ns),
+            }
+            steps.append((shares, hooks))
         _settle(record)
     calls = [call for call in record.calls() if call.pid == rank.controller_pid]
     ends_ns = [*(hooks[0].began_ns for _, hooks in steps[1:]), time.monotonic_ns()]
     return [
-        {"others_share": others_share, **_samples(hooks, calls, until_ns)}
-        for (others_share, hooks), until_ns in zip(steps, ends_ns, strict=True)
+        {**shares, **_samples(hooks, calls, until_ns)}
+        for (shares, hooks), until_ns in zip(steps, ends_ns, strict=True)
     ]
 
 

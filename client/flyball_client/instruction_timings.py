@@ -99,8 +99,10 @@ class TimingRecorder:
         self._running, self._ended = self._ended, self._running
         self._running.num_rows = 0
 
-    def begin(self, kind: str, microbatch: int | None, chunk: int) -> None:
-        """A computation begins."""
+    def begin(
+        self, kind: str, microbatch: int | None, chunk: int, began_s: float | None = None
+    ) -> None:
+        """A computation begins, or did so at `began_s` and no other call came since."""
         rows = self._running
         row = rows.num_rows
         if row == len(rows.names):
@@ -113,9 +115,10 @@ class TimingRecorder:
         rows.receive_s[row] = self._received_s.pop(kind, 0.0) if self._received_s else 0.0
         rows.send_s[row] = 0.0
         rows.num_rows = row + 1
-        now_s = self._clock_s()
+        if began_s is None:
+            began_s = self._clock_s()
         # One that never ends, as where only its begin is hooked, took no time.
-        rows.began_s[row] = rows.ended_s[row] = now_s
+        rows.began_s[row] = rows.ended_s[row] = began_s
 
     def end(self) -> None:
         """The computation that began last is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from flyball_client.errors import CodecError
@@ -65,58 +66,93 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     )
 
 
+PlannedRow = tuple[str, int, int, int]
+"""Kind, microbatch, chunk and SM clock, MHz, of one planned instruction."""
+
+# Matches no instruction: a kind has a name.
+_NOTHING: PlannedRow = ("", -1, -1, 0)
+_NO_ROWS = (_NOTHING,)
+
+
 class PlanCursor:
     """A position in a plan; each step starts afresh.
 
     Once an instruction comes that the plan does not expect, nothing is known of the rest of
     the step: from there to its end every instruction gets the highest clock and is counted in
     `num_unplanned`. Between steps every instruction gets the highest clock, uncounted.
+
+    Attributes:
+        plan: that is followed.
+        rows: what is expected, from the step's begin, and a row that matches nothing at the
+            end; nothing but that row where no instruction is expected.
+        position: in `rows`, of the instruction that comes next. Whoever sees that one come,
+            microbatch and all, may take its clock from there and move on by one; whatever else
+            comes is for `next_sm_clock_mhz`.
+        num_unplanned: instructions of the step that the plan did not expect.
+        surprise: how the step left the plan; None: it has not.
     """
+
+    __slots__ = (
+        "_is_in_step",
+        "_rows",
+        "num_unplanned",
+        "plan",
+        "position",
+        "rows",
+        "surprise",
+    )
 
     def __init__(self, plan: CompiledPlan) -> None:
         self.plan = plan
+        # Interned, they are the same objects as a caller's literals and compared at a glance.
+        kinds = (sys.intern(kind) for kind in plan.kinds)
+        columns = zip(kinds, plan.microbatches, plan.chunks, plan.sm_clocks_mhz, strict=True)
+        self._rows: tuple[PlannedRow, ...] = (*columns, _NOTHING)
         self.num_unplanned = 0
         self.surprise: str | None = None
-        self._position = 0
-        self._is_on_plan = False
         self._is_in_step = False
+        self.rows: tuple[PlannedRow, ...] = _NO_ROWS
+        self.position = 0
 
     def begin_step(self) -> None:
         """The next instruction is the plan's first."""
         self.num_unplanned = 0
         self.surprise = None
-        self._position = 0
-        self._is_on_plan = self._is_in_step = True
+        self.rows, self.position = self._rows, 0
+        self._is_in_step = True
 
     def end_step(self) -> None:
         """No instruction is expected until the next step; one that is missing is a surprise."""
         num_planned = len(self.plan.kinds)
-        if self._is_on_plan and self._position < num_planned:
+        if self.rows is self._rows and self.position < num_planned:
             self.surprise = (
-                f"the step ended after {self._position} of {num_planned} planned instructions"
+                f"the step ended after {self.position} of {num_planned} planned instructions"
             )
-        self._is_on_plan = self._is_in_step = False
+        self._leave_plan()
+        self._is_in_step = False
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:
         """The clock for the instruction that begins now, MHz; microbatch None: by order."""
-        plan, position = self.plan, self._position
-        if self._is_on_plan:
-            if (
-                position < len(plan.kinds)
-                and plan.kinds[position] == kind
-                and plan.chunks[position] == chunk
-                and (microbatch is None or plan.microbatches[position] == microbatch)
-            ):
-                self._position = position + 1
-                return plan.sm_clocks_mhz[position]
-            self._is_on_plan = False
+        planned_kind, planned_microbatch, planned_chunk, sm_clock_mhz = self.rows[self.position]
+        if (
+            planned_kind == kind
+            and planned_chunk == chunk
+            and (microbatch is None or planned_microbatch == microbatch)
+        ):
+            self.position += 1
+            return sm_clock_mhz
+        if self.rows is self._rows:
             self.surprise = self._describe_surprise(kind, microbatch, chunk)
+            self._leave_plan()
         if self._is_in_step:
             self.num_unplanned += 1
-        return plan.highest_sm_clock_mhz
+        return self.plan.highest_sm_clock_mhz
+
+    def _leave_plan(self) -> None:
+        self.rows, self.position = _NO_ROWS, 0
 
     def _describe_surprise(self, kind: str, microbatch: int | None, chunk: int) -> str:
-        plan, position = self.plan, self._position
+        plan, position = self.plan, self.position
         came = _instruction_name(kind, microbatch, chunk)
         if position == len(plan.kinds):
             return f"{came} after all {position} planned instructions"

@@ -110,7 +110,12 @@ class RankSession:
         self._governor = governor or make_governor(gpu, self._name, lease_s=lease_s)
         self._supported_mhz = self._read_supported_mhz(gpu)
         self._meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
-        self._timings = TimingRecorder(self._meter.clock_s)
+        self._clock_s = self._meter.clock_s
+        self._timings = TimingRecorder(self._clock_s)
+        # What runs and is not in the timings yet: kind, microbatch, chunk, and when it began, s.
+        self._begun: tuple[str, int | None, int, float] | None = None
+        # What the governor was asked for last, MHz; 0: nothing that still holds.
+        self._asked_mhz = 0
         self._current_step = initial_step
         self._is_in_step = False
         self._is_closed = False
@@ -162,6 +167,9 @@ class RankSession:
         if self._is_closed:
             return
         self._is_closed = True
+        # So the hook that begins an instruction has nothing to do any more, and need not ask.
+        self._cursor = self._observer = None
+        self._is_in_step = False
         self._governor.close()
         if self._is_started and self._link is not None:
             self._link.stop()
@@ -195,7 +203,7 @@ class RankSession:
     @property
     def clock_s(self) -> Callable[[], float]:
         """The time that steps are measured in, s: on an emulated GPU its own."""
-        return self._meter.clock_s
+        return self._clock_s
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
@@ -233,6 +241,7 @@ class RankSession:
             if self._cursor is not None:
                 self._cursor.begin_step()
             self._meter.begin()
+            self._begun = None
             self._timings.begin_step()
         except Exception as error:
             self._governor.give_up(error)
@@ -257,9 +266,10 @@ class RankSession:
             return
         self._is_in_step = False
         self._current_step += 1
+        self._begun = None
         if self._cursor is not None:
             self._cursor.end_step()
-        self._governor.pause()
+        self._pause()
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
@@ -271,39 +281,46 @@ class RankSession:
             microbatch: from 0; None: the plan's order decides.
             chunk: of the model, where there are several.
         """
-        if self._is_closed:
-            return
+        # The hot path, between a training's computations and mostly run from cold caches: few
+        # objects, no call that is not needed; all that can wait waits for the instruction's end.
         cursor = self._cursor
         try:
+            if self._begun is not None:
+                # Its end was not told.
+                self._note_begun()
+                self._governor.on_instruction_end()
             if cursor is not None:
-                self._governor.set_mhz(cursor.next_sm_clock_mhz(kind, microbatch, chunk))
+                name, number, part, sm_clock_mhz = cursor.rows[cursor.position]
+                if kind == name and microbatch == number and chunk == part:
+                    cursor.position += 1
+                else:
+                    sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)
+                if sm_clock_mhz != self._asked_mhz:
+                    self._asked_mhz = sm_clock_mhz
+                    self._governor.set_mhz(sm_clock_mhz)
             if self._is_in_step:
-                self._timings.begin(kind, microbatch, chunk)
+                self._begun = (kind, microbatch, chunk, self._clock_s())
         except Exception as error:
             self._governor.give_up(error)
         if self._observer is not None:
-            try:
-                self._observer.on_instruction_begin(kind)
-            except Exception as error:
-                self._dismiss_observer(error)
+            self._tell(self._observer.on_instruction_begin, kind, chunk)
 
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
         """That computation is over; microbatch and chunk as they were at its beginning."""
-        del microbatch, chunk
+        del microbatch
         if self._is_closed:
             return
         if self._observer is not None:
-            try:
-                self._observer.on_instruction_end(kind)
-            except Exception as error:
-                self._dismiss_observer(error)
-        if self._is_in_step:
-            try:
+            self._tell(self._observer.on_instruction_end, kind, chunk)
+        try:
+            if self._is_in_step:
+                self._note_begun()
                 self._timings.end()
-            except Exception as error:
-                self._governor.give_up(error)
+            self._governor.on_instruction_end()
+        except Exception as error:
+            self._governor.give_up(error)
 
     def on_transfer(
         self,
@@ -327,11 +344,22 @@ class RankSession:
         if self._is_closed or not self._is_in_step:
             return
         try:
+            self._note_begun()
             self._timings.add_transfer(transfer, kind, microbatch, chunk, time_s)
         except Exception as error:
             self._governor.give_up(error)
 
     # ------------------------------------------------------------------ inside
+
+    def _note_begun(self) -> None:
+        """Put the instruction that runs into the timings, where it is not there yet."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._timings.begin(*begun)
+
+    def _pause(self) -> None:
+        self._asked_mhz = 0
+        self._governor.pause()
 
     def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
         """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""
@@ -374,11 +402,12 @@ class RankSession:
         if not self._keeps_plan and self._link is not None and self._link.is_lost:
             if self._cursor is not None:
                 self._cursor = None
-                self._governor.pause()
+                self._pause()
         elif self._plan is not None and (self._cursor is None or due is not None):
             self._cursor = PlanCursor(self._plan)
 
     def _measure(self) -> None:
+        self._note_begun()
         cursor = self._cursor
         num_unplanned = 0 if cursor is None else cursor.num_unplanned
         measurement = self._meter.end(
@@ -407,6 +436,9 @@ class RankSession:
                 cursor.surprise,
             )
 
-    def _dismiss_observer(self, error: Exception) -> None:
-        self._observer = None
-        _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
+    def _tell(self, observe: Callable[[str, int], None], kind: str, chunk: int) -> None:
+        try:
+            observe(kind, chunk)
+        except Exception as error:
+            self._observer = None
+            _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)

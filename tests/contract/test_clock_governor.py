@@ -22,6 +22,7 @@ CALLS: dict[str, Callable[[ClockGovernor], object]] = {
     "start": lambda governor: governor.start(),
     "on_step_begin": lambda governor: governor.on_step_begin(),
     "set_mhz": lambda governor: governor.set_mhz(1410),
+    "on_instruction_end": lambda governor: governor.on_instruction_end(),
     "pause": lambda governor: governor.pause(),
     "give_up": lambda governor: governor.give_up(RuntimeError("a reason")),
     "report": lambda governor: governor.report(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.governed_rank.kills import PARTS, STOPPED_GOVERNOR, Part
 from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
 
+from flyball_client.governor import board as words_of
 from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress
@@ -201,6 +203,68 @@ def test_of_a_pair_that_was_killed_and_started_again_nothing_remains(
     own_governor.close()
     assert nvml.locked_mhz() == 0
     assert find_records(tmp_path / "state") == []
+
+
+def test_a_governor_killed_while_it_polled_costs_no_request(
+    nvml: FalseNvml, own_governor: ProcessGovernor
+) -> None:
+    own_governor.start()
+    own_governor.set_mhz(1410)
+    wait_until(lambda: nvml.locked_mhz() and all(own_governor.pids), "governed")
+    killed, _ = own_governor.pids
+    send(killed, signal.SIGKILL)
+    # As it leaves the board in the middle of a window: the hook wakes nobody.
+    own_governor._words[words_of.IS_POLLING] = 1
+    own_governor.set_mhz(1200)
+    wait_until(lambda: nvml.locked_mhz() == 1200, "the standby serves what nobody was woken for")
+    assert own_governor.pids[0] not in {0, killed}
+
+
+def test_a_rank_that_asks_in_rhythm_wakes_nobody_in_the_end(
+    nvml: FalseNvml, own_governor: ProcessGovernor
+) -> None:
+    own_governor.start()
+
+    def is_unwoken_after_a_step() -> bool:
+        own_governor.on_step_begin()
+        for sm_clock_mhz in (1410, 1200, 900):
+            own_governor.set_mhz(sm_clock_mhz)
+            time.sleep(0.02)
+            own_governor.on_instruction_end()
+        return own_governor._words[words_of.NUM_UNWOKEN] > 5
+
+    wait_until(is_unwoken_after_a_step, "requests are found without a wake-up")
+    wait_until(lambda: nvml.locked_mhz() == 900, "the last one is in force")
+    assert own_governor._words[words_of.POLLING_NS] > 0
+
+
+@pytest.mark.parametrize("polling_share", [-0.01, 1.0, float("nan")])
+def test_a_share_of_a_core_that_is_none_is_refused(nvml: FalseNvml, polling_share: float) -> None:
+    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
+    with pytest.raises(ValueError, match="polling_share must be at least 0 and below 1"):
+        ProcessGovernor(address, "rank 0", polling_share=polling_share)
+
+
+def test_a_clock_given_back_after_a_lease_is_set_again_as_the_instruction_ends(
+    nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
+    with closing(
+        ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state", lease_s=0.5)
+    ) as governor:
+        governor.start()
+        governor.on_step_begin()
+
+        def is_set_after_a_hook() -> bool:
+            governor.on_instruction_end()
+            return nvml.locked_mhz() == 1410
+
+        governor.set_mhz(1410)
+        wait_until(is_set_after_a_hook, "locked")
+        wait_until(lambda: nvml.locked_mhz() == 0, "given back, since no hook came")
+        wait_until(is_set_after_a_hook, "locked again")
 
 
 def test_a_governor_that_cannot_start_is_told_once_and_training_goes_on(

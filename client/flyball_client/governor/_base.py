@@ -60,6 +60,10 @@ class ClockGovernor(Protocol):
         """Run at this clock from now on; it is one of the GPU's supported ones."""
         ...
 
+    def on_instruction_end(self) -> None:
+        """An instruction is over: a clock that was given back meanwhile is asked for again."""
+        ...
+
     def pause(self) -> None:
         """Give the clock back until the next one is set."""
         ...

@@ -2,7 +2,7 @@
 
 One page of 64-bit words in an anonymous file that the processes inherit. Each word has one
 writer, and an aligned word is stored whole, so there is no lock: the rank overwrites its
-request, and the governor serves whatever stands there when it wakes. A text for people follows
+request, and the governor serves whatever stands there when it looks. A text for people follows
 the words.
 """
 
@@ -16,9 +16,11 @@ from typing import Final
 REQUEST: Final = 0
 """The number of the request times 2**32, plus its MHz, or GIVE_BACK or QUIT."""
 HOOK_NS: Final = 1
-"""CLOCK_MONOTONIC of the last hook, ns: the rank's sign of life."""
+"""CLOCK_MONOTONIC of the last hook that asked for nothing, ns: the rank's sign of life."""
 REQUESTED_NS: Final = 2
-"""CLOCK_MONOTONIC of the last request, ns."""
+"""CLOCK_MONOTONIC of the last request, ns: another one."""
+STEP_REQUEST: Final = 3
+"""How many requests there were when the running step began."""
 
 # ------------------------------------------------------------------ written by the governor
 STATE: Final = 8
@@ -42,6 +44,12 @@ NUM_THERMALLY_CAPPED: Final = 20
 SM_CLOCK_MHZ: Final = 21
 NUM_TAKEOVERS: Final = 22
 """How often a standby had to take over from a governor that died."""
+IS_POLLING: Final = 23
+"""1 while the governor looks at the request by itself and need not be woken."""
+NUM_UNWOKEN: Final = 24
+"""How many requests it found so."""
+POLLING_NS: Final = 25
+"""CPU time that it took to look for them, ns."""
 
 STARTING: Final = 0
 READY: Final = 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flyball_client.governor.process_watch import ProcessIdentity
+from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import GpuAddress, SmClockRange
 
 _IMPORT_ROOT = Path(__file__).parents[2]
@@ -31,6 +32,8 @@ class Charge:
         wake_fd: an eventfd that the rank writes, inherited.
         record_fd: the record's file, inherited; None: to be opened.
         active: whom to stand by for; None: be the active one.
+        polling_share: CPU time that looking out for requests may take, of one core; 0: it
+            never does, and each request wakes it.
     """
 
     address: GpuAddress
@@ -43,6 +46,7 @@ class Charge:
     wake_fd: int
     record_fd: int | None = None
     active: ProcessIdentity | None = None
+    polling_share: float = DEFAULT_POLLING_SHARE
 
     def with_record(self, record_fd: int) -> Charge:
         """The same, with the record opened."""

@@ -23,10 +23,10 @@ from flyball_client.governor.charge import Charge, spawn_governor
 from flyball_client.governor.clock_keeper import ClockKeeper
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
+from flyball_client.governor.request_wait import TICK_S, RequestWait
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 
-TICK_S = 0.1
 # After so long with a clock that should have been given back, the standby does it itself.
 OVERDUE_S = 0.4
 # After so long with a request that the active one did not serve, the standby takes its place.
@@ -74,11 +74,6 @@ class GovernorProcess:
         # The last that was seen of the active one's work, and since when it is so.
         self._progress = (False, 0)
         self._progress_s = time.monotonic()
-        self._poll = select.poll()
-        launcher_fd = None if self._launcher is None else self._launcher.fd
-        for fd in (self._rank.fd, launcher_fd, self._stop_fd):
-            if fd is not None:
-                self._poll.register(fd, select.POLLIN)
 
     # ------------------------------------------------------------------ standby
 
@@ -134,33 +129,40 @@ class GovernorProcess:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
         words[words_of.ACTIVE_PID] = os.getpid()
-        self._poll.register(self._charge.wake_fd, select.POLLIN)
         try:
+            waiting = self._new_wait()
             standby = _Standby(self._charge)
             words[words_of.STANDBY_PID] = standby.keep()
             words[words_of.STATE] = words_of.READY
-            while self._serve_once():
+            while self._serve_once(waiting):
                 words[words_of.STANDBY_PID] = standby.keep()
         except Exception as error:
             # Also what nobody thought of: no clock stays locked for it, and the rank learns of it.
             self._give_back()
             self._end(words_of.GIVEN_UP, f"{error or type(error).__name__}")
 
-    def _serve_once(self) -> bool:
+    def _new_wait(self) -> RequestWait:
+        launcher_fd = None if self._launcher is None else self._launcher.fd
+        others = (self._rank.fd, launcher_fd, self._stop_fd)
+        return RequestWait(
+            self._board,
+            self._charge.wake_fd,
+            [fd for fd in others if fd is not None],
+            polling_share=self._charge.polling_share,
+        )
+
+    def _serve_once(self, waiting: RequestWait) -> bool:
         """Wait for something to happen and see to it; whether to go on."""
-        ready = self._poll.poll(1000 * TICK_S)
-        is_request = self._is_woken() and len(ready) == 1 and not self._is_silent()
+        is_request = waiting.wait() and not self._is_silent()
         if is_request and self._is_told_of_ends:
-            # Just that: the poll would have told of a signal, and of whoever is gone.
-            self._keeper.serve()
-            self._keeper.read_back()
+            # Just that: the wait would have told of a signal, and of whoever is gone.
+            self._serve(waiting)
             if self._words[words_of.REQUEST] & words_of.MHZ_MASK != words_of.QUIT:
                 return True
         self._note_signals()
         over = self._why_over()
         if over is None and not self._is_stopped:
-            self._keeper.serve()
-            self._keeper.read_back()
+            self._serve(waiting)
             return True
         self._give_back()
         if over is None:  # a signal: the standby goes on
@@ -171,12 +173,10 @@ class GovernorProcess:
             return False
         return True
 
-    def _is_woken(self) -> bool:
-        try:
-            os.eventfd_read(self._charge.wake_fd)
-        except BlockingIOError:
-            return False
-        return True
+    def _serve(self, waiting: RequestWait) -> None:
+        self._keeper.serve()
+        self._keeper.read_back()
+        waiting.on_served()
 
     def _why_over(self) -> tuple[int | None, str] | None:
         """Why no clock may be locked now: the state that this ends in, if it does, and a text."""
@@ -192,8 +192,9 @@ class GovernorProcess:
         return None
 
     def _is_silent(self) -> bool:
-        silent_s = (time.monotonic_ns() - self._words[words_of.HOOK_NS]) / 1e9
-        return silent_s > self._charge.lease_s
+        words = self._words
+        last_ns = max(words[words_of.HOOK_NS], words[words_of.REQUESTED_NS])
+        return (time.monotonic_ns() - last_ns) / 1e9 > self._charge.lease_s
 
     # ------------------------------------------------------------------ both
 

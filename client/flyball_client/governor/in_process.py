@@ -57,6 +57,9 @@ class InProcessGovernor:
         self._in_force_mhz = sm_clock_mhz
         self._num_switches += 1
 
+    def on_instruction_end(self) -> None:
+        """Nothing to see to."""
+
     def pause(self) -> None:
         """Give the clock back until the next one is set."""
         if not self._is_touched:

@@ -13,10 +13,18 @@ from pathlib import Path
 
 from flyball_client.governor import board as words_of
 from flyball_client.governor._base import ClockReport
-from flyball_client.governor.board import ClockBoard
+from flyball_client.governor.board import (
+    IN_FORCE_MHZ,
+    IS_POLLING,
+    MHZ_MASK,
+    REQUEST,
+    REQUESTED_NS,
+    ClockBoard,
+)
 from flyball_client.governor.charge import Charge, spawn_governor
 from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
+from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import GpuAddress
 
 _logger = logging.getLogger(__name__)
@@ -32,7 +40,8 @@ class ProcessGovernor:
     """A ClockGovernor with a process of its own.
 
     Whatever becomes of this process, the clock is given back within a second; see
-    `governor_process`. A request costs a few stores and one write to an eventfd.
+    `governor_process`. A request costs a few stores where the governor expects it, see
+    `request_wait`, and elsewhere one write to an eventfd beside them.
 
     Args:
         address: of the GPU.
@@ -41,9 +50,11 @@ class ProcessGovernor:
         launcher_pid: the process whose end ends the governing too; None: torchrun, where it
             started this process, else nobody.
         state_dir: where the record of a locked clock is kept; None: `default_state_dir`.
+        polling_share: CPU time that the governor may take to look out for requests that are
+            due, of one core, at least 0 and below 1; 0: each request wakes it.
 
     Raises:
-        ValueError: the lease is not positive.
+        ValueError: the lease is not positive, or the share is none.
         OSError: shared memory or its eventfd cannot be made.
     """
 
@@ -55,12 +66,16 @@ class ProcessGovernor:
         lease_s: float = DEFAULT_LEASE_S,
         launcher_pid: int | None = None,
         state_dir: Path | None = None,
+        polling_share: float = DEFAULT_POLLING_SHARE,
     ) -> None:
         if not lease_s > 0:
             raise ValueError(f"lease_s must be positive, not {lease_s}")
+        if not 0 <= polling_share < 1:
+            raise ValueError(f"polling_share must be at least 0 and below 1, not {polling_share}")
         self._address = address
         self._rank_name = rank_name
         self._lease_s = lease_s
+        self._polling_share = polling_share
         self._launcher_pid = launcher_of(os.environ) if launcher_pid is None else launcher_pid
         self._state_dir = default_state_dir() if state_dir is None else state_dir
         self._board = ClockBoard.create()
@@ -72,6 +87,7 @@ class ProcessGovernor:
         self._write_eventfd.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self._requested_mhz = 0
         self._num_requests = 0
+        self._last_request = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._is_over = False
         self._is_closed = False
@@ -105,26 +121,36 @@ class ProcessGovernor:
         if self._is_over or self._process is None:
             return
         words = self._words
-        words[words_of.HOOK_NS] = time.monotonic_ns()
+        words[words_of.STEP_REQUEST] = self._num_requests
+        self._see_to_clock()
         if words[words_of.STATE] == words_of.GIVEN_UP:
             self.give_up(RuntimeError(self._board.text))
         elif not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
             self._restart()
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
-        """Leave the request and wake the governor, where the clock is not in force already."""
+        """Leave the request, where the clock is not in force already; see that it is found.
+
+        A part of the hot path, see `RankSession.on_instruction_begin`.
+        """
         if self._is_over:
             return
         words = self._words
-        now_ns = time.monotonic_ns()
-        words[words_of.HOOK_NS] = now_ns
-        if sm_clock_mhz == self._requested_mhz and words[words_of.IN_FORCE_MHZ] == sm_clock_mhz:
+        if sm_clock_mhz == self._requested_mhz and words[IN_FORCE_MHZ] == sm_clock_mhz:
             return
         self._requested_mhz = sm_clock_mhz
-        self._num_requests += 1
-        words[words_of.REQUESTED_NS] = now_ns
-        words[words_of.REQUEST] = (self._num_requests & words_of.MHZ_MASK) << 32 | sm_clock_mhz
-        self._write_eventfd(self._wake_fd, 1)
+        self._num_requests = number = self._num_requests + 1
+        self._last_request = request = (number & MHZ_MASK) << 32 | sm_clock_mhz
+        words[REQUESTED_NS] = time.monotonic_ns()
+        words[REQUEST] = request
+        # In this order: see `request_wait`.
+        if not words[IS_POLLING]:
+            self._write_eventfd(self._wake_fd, 1)
+
+    def on_instruction_end(self) -> None:
+        """Show a sign of life; ask once more for a clock that was given back meanwhile."""
+        if not self._is_over:
+            self._see_to_clock()
 
     def pause(self) -> None:
         """Have the clock given back until the next one is set."""
@@ -171,12 +197,25 @@ class ProcessGovernor:
 
     # ------------------------------------------------------------------ inside
 
+    def _see_to_clock(self) -> None:
+        words = self._words
+        words[words_of.HOOK_NS] = time.monotonic_ns()
+        requested_mhz = self._requested_mhz
+        if (
+            requested_mhz != words[IN_FORCE_MHZ]
+            and requested_mhz
+            and words[words_of.SERVED] == self._last_request
+        ):
+            # Served and not in force: it failed, or a lease had passed.
+            self.set_mhz(requested_mhz)
+
     def _request(self, code: int) -> None:
         self._requested_mhz = 0
         self._num_requests += 1
+        self._last_request = (self._num_requests & MHZ_MASK) << 32 | code
         words = self._words
-        words[words_of.HOOK_NS] = words[words_of.REQUESTED_NS] = time.monotonic_ns()
-        words[words_of.REQUEST] = (self._num_requests & words_of.MHZ_MASK) << 32 | code
+        words[REQUESTED_NS] = time.monotonic_ns()
+        words[REQUEST] = self._last_request
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)
 
@@ -192,6 +231,7 @@ class ProcessGovernor:
                 state_dir=self._state_dir,
                 board_fd=self._board.fd,
                 wake_fd=self._wake_fd,
+                polling_share=self._polling_share,
             )
         )
 

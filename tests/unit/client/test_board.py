@@ -7,7 +7,12 @@ import pytest
 from flyball_client.governor import board as words_of
 from flyball_client.governor.board import ClockBoard
 
-RANK_WORDS = (words_of.REQUEST, words_of.HOOK_NS, words_of.REQUESTED_NS)
+RANK_WORDS = (
+    words_of.REQUEST,
+    words_of.HOOK_NS,
+    words_of.REQUESTED_NS,
+    words_of.STEP_REQUEST,
+)
 GOVERNOR_WORDS = (
     words_of.STATE,
     words_of.IN_FORCE_MHZ,
@@ -24,6 +29,9 @@ GOVERNOR_WORDS = (
     words_of.NUM_THERMALLY_CAPPED,
     words_of.SM_CLOCK_MHZ,
     words_of.NUM_TAKEOVERS,
+    words_of.IS_POLLING,
+    words_of.NUM_UNWOKEN,
+    words_of.POLLING_NS,
 )
 
 

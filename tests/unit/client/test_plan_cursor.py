@@ -123,6 +123,31 @@ def test_between_steps_every_instruction_gets_the_highest_clock_uncounted() -> N
     assert cursor.surprise == "the step ended after 0 of 4 planned instructions"
 
 
+def test_the_row_that_comes_next_may_be_taken_by_whoever_sees_it_come() -> None:
+    cursor = cursor_in_step(*INSTRUCTIONS)
+    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1200
+    assert cursor.rows[cursor.position][:3] == ("forward", 1, 0)
+    cursor.position += 1
+    third = cursor.rows[cursor.position]
+    assert cursor.next_sm_clock_mhz(*third[:3]) == third[3]
+    assert cursor.num_unplanned == 0
+
+
+@pytest.mark.parametrize("leave", ["before a step", "after a surprise", "after the last", "after"])
+def test_where_nothing_is_expected_the_next_row_matches_no_instruction(leave: str) -> None:
+    cursor = PlanCursor(compiled(*INSTRUCTIONS))
+    if leave != "before a step":
+        cursor.begin_step()
+    if leave == "after a surprise":
+        cursor.next_sm_clock_mhz("recompute", None, 0)
+    elif leave == "after the last":
+        for kind, microbatch, _ in INSTRUCTIONS:
+            cursor.next_sm_clock_mhz(str(kind), int(microbatch), 0)
+    elif leave == "after":
+        cursor.end_step()
+    assert cursor.rows[cursor.position][0] == ""
+
+
 def test_a_clock_that_the_gpu_lacks_is_raised_to_the_next_above() -> None:
     plan = compiled(("forward", 0, 901), ("forward", 1, 900), ("backward", 0, 2000))
     assert plan.sm_clocks_mhz == (1200, 900, 1410)

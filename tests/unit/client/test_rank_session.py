@@ -2,22 +2,86 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import groupby
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
-from tests.unit.client.recording_gpu import RESET, RecordingGpu
+from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.errors import PlannerUnavailableError
+from flyball_client.governor._base import ClockReport
 from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.plan_cursor import CompiledPlan
+from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
 from flyball_client.planner_link import LinkTimes
 from flyball_client.rank_session import RankSession
+from flyball_client.wire import RankPlan
 
 PLAN = (("forward", 0, 1200), ("backward", 0, 900))
 
 SessionMaker = Callable[..., RankSession]
+Instruction = tuple[str, int, int, int]
+INSTRUCTIONS: st.SearchStrategy[Instruction] = st.tuples(
+    st.sampled_from(["forward", "backward"]),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.sampled_from(SUPPORTED_MHZ),
+)
+
+
+class RecordingGovernor:
+    """Writes down what it is asked for; 0: to give the clock back."""
+
+    is_over = False
+
+    def __init__(self) -> None:
+        self.asked_mhz: list[int] = []
+        self.num_ends = 0
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def on_step_begin(self) -> None:
+        """Nothing to see to."""
+
+    def set_mhz(self, sm_clock_mhz: int) -> None:
+        """Note the clock."""
+        self.asked_mhz.append(sm_clock_mhz)
+
+    def on_instruction_end(self) -> None:
+        """Note that it was told."""
+        self.num_ends += 1
+
+    def pause(self) -> None:
+        """Note that none is wanted."""
+        self.asked_mhz.append(0)
+
+    def give_up(self, error: Exception) -> None:
+        """Nothing fails here."""
+        raise AssertionError from error
+
+    def report(self) -> ClockReport:
+        """Nothing."""
+        return ClockReport()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def compiled_plan(*rows: tuple[str | int, ...]) -> CompiledPlan:
+    """A plan of these instructions, ready to follow."""
+    plan = RankPlan(
+        job_id=JOB_ID,
+        version=1,
+        stage=0,
+        first_step=None,
+        instructions=rows,
+        predicted_iteration_time_s=1.0,
+    )
+    return compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 @pytest.fixture
@@ -279,6 +343,85 @@ def test_microbatch_and_chunk_are_compared_where_they_are_given(
         assert session.history[-1].num_unplanned == 1
 
 
+@given(
+    planned=st.lists(INSTRUCTIONS, max_size=6),
+    come=st.lists(INSTRUCTIONS, max_size=8),
+    follows_plan=st.booleans(),
+    names_microbatches=st.booleans(),
+)
+def test_each_instruction_gets_the_clock_that_its_plan_says_by_whichever_way(
+    planned: list[Instruction],
+    come: list[Instruction],
+    follows_plan: bool,
+    names_microbatches: bool,
+) -> None:
+    plan = compiled_plan(*((kind, number, mhz, chunk) for kind, number, chunk, mhz in planned))
+    governor, cursor = RecordingGovernor(), PlanCursor(plan)
+    session = RankSession(
+        gpu=RecordingGpu(), job_id=JOB_ID, rank=0, stage=0, planner=None, governor=governor
+    )
+    session._plan = plan
+    wanted_mhz: list[int] = []
+    for _ in range(2):
+        session.on_step_begin()
+        cursor.begin_step()
+        for kind, number, chunk, _ in planned if follows_plan else come:
+            microbatch = number if names_microbatches else None
+            session.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
+            session.on_instruction_end(kind, microbatch=microbatch, chunk=chunk)
+            wanted_mhz.append(cursor.next_sm_clock_mhz(kind, microbatch, chunk))
+        session.on_step_end()
+        assert session.history[-1].num_unplanned == cursor.num_unplanned
+        cursor.end_step()
+    changes_mhz = [mhz for mhz, _ in groupby(wanted_mhz)]
+    assert governor.asked_mhz == changes_mhz
+    assert governor.num_ends == len(wanted_mhz)
+
+
+def test_a_clock_that_was_given_back_is_asked_for_again(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    governor = RecordingGovernor()
+    session = make_session(gpu, planner=None, governor=governor)
+    session._plan = compiled_plan(("forward", 0, 1200), ("backward", 0, 1200))
+    run_step(session)
+    run_step(session)
+    assert governor.asked_mhz == [1200]
+    session.on_step_begin()
+    session.on_step_failed()
+    run_step(session)
+    assert governor.asked_mhz == [1200, 0, 1200]
+
+
+def test_where_no_end_is_told_the_next_begin_tells_the_governor_of_it(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    governor = RecordingGovernor()
+    session = make_session(gpu, planner=None, governor=governor)
+    session.on_step_begin()
+    for microbatch in range(3):
+        session.on_instruction_begin("forward", microbatch=microbatch)
+    session.on_step_end()
+    assert governor.num_ends == 2
+    assert [timing.microbatch for timing in session.last_step_timings] == [0, 1, 2]
+
+
+def test_a_transfer_told_while_an_instruction_runs_is_the_next_ones(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu, planner=None)
+    session.on_step_begin()
+    session.on_instruction_begin("forward", microbatch=0)
+    session.on_transfer("receive", "forward", time_s=2.0)
+    session.on_instruction_end("forward", microbatch=0)
+    session.on_instruction_begin("forward", microbatch=1)
+    session.on_transfer("send", "forward", time_s=3.0)
+    session.on_instruction_end("forward", microbatch=1)
+    session.on_step_end()
+    waits_s = [(t.receive_time_s, t.send_time_s) for t in session.last_step_timings]
+    assert waits_s == [(0.0, 0.0), (2.0, 3.0)]
+
+
 def test_measurements_reach_the_planner_and_the_last_ones_at_the_end(
     gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
 ) -> None:
@@ -432,12 +575,13 @@ class BrokenObserver:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def on_instruction_begin(self, kind: str) -> None:
+    def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
+        del chunk
         self.num_calls += 1
         raise RuntimeError(f"no {kind}")
 
-    def on_instruction_end(self, kind: str) -> None:
-        raise AssertionError(kind)
+    def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
+        raise AssertionError(kind, chunk)
 
 
 def test_an_observer_that_fails_is_dismissed_and_the_clocks_go_on(

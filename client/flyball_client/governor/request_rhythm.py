@@ -1,0 +1,105 @@
+"""When a rank's next request is due, learned from the steps before.
+
+A step makes its requests in the same order as the last one, and about as long apart. Which
+position of its step a request has, the rank tells on the board.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NUM_REMEMBERED = 5
+# Of a step; what comes after them has no rhythm, so that memory is bounded whoever asks.
+MAX_POSITIONS = 4096
+# Below, a window would be open most of the time; requests so close find the governor at work.
+SHORTEST_GAP_NS = 1_000_000
+# Of the gap: how far its usual half may be spread.
+MAX_SPREAD = 1 / 8
+# How far ahead of the earliest moment a window opens: whatever the gap, and of the gap, the less
+# the more gaps are remembered.
+LEAD_NS, LEAD = 100_000, 1 / 16
+# How long it stays open for a late request: of the gap, and at most.
+MAX_LATENESS, MAX_LATENESS_NS = 1 / 4, 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestWindow:
+    """When the next request may come, CLOCK_MONOTONIC, ns.
+
+    Attributes:
+        begin_ns: hardly before.
+        due_ns: mostly before, and more and more seldom after it.
+        end_ns: what has not come by then is not waited for in particular.
+    """
+
+    begin_ns: int
+    due_ns: int
+    end_ns: int
+
+
+class RequestRhythm:
+    """The gaps between a request and the next one, by the former's position in its step."""
+
+    def __init__(self) -> None:
+        self._gaps_ns: dict[int, list[int]] = {}
+        self._number: int | None = None
+        self._position = 0
+        self._requested_ns = 0
+
+    def note(self, number: int, position: int, requested_ns: int) -> None:
+        """A request came.
+
+        Args:
+            number: of the request; where it does not follow the last one noted, what lies
+                between is not known and not learned from.
+            position: in its step, from 0.
+            requested_ns: CLOCK_MONOTONIC, ns.
+        """
+        if self._number is not None and number == self._number + 1:
+            gaps_ns = self._gaps_ns.setdefault(self._position, [])
+            gaps_ns.append(requested_ns - self._requested_ns)
+            if _has_changed(gaps_ns):
+                del gaps_ns[:-2]
+            elif len(gaps_ns) > NUM_REMEMBERED:
+                del gaps_ns[0]
+        self._number = number if 0 <= position < MAX_POSITIONS else None
+        self._position = position
+        self._requested_ns = requested_ns
+
+    def next_window(self) -> RequestWindow | None:
+        """When the one after the last is due; None: not known, or too irregular to say.
+
+        Of the gaps remembered only the shorter half counts: what holds a step up makes a gap
+        longer, and says nothing of the next step.
+        """
+        gaps_ns = self._gaps_ns.get(self._position)
+        if self._number is None or not gaps_ns:
+            return None
+        rising_ns = sorted(gaps_ns)
+        shortest_ns, median_ns = rising_ns[0], rising_ns[(len(rising_ns) - 1) // 2]
+        spread_ns = median_ns - shortest_ns
+        if shortest_ns < SHORTEST_GAP_NS or spread_ns > MAX_SPREAD * shortest_ns:
+            return None
+        lead_ns = LEAD_NS + spread_ns // 2 + int(LEAD * shortest_ns / len(gaps_ns))
+        due_ns = self._requested_ns + median_ns + lead_ns
+        return RequestWindow(
+            begin_ns=self._requested_ns + shortest_ns - lead_ns,
+            due_ns=due_ns,
+            end_ns=due_ns + min(int(MAX_LATENESS * median_ns), MAX_LATENESS_NS),
+        )
+
+
+def _has_changed(gaps_ns: list[int]) -> bool:
+    """Whether the last two are alike and the one before is not like either: another plan's."""
+    if len(gaps_ns) <= 2:
+        return False
+    before, last_but_one, last = gaps_ns[-3:]
+    return (
+        _are_alike(last_but_one, last)
+        and not _are_alike(before, last)
+        and not _are_alike(before, last_but_one)
+    )
+
+
+def _are_alike(one_ns: int, other_ns: int) -> bool:
+    return abs(one_ns - other_ns) <= MAX_SPREAD * min(one_ns, other_ns)

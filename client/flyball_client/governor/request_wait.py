@@ -1,0 +1,165 @@
+"""How a governor waits: in the kernel, and where a request is due, looking at the board itself.
+
+Waking a sleeping process costs the one who wakes it, which is the rank in the middle of its
+training. So shortly before a request is due the governor polls the board in short sleeps, until
+the request is there or the window is over; meanwhile `IS_POLLING` tells the hook to leave it at
+the request. Else the governor sleeps until the hook writes to its eventfd.
+
+No request is overlooked. The rank stores its request and then reads `IS_POLLING`; the governor
+clears `IS_POLLING` and then looks at the request once more. Were that look to come at once, a
+processor (x86 too) could still hold the rank's store back behind its read, and both would miss
+each other. So it comes `PARKING_NS` later, which the governor spends in serving what it found or
+else asleep: on x86 and arm64 a store leaves its processor within less than microseconds, or at
+the latest when its thread is interrupted. CPython keeps the order of the two accesses, each a
+plain one of an aligned word. Behind that stands the governor's tick, which looks at the request
+ten times a second anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import time
+from collections.abc import Sequence
+
+from flyball_client.governor.board import (
+    IS_POLLING,
+    NUM_UNWOKEN,
+    POLLING_NS,
+    REQUEST,
+    REQUESTED_NS,
+    SERVED,
+    STEP_REQUEST,
+    ClockBoard,
+)
+from flyball_client.governor.request_rhythm import RequestRhythm, RequestWindow
+
+TICK_S = 0.1
+POLL_PAUSE_S = 30e-6
+# Once a request is late, the longest pause, and what part of its lateness a pause may be.
+LONGEST_PAUSE_S, MAX_MORE_LATE = 60e-6, 1 / 8
+PARKING_NS = 100_000
+# Of one core on average, polling's share; and how much of it may be saved up, in time.
+DEFAULT_POLLING_SHARE = 0.025
+SAVED_NS = 100_000_000
+_PR_SET_TIMERSLACK = 29
+
+
+class RequestWait:
+    """Waits for a rank's requests and whatever else concerns its governor.
+
+    Args:
+        board: shared with the rank.
+        wake_fd: the eventfd that the rank writes.
+        other_fds: what else to wait for.
+        polling_share: CPU time that polling may take on average, of one core; 0: never poll.
+    """
+
+    def __init__(
+        self, board: ClockBoard, wake_fd: int, other_fds: Sequence[int], *, polling_share: float
+    ) -> None:
+        self._words = board.words
+        # select's times are finer than poll's; it takes small descriptors only, as a new one is.
+        self._wake_fd = os.dup(wake_fd)
+        self._fds = [self._wake_fd, *other_fds]
+        self._rhythm = RequestRhythm()
+        self._window: RequestWindow | None = None
+        self._noted = 0
+        self._share = polling_share
+        self._credit_ns = 0.0
+        self._credited_ns = time.monotonic_ns()
+        self._used_ns = time.process_time_ns()
+        # When the last look is due that ends polling, CLOCK_MONOTONIC, ns; None: it is done.
+        self._looks_again_ns: int | None = None
+        # A request may have come before this, and while somebody else polled.
+        self._stop_polling()
+        if polling_share > 0:
+            _sleep_exactly()
+
+    def wait(self) -> bool:
+        """Wait until something happens, a tick at the most.
+
+        Returns:
+            Whether it is a request and nothing else: what else there is to wait for was quiet.
+        """
+        words = self._words
+        if self._looks_again_ns is not None:
+            parking_ns = self._looks_again_ns - time.monotonic_ns()
+            if parking_ns > 0 and (ready := self._ready_within(parking_ns / 1e9)):
+                return self._is_request(ready)
+            self._looks_again_ns = None
+            if words[REQUEST] != words[SERVED]:
+                return not self._ready_within(0)
+        ready = self._ready_within(self._timeout_s())
+        if ready:
+            return self._is_request(ready)
+        window = self._window
+        if window is None or time.monotonic_ns() < window.begin_ns:
+            return False
+        self._window = None
+        is_found = self._poll(window)
+        self._stop_polling()
+        return is_found
+
+    def on_served(self) -> None:
+        """What was asked is served: the next request is expected from now on."""
+        words = self._words
+        request, requested_ns = words[SERVED], words[REQUESTED_NS]
+        if request == self._noted or self._share <= 0 or words[REQUEST] != request:
+            return  # none came, or a newer one is there already, and the time may be its
+        self._noted = request
+        number = request >> 32
+        self._rhythm.note(number, number - words[STEP_REQUEST] - 1, requested_ns)
+        now_ns = time.monotonic_ns()
+        earned_ns = self._share * (now_ns - self._credited_ns)
+        self._credited_ns = now_ns
+        self._credit_ns = min(self._credit_ns + earned_ns, self._share * SAVED_NS)
+        self._window = self._rhythm.next_window() if self._credit_ns > 0 else None
+        self._used_ns = time.process_time_ns()
+
+    # ------------------------------------------------------------------ inside
+
+    def _stop_polling(self) -> None:
+        self._words[IS_POLLING] = 0
+        self._looks_again_ns = time.monotonic_ns() + PARKING_NS
+
+    def _ready_within(self, timeout_s: float) -> list[int]:
+        return select.select(self._fds, (), (), timeout_s)[0]
+
+    def _timeout_s(self) -> float:
+        if self._window is None:
+            return TICK_S
+        return min(max(self._window.begin_ns - time.monotonic_ns(), 0) / 1e9, TICK_S)
+
+    def _is_request(self, ready: list[int]) -> bool:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            return False
+        return len(ready) == 1
+
+    def _poll(self, window: RequestWindow) -> bool:
+        """Look for a request until the window's end; whether there is one."""
+        words, now_ns, sleep = self._words, time.monotonic_ns, time.sleep
+        words[IS_POLLING] = 1
+        served, due_ns, end_ns = words[SERVED], window.due_ns, window.end_ns
+        while words[REQUEST] == served and (looked_ns := now_ns()) < end_ns:
+            # The later it is already, the less a little more matters.
+            more_s = MAX_MORE_LATE * (looked_ns - due_ns) / 1e9
+            sleep(min(max(POLL_PAUSE_S, more_s), LONGEST_PAUSE_S))
+        # All since the last request was served: also going to sleep and waking in between.
+        taken_ns = time.process_time_ns() - self._used_ns
+        self._used_ns += taken_ns
+        self._credit_ns -= taken_ns
+        words[POLLING_NS] += taken_ns
+        is_found = words[REQUEST] != served
+        words[NUM_UNWOKEN] += is_found
+        return is_found
+
+
+def _sleep_exactly() -> None:
+    """Ask the kernel not to lengthen this thread's sleeps by the usual 50 us."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
