@@ -24,8 +24,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
+# Two files at a time: many tests wait for emulated GPUs. PYTEST_ARGS="-n 0" runs one by one.
 test: $(VENV)/installed
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # All that touches DeepSpeed, on the oldest one: some five minutes.
 test-oldest: $(OLDEST)/installed

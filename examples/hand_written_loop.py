@@ -1,0 +1,174 @@
+"""1F1B written by hand over torch.distributed, with Flyball's hooks called by hand; on the CPU.
+
+torchrun --nproc-per-node 2 examples/hand_written_loop.py --tiny
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from example_options import example_parser, parse_options
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.rank_session import RankSession
+from flyball_client.rank_settings import RankSettings
+from flyball_client.wire import JobRegistration
+from flyball_integrations.job_registrar import JobRegistrar
+from flyball_profiles.examples import load_example_profile
+
+JOB_ID = "hand-written"
+BLOCKING_POWER_W = 80.0
+ROWS = 8
+
+
+def open_session(opened: ExitStack, *, num_stages: int, num_microbatches: int) -> RankSession:
+    """This rank's session, started; rank 0 makes the job known, too, in the background."""
+    rank = dist.get_rank()
+    # On a GPU: flyball_client.gpu.open_gpu.open_local_gpu(local_rank, os.environ).
+    profile = load_example_profile()
+    gpu = EmulatedGpu(profile, rank % profile.num_stages, blocking_power_w=BLOCKING_POWER_W)
+    planner = RankSettings.read(os.environ).open_planner()
+    session = RankSession(gpu=gpu, job_id=JOB_ID, rank=rank, stage=rank, planner=planner)
+    if planner is not None:
+        opened.callback(planner.close)
+        registration = JobRegistration(
+            num_stages=num_stages,
+            num_microbatches=num_microbatches,
+            schedule="1f1b",
+            blocking_power_w=(BLOCKING_POWER_W,),
+            emulated=gpu.is_emulated,
+        )
+        if rank == 0:
+            registrar = JobRegistrar(planner, job_id=JOB_ID, registration=registration)
+            opened.callback(registrar.close)
+    return opened.enter_context(session)
+
+
+class Stage:
+    """One stage of the pipeline, which is one rank.
+
+    Args:
+        layer: of the model; its input and output are [ROWS, width].
+        session: whose hooks are called.
+    """
+
+    def __init__(self, layer: nn.Module, session: RankSession, *, width: int) -> None:
+        self._layer = layer
+        self._session = session
+        self._width = width
+        self._rank = dist.get_rank()
+        self._num_behind = dist.get_world_size() - self._rank - 1
+        self._optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        self._sends: list[tuple[dist.Work, torch.Tensor]] = []
+
+    def train_step(self, microbatches: list[torch.Tensor]) -> float:
+        """All microbatches forward and backward, then the optimizer; the last stage's loss."""
+        self._session.on_step_begin()
+        try:
+            loss = self._run_1f1b(microbatches)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            dist.barrier()  # so that the energy of waiting for the slowest is the step's
+        except BaseException:
+            self._session.on_step_failed()
+            raise
+        self._session.on_step_end()
+        return loss
+
+    def _run_1f1b(self, microbatches: list[torch.Tensor]) -> float:
+        num_microbatches = len(microbatches)
+        num_warmup = min(self._num_behind, num_microbatches)
+        # Microbatch -> its input, and its output or, on the last stage, its loss.
+        held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        loss = 0.0
+        for number in range(num_microbatches + num_warmup):
+            if number < num_microbatches:
+                held[number] = self._forward(number, microbatches)
+                loss += held[number][1].item() if self._num_behind == 0 else 0.0
+            if number >= num_warmup:
+                self._backward(number - num_warmup, *held.pop(number - num_warmup))
+        for send, _ in self._sends:
+            send.wait()
+        self._sends.clear()
+        return loss
+
+    def _forward(
+        self, microbatch: int, microbatches: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        target = microbatches[microbatch]
+        given = target if self._rank == 0 else self._receive(self._rank - 1).requires_grad_()
+        with self._instruction("forward", microbatch):
+            output = self._layer(given)
+            if self._num_behind == 0:
+                output = nn.functional.mse_loss(output, target) / len(microbatches)
+        if self._num_behind > 0:
+            self._send(output.detach(), self._rank + 1)
+        return given, output
+
+    def _backward(self, microbatch: int, given: torch.Tensor, output: torch.Tensor) -> None:
+        gradient = self._receive(self._rank + 1) if self._num_behind > 0 else None
+        with self._instruction("backward", microbatch):
+            output.backward(gradient)
+        if given.grad is not None:
+            self._send(given.grad, self._rank - 1)
+
+    @contextmanager
+    def _instruction(self, kind: str, microbatch: int) -> Iterator[None]:
+        """Around one computation, and nothing but it: no transfer, no optimizer."""
+        # On a GPU: torch.cuda.current_stream().synchronize() before each of the two.
+        self._session.on_instruction_begin(kind, microbatch=microbatch)
+        yield
+        self._session.on_instruction_end(kind, microbatch=microbatch)
+
+    def _receive(self, source: int) -> torch.Tensor:
+        tensor = torch.empty(ROWS, self._width)
+        dist.recv(tensor, source)
+        return tensor
+
+    def _send(self, tensor: torch.Tensor, destination: int) -> None:
+        # Both are kept until the step is over: the memory is still being read.
+        self._sends.append((dist.isend(tensor, destination), tensor))
+
+
+def build_layer(stage: int, *, width: int) -> nn.Module:
+    """The layer of one stage, the same wherever it is built."""
+    torch.manual_seed(stage)
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+
+
+def samples(num_microbatches: int, *, width: int) -> Iterator[list[torch.Tensor]]:
+    """The microbatches of each step, [ROWS, width]; the model learns to repeat them."""
+    generator = torch.Generator().manual_seed(1788)
+    while True:
+        yield [torch.randn(ROWS, width, generator=generator) for _ in range(num_microbatches)]
+
+
+def main() -> None:
+    """Train for the wanted steps; the last rank prints the losses."""
+    parser = example_parser(__doc__)
+    options = parse_options(parser)
+    width = 64 if options.tiny else 1024
+    dist.init_process_group("gloo")
+    if options.stages != dist.get_world_size():
+        parser.error(f"--stages must be {dist.get_world_size()}: every rank is one stage here")
+    with ExitStack() as opened:
+        session = open_session(
+            opened, num_stages=options.stages, num_microbatches=options.microbatches
+        )
+        stage = Stage(build_layer(dist.get_rank(), width=width), session, width=width)
+        data = samples(options.microbatches, width=width)
+        for step, microbatches in zip(range(options.steps), data, strict=False):
+            loss = stage.train_step(microbatches)
+            if dist.get_rank() == options.stages - 1:
+                print(f"step {step}: loss {loss:.9f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

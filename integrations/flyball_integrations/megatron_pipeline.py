@@ -1,0 +1,284 @@
+"""Flyball in Megatron-Core's pipeline schedules: one line before training.
+
+    session = flyball_integrations.megatron_pipeline.attach(
+        config, job_id="gpt", num_microbatches=get_num_microbatches()
+    )
+    forward_backward_func = get_forward_backward_func()  # after attach
+    for _ in range(num_steps):
+        forward_backward_func(...)
+        optimizer.step()
+    flyball_integrations.megatron_pipeline.detach()
+
+Megatron's schedules are functions of a module, so there is one attachment in a process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import schedules
+
+from flyball_client.gpu._base import GpuDevice, InstructionObserver
+from flyball_client.rank_session import RankSession
+from flyball_client.rank_settings import WithoutPlanner
+from flyball_client.wire import JobRegistration
+from flyball_integrations.attachment import Overrides, Registering, open_rank
+from flyball_integrations.megatron_order import StageOrder, interleaved, one_f_one_b
+from flyball_integrations.megatron_patch import patch_schedules
+from flyball_integrations.megatron_timers import HookedTimers
+from flyball_integrations.megatron_training import MegatronTraining
+from flyball_integrations.transfer_timers import (
+    DeviceTransferTimer,
+    HostTransferTimer,
+    TransferTimer,
+)
+
+_ATTACHMENT = "_flyball_attachment"
+_HOOKS = ("patch", "timers")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attachment:
+    """What `detach` closes, and what `training_step` asks."""
+
+    opened: ExitStack
+    training: MegatronTraining
+
+
+def attach(
+    config: Any,  # noqa: ANN401 - Megatron's ModelParallelConfig; its package has no types
+    *,
+    job_id: str,
+    num_microbatches: int,
+    hooks: Literal["patch", "timers"] = "patch",
+    planner_url: str | None = None,
+    token: str | None = None,
+    without_planner: WithoutPlanner | None = None,
+    lease_s: float | None = None,
+    gpu: GpuDevice | None = None,
+    observer: InstructionObserver | None = None,
+    gpu_type: str | None = None,
+    blocking_power_w: Sequence[float] | None = None,
+    policy: str | None = None,
+    reconfigure: str = "balanced",
+    target: str = "fastest",
+    effort: str = "normal",
+    initial_step: int = 0,
+) -> RankSession:
+    """Let the planner set the clocks of this rank; call it once on every rank.
+
+    To be called after `initialize_model_parallel`, and with `hooks="patch"` before
+    `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
+    runs, every rank registers itself. While the planner is away or has no plan, training goes on
+    at the GPU's default clocks. A call with `forward_only=True` is left alone.
+
+    Args:
+        config: the model's; with model chunks the first one's, which Megatron's schedules use.
+        job_id: the job's name at the planner; the same on all ranks.
+        num_microbatches: that `forward_backward_func` will be called with.
+        hooks: `patch` rebinds functions of Megatron's module `schedules`; `timers` changes
+            nothing of Megatron's and stands in `config.timers`, which times receives too.
+        planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.
+        token: default: `FLYBALL_TOKEN`.
+        without_planner: `last-plan` or `default-clocks`, while the planner is lost; default:
+            `FLYBALL_WITHOUT_PLANNER`, else the last plan.
+        lease_s: without a hook for so long the clock is given back, s; default:
+            `FLYBALL_LEASE_S`, else 30.
+        gpu: the device to set; default: the GPU of this process's local rank.
+        observer: told of every instruction as it begins and ends; default: an emulated
+            `gpu` itself, otherwise nobody.
+        gpu_type: name in the GPU table (`a100`), for its blocking power.
+        blocking_power_w: W of a waiting GPU, one value or one per stage; wins over `gpu_type`.
+        policy: planning policy; None: the planner's default.
+        reconfigure: `default`, `greedy` or `balanced`.
+        target: what the planner plans for.
+        effort: `low`, `normal` or `high`: how long policy `frontier` searches at the planner.
+        initial_step: number of the first step, where training resumes.
+
+    Returns:
+        The rank's session, already started.
+
+    Raises:
+        ValueError: Flyball is already attached, an argument or a variable of the environment
+            cannot be used, model parallelism is not initialized, or the config asks for what
+            cannot be hooked. Nothing stays open then.
+        GpuError: this rank's GPU cannot be found.
+    """
+    _check(config, num_microbatches=num_microbatches, hooks=hooks)
+    with ExitStack() as opened:
+        ends = open_rank(
+            opened,
+            planner_url=planner_url,
+            token=token,
+            without_planner=without_planner,
+            lease_s=lease_s,
+            gpu=gpu,
+        )
+        orders = _orders(config, num_microbatches)
+        rank = torch.distributed.get_rank()
+        registration = JobRegistration(
+            **_pipeline(orders, num_microbatches),
+            num_ranks=torch.distributed.get_world_size(),
+            policy=policy,
+            reconfigure=reconfigure,
+            target=target,
+            effort=effort,
+            blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
+            gpu=gpu_type,
+            emulated=ends.gpu.is_emulated,
+        )
+        registering_planner = ends.planner if rank == 0 else None
+        if registering_planner and registration.order and not config.overlap_p2p_comm:
+            _logger.warning(
+                "job %s: without overlap_p2p_comm an interleaved schedule sends a forward's output"
+                " only after the next backward, which a plan does not know: steps may take longer"
+                " than planned, and than without a plan",
+                job_id,
+            )
+        registering = Registering(registering_planner, job_id=job_id, registration=registration)
+        opened.callback(registering.close)
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        session = RankSession(
+            gpu=ends.gpu,
+            job_id=job_id,
+            rank=rank,
+            stage=stage,
+            dp_rank=parallel_state.get_data_parallel_rank(),
+            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+            cp_rank=parallel_state.get_context_parallel_rank(),
+            planner=ends.planner,
+            observer=observer,
+            without_planner=ends.settings.without_planner,
+            lease_s=ends.settings.lease_s,
+            initial_step=initial_step,
+        )
+        opened.callback(session.close)
+        overrides = Overrides()
+        opened.callback(overrides.remove)
+        if hooks == "patch":
+            training = MegatronTraining(session, synchronize=_synchronize())
+            patch_schedules(schedules, training, overrides)
+        else:
+            training = _hook_timers(config, session, orders[stage], overrides)
+        session.start()
+        registering.begin()
+        # `detach` closes all of it, the last first.
+        attachment = _Attachment(opened=opened.pop_all(), training=training)
+        setattr(schedules, _ATTACHMENT, attachment)
+    return session
+
+
+def detach() -> None:
+    """Give the clock back and leave Megatron exactly as it was; once on every rank.
+
+    Without an attachment it does nothing.
+    """
+    attachment: _Attachment | None = vars(schedules).pop(_ATTACHMENT, None)
+    if attachment is not None:
+        attachment.opened.close()
+
+
+def training_step() -> AbstractContextManager[None]:
+    """Inside a `with` of it stands all that a step is to hold, as the optimizer's part.
+
+    Without it a step is the call of `forward_backward_func`.
+
+    Raises:
+        ValueError: Flyball is not attached.
+    """
+    attachment: _Attachment | None = vars(schedules).get(_ATTACHMENT)
+    if attachment is None:
+        raise ValueError("Flyball is not attached; call attach(config, ...) first")
+    return attachment.training.training_step()
+
+
+def _hook_timers(
+    config: Any,  # noqa: ANN401 - as above
+    session: RankSession,
+    order: StageOrder,
+    overrides: Overrides,
+) -> MegatronTraining:
+    transfers: TransferTimer = HostTransferTimer(session.on_transfer, clock_s=session.clock_s)
+    if torch.cuda.is_available():
+        transfers = DeviceTransferTimer(session.on_transfer, make_event=torch.cuda.Event)
+    training = MegatronTraining(session, synchronize=_synchronize(), transfers=transfers)
+    timers = HookedTimers(config.timers, training, order=order, transfers=transfers)
+    overrides.set(config, "timers", timers)
+    return training
+
+
+def _synchronize() -> Callable[[], None]:
+    """Waits for the computations, and not for receives that were posted ahead.
+
+    Those run on streams of their own; waiting for the whole device would wait for a neighbour
+    that may itself be waiting for us.
+    """
+    if not torch.cuda.is_available():
+        return lambda: None
+    return lambda: torch.cuda.current_stream().synchronize()
+
+
+def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # noqa: ANN401
+    """Of all stages, as `get_forward_backward_func` chooses the schedule."""
+    num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+    num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    if num_stages == 1 or num_chunks is None:
+        return tuple(
+            one_f_one_b(stage=stage, num_stages=num_stages, num_microbatches=num_microbatches)
+            for stage in range(num_stages)
+        )
+    return interleaved(
+        schedules,
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+        group_size=config.microbatch_group_size_per_vp_stage,
+    )
+
+
+def _pipeline(orders: Sequence[StageOrder], num_microbatches: int) -> dict[str, Any]:
+    """What a registration says of the pipeline."""
+    num_stages = len(orders)
+    pipeline = {"num_stages": num_stages, "num_microbatches": num_microbatches}
+    num_chunks = len({chunk for _, chunk in orders[0].forwards})
+    if num_chunks == 1:
+        return pipeline | {"schedule": "1f1b"}
+    return pipeline | {
+        "schedule": "explicit",
+        "order": tuple(order.instructions() for order in orders),
+        "virtual_stages": tuple(
+            tuple(chunk * num_stages + stage for chunk in range(num_chunks))
+            for stage in range(num_stages)
+        ),
+    }
+
+
+def _check(config: Any, *, num_microbatches: int, hooks: str) -> None:  # noqa: ANN401 - as above
+    if hasattr(schedules, _ATTACHMENT):
+        raise ValueError("Flyball is already attached to Megatron; call detach() first")
+    if hooks not in _HOOKS:
+        raise ValueError(f"hooks must be one of {', '.join(_HOOKS)}, not {hooks!r}")
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
+    if not parallel_state.model_parallel_is_initialized():
+        raise ValueError("call parallel_state.initialize_model_parallel before attach")
+    if getattr(config, "overlap_moe_expert_parallel_comm", False):
+        raise ValueError(
+            "overlap_moe_expert_parallel_comm runs a forward and a backward as one computation,"
+            " which no clock can be set inside of; train without it, or without Flyball"
+        )
+    # A name, or members of an enumeration, by version.
+    if "full_iteration" in str(getattr(config, "cuda_graph_scope", "")):
+        raise ValueError(
+            "a CUDA graph of the full iteration runs without any hook; use another"
+            " cuda_graph_scope, or train without Flyball"
+        )

@@ -1,0 +1,154 @@
+"""What each rank of test_megatron_pipeline.py runs under torchrun; the tests read its findings.
+
+Importing Megatron takes seconds, so one run goes through both schedules and both ways of hooking
+and writes a JSON file per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.timers import Timers
+from tests.integration.megatron_cpu import Training, cuda_is_cpu, reference_gradients
+
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.rank_session import RankSession
+from flyball_integrations.megatron_pipeline import attach, detach, training_step
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+NUM_MICROBATCHES = 4
+NUM_CHUNKS = 2
+
+Findings = dict[str, Any]
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    findings: Findings = {"rank": rank}
+    with cuda_is_cpu():
+        for schedule, training in _trainings():
+            findings[schedule] = _stock(training) | {
+                "patch": _hooked(training, hooks="patch"),
+                "timers": _hooked(training, hooks="timers"),
+            }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _trainings() -> Iterator[tuple[str, Training]]:
+    yield "1f1b", Training(num_microbatches=NUM_MICROBATCHES)
+    # Over gloo two ranks need sends that do not wait for the other's.
+    for overlap_p2p in (True, False) if torch.distributed.get_world_size() > 2 else (True,):
+        yield (
+            "interleaved, overlapped" if overlap_p2p else "interleaved",
+            Training(
+                num_microbatches=NUM_MICROBATCHES, num_chunks=NUM_CHUNKS, overlap_p2p=overlap_p2p
+            ),
+        )
+
+
+def _stock(training: Training) -> Findings:
+    reference = reference_gradients(len(training.chunks) * _num_stages(), NUM_MICROBATCHES)
+    return {
+        "losses": training.run(),
+        "gradients": training.gradients(),
+        "reference": [
+            reference[chunk * _num_stages() + training.stage]
+            for chunk in range(training.num_chunks)
+        ],
+    }
+
+
+def _hooked(training: Training, *, hooks: Literal["patch", "timers"]) -> Findings:
+    """A step, an evaluation, a step with an optimizer's part, and one after it is over."""
+    config = training.config
+    config.timers = Timers(log_level=2, log_option="minmax") if hooks == "timers" else None
+    before = dict(vars(schedules)), config.timers
+    session = attach(
+        config,
+        job_id="job",
+        num_microbatches=NUM_MICROBATCHES,
+        hooks=hooks,
+        gpu=_gpu(training.stage),
+        lease_s=60.0,
+    )
+    found: Findings = {
+        "rebound": sorted(
+            name for name, value in vars(schedules).items() if value is not before[0].get(name)
+        ),
+        "losses": training.run(),
+        "gradients": training.gradients(),
+        "first_step": _instructions(session),
+    }
+    if hooks == "timers":
+        # The timers that were there have gone on.
+        found["forward_compute_s"] = config.timers("forward-compute", log_level=2).elapsed()
+        found["receive_s"] = sum(timing.receive_time_s for timing in session.last_step_timings)
+    # The timers are told of no more than that no gradients are wanted.
+    with torch.set_grad_enabled(hooks == "patch"):
+        training.run(forward_only=True)
+    found["steps_after_evaluation"] = len(session.history)
+    with training_step():
+        training.run()
+        found["steps_inside_a_step"] = len(session.history)
+    found["second_step"] = _instructions(session)
+    found["attached_twice"] = _attached_twice(training)
+    training.gradients()
+    detach()
+    found["losses_after_detach"] = training.run()
+    found["gradients_after_detach"] = training.gradients()
+    found["steps"] = len(session.history)
+    found["left_behind"] = [
+        name for name, value in vars(schedules).items() if value is not before[0].get(name)
+    ]
+    found["timers_are_restored"] = config.timers is before[1]
+    config.timers = None
+    return found
+
+
+def _attached_twice(training: Training) -> str:
+    try:
+        attach(training.config, job_id="job", num_microbatches=NUM_MICROBATCHES)
+    except ValueError as error:
+        return str(error)
+    return "attached"
+
+
+def _instructions(session: RankSession) -> str:
+    """`F0a F1a ...`: kind, microbatch, chunk."""
+    return " ".join(
+        f"{timing.kind[0].upper()}{timing.microbatch}{'abcd'[timing.chunk]}"
+        for timing in session.last_step_timings
+    )
+
+
+def _gpu(stage: int) -> EmulatedGpu:
+    """Nothing is emulated to last: only the order is looked at here."""
+    points = {
+        (of_stage, kind): tuple(
+            OperatingPoint(frequency_mhz=mhz, time_s=1e-5, energy_j=1.0) for mhz in (1400, 1000)
+        )
+        for of_stage in range(_num_stages())
+        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+    }
+    profile = StageProfile(points=points, num_ranks_per_stage=(1,) * _num_stages())
+    return EmulatedGpu(profile, stage, blocking_power_w=50.0)
+
+
+def _num_stages() -> int:
+    num_ranks: int = torch.distributed.get_world_size()
+    return num_ranks
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""Megatron-Core's real schedules under Flyball, on 2 and 4 ranks, over gloo on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.torch_launch import findings_of_ranks
+
+if find_spec("megatron") is None:
+    pytest.skip("needs megatron-core", allow_module_level=True)
+
+_ROOT = Path(__file__).parents[2]
+_SCENARIOS = Path(__file__).with_name("megatron_scenarios.py")
+_WAYS = ("patch", "timers")
+
+# Written by hand for 4 microbatches. 1F1B: the stages behind are the warm-up forwards.
+# Interleaved: 2 (stages behind) + (chunks - 1) (ranks) warm-up forwards, chunk a (the first)
+# on as many microbatches as there are ranks before chunk b; backwards begin with chunk b.
+_ORDERS = {
+    2: {
+        "1f1b": ["F0a F1a B0a F2a B1a F3a B2a B3a", "F0a B0a F1a B1a F2a B2a F3a B3a"],
+        "interleaved": [
+            "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a",
+            "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a",
+        ],
+    },
+    4: {
+        "1f1b": [
+            "F0a F1a F2a F3a B0a B1a B2a B3a",
+            "F0a F1a F2a B0a F3a B1a B2a B3a",
+            "F0a F1a B0a F2a B1a F3a B2a B3a",
+            "F0a B0a F1a B1a F2a B2a F3a B3a",
+        ],
+        "interleaved": [
+            "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a",
+            "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a",
+            "F0a F1a F2a F3a F0b F1b F2b B0b F3b B1b B2b B3b B0a B1a B2a B3a",
+            "F0a F1a F2a F3a F0b B0b F1b B1b F2b B2b F3b B3b B0a B1a B2a B3a",
+        ],
+    },
+}
+# How each schedule was run; overlapped sends change no order.
+_RUNS = {
+    2: {"1f1b": "1f1b", "interleaved, overlapped": "interleaved"},
+    4: {
+        "1f1b": "1f1b",
+        "interleaved, overlapped": "interleaved",
+        "interleaved": "interleaved",
+    },
+}
+
+Findings = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Findings]:
+    """What each rank found, by rank."""
+    return findings_of_ranks(
+        _SCENARIOS,
+        tmp_path_factory.mktemp("megatron"),
+        num_ranks=request.param,
+        timeout_s=200,
+        environment={"PYTHONPATH": str(_ROOT)},
+    )
+
+
+def _runs(ranks: Sequence[Findings]) -> list[tuple[str, str, Findings, Findings]]:
+    """(order that is expected, way of hooking, what was found with it, what without)."""
+    return [
+        (_ORDERS[len(ranks)][schedule][rank["rank"]], way, rank[run][way], rank[run])
+        for rank in ranks
+        for run, schedule in _RUNS[len(ranks)].items()
+        for way in _WAYS
+    ]
+
+
+def test_hooks_see_each_rank_run_megatrons_order_with_microbatch_and_chunk(
+    ranks: Sequence[Findings],
+) -> None:
+    runs = _runs(ranks)
+    assert len(runs) == len(ranks) * len(_RUNS[len(ranks)]) * 2
+    for order, _, found, _ in runs:
+        assert found["first_step"] == order
+
+
+def test_gradients_and_losses_are_the_same_bits_with_and_without(
+    ranks: Sequence[Findings],
+) -> None:
+    for _, _, found, stock in _runs(ranks):
+        for when in ("", "_after_detach"):
+            assert found[f"gradients{when}"] == stock["gradients"]
+            assert found[f"losses{when}"] == stock["losses"]
+    for rank in ranks:
+        for run in _RUNS[len(ranks)]:
+            assert all(any(gradient) for gradient in rank[run]["gradients"])
+    assert len(ranks[-1]["1f1b"]["losses"]) == 4
+
+
+def test_the_pipelines_gradients_are_those_of_the_model_in_one_process(
+    ranks: Sequence[Findings],
+) -> None:
+    for rank in ranks:
+        for run in _RUNS[len(ranks)]:
+            for gradient, reference in zip(
+                rank[run]["gradients"], rank[run]["reference"], strict=True
+            ):
+                assert gradient == pytest.approx(reference, rel=1e-5, abs=1e-7)
+
+
+def test_an_evaluation_between_steps_is_no_step_and_confuses_nothing(
+    ranks: Sequence[Findings],
+) -> None:
+    for order, _, found, _ in _runs(ranks):
+        assert found["steps_after_evaluation"] == 1
+        assert found["second_step"] == order
+
+
+def test_a_step_goes_on_until_the_optimizers_part_is_over_where_it_is_asked_to(
+    ranks: Sequence[Findings],
+) -> None:
+    for _, _, found, _ in _runs(ranks):
+        assert found["steps_inside_a_step"] == 1
+        # The one after `detach` is not counted.
+        assert found["steps"] == 2
+
+
+def test_detach_leaves_no_trace_and_the_timers_way_changes_no_function(
+    ranks: Sequence[Findings],
+) -> None:
+    for _, way, found, _ in _runs(ranks):
+        assert found["left_behind"] == []
+        assert found["timers_are_restored"]
+        rebound = [name for name in found["rebound"] if name != "_flyball_attachment"]
+        if way == "timers":
+            assert rebound == []
+        else:
+            assert {"forward_step", "backward_step"} < set(rebound)
+
+
+def test_timers_that_were_there_go_on_and_receives_are_timed(ranks: Sequence[Findings]) -> None:
+    for _, way, found, _ in _runs(ranks):
+        if way == "timers":
+            assert found["forward_compute_s"] > 0
+            assert found["receive_s"] > 0
+
+
+def test_attaching_twice_is_refused(ranks: Sequence[Findings]) -> None:
+    for _, _, found, _ in _runs(ranks):
+        assert "call detach() first" in found["attached_twice"]

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from flyball_client.governor.board import (
+    IS_POLLING,
+    NUM_UNWOKEN,
+    POLLING_NS,
+    REQUEST,
+    REQUESTED_NS,
+    SERVED,
+    STEP_REQUEST,
+    ClockBoard,
+)
+from flyball_client.governor.request_rhythm import RequestWindow
+from flyball_client.governor.request_wait import RequestWait
+
+PATIENCE_NS = 20_000_000_000
+MHZ = 1410
+
+
+class Desk:
+    """A board between a rank and a governor that waits, both played by the test."""
+
+    def __init__(self) -> None:
+        self.board = ClockBoard.create()
+        self.words = self.board.words
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.other_fd, self.other_end = os.pipe()
+
+    def new_wait(self, polling_share: float = 0.5) -> RequestWait:
+        """A governor's, just started."""
+        return RequestWait(self.board, self.wake_fd, [self.other_fd], polling_share=polling_share)
+
+    def store_request(self) -> None:
+        """What the rank's hook does first."""
+        self.words[REQUESTED_NS] = time.monotonic_ns()
+        self.words[REQUEST] = ((self.words[REQUEST] >> 32) + 1) << 32 | MHZ
+
+    def ask(self) -> None:
+        """All that the rank's hook does."""
+        self.store_request()
+        if not self.words[IS_POLLING]:
+            os.eventfd_write(self.wake_fd, 1)
+
+    def serve(self, wait: RequestWait) -> None:
+        """What the governor does."""
+        self.words[SERVED] = self.words[REQUEST]
+        wait.on_served()
+
+    def close(self) -> None:
+        """Close it all."""
+        for fd in (self.wake_fd, self.other_fd, self.other_end):
+            os.close(fd)
+        self.board.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.close()
+
+
+def open_window(wait: RequestWait, lasting_ns: int) -> None:
+    """From now on a request is expected for so long."""
+    now_ns = time.monotonic_ns()
+    wait._looks_again_ns = None
+    wait._window = RequestWindow(
+        begin_ns=now_ns, due_ns=now_ns + lasting_ns, end_ns=now_ns + lasting_ns
+    )
+
+
+def in_another_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_request_that_wakes_is_all_that_came(desk: Desk) -> None:
+    wait = desk.new_wait()
+    assert not wait.wait()  # nothing yet: a tick
+    desk.ask()
+    assert wait.wait()
+    desk.serve(wait)
+    assert not wait.wait()
+
+
+def test_a_request_beside_something_else_is_not_all(desk: Desk) -> None:
+    wait = desk.new_wait()
+    os.write(desk.other_end, b"x")
+    assert not wait.wait()
+    desk.ask()
+    assert not wait.wait()
+
+
+def test_within_a_window_a_request_is_found_and_nobody_is_woken(desk: Desk) -> None:
+    wait = desk.new_wait()
+    open_window(wait, PATIENCE_NS)
+
+    def ask_when_polled() -> None:
+        give_up_ns = time.monotonic_ns() + PATIENCE_NS
+        while not desk.words[IS_POLLING] and time.monotonic_ns() < give_up_ns:
+            time.sleep(0)
+        desk.ask()
+
+    rank = in_another_thread(ask_when_polled)
+    assert wait.wait()
+    rank.join()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(desk.wake_fd)
+    assert desk.words[NUM_UNWOKEN] == 1
+    assert desk.words[POLLING_NS] > 0
+    assert desk.words[IS_POLLING] == 0
+
+
+def test_a_request_that_crosses_the_end_of_a_window_is_found(desk: Desk) -> None:
+    wait = desk.new_wait()
+    open_window(wait, 0)
+    assert not wait.wait()
+    assert desk.words[IS_POLLING] == 0
+    # The rank has seen that it was polled and so does not wake; its store comes late.
+    desk.store_request()
+    assert wait.wait()
+
+
+def test_a_signal_that_comes_as_the_governor_stops_polling_leaves_the_last_look_to_come(
+    desk: Desk,
+) -> None:
+    wait = desk.new_wait()
+    open_window(wait, 0)
+    assert not wait.wait()
+    os.write(desk.other_end, b"x")
+    assert not wait.wait()
+    os.read(desk.other_fd, 1)
+    desk.store_request()
+    assert wait.wait()
+
+
+def test_a_governor_that_takes_over_finds_what_came_while_the_last_one_polled(desk: Desk) -> None:
+    desk.words[IS_POLLING] = 1
+    desk.ask()
+    wait = desk.new_wait()
+    assert desk.words[IS_POLLING] == 0
+    assert wait.wait()
+
+
+def test_requests_in_rhythm_open_windows_and_without_a_share_none(desk: Desk) -> None:
+    for share, is_expected in ((0.5, True), (0.0, False)):
+        wait = desk.new_wait(share)
+        for _ in range(6):
+            desk.words[STEP_REQUEST] = desk.words[REQUEST] >> 32
+            desk.store_request()
+            desk.words[REQUESTED_NS] = 1_000_000_000 + 10_000_000 * (desk.words[REQUEST] >> 32)
+            desk.serve(wait)
+        assert (wait._window is not None) == is_expected
+
+
+def test_what_polling_costs_is_paid_for_before_it_goes_on(desk: Desk) -> None:
+    wait = desk.new_wait(1e-6)
+    gap_ns = 10_000_000
+
+    def ask_and_serve() -> None:
+        desk.words[STEP_REQUEST] = desk.words[REQUEST] >> 32
+        desk.store_request()
+        desk.words[REQUESTED_NS] = gap_ns * (desk.words[REQUEST] >> 32)
+        desk.serve(wait)
+
+    for _ in range(3):
+        ask_and_serve()
+    assert wait._window is not None
+    open_window(wait, 5_000_000)
+    wait.wait()
+    taken_ns = desk.words[POLLING_NS]
+    assert taken_ns > 0
+    for _ in range(3):
+        ask_and_serve()
+        # A millionth of the time since then is less than that.
+        assert wait._window is None
+        wait.wait()
+    assert desk.words[POLLING_NS] == taken_ns
+
+
+def test_requests_that_are_served_again_are_noted_once(desk: Desk) -> None:
+    wait = desk.new_wait()
+    for _ in range(4):
+        desk.words[STEP_REQUEST] = desk.words[REQUEST] >> 32
+        desk.store_request()
+        desk.words[REQUESTED_NS] = 10_000_000 * (desk.words[REQUEST] >> 32)
+        desk.serve(wait)
+    assert wait._window is not None
+    wait._window = None
+    wait.on_served()
+    assert wait._window is None

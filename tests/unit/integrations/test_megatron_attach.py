@@ -1,0 +1,185 @@
+"""What attaching to Megatron refuses, opens and registers, and the orders that it knows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch.distributed
+from tests.unit.client.recording_gpu import RecordingGpu
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Megatron's own, at its import
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import schedules
+
+from flyball_client.wire import JobRegistration
+from flyball_integrations import attachment
+from flyball_integrations.megatron_order import interleaved, one_f_one_b
+from flyball_integrations.megatron_pipeline import attach, detach, training_step
+
+_CONFIG = {"timers": None, "microbatch_group_size_per_vp_stage": 2, "overlap_p2p_comm": True}
+LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobRegistration]]:
+    """A pipeline of two ranks, seen from the first; what is registered of it."""
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    places = {
+        "model_parallel_is_initialized": True,
+        "get_pipeline_model_parallel_world_size": 2,
+        "get_virtual_pipeline_model_parallel_world_size": None,
+        "get_pipeline_model_parallel_rank": 0,
+        "get_data_parallel_rank": 0,
+        "get_tensor_model_parallel_rank": 0,
+        "get_context_parallel_rank": 0,
+    }
+    for name, value in places.items():
+        monkeypatch.setattr(parallel_state, name, lambda value=value: value)
+    registrations: list[JobRegistration] = []
+
+    class Registrar:
+        def __init__(self, planner: object, *, job_id: str, registration: JobRegistration) -> None:
+            registrations.append(registration)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(attachment, "JobRegistrar", Registrar)
+    yield registrations
+    detach()
+
+
+def config(**changes: object) -> Any:  # noqa: ANN401 - stands for Megatron's
+    """What attach looks at."""
+    return SimpleNamespace(**(_CONFIG | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "says"),
+    [
+        ({}, {"num_microbatches": 0}, "num_microbatches must be at least 1, not 0"),
+        ({}, {"hooks": "patched"}, "hooks must be one of patch, timers, not 'patched'"),
+        ({}, {"planner_url": "planner:7787"}, "must be like http://HOST:PORT"),
+        ({"overlap_moe_expert_parallel_comm": True}, {}, "a forward and a backward as one"),
+        ({"cuda_graph_scope": "full_iteration"}, {}, "runs without any hook"),
+        ({"cuda_graph_scope": ["CudaGraphScope.full_iteration"]}, {}, "runs without any hook"),
+    ],
+)
+def test_what_cannot_be_hooked_is_refused_and_nothing_is_changed(
+    registered: list[JobRegistration],
+    changes: dict[str, Any],
+    arguments: dict[str, Any],
+    says: str,
+) -> None:
+    before = dict(vars(schedules))
+    given: dict[str, Any] = {"job_id": "job", "num_microbatches": 4, "gpu": RecordingGpu()}
+    with pytest.raises(ValueError, match=says):
+        attach(config(**changes), **(given | arguments))
+    assert vars(schedules) == before
+    assert registered == []
+
+
+def test_attaching_before_the_ranks_have_their_places_is_refused(
+    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_state, "model_parallel_is_initialized", lambda: False)
+    with pytest.raises(ValueError, match="initialize_model_parallel before attach"):
+        attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu())
+
+
+def test_a_step_without_an_attachment_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"call attach\(config, \.\.\.\) first"):
+        training_step()
+
+
+def test_what_fails_late_leaves_megatron_alone(
+    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no thread can be started")
+
+    monkeypatch.setattr(attachment.Registering, "begin", refuse)
+    before, made = dict(vars(schedules)), config()
+    ways: tuple[Literal["patch", "timers"], ...] = ("patch", "timers")
+    for hooks in ways:
+        with pytest.raises(RuntimeError, match="no thread"):
+            attach(made, job_id="job", num_microbatches=4, hooks=hooks, gpu=RecordingGpu())
+        assert vars(schedules) == before
+        assert made.timers is None
+
+
+def test_1f1b_is_registered_by_its_name(registered: list[JobRegistration]) -> None:
+    attach(config(), job_id="job", num_microbatches=4, planner_url=LOOPBACK, gpu=RecordingGpu())
+    (registration,) = registered
+    assert (registration.schedule, registration.order) == ("1f1b", None)
+    assert (registration.num_stages, registration.num_microbatches) == (2, 4)
+    assert registration.num_ranks == 2
+
+
+@pytest.fixture
+def interleaving(registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two model chunks on each of the two ranks."""
+    name = "get_virtual_pipeline_model_parallel_world_size"
+    monkeypatch.setattr(parallel_state, name, lambda: 2)
+
+
+@pytest.mark.usefixtures("interleaving")
+def test_interleaving_is_registered_with_its_order_and_the_places_of_its_chunks(
+    registered: list[JobRegistration], caplog: pytest.LogCaptureFixture
+) -> None:
+    attach(config(), job_id="job", num_microbatches=2, planner_url=LOOPBACK, gpu=RecordingGpu())
+    (registration,) = registered
+    assert registration.schedule == "explicit"
+    assert registration.virtual_stages == ((0, 2), (1, 3))
+    # By hand: all four forwards of the first rank warm up, and two of the second.
+    first, second = "F00 F10 F01 F11 B01 B11 B00 B10", "F00 F10 F01 B01 F11 B11 B00 B10"
+    assert registration.order is not None
+    assert [_shortly(order) for order in registration.order] == [first, second]
+    assert _warnings(caplog) == []
+
+
+@pytest.mark.usefixtures("interleaving")
+def test_interleaving_that_holds_sends_back_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    held_back = config(overlap_p2p_comm=False)
+    attach(held_back, job_id="job", num_microbatches=2, gpu=RecordingGpu())
+    assert _warnings(caplog) == []  # no plan will come
+    detach()
+    attach(held_back, job_id="job", num_microbatches=2, planner_url=LOOPBACK, gpu=RecordingGpu())
+    (message,) = _warnings(caplog)
+    assert message.startswith("job job: without overlap_p2p_comm an interleaved schedule sends")
+
+
+def test_groups_of_microbatches_that_do_not_divide_are_megatrons_example() -> None:
+    # The table in Megatron's own comment, for 2 ranks, 5 microbatches in groups of 3.
+    orders = interleaved(schedules, num_stages=2, num_chunks=2, num_microbatches=5, group_size=3)
+    assert [microbatch for microbatch, _ in orders[0].forwards] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
+    assert [chunk for _, chunk in orders[0].forwards] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+    assert [order.num_warmup for order in orders] == [2 + 3, 3]
+
+
+def test_fewer_microbatches_than_stages_behind_all_warm_up() -> None:
+    order = one_f_one_b(stage=0, num_stages=4, num_microbatches=2)
+    assert _shortly(order.instructions()) == "F00 F10 B00 B10"
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Those of attaching; a session's threads may warn of the planner, which is not there."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "flyball_integrations.megatron_pipeline"
+    ]
+
+
+def _shortly(order: Any) -> str:  # noqa: ANN401 - of the registration or of a stage
+    """`F10`: forward of microbatch 1 in chunk 0."""
+    return " ".join(f"{kind[0].upper()}{microbatch}{chunk}" for kind, microbatch, chunk in order)

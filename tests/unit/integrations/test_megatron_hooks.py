@@ -1,0 +1,327 @@
+"""Both ways into Megatron's schedules, with functions and timers that stand for Megatron's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+import torch
+
+from flyball_integrations.attachment import Overrides
+from flyball_integrations.megatron_order import one_f_one_b
+from flyball_integrations.megatron_patch import patch_schedules
+from flyball_integrations.megatron_timers import HookedTimers
+from flyball_integrations.megatron_training import MegatronTraining
+
+
+class WrittenHooks:
+    """The hooks, synchronization and transfers, written down in the order of their coming."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def on_step_begin(self) -> None:
+        self.log.append("step begins")
+
+    def on_step_end(self) -> None:
+        self.log.append("step ends")
+
+    def on_step_failed(self) -> None:
+        self.log.append("step failed")
+
+    def on_instruction_begin(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        self.log.append(f"{kind} {microbatch} of chunk {chunk} begins")
+
+    def on_instruction_end(
+        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
+    ) -> None:
+        self.log.append(f"{kind} {microbatch} of chunk {chunk} ends")
+
+    def synchronize(self) -> None:
+        self.log.append("synchronized")
+
+    def instructions(self) -> list[str]:
+        """What began, shortly."""
+        return [line.removesuffix(" begins") for line in self.log if " of chunk " in line][::2]
+
+
+class WrittenTransfers:
+    """A TransferTimer that writes into the hooks' log."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def begin(self) -> None:
+        self.log.append("transfer begins")
+
+    def end(self, transfer: str, kind: str, microbatch: int | None) -> None:
+        self.log.append(f"{transfer} of {kind} {microbatch}")
+
+    def tell(self) -> None:
+        pass
+
+    def end_step(self) -> None:
+        self.log.append("transfers told")
+
+    def forget(self) -> None:
+        self.log.append("transfers forgotten")
+
+
+def schedules(run: Callable[[SimpleNamespace], None]) -> SimpleNamespace:
+    """Stands for Megatron's module; `run` is its schedule, called with the module."""
+
+    def forward_step(model: object, **places: object) -> tuple[object, int]:
+        if model == "broken":
+            raise RuntimeError("no memory")
+        return [object()], 7
+
+    def backward_step(input_tensor: object, output_tensor: object) -> str:
+        return "gradient"
+
+    module = SimpleNamespace(forward_step=forward_step, backward_step=backward_step)
+
+    def forward_backward(*, forward_only: bool = False) -> str:
+        run(module)
+        return "losses"
+
+    module.forward_backward_no_pipelining = forward_backward
+    module.forward_backward_pipelining_with_interleaving = forward_backward
+    module.forward_backward_pipelining_without_interleaving = forward_backward
+    return module
+
+
+def patched(
+    run: Callable[[SimpleNamespace], None], hooks: WrittenHooks
+) -> tuple[SimpleNamespace, MegatronTraining, Overrides]:
+    """The module with hooks, and what takes them off."""
+    module = schedules(run)
+    training = MegatronTraining(hooks, synchronize=hooks.synchronize)
+    overrides = Overrides()
+    patch_schedules(module, training, overrides)
+    return module, training, overrides
+
+
+def test_a_backward_is_known_by_the_output_that_it_is_given() -> None:
+    def run(module: SimpleNamespace) -> None:
+        kept = [
+            module.forward_step("model", current_microbatch=microbatch, vp_stage=chunk)[0]
+            for chunk in range(2)
+            for microbatch in range(2)
+        ]
+        for number in (2, 0, 3):
+            assert module.backward_step(None, kept[number]) == "gradient"
+        # As where the output itself has been passed on, without its list.
+        module.backward_step(None, kept[1][0])
+        # None of this step's.
+        module.backward_step(None, output_tensor=object())
+
+    hooks = WrittenHooks()
+    module, _, _ = patched(run, hooks)
+    assert module.forward_backward_no_pipelining() == "losses"
+    assert hooks.instructions() == [
+        "forward 0 of chunk 0",
+        "forward 1 of chunk 0",
+        "forward 0 of chunk 1",
+        "forward 1 of chunk 1",
+        "backward 0 of chunk 1",
+        "backward 0 of chunk 0",
+        "backward 1 of chunk 1",
+        "backward 1 of chunk 0",
+        "backward None of chunk 0",
+    ]
+
+
+def test_the_device_is_waited_for_before_every_hook_of_an_instruction() -> None:
+    hooks = WrittenHooks()
+    module, _, _ = patched(lambda module: module.forward_step("model", current_microbatch=3), hooks)
+    module.forward_backward_pipelining_without_interleaving()
+    assert hooks.log == [
+        "step begins",
+        "synchronized",
+        "forward 3 of chunk 0 begins",
+        "synchronized",
+        "forward 3 of chunk 0 ends",
+        "step ends",
+    ]
+
+
+def test_what_is_no_training_is_not_hooked() -> None:
+    hooks = WrittenHooks()
+    module, training, _ = patched(lambda module: module.forward_step("model"), hooks)
+    module.forward_backward_no_pipelining(forward_only=True)
+    module.forward_step("model")
+    assert hooks.log == []
+    with training.training_step():
+        module.forward_backward_no_pipelining(forward_only=True)
+    assert hooks.log == ["step begins", "step ends"]
+
+
+def test_a_step_that_holds_more_than_the_call_ends_when_it_is_left() -> None:
+    hooks = WrittenHooks()
+    module, training, _ = patched(lambda module: None, hooks)
+    with training.training_step():
+        module.forward_backward_no_pipelining()
+        assert hooks.log == ["step begins"]
+    module.forward_backward_no_pipelining()
+    assert hooks.log == ["step begins", "step ends"] * 2
+
+
+def test_a_call_that_fails_fails_its_step_and_the_next_is_a_step_again() -> None:
+    models = iter(["broken", "model"])
+    hooks = WrittenHooks()
+    module, _, _ = patched(lambda module: module.forward_step(next(models)), hooks)
+    with pytest.raises(RuntimeError, match="no memory"):
+        module.forward_backward_no_pipelining()
+    assert hooks.log[-1] == "step failed"
+    module.forward_step("model")
+    assert hooks.log[-1] == "step failed"
+    module.forward_backward_no_pipelining()
+    assert hooks.log.count("step begins") == 2
+    assert hooks.log[-1] == "step ends"
+
+
+def test_a_failure_inside_a_wider_step_is_told_once() -> None:
+    hooks = WrittenHooks()
+    module, training, _ = patched(lambda module: module.forward_step("broken"), hooks)
+    with pytest.raises(RuntimeError, match="no memory"), training.training_step():
+        module.forward_backward_no_pipelining()
+    assert [line for line in hooks.log if line.startswith("step")] == ["step begins", "step failed"]
+
+
+def test_the_module_is_as_before_when_the_hooks_are_taken_off() -> None:
+    module = schedules(lambda module: None)
+    before = dict(vars(module))
+    overrides = Overrides()
+    hooks = WrittenHooks()
+    training = MegatronTraining(hooks, synchronize=hooks.synchronize)
+    patch_schedules(module, training, overrides)
+    assert len({name for name in before if before[name] is not vars(module)[name]}) == 5
+    overrides.remove()
+    assert vars(module) == before
+
+
+def run_1f1b(timers: Any, num_microbatches: int) -> None:  # noqa: ANN401 - called like Megatron's
+    """What Megatron's timers are told of the last stage but one of 1F1B."""
+    timers("forward-backward", log_level=1).start(barrier=True)
+
+    def compute(kind: str) -> None:
+        timers(f"{kind}-compute", log_level=2).start()
+        timers(f"{kind}-compute").stop()
+
+    compute("forward")
+    for _ in range(num_microbatches - 1):
+        compute("forward")
+        timers("forward-send-backward-recv", log_level=2).start()
+        timers("forward-send-backward-recv").stop()
+        compute("backward")
+    compute("backward")
+    timers("forward-backward").stop()
+
+
+def hooked_timers(inner: object, hooks: WrittenHooks, num_microbatches: int) -> HookedTimers:
+    transfers = WrittenTransfers(hooks.log)
+    return HookedTimers(
+        inner,
+        MegatronTraining(hooks, synchronize=hooks.synchronize, transfers=transfers),
+        order=one_f_one_b(stage=0, num_stages=2, num_microbatches=num_microbatches),
+        transfers=transfers,
+    )
+
+
+def test_timers_tell_the_instructions_of_a_step_and_what_was_received() -> None:
+    hooks = WrittenHooks()
+    timers = hooked_timers(None, hooks, 2)
+    for _ in range(2):
+        hooks.log.clear()
+        run_1f1b(timers, 2)
+        assert [line for line in hooks.log if line != "synchronized"] == [
+            "transfers forgotten",
+            "step begins",
+            "forward 0 of chunk 0 begins",
+            "forward 0 of chunk 0 ends",
+            "forward 1 of chunk 0 begins",
+            "forward 1 of chunk 0 ends",
+            "transfer begins",
+            "receive of backward None",
+            "backward 0 of chunk 0 begins",
+            "backward 0 of chunk 0 ends",
+            "backward 1 of chunk 0 begins",
+            "backward 1 of chunk 0 ends",
+            "transfers told",
+            "step ends",
+        ]
+
+
+def test_more_instructions_than_the_order_has_are_told_without_a_microbatch() -> None:
+    hooks = WrittenHooks()
+    run_1f1b(hooked_timers(None, hooks, 1), 2)
+    assert hooks.instructions() == [
+        "forward 0 of chunk 0",
+        "forward None of chunk 0",
+        "backward 0 of chunk 0",
+        "backward None of chunk 0",
+    ]
+
+
+def test_timers_without_gradients_are_an_evaluation() -> None:
+    hooks = WrittenHooks()
+    timers = hooked_timers(None, hooks, 2)
+    with torch.no_grad():
+        run_1f1b(timers, 2)
+    assert hooks.log == []
+    run_1f1b(timers, 2)
+    assert len(hooks.instructions()) == 4
+
+
+def test_a_call_that_never_ended_does_not_shift_the_next_ones_microbatches() -> None:
+    hooks = WrittenHooks()
+    timers = hooked_timers(None, hooks, 2)
+    timers("forward-backward", log_level=1).start()
+    timers("forward-compute", log_level=2).start()
+    hooks.log.clear()
+    run_1f1b(timers, 2)
+    assert hooks.instructions()[0] == "forward 0 of chunk 0"
+    assert hooks.log.count("step begins") == 1
+
+
+class Timers:
+    """Stands for Megatron's timers: writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+
+    def __call__(self, name: str, log_level: int | None = None) -> SimpleNamespace:
+        return SimpleNamespace(
+            start=lambda barrier=False: self.log.append((name, log_level, "start", barrier)),
+            stop=lambda barrier=False: self.log.append((name, log_level, "stop", barrier)),
+            elapsed=lambda: 1.5,
+        )
+
+    def write(self) -> str:
+        return "written"
+
+
+def test_timers_that_were_there_are_asked_as_without_hooks() -> None:
+    alone, behind = Timers(), Timers()
+    hooks = WrittenHooks()
+    timers: Any = hooked_timers(behind, hooks, 2)
+    run_1f1b(alone, 2)
+    run_1f1b(timers, 2)
+    timers("optimizer", log_level=1).start()
+    assert behind.log == [*alone.log, ("optimizer", 1, "start", False)]
+    assert timers("forward-compute").elapsed() == 1.5
+    assert timers.write() == "written"
+    assert len(hooks.instructions()) == 4
+
+
+def test_a_copied_config_keeps_the_same_timers() -> None:
+    config = SimpleNamespace(timers=hooked_timers(None, WrittenHooks(), 2))
+    assert deepcopy(config).timers is config.timers
