@@ -1,0 +1,83 @@
+"""Which order a schedule of torch's runs: its own, until all ranks have agreed on a plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from flyball_integrations.attachment import Overrides
+from flyball_integrations.order_negotiation import OrderNegotiation
+from flyball_integrations.stage_orders import StageOrder
+from flyball_integrations.torch_memory import ForwardMeter
+from flyball_integrations.torch_schedules import (
+    Computation,
+    PipelineSchedule,
+    in_order,
+    is_training,
+    stages_of,
+)
+
+
+class TorchOrderSwitch:
+    """The order of one schedule with one stage per rank; every rank must make it.
+
+    torch's own runtime runs an agreed order: it makes the sends and receives that the order
+    needs, and none of them waits for the neighbour. Stage, losses and `step` stay the
+    schedule's, so evaluations do too.
+
+    Args:
+        schedule: a `Schedule1F1B`.
+        negotiation: with the other ranks; closed here.
+        meter: of what a microbatch in flight holds; on in the step that counts.
+    """
+
+    def __init__(
+        self, schedule: PipelineSchedule, *, negotiation: OrderNegotiation, meter: ForwardMeter
+    ) -> None:
+        self.choose_plan = negotiation.choose_plan
+        self._schedule = schedule
+        self._negotiation = negotiation
+        self._meter = meter
+        self._runtime: PipelineSchedule | None = None
+        self._overrides = Overrides()
+        (stage,) = stages_of(schedule)
+        # torch's runtime puts an equal one in its place.
+        self._overrides.set(stage, "stage_index_to_group_rank", stage.stage_index_to_group_rank)
+        self._overrides.set(
+            schedule, "_step_microbatches", self._in_force(schedule._step_microbatches)
+        )
+
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """A training step; entered before the session is told of it."""
+        orders = self._negotiation.on_step_begin()
+        if orders is not None:
+            self._runtime = in_order(self._schedule, computations(orders))
+        is_measured = self._negotiation.is_measured_step
+        with self._meter.measuring_step() if is_measured else nullcontext():
+            yield
+
+    def close(self) -> None:
+        """Leave the schedule its own order; every rank must call it at the same time."""
+        self._overrides.remove()
+        self._negotiation.close()
+
+    def _in_force(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def step_microbatches(*args: object, **kwargs: object) -> object:
+            if self._runtime is None or not is_training(self._schedule):
+                return own(*args, **kwargs)
+            return self._runtime._step_microbatches(*args, **kwargs)
+
+        return step_microbatches
+
+
+def computations(orders: Sequence[StageOrder]) -> tuple[tuple[Computation, ...], ...]:
+    """What each pipeline rank computes in these orders, each rank having one stage."""
+    return tuple(
+        tuple(
+            Computation("forward" if unit.is_forward else "backward", unit.microbatch, stage)
+            for unit in order.units
+        )
+        for stage, order in enumerate(orders)
+    )

@@ -1,0 +1,172 @@
+"""All schedules of torch.distributed.pipelining under Flyball, over gloo on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+from tests.integration.torch_launch import findings_of_ranks
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.planning.schedules._base import ScheduleContext, ScheduleMaker
+from flyball_server.planning.schedules.gpipe import make_gpipe
+from flyball_server.planning.schedules.one_f_one_b import make_one_f_one_b
+
+_SCENARIOS = Path(__file__).with_name("torch_hook_scenarios.py")
+_TIMEOUT_S = 200
+_NUM_RANKS = 4
+_LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
+_V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+_WITH_CHUNKS = (*_LOOPED, *_V_SHAPED)
+_SCHEDULES = ("GPipe", "1F1B", *_WITH_CHUNKS)
+_SPLIT = ("InterleavedZeroBubble", *_V_SHAPED)
+# See the scenarios: all ranks change in this step.
+_FIRST_PLANNED_STEP = 10
+
+Findings = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """What each rank found, by rank."""
+    folder = tmp_path_factory.mktemp("torch")
+    return findings_of_ranks(_SCENARIOS, folder, num_ranks=_NUM_RANKS, timeout_s=_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("name", _SCHEDULES)
+def test_a_hooked_schedule_trains_to_the_same_bits(ranks: Sequence[Findings], name: str) -> None:
+    losses = [loss for rank in ranks for loss in rank[name]["losses"]]
+    assert len(set(losses)) == len(losses) > 0
+    for rank in ranks:
+        found, stock = rank[name], rank[f"{name} stock"]
+        assert found["losses"] == stock["losses"]
+        assert found["parameters"] == stock["parameters"]
+        assert found["orders"] == stock["orders"]
+
+
+@pytest.mark.parametrize("name", ["GPipe", *_WITH_CHUNKS])
+def test_the_hooks_come_in_the_order_that_torch_has(ranks: Sequence[Findings], name: str) -> None:
+    for rank in ranks:
+        found = rank[name]
+        assert found["steps"] == [found["pipeline_order"]] * len(found["steps"])
+
+
+def test_the_last_rank_of_1f1b_counts_its_forwards_from_1_in_torchs_order_and_from_0_when_it_runs(
+    ranks: Sequence[Findings],
+) -> None:
+    for rank in ranks[:-1]:
+        assert rank["1F1B"]["steps"][0] == rank["1F1B"]["pipeline_order"]
+    last = ranks[-1]["1F1B"]
+    assert last["pipeline_order"][:4] == ["3F1", "3B0", "3F2", "3B1"]
+    assert last["steps"][0][:4] == ["3F0", "3B0", "3F1", "3B1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "registered", "make"),
+    [("GPipe", "gpipe", make_gpipe), ("1F1B", "1f1b", make_one_f_one_b)],
+)
+def test_what_is_registered_by_name_is_what_the_planner_generates(
+    ranks: Sequence[Findings], name: str, registered: str, make: ScheduleMaker
+) -> None:
+    context = ScheduleContext(profile=_profile(_NUM_RANKS), num_microbatches=8)
+    for found, instructions in zip(ranks, make(context).stages, strict=True):
+        registration = found[name]["registration"]
+        assert (registration["schedule"], registration["order"]) == (registered, None)
+        assert found[name]["hooks"] == [[kind, m, chunk] for kind, m, chunk in instructions]
+
+
+@pytest.mark.parametrize("name", _WITH_CHUNKS)
+def test_every_rank_registers_the_order_of_the_whole_pipeline(
+    ranks: Sequence[Findings], name: str
+) -> None:
+    looped, v_shaped = [[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 7], [1, 6], [2, 5], [3, 4]]
+    for found in ranks:
+        registration = found[name]["registration"]
+        assert registration["schedule"] == "explicit"
+        assert registration["num_stages"] == registration["num_ranks"] == _NUM_RANKS
+        assert registration["num_microbatches"] == 8
+        assert registration["virtual_stages"] == (looped if name in _LOOPED else v_shaped)
+        assert registration["order"] == [rank[name]["hooks"] for rank in ranks]
+
+
+@pytest.mark.parametrize("name", _SCHEDULES)
+def test_a_backward_that_is_split_is_two_kinds(ranks: Sequence[Findings], name: str) -> None:
+    kinds = {kind for rank in ranks for kind, _, _ in rank[name]["hooks"]}
+    split = {"backward_input", "backward_weight"} if name in _SPLIT else set()
+    # DualPipeV has whole backwards too; the others of them have none.
+    whole = {"backward"} if name == "DualPipeV" or not split else set()
+    assert kinds == {"forward"} | split | whole
+
+
+def test_each_half_of_an_overlapped_pair_is_sent_at_once_while_attached(
+    ranks: Sequence[Findings],
+) -> None:
+    for rank in ranks:
+        before, attached, after = rank["DualPipeV"]["pairs"]
+        assert (before > 0, attached, after) == (True, 0, before)
+        assert {sum(rank[name]["pairs"]) for name in _SCHEDULES if name != "DualPipeV"} == {0}
+
+
+def test_an_evaluation_is_left_to_torch(ranks: Sequence[Findings]) -> None:
+    for rank in ranks:
+        for name in _SCHEDULES:
+            assert not rank[name]["seen_in_evaluation"]
+            assert rank[name]["history"] == [0, 1, 2]
+
+
+def test_what_comes_from_another_rank_is_waited_for_and_nothing_else(
+    ranks: Sequence[Findings],
+) -> None:
+    for stage, rank in enumerate(ranks):
+        found = rank["GPipe"]
+        for (kind, _, _), receive_s in zip(found["hooks"], found["receive_s"], strict=True):
+            comes_from_here = stage == (0 if kind == "forward" else _NUM_RANKS - 1)
+            # Before its first backward a rank waits for its forwards' sends.
+            if not (comes_from_here and kind == "backward"):
+                assert (receive_s > 0) is not comes_from_here
+
+
+def test_detaching_leaves_schedule_and_stages_as_they_were(ranks: Sequence[Findings]) -> None:
+    for rank in ranks:
+        for name in (*_SCHEDULES, "order"):
+            assert rank[name]["changed_by_detach"] == []
+        assert rank["accumulated"]["with optimizer"]["num_optimizer_hooks"] == 0
+
+
+def test_where_gradients_are_accumulated_each_pipeline_step_is_one_and_the_optimizer_ends_the_last(
+    ranks: Sequence[Findings],
+) -> None:
+    # Twice: two steps of the schedule, then one of the optimizer.
+    for rank in ranks:
+        assert rank["accumulated"]["with optimizer"]["num_ended"] == [0, 1, 2, 2, 3, 4]
+        assert rank["accumulated"]["without"]["num_ended"] == [1, 2, 2, 3, 4, 4]
+
+
+def test_an_order_with_more_forwards_in_front_trains_to_the_same_bits(
+    ranks: Sequence[Findings],
+) -> None:
+    planned = ["FFFFFFFFBBBBBBBB", "FFFFFFBFBFBBBBBB", "FFFBFBFBFBFBFBBB", "FBFBFBFBFBFBFBFB"]
+    for rank, order in zip(ranks, planned, strict=True):
+        found, stock = rank["order"], rank["order stock"]
+        assert found["losses"] == stock["losses"]
+        assert found["parameters"] == stock["parameters"]
+        num_planned = len(found["orders"]) - _FIRST_PLANNED_STEP
+        assert found["orders"] == stock["orders"][:_FIRST_PLANNED_STEP] + [order] * num_planned
+        assert found["versions"] == [None] * _FIRST_PLANNED_STEP + [1] * num_planned
+        assert found["num_unplanned"] == [0] * len(found["orders"])
+
+
+def _profile(num_stages: int) -> StageProfile:
+    points = tuple(
+        OperatingPoint(frequency_mhz=mhz, time_s=0.1, energy_j=30.0) for mhz in (1410, 1200)
+    )
+    kinds = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+    return StageProfile(
+        points={(stage, kind): points for stage in range(num_stages) for kind in kinds},
+        num_ranks_per_stage=(1,) * num_stages,
+    )

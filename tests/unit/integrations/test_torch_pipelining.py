@@ -1,0 +1,217 @@
+"""Attaching to torch's schedules in one process: what is opened, refused, registered, undone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+import torch
+from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.integrations.torch_world import (
+    WIDTH,
+    schedule_in_chunks,
+    schedule_of_one,
+    stage_of_one,
+    train,
+    world_of_one,
+)
+from torch import nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
+
+from flyball_integrations import torch_schedules
+from flyball_integrations.stage_orders import one_f_one_b
+from flyball_integrations.torch_order_switch import computations
+from flyball_integrations.torch_pipelining import attach, detach, registration_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _world() -> Iterator[None]:
+    with world_of_one():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# ------------------------------------------------------------------ attach and detach
+
+
+def test_attach_starts_a_session_that_measures_each_step_and_detach_ends_it() -> None:
+    schedule, gpu = schedule_in_chunks(), RecordingGpu()
+    before = dict(vars(schedule))
+    session = attach(schedule, job_id="job", gpu=gpu, initial_step=7)
+    train(schedule)
+    train(schedule)
+    assert [measured.step for measured in session.history] == [7, 8]
+    kinds = [timing.kind for timing in session.last_step_timings]
+    assert kinds.count("backward_input") == kinds.count("backward_weight") == 4
+    detach(schedule)
+    detach(schedule)
+    train(schedule)
+    assert len(session.history) == 2
+    assert vars(schedule).keys() == before.keys()
+    assert "step" not in vars(schedule)
+
+
+def test_attaching_twice_is_refused() -> None:
+    schedule = schedule_of_one()
+    attach(schedule, job_id="job", gpu=RecordingGpu())
+    with pytest.raises(ValueError, match="call detach first"):
+        attach(schedule, job_id="job", gpu=RecordingGpu())
+    detach(schedule)
+
+
+def test_what_is_no_schedule_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"a schedule of torch\.distributed\.pipelining, not Linear"
+    ):
+        attach(nn.Linear(2, 2), job_id="job", gpu=RecordingGpu())
+
+
+def test_a_schedule_without_a_loss_is_refused() -> None:
+    schedule = ScheduleGPipe(stage_of_one(), 2)
+    with pytest.raises(ValueError, match="no loss_fn, so it does not train"):
+        attach(schedule, job_id="job", gpu=RecordingGpu())
+
+
+def test_a_schedule_without_an_order_is_refused() -> None:
+    runtime = schedules._PipelineScheduleRuntime(
+        [stage_of_one()], 2, loss_fn=nn.functional.mse_loss
+    )
+    with pytest.raises(ValueError, match="has no pipeline_order"):
+        attach(runtime, job_id="job", gpu=RecordingGpu())
+
+
+def test_a_function_that_overlaps_forward_and_backward_is_refused() -> None:
+    schedule = schedule_in_chunks()
+    schedule.register_custom_function(schedules.OVERLAP_F_B, print)
+    with pytest.raises(ValueError, match="cannot have a clock each; do not register it"):
+        attach(schedule, job_id="job", gpu=RecordingGpu())
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [("module", "_wait_batch_p2p"), ("schedule", "_maybe_compute_loss")],
+)
+def test_a_torch_that_lacks_a_name_is_told_by_version(
+    monkeypatch: pytest.MonkeyPatch, where: str, name: str
+) -> None:
+    schedule = schedule_of_one()
+    owner = schedules if where == "module" else schedules._PipelineSchedule
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(ValueError, match=rf"torch 2.* has no {name} .* tested with torch 2\.13\.0"):
+        attach(schedule, job_id="job", gpu=RecordingGpu())
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "problem"),
+    [
+        (Schedule1F1B, {"order": "zigzag"}, "order must be one of own, envpipe, not 'zigzag'"),
+        (ScheduleGPipe, {"order": "envpipe", "free_memory_bytes": 1}, "not for ScheduleGPipe"),
+        (Schedule1F1B, {"order": "envpipe"}, "give free_memory_bytes"),
+        (Schedule1F1B, {"order": "envpipe", "free_memory_bytes": -1}, "must not be negative"),
+        (Schedule1F1B, {"planner_url": "ftp://x"}, "http"),
+        (Schedule1F1B, {"lease_s": None, "env": ("FLYBALL_LEASE_S", "soon")}, "FLYBALL_LEASE_S"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_and_nothing_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., Any],
+    arguments: dict[str, Any],
+    problem: str,
+) -> None:
+    given = dict(arguments)
+    if "env" in given:
+        monkeypatch.setenv(*given.pop("env"))
+    schedule = schedule_of_one(make)
+    before, stage_before = dict(vars(schedule)), dict(vars(schedule._stage))
+    with pytest.raises(ValueError, match=problem) as refused:
+        attach(schedule, job_id="job", gpu=RecordingGpu(), **given)
+    assert "\n" not in str(refused.value)
+    assert vars(schedule) == before
+    assert vars(schedule._stage) == stage_before
+
+
+def test_the_gpu_of_this_process_is_opened_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Gpu(RecordingGpu):
+        def close(self) -> None:
+            log.append("closed")
+
+    def open_gpu(local_rank: int, environ: object) -> Gpu:
+        del environ
+        log.append(f"local rank {local_rank}")
+        return Gpu()
+
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr("flyball_integrations.attachment.open_local_gpu", open_gpu)
+    schedule = schedule_of_one()
+    attach(schedule, job_id="job")
+    assert log == ["local rank 3"]
+    detach(schedule)
+    assert log == ["local rank 3", "closed"]
+
+
+def test_nothing_is_logged_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = schedule_of_one()
+    with caplog.at_level(logging.WARNING):
+        attach(schedule, job_id="job", gpu=RecordingGpu())
+        train(schedule)
+        detach(schedule)
+    assert caplog.messages == []
+
+
+# ------------------------------------------------------------------ orders
+
+
+def test_any_order_that_was_loaded_into_torchs_runtime_is_registered() -> None:
+    runtime = _runtime([stage_of_one(0, 2), stage_of_one(1, 2)])
+    actions = [schedules._Action.from_str(text) for text in ("0F0", "1F0", "1I0", "0B0", "1W0")]
+    runtime._prepare_schedule_with_comms({0: [None, *actions]})
+    registration = registration_of(runtime)
+    assert registration.schedule == "explicit"
+    assert registration.order == (
+        (
+            *(("forward", 0, 0), ("forward", 0, 1), ("backward_input", 0, 1)),
+            *(("backward", 0, 0), ("backward_weight", 0, 1)),
+        ),
+    )
+
+
+def test_one_chunk_each_is_registered_without_chunks() -> None:
+    runtime = schedules._PipelineScheduleRuntime(
+        [stage_of_one()], 1, loss_fn=nn.functional.mse_loss
+    )
+    actions = [schedules._Action.from_str(text) for text in ("0F0", "0B0")]
+    runtime._prepare_schedule_with_comms({0: actions})
+    registration = registration_of(runtime)
+    assert registration.order == ((("forward", 0), ("backward", 0)),)
+    assert registration.virtual_stages is None
+
+
+def test_an_order_runs_on_the_schedules_own_stage_and_losses() -> None:
+    torch.manual_seed(7)
+    schedule = schedule_of_one(Schedule1F1B, num_microbatches=4)
+    runtime = torch_schedules.in_order(schedule, computations([one_f_one_b(4, 1, 0)]))
+    batch = torch.randn(8, WIDTH)
+    own: list[torch.Tensor] = []
+    ordered: list[torch.Tensor] = []
+    schedule.step(batch, target=batch, losses=own)
+    vars(schedule)["_step_microbatches"] = runtime._step_microbatches
+    schedule.step(batch, target=batch, losses=ordered)
+    assert [loss.item() for loss in ordered] == [loss.item() for loss in own]
+    assert len(own) == 4
+
+
+def _runtime(stages: list[Any], num_microbatches: int = 1) -> Any:  # noqa: ANN401 - torch's
+    loss_fn = nn.functional.mse_loss
+    return schedules._PipelineScheduleRuntime(stages, num_microbatches, loss_fn=loss_fn)

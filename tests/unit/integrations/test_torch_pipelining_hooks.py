@@ -1,0 +1,266 @@
+"""What torch's schedules tell the hooks: computations, steps, waits, and bytes in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+import torch
+from tests.unit.integrations.torch_world import (
+    CPU,
+    WIDTH,
+    HookLog,
+    schedule_in_chunks,
+    schedule_of_one,
+    stage_of_one,
+    train,
+    world_of_one,
+)
+from torch import nn
+from torch.distributed.pipelining import ScheduleGPipe, schedules
+
+from flyball_integrations import torch_schedules
+from flyball_integrations.torch_memory import ForwardMeter
+from flyball_integrations.torch_pipelining import registration_of
+from flyball_integrations.torch_schedule_patch import SchedulePatch
+from flyball_integrations.torch_waits import Instruction, WaitTimes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _world() -> Iterator[None]:
+    with world_of_one():
+        yield
+
+
+@contextmanager
+def _patched(schedule: Any, hooks: HookLog, **kwargs: Any) -> Iterator[SchedulePatch]:  # noqa: ANN401
+    patch = SchedulePatch(
+        schedule, hooks, synchronize=kwargs.pop("synchronize", _nothing), **kwargs
+    )
+    yield patch
+    patch.remove()
+
+
+def _nothing() -> None:
+    pass
+
+
+# ------------------------------------------------------------------ hooks
+
+
+def test_the_loss_is_part_of_the_last_stages_forward() -> None:
+    hooks = HookLog()
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        hooks.log.append("loss")
+        return nn.functional.mse_loss(output, target)
+
+    schedule = ScheduleGPipe(stage_of_one(), 1, loss_fn=loss_fn)
+    train(schedule)  # torch asks for the loss once more when it looks at the shapes
+    hooks.log.clear()
+    with _patched(schedule, hooks):
+        train(schedule)
+    assert hooks.log == [
+        *("step begins", "forward 0 of 0", "loss", "forward 0 of 0 ends"),
+        *("backward 0 of 0", "backward 0 of 0 ends", "step ends"),
+    ]
+
+
+def test_a_loss_that_torch_computes_in_another_way_ends_with_the_next_computation() -> None:
+    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
+    with _patched(schedule, hooks):
+        own = type(schedule)._maybe_compute_loss.__get__(schedule)
+        vars(schedule)["_maybe_compute_loss"] = own
+        train(schedule)
+    assert hooks.log == [
+        *("step begins", "forward 0 of 0", "forward 0 of 0 ends"),
+        *("backward 0 of 0", "backward 0 of 0 ends", "step ends"),
+    ]
+
+
+def test_the_device_is_waited_for_before_each_hook() -> None:
+    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
+    with _patched(schedule, hooks, synchronize=lambda: hooks.log.append("device")):
+        train(schedule)
+    assert hooks.log == [
+        *("step begins", "device", "forward 0 of 0", "device", "forward 0 of 0 ends"),
+        *("device", "backward 0 of 0", "device", "backward 0 of 0 ends", "step ends"),
+    ]
+
+
+def test_a_step_that_fails_is_told_and_the_next_one_is_hooked_again() -> None:
+    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
+    train(schedule)
+    stage = schedule._stage
+    with _patched(schedule, hooks):
+        stage.submod.forward = None
+        with pytest.raises(RuntimeError, match="failed to run forward"):
+            train(schedule)
+        assert hooks.log == ["step begins", "forward 0 of 0", "step failed"]
+        del stage.submod.forward
+        hooks.log.clear()
+        train(schedule)
+        assert hooks.log[-1] == "step ends"
+        assert "backward 0 of 0 ends" in hooks.log
+
+
+def test_what_computes_inside_of_a_computation_is_not_hooked_and_runs_at_its_clock() -> None:
+    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
+    stage = schedule._stage
+    train(schedule)
+    vars(stage)["backward_weight_one_chunk"] = lambda microbatch: hooks.log.append("inner")
+    with _patched(schedule, hooks):
+        handle = stage.submod.register_forward_hook(
+            lambda *_: stage.backward_weight_one_chunk(0) and None
+        )
+        train(schedule)
+        handle.remove()
+    assert hooks.log[:4] == ["step begins", "forward 0 of 0", "inner", "forward 0 of 0 ends"]
+
+
+def test_a_step_ends_with_the_optimizer_where_it_is_given() -> None:
+    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
+    optimizer = torch.optim.SGD(schedule._stage.submod.parameters(), lr=0.1)
+    with _patched(schedule, hooks, optimizer=optimizer):
+        train(schedule)
+        assert hooks.log[-1] == "backward 0 of 0 ends"
+        optimizer.step()
+        assert hooks.log[-1] == "step ends"
+        optimizer.step()
+        assert hooks.log.count("step ends") == 1
+    hooks.log.clear()
+    train(schedule)
+    optimizer.step()
+    assert hooks.log == []
+
+
+def test_chunks_are_numbered_in_the_order_of_the_model_whatever_the_list() -> None:
+    schedule = schedule_in_chunks()
+    schedule._stages.reverse()
+    hooks = HookLog()
+    with _patched(schedule, hooks):
+        assert [stage.stage_index for stage in torch_schedules.stages_of(schedule)] == [0, 1]
+    assert registration_of(schedule).virtual_stages == ((0, 1),)
+
+
+# ------------------------------------------------------------------ waits
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_computations_receive_lasts_from_its_first_wait_until_it_begins() -> None:
+    told: list[tuple[object, ...]] = []
+    clock = _Clock()
+
+    def on_transfer(transfer: str, kind: str, **of_transfer: object) -> None:
+        told.append((transfer, kind, *of_transfer.values()))
+
+    waits = WaitTimes(on_transfer, device=CPU, clock_s=clock)
+    with waits.in_force():
+        schedules._wait_batch_p2p([])
+        clock.now_s = 1.0
+        schedules._wait_batch_p2p([_Work(clock, 2.0)])
+        schedules._wait_batch_p2p([_Work(clock, 0.5)])
+        waits.before(Instruction("forward", 3, 1))
+        waits.before(Instruction("backward", 2, 1))
+        schedules._wait_batch_p2p([_Work(clock, 0.25)])
+    assert told == [("receive", "forward", 2.5, 3, 1), ("send", "backward", 0.25, 2, 1)]
+
+
+def test_torchs_waits_are_its_own_again_after_a_step_that_failed() -> None:
+    own = schedules._wait_batch_p2p
+    waits = WaitTimes(lambda *_, **__: None, device=CPU, clock_s=_Clock())
+    with pytest.raises(KeyError), waits.in_force():
+        assert schedules._wait_batch_p2p is not own
+        raise KeyError
+    assert schedules._wait_batch_p2p is own
+
+
+def test_on_a_gpu_waits_are_timed_by_events_and_told_once_it_has_been_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[object, ...]] = []
+    stream_ms = [0.0]
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_ms = stream_ms[0]
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
+    waits = WaitTimes(
+        lambda *names, **times: told.append((*names, *times.values())),
+        device=torch.device("cuda"),
+        clock_s=_Clock(),
+    )
+    clock = _Clock()
+    with waits.in_force():
+        schedules._wait_batch_p2p([_Work(clock, 0.0)])
+        stream_ms[0] = 12.0
+        waits.before(Instruction("forward", 3, 1))
+        assert told == []
+        waits.timer.tell()
+    assert told == [("receive", "forward", 0.012, 3, 1)]
+
+
+class _Work:
+    def __init__(self, clock: _Clock, time_s: float) -> None:
+        self._clock = clock
+        self._time_s = time_s
+
+    def wait(self) -> None:
+        self._clock.now_s += self._time_s
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_a_microbatch_in_flight_holds_what_its_backward_needs() -> None:
+    meter = ForwardMeter(CPU)
+    stage = stage_of_one()
+    forward = meter.wrap(stage, lambda batch: stage.submod(batch).relu())
+    with meter.measuring_step():
+        for num_samples in (8, 2, 3):
+            forward(torch.ones(num_samples, WIDTH))
+    forward(torch.ones(64, WIDTH))
+    # Of 3 samples, the input and what relu gives; the first forward and what is not measured
+    # do not count.
+    assert meter.activation_bytes == 2 * 3 * WIDTH * 4
+
+
+def test_on_a_gpu_a_microbatch_holds_what_its_forward_leaves_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allocated = [1000]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
+    meter = ForwardMeter(torch.device("cuda"))
+
+    def forward(num_bytes: int) -> None:
+        allocated[0] += num_bytes
+
+    measured = meter.wrap(stage_of_one(), forward)
+    with meter.measuring_step():
+        for num_bytes in (900, 200, 300):
+            measured(num_bytes)
+    assert meter.activation_bytes == 300
+
+
+def test_nothing_measured_is_no_bytes() -> None:
+    assert ForwardMeter(CPU).activation_bytes == 0
