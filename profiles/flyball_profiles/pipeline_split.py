@@ -67,12 +67,24 @@ def _check_alike(profiles: Sequence[StageProfile], rows: Sequence[MeasuredRow]) 
     """All pipelines run the same program, so what one was measured at, all were."""
     if len({len(profile.chunks) for profile in profiles}) > 1:
         raise ProfileError("all pipelines must have been measured with the same number of chunks")
+    for chunk, of_pipelines in enumerate(
+        zip(*(profile.chunks for profile in profiles), strict=True)
+    ):
+        _check_same_instructions(
+            of_pipelines, [row for row in rows if row.chunk == chunk], f"chunk {chunk} of "
+        )
+    _check_same_instructions(profiles, rows, "")
+
+
+def _check_same_instructions(
+    profiles: Sequence[StageProfile], rows: Sequence[MeasuredRow], of_chunk: str
+) -> None:
     for stage, kind in sorted({key for profile in profiles for key in profile.points}):
         having = [(stage, kind) in profile.points for profile in profiles]
         if not all(having):
             with_it, without_it = having.index(True), having.index(False)
             raise ProfileError(
-                f"stage {stage} {kind} was measured on dp_rank {with_it} but not on"
+                f"{of_chunk}stage {stage} {kind} was measured on dp_rank {with_it} but not on"
                 f" dp_rank {without_it}; all pipelines have the same stages and instructions",
                 line=next(row.line for row in rows if (row.stage, row.kind) == (stage, kind)),
                 stage=stage,

@@ -101,7 +101,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
 
     Rows run by stage, then instruction, then falling frequency; those of the whole stages come
     first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
-    `num_ranks` too; where there are chunks, every row has `chunk`, None (an empty cell) for the whole stage.
+    `num_ranks` too; where there are chunks, every row has `chunk`, None (an empty cell) for the
+    whole stage.
     """
     rows = _rows_of_whole_stages(profile)
     if not profile.chunks:

@@ -42,7 +42,7 @@ def read_order(path: Path) -> ExplicitOrder:
         raise CommandError(f"{path}: {error.strerror or error}") from None
     except PlanningError as error:
         raise CommandError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         raise CommandError(f"{path}: not an order ({error})") from None
 
 

@@ -29,6 +29,7 @@ OPTION_OF_FIELD = {
     "activation_bytes": "--activation-bytes",
     "free_memory_bytes": "--free-memory-bytes",
     "profile": "PROFILE.csv",
+    "virtual_stages": "--order",
 }
 
 

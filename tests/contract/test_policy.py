@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from tests.unit.planning.tiny_pipelines import equal_profile, model_of, models
+from hypothesis import given, settings
+from tests.unit.planning.oracles import every_plan, least_energy_j
+from tests.unit.planning.tiny_pipelines import (
+    any_enumerable_models,
+    any_models,
+    equal_profile,
+    model_of,
+)
 
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
@@ -39,13 +45,13 @@ def assert_valid(choice: PolicyChoice, model: PipelineModel) -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 class TestPolicy:
-    @given(model=models())
+    @given(model=any_models(max_stages=2, max_microbatches=3))
     def test_gives_every_instruction_one_of_its_operating_points(
         self, policy: str, model: PipelineModel
     ) -> None:
         assert_valid(POLICIES[policy](request_of(model)), model)
 
-    @given(model=models())
+    @given(model=any_models(max_stages=2, max_microbatches=3))
     def test_gives_the_same_request_the_same_choice(
         self, policy: str, model: PipelineModel
     ) -> None:
@@ -54,7 +60,7 @@ class TestPolicy:
         first.assignment[:] = [-1] * len(decided)  # what a caller does with it stays with him
         assert POLICIES[policy](request_of(model)).assignment == decided
 
-    @given(model=models())
+    @given(model=any_models(max_stages=2, max_microbatches=3))
     def test_is_no_slower_than_the_baseline_when_aiming_at_the_fastest(
         self, policy: str, model: PipelineModel
     ) -> None:
@@ -62,6 +68,18 @@ class TestPolicy:
         baseline_s = simulate(model, model.baseline()).iteration_time_s
         time_s = simulate(model, choice.assignment).iteration_time_s
         assert time_s <= baseline_s * (1 + 1e-9)
+
+    @settings(max_examples=40)  # each tries up to some thousand plans
+    @given(model=any_enumerable_models())
+    def test_knows_no_bound_above_the_best_of_all_plans(
+        self, policy: str, model: PipelineModel
+    ) -> None:
+        choice = POLICIES[policy](request_of(model))
+        simulation = simulate(model, choice.assignment)
+        best_j = least_energy_j(every_plan(model), simulation.iteration_time_s * (1 + 1e-9))
+        assert simulation.energy_j >= best_j * (1 - 1e-9)
+        if choice.lower_bound_j is not None:
+            assert choice.lower_bound_j <= best_j * (1 + 1e-9)
 
     @pytest.mark.parametrize("target", TARGETS)
     def test_meets_a_target_or_refuses_it_by_name(self, policy: str, target: str) -> None:

@@ -26,6 +26,7 @@ from flyball_server.planning.schedules.explicit import (
     explicit_order,
     schedule_of_order,
 )
+from flyball_server.planning.schedules.gpipe import CHECKPOINT_MODES
 
 GpuTable = Callable[[str], GpuWindow]
 
@@ -45,6 +46,15 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     _check_name("effort", spec.effort, tuple(Effort))
     _blocking_power_w(spec, _window(spec, gpu_table))
     _check_order(spec)
+    _check_checkpoint(spec)
+
+
+def _check_checkpoint(spec: JobSpec) -> None:
+    if spec.checkpoint is None:
+        return
+    if spec.schedule != "torchgpipe":
+        raise InvalidFieldError("checkpoint", f"is for schedule torchgpipe, not {spec.schedule}")
+    _check_name("checkpoint", spec.checkpoint, CHECKPOINT_MODES)
 
 
 def _check_candidates(schedule: str) -> None:
@@ -64,7 +74,8 @@ def _check_order(spec: JobSpec) -> None:
         order = explicit_order(spec.order, spec.virtual_stages)
         build_dag(schedule_of_order(order, spec.num_microbatches))
     except PlanningError as error:
-        raise InvalidFieldError(error.field, error.message) from None
+        field = "order" if error.field == "schedule" else error.field
+        raise InvalidFieldError(field, error.message) from None
 
 
 def plan_request(spec: JobSpec, profile: StageProfile, gpu_table: GpuTable) -> PlanRequest:

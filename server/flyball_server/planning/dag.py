@@ -50,8 +50,9 @@ class DependencyDag:
 def build_dag(schedule: Schedule) -> DependencyDag:
     """The DAG of a schedule's order.
 
-    Of a steady-state period it has the order along each stage only: what stages wait for each
-    other beyond that comes from earlier periods (`schedules/pipedream.py` says why it is enough).
+    Of a steady-state period it has one node for each kind of a stage, as microbatch 0, which
+    stands for all microbatches of the period, and no edge between stages
+    (`schedules/pipedream.py` says why that is enough).
 
     Raises:
         PlanningError: the order deadlocks.
@@ -59,7 +60,7 @@ def build_dag(schedule: Schedule) -> DependencyDag:
     nodes = [
         (stage, instruction)
         for stage, instructions in enumerate(schedule.stages)
-        for instruction in instructions
+        for instruction in dict.fromkeys(map(schedule.node_of, instructions))
     ]
     order_predecessor = [
         index - 1 if index and nodes[index - 1][0] == stage else NONE

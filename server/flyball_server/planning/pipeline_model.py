@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_server.planning.dag import DependencyDag, build_dag
@@ -23,7 +23,8 @@ class PipelineModel:
 
     Attributes:
         points: per node, its operating points in falling frequency; nodes of the same stage,
-            chunk and kind share one tuple.
+            chunk and kind share one tuple. Where a node stands for all microbatches of a
+            steady-state period, of all of them.
         blocking_power_w: per stage, W of one of its GPUs while it waits.
         num_ranks: per stage, the number of ranks whose energy the points hold.
     """
@@ -76,11 +77,20 @@ def build_model(
     except ProfileError as error:
         raise PlanningError(error.message.removeprefix("the profile "), field="profile") from None
     dag = build_dag(schedule)
+    by_instruction = {
+        (stage, instruction.kind, instruction.chunk): _points_of(chunks, stage, instruction)
+        for stage, instruction in zip(dag.stage, dag.instruction, strict=True)
+    }
+    if schedule.is_periodic:
+        by_instruction = {
+            key: _repeated(points, schedule.num_microbatches)
+            for key, points in by_instruction.items()
+        }
     return PipelineModel(
         schedule=schedule,
         dag=dag,
         points=tuple(
-            _points_of(chunks, stage, instruction)
+            by_instruction[stage, instruction.kind, instruction.chunk]
             for stage, instruction in zip(dag.stage, dag.instruction, strict=True)
         ),
         blocking_power_w=_per_stage(blocking_power_w, profile.num_stages),
@@ -98,6 +108,14 @@ def _points_of(
             f"has no {instruction.kind} of {where}, which the schedule runs", field="profile"
         )
     return points
+
+
+def _repeated(points: Sequence[OperatingPoint], times: int) -> tuple[OperatingPoint, ...]:
+    """What so many of the instruction take together, all at the same clock."""
+    return tuple(
+        replace(point, time_s=times * point.time_s, energy_j=times * point.energy_j)
+        for point in points
+    )
 
 
 def _per_stage(blocking_power_w: Sequence[float], num_stages: int) -> tuple[float, ...]:

@@ -25,7 +25,7 @@ from flyball_server.planning.schedules._base import (
     Schedule,
     ScheduleContext,
 )
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
+from flyball_server.planning.schedules.virtual_stages import VirtualStages, one_chunk_each
 from flyball_server.planning.simulator import simulate
 
 DEFAULT_POLICY = "frontier"
@@ -138,8 +138,13 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
         checkpoint=request.checkpoint,
         order=request.order,
     )
-    schedule = make_schedule(request.schedule, context)
-    return build_model(request.profile, schedule, request.blocking_power_w)
+    try:
+        schedule = make_schedule(request.schedule, context)
+        return build_model(request.profile, schedule, request.blocking_power_w)
+    except PlanningError as error:
+        if request.order is None or error.field != "schedule":
+            raise
+        raise PlanningError(error.message, field="order") from None
 
 
 def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> FrequencyPlan:
@@ -164,23 +169,30 @@ def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> F
 
 
 def chunk_places(schedule: Schedule) -> VirtualStages:
-    """What a plan says of its schedule's chunks: nothing where there is one a stage."""
-    return schedule.virtual_stages if schedule.num_chunks > 1 else ()
+    """What a plan says of its schedule's chunks: nothing where stage s is virtual stage s."""
+    is_plain = schedule.virtual_stages == one_chunk_each(schedule.num_stages)
+    return () if is_plain else schedule.virtual_stages
 
 
 def planned_stages(
     model: PipelineModel, assignment: Assignment
 ) -> tuple[tuple[PlannedInstruction, ...], ...]:
     """Per stage, its instructions in the order of execution, with their clocks."""
-    stages: list[list[PlannedInstruction]] = [[] for _ in model.schedule.stages]
-    for node, choice in enumerate(assignment):
-        kind, microbatch, chunk = model.dag.instruction[node]
-        stages[model.dag.stage[node]].append(
-            PlannedInstruction(
-                kind=kind,
-                microbatch=microbatch,
-                frequency_mhz=model.points[node][choice].frequency_mhz,
-                chunk=chunk,
-            )
+    clocks_mhz = {
+        (stage, instruction): points[choice].frequency_mhz
+        for stage, instruction, points, choice in zip(
+            model.dag.stage, model.dag.instruction, model.points, assignment, strict=True
         )
-    return tuple(tuple(stage) for stage in stages)
+    }
+    return tuple(
+        tuple(
+            PlannedInstruction(
+                kind=instruction.kind,
+                microbatch=instruction.microbatch,
+                frequency_mhz=clocks_mhz[stage, model.schedule.node_of(instruction)],
+                chunk=instruction.chunk,
+            )
+            for instruction in instructions
+        )
+        for stage, instructions in enumerate(model.schedule.stages)
+    )

@@ -103,10 +103,22 @@ def _model_of_stages(
         ),
     )
     model = build_model(profile, order, blocking_power_w)
-    clocks_mhz = [item.frequency_mhz for stage in stages for item in stage]
+    clocks_mhz: dict[tuple[int, Instruction], int] = {}
+    for stage, items in enumerate(stages):
+        for item in items:
+            instruction = Instruction(item.kind, item.microbatch, item.chunk)
+            key = (stage, order.node_of(instruction))
+            if clocks_mhz.setdefault(key, item.frequency_mhz) != item.frequency_mhz:
+                raise PlanningError(
+                    f"stage {stage} runs {item.kind} at several clocks; where a pipeline never"
+                    " flushes, all microbatches of a stage must run alike",
+                    field="stages",
+                )
     assignment = [
-        _index_of(model.points[node], clock_mhz, model, node)
-        for node, clock_mhz in enumerate(clocks_mhz)
+        _index_of(model.points[node], clocks_mhz[stage, instruction], model, node)
+        for node, (stage, instruction) in enumerate(
+            zip(model.dag.stage, model.dag.instruction, strict=True)
+        )
     ]
     return model, assignment
 

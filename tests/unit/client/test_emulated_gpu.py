@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.tiny_profile import HandClock, tiny_profile
+from tests.unit.client.tiny_profile import HandClock, point, tiny_profile
 
 from flyball_client.gpu._base import EmulatedDevice
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.gpu.emulation_clock import WallClock
+from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
 
 
 def make_gpu(
@@ -152,6 +154,64 @@ def test_one_of_several_ranks_of_a_stage_takes_its_share_of_the_energy() -> None
     gpu = make_gpu(HandClock(), num_ranks=4)
     assert run(gpu, "forward") == pytest.approx(1.0)
     assert gpu.exact_energy_j() == pytest.approx(75.0)
+
+
+def two_chunks() -> StageProfile:
+    """The tiny profile's stage as chunk 0; chunk 1 is four times as fast, of other clocks too."""
+    whole = tiny_profile(num_ranks=2)
+    faster = StageProfile(
+        points={
+            (0, InstructionKind.FORWARD): (point(1400, 0.25, 80.0), point(1000, 0.5, 40.0)),
+            (0, InstructionKind.BACKWARD): (point(1400, 0.5, 120.0), point(1000, 0.75, 100.0)),
+        },
+        num_ranks_per_stage=(2,),
+    )
+    return replace(whole, chunks=(tiny_profile(num_ranks=2), faster))
+
+
+def chunk_lasts_s(gpu: EmulatedGpu, kind: str, chunk: int) -> float:
+    began_s = gpu.emulated_time_s()
+    gpu.on_instruction_begin(kind, chunk)
+    gpu.on_instruction_end(kind, chunk)
+    return gpu.emulated_time_s() - began_s
+
+
+def test_each_chunk_takes_its_own_time_and_energy() -> None:
+    gpu = EmulatedGpu(two_chunks(), 0, blocking_power_w=80.0, num_chunks=2, clock=HandClock())
+    assert chunk_lasts_s(gpu, "forward", 0) == pytest.approx(1.0)  # 150 J of two ranks' 300
+    assert chunk_lasts_s(gpu, "forward", 1) == pytest.approx(0.25)  # 40 J
+    gpu.lock_sm_clock_mhz(1000)
+    assert chunk_lasts_s(gpu, "backward", 1) == pytest.approx(0.75)  # 50 J
+    assert chunk_lasts_s(gpu, "backward", 0) == pytest.approx(3.0)  # at 1200 MHz: 225 J
+    assert gpu.exact_energy_j() == pytest.approx(150 + 40 + 50 + 225)
+
+
+def test_a_gpu_of_chunks_has_the_clocks_of_all_of_them() -> None:
+    gpu = EmulatedGpu(two_chunks(), 0, blocking_power_w=80.0, num_chunks=2, clock=HandClock())
+    assert gpu.supported_sm_clocks_mhz() == (1400, 1200, 1000, 900)
+
+
+def test_a_gpu_of_whole_stages_takes_the_whole_stages_time_from_a_profile_with_chunks() -> None:
+    gpu = EmulatedGpu(two_chunks(), 0, blocking_power_w=80.0, clock=HandClock())
+    assert gpu.supported_sm_clocks_mhz() == (1400, 1200, 900)
+    assert run(gpu, "forward") == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="no forward of stage 0, chunk 1 to emulate"):
+        gpu.on_instruction_begin("forward", 1)
+
+
+def test_an_instruction_of_another_chunk_than_began_does_not_end() -> None:
+    gpu = EmulatedGpu(two_chunks(), 0, blocking_power_w=80.0, num_chunks=2, clock=HandClock())
+    gpu.on_instruction_begin("forward", 1)
+    with pytest.raises(ValueError, match="forward ends on emulated GPU but is not running"):
+        gpu.on_instruction_end("forward", 0)
+    gpu.on_instruction_end("forward", 1)
+    assert gpu.num_overruns == 0
+
+
+@pytest.mark.parametrize("num_chunks", [0, 3])
+def test_other_chunks_than_were_profiled_cannot_be_emulated(num_chunks: int) -> None:
+    with pytest.raises(ProfileError, match=f"has 2 chunks, and {num_chunks} are run"):
+        EmulatedGpu(two_chunks(), 0, blocking_power_w=80.0, num_chunks=num_chunks)
 
 
 @given(

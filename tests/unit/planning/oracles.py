@@ -6,37 +6,41 @@ pipeline parallelism only. Every plan of a tiny pipeline. The lower bound by a t
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import linprog
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.schedules._base import Instruction, Schedule
 from flyball_server.planning.simulator import earliest_finish_s, iteration_energy_j
-
-Order = Sequence[Sequence[tuple[InstructionKind, int, int]]]
-"""Per stage, (kind, microbatch, chunk) in the order of execution; chunks are ignored."""
 
 # What a neighbour's backward is called when its gradient is ready to be sent.
 _SENDS_GRADIENT = {InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT}
 
+_Message = tuple[str, int, int]
+"""What has arrived: of which kind, for which microbatch, at which virtual stage."""
 
-def event_driven_finish_s(order: Order, durations_s: Sequence[float]) -> list[float]:
+
+def event_driven_finish_s(schedule: Schedule, durations_s: Sequence[float]) -> list[float]:
     """When each instruction finishes, by a clock that jumps from event to event.
 
     Args:
-        order: per stage, what it runs.
+        schedule: per stage, what it runs.
         durations_s: of each instruction, stage after stage, s.
 
     Returns:
         Finish times in the order of `durations_s`, s.
     """
+    order = schedule.stages
     first = [sum(len(stage) for stage in order[:index]) for index in range(len(order))]
     finish_s = [-1.0] * len(durations_s)
-    arrived: set[tuple[str, int, int]] = set()
+    arrived: set[_Message] = set()
     position = [0] * len(order)
     busy = [False] * len(order)
     events: list[tuple[float, int]] = []
@@ -45,36 +49,44 @@ def event_driven_finish_s(order: Order, durations_s: Sequence[float]) -> list[fl
         for stage, instructions in enumerate(order):
             if busy[stage] or position[stage] == len(instructions):
                 continue
-            if _has_input(instructions[position[stage]], stage, len(order), arrived):
+            if _has_input(schedule, stage, instructions[position[stage]], arrived):
                 heapq.heappush(events, (now_s + durations_s[first[stage] + position[stage]], stage))
                 busy[stage] = True
         if not events:
             return finish_s
         now_s, stage = heapq.heappop(events)
         finish_s[first[stage] + position[stage]] = now_s
-        _send(order[stage][position[stage]], stage, arrived)
+        _send(schedule, stage, order[stage][position[stage]], arrived)
         position[stage] += 1
         busy[stage] = False
 
 
-def longest_path_s(order: Order, durations_s: Sequence[float]) -> float:
-    """The longest sum of durations along any path, by walking every path to its end, s."""
-    nodes = [(stage, *unit) for stage, units in enumerate(order) for unit in units]
+def longest_path_s(schedule: Schedule, durations_s: Sequence[float]) -> float:
+    """The longest sum of durations along any path, each walked to its end, s."""
+    nodes = [
+        (stage, schedule.virtual_stages[stage][chunk], kind, microbatch)
+        for stage, units in enumerate(schedule.stages)
+        for kind, microbatch, chunk in units
+    ]
 
     def follows(node: int, other: int) -> bool:
-        (stage, kind, microbatch, _), (stage2, kind2, microbatch2, _) = nodes[node], nodes[other]
-        if stage == stage2:
-            return other == node + 1
-        if microbatch != microbatch2:
+        (stage, virtual, kind, microbatch), (stage2, virtual2, kind2, microbatch2) = (
+            nodes[node],
+            nodes[other],
+        )
+        if stage == stage2 and other == node + 1:
+            return True
+        if microbatch != microbatch2 or schedule.is_periodic:
             return False
         if kind is InstructionKind.FORWARD:
-            return kind2 is InstructionKind.FORWARD and stage2 == stage + 1
-        return stage2 == stage - 1 and kind in _SENDS_GRADIENT and kind2 in _SENDS_GRADIENT
+            return kind2 is InstructionKind.FORWARD and virtual2 == virtual + 1
+        return virtual2 == virtual - 1 and kind in _SENDS_GRADIENT and kind2 in _SENDS_GRADIENT
 
     successors = [
         [other for other in range(len(nodes)) if follows(node, other)] for node in range(len(nodes))
     ]
 
+    @functools.cache
     def longest_from(node: int) -> float:
         return durations_s[node] + max(
             (longest_from(other) for other in successors[node]), default=0
@@ -83,31 +95,29 @@ def longest_path_s(order: Order, durations_s: Sequence[float]) -> float:
     return max(longest_from(node) for node in range(len(nodes)))
 
 
-def _has_input(
-    unit: tuple[InstructionKind, int, int],
-    stage: int,
-    num_stages: int,
-    arrived: set[tuple[str, int, int]],
-) -> bool:
-    kind, microbatch, _ = unit
+def _has_input(schedule: Schedule, stage: int, unit: Instruction, arrived: set[_Message]) -> bool:
+    kind, microbatch, chunk = unit
+    virtual = schedule.virtual_stages[stage][chunk]
+    last = schedule.num_stages * schedule.num_chunks - 1
+    if schedule.is_periodic:  # what it needs was made in an earlier period
+        return True
     if kind is InstructionKind.FORWARD:
-        return stage == 0 or ("activation", microbatch, stage) in arrived
+        return virtual == 0 or ("activation", microbatch, virtual) in arrived
     if kind is InstructionKind.BACKWARD_WEIGHT:
-        return ("own gradient", microbatch, stage) in arrived
-    if stage == num_stages - 1:
-        return ("activation", microbatch, stage + 1) in arrived
-    return ("gradient", microbatch, stage) in arrived
+        return ("own gradient", microbatch, virtual) in arrived
+    if kind is InstructionKind.RECOMPUTE or virtual == last:
+        return ("activation", microbatch, virtual + 1) in arrived  # its own forward's
+    return ("gradient", microbatch, virtual) in arrived
 
 
-def _send(
-    unit: tuple[InstructionKind, int, int], stage: int, arrived: set[tuple[str, int, int]]
-) -> None:
-    kind, microbatch, _ = unit
+def _send(schedule: Schedule, stage: int, unit: Instruction, arrived: set[_Message]) -> None:
+    kind, microbatch, chunk = unit
+    virtual = schedule.virtual_stages[stage][chunk]
     if kind is InstructionKind.FORWARD:
-        arrived.add(("activation", microbatch, stage + 1))
+        arrived.add(("activation", microbatch, virtual + 1))
     elif kind in _SENDS_GRADIENT:
-        arrived.add(("gradient", microbatch, stage - 1))
-        arrived.add(("own gradient", microbatch, stage))
+        arrived.add(("gradient", microbatch, virtual - 1))
+        arrived.add(("own gradient", microbatch, virtual))
 
 
 def every_plan(model: PipelineModel) -> list[tuple[float, float]]:
@@ -164,3 +174,18 @@ def plain_program_bound_j(model: PipelineModel, deadline_s: float) -> float:
     )
     assert solved.status == 0, solved.message
     return float(solved.fun)
+
+
+def planned_schedule(model: PipelineModel) -> Schedule:
+    """The schedule whose instructions the model's nodes are: of a period, each kind once."""
+    if not model.schedule.is_periodic:
+        return model.schedule
+    nodes = list(zip(model.dag.stage, model.dag.instruction, strict=True))
+    return replace(
+        model.schedule,
+        num_microbatches=1,
+        stages=tuple(
+            tuple(instruction for of_stage, instruction in nodes if of_stage == stage)
+            for stage in range(model.schedule.num_stages)
+        ),
+    )

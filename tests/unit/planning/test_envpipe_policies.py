@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.pipeline_model import PipelineModel
 from flyball_server.planning.policies import POLICIES, choose
 from flyball_server.planning.policies._base import PolicyRequest
-from flyball_server.planning.policies.envpipe import outer_envelope
+from flyball_server.planning.policies.outer_envelope import outer_envelope
 
-from .tiny_pipelines import B, F, I, W, equal_profile, model_of, models, profile_of
+from .oracles import event_driven_finish_s, planned_schedule
+from .tiny_pipelines import (
+    B,
+    F,
+    I,
+    W,
+    any_models,
+    equal_profile,
+    model_of,
+    profile_of,
+    profiles,
+)
 
 
 def assigned(policy: str, model: PipelineModel, reconfigure: str = "default") -> list[int]:
@@ -67,32 +81,47 @@ def test_envelope_runs_the_outer_envelope_at_the_highest_and_the_rest_at_the_val
     ]
 
 
-def test_both_parts_of_a_split_backward_belong_to_the_envelope() -> None:
+def test_of_a_split_backward_only_the_parts_on_the_longest_path_belong_to_the_envelope() -> None:
+    """All parts 1 s: stage 0 waits for I1 of stage 1, whose W1 delays nobody, and ends with W1."""
     parts = {kind: [(1500, 1.0, 9.0), (900, 1.0, 1.0)] for kind in (F, I, W)}
     model = model_of(profile_of([parts, parts]), 2)
-    rows = clocks_mhz(model, assigned("envelope", model))
-    assert rows[0] == [
-        ("F0", 1500), ("F1", 900), ("I0", 900), ("W0", 900), ("I1", 1500), ("W1", 1500),
-    ]  # fmt: skip
-    assert {mhz for _, mhz in rows[1]} == {1500}
+    assert clocks_mhz(model, assigned("envelope", model)) == [
+        [("F0", 1500), ("F1", 900), ("I0", 900), ("W0", 900), ("I1", 1500), ("W1", 1500)],
+        [("F0", 1500), ("I0", 1500), ("W0", 1500), ("F1", 1500), ("I1", 1500), ("W1", 900)],
+    ]
 
 
-@given(models())
-def test_the_envelope_is_the_last_stage_and_a_first_forward_and_last_backward_of_each(
+@given(
+    profiles(max_stages=6, split=False),
+    st.integers(1, 9),
+    st.sampled_from(["gpipe", "1f1b", "envpipe"]),
+)
+def test_the_envelope_is_the_published_one_where_that_is_defined(
+    profile: StageProfile, num_microbatches: int, schedule: str
+) -> None:
+    """The last stage, microbatch 0's forwards and the last microbatch's backwards."""
+    dag = model_of(profile, num_microbatches, schedule).dag
+    published = {
+        node
+        for node, (stage, unit) in enumerate(zip(dag.stage, dag.instruction, strict=True))
+        if stage == profile.num_stages - 1 or unit[:2] in ((F, 0), (B, num_microbatches - 1))
+    }
+    envelope = outer_envelope(dag)
+    assert set(envelope) == published
+    assert len(envelope) == len(published)
+
+
+@given(any_models())
+def test_under_any_schedule_the_envelope_is_a_path_that_ends_last_where_all_stages_are_equal(
     model: PipelineModel,
 ) -> None:
-    envelope = outer_envelope(model)
-    assert len(set(envelope)) == len(envelope)
-    last_stage, last = model.schedule.num_stages - 1, model.schedule.num_microbatches - 1
-    for stage, instructions in enumerate(model.schedule.stages):
-        of_stage = {model.dag.instruction[n] for n in envelope if model.dag.stage[n] == stage}
-        if stage == last_stage:
-            assert of_stage == set(instructions)
-        else:
-            assert {(item.kind is F, item.microbatch) for item in of_stage} == {
-                (True, 0),
-                (False, last),
-            }
+    units = [{B: 2.0}.get(unit.kind, 1.0) for unit in model.dag.instruction]
+    envelope = outer_envelope(model.dag)
+    for before, node in itertools.pairwise(envelope):
+        assert before in model.dag.predecessors(node)
+    assert sum(units[node] for node in envelope) == max(
+        event_driven_finish_s(planned_schedule(model), units)
+    )
 
 
 @pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.plan_document import (
@@ -21,7 +19,7 @@ from flyball_server.planning.plan_document import (
 )
 from flyball_server.planning.planner import PlanRequest, make_plan
 
-from .tiny_pipelines import B, F, equal_profile, profiles
+from .tiny_pipelines import B, F, I, W, any_requests, equal_profile, timed_profile
 
 PLAN = make_plan(
     PlanRequest(
@@ -100,21 +98,69 @@ def test_a_document_holds_what_the_plan_says() -> None:
     }
 
 
-@given(profiles(), st.integers(1, 4), st.sampled_from(["gpipe", "1f1b", "envpipe"]))
-def test_a_plan_survives_being_written_and_read(
-    profile: StageProfile, num_microbatches: int, schedule: str
-) -> None:
-    plan = make_plan(
-        PlanRequest(
-            profile=profile,
-            num_microbatches=num_microbatches,
-            blocking_power_w=(0.1,),
-            schedule=schedule,
-            effort=Effort.LOW,
-        )
-    )
+@given(any_requests())
+def test_a_plan_survives_being_written_and_read(request: PlanRequest) -> None:
+    plan = make_plan(request)
     text = json.dumps(plan_document(plan, solve_s=0.0), allow_nan=False)
     assert plan_from_document(json.loads(text)) == plan
+
+
+def test_a_plan_of_chunks_says_where_they_stand_in_the_model() -> None:
+    """The fourth element is there for chunk 1 alone."""
+    request = PlanRequest(
+        profile=timed_profile(1, {F: 1.0, I: 1.0, W: 1.0}, num_chunks=2),
+        num_microbatches=1,
+        blocking_power_w=(5.0,),
+        schedule="zbv",
+        policy="baseline",
+    )
+    document = plan_document(make_plan(request), solve_s=0.0)
+    assert document["virtual_stages"] == [[0, 1]]
+    assert document["stages"] == [
+        [
+            ["forward", 0, 1410],
+            ["forward", 0, 1410, 1],
+            ["backward_input", 0, 1410, 1],
+            ["backward_weight", 0, 1410, 1],
+            ["backward_input", 0, 1410],
+            ["backward_weight", 0, 1410],
+        ]
+    ]
+    assert "weight_versions" not in document
+
+
+def test_a_plan_that_never_flushes_says_how_many_versions_of_weights_it_needs() -> None:
+    request = PlanRequest(
+        profile=equal_profile(3),
+        num_microbatches=4,
+        blocking_power_w=(5.0,),
+        schedule="pipedream",
+        policy="baseline",
+    )
+    document = plan_document(make_plan(request), solve_s=0.0)
+    assert document["weight_versions"] == [3, 2, 1]
+    assert "virtual_stages" not in document
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field"),
+    [
+        ("virtual_stages", None, "virtual_stages"),
+        ("virtual_stages", 0, "virtual_stages"),
+        ("virtual_stages", [[0], 1], "virtual_stages[1]"),
+        ("virtual_stages", [[0], ["1"]], "virtual_stages[1]"),
+        ("virtual_stages", [[0], [-1]], "virtual_stages[1]"),
+        ("virtual_stages", [[0.0], [1]], "virtual_stages[0]"),
+        ("weight_versions", None, "weight_versions"),
+        ("weight_versions", 2, "weight_versions"),
+        ("weight_versions", [2, -1], "weight_versions"),
+        ("weight_versions", [2, True], "weight_versions"),
+    ],
+)
+def test_a_wrong_shape_is_refused_with_its_place(key: str, value: object, field: str) -> None:
+    with pytest.raises(PlanningError) as error:
+        plan_from_document({**fresh_document(), key: value})
+    assert error.value.field == field
 
 
 def test_chunks_and_bounds_survive_being_written_and_read() -> None:

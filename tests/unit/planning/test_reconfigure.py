@@ -138,7 +138,7 @@ def test_it_ends_no_slower_than_baseline_with_a_critical_path_at_the_highest_clo
     assert all(choice <= before for choice, before in zip(result, start, strict=True))
     assert all(result[node] == 0 for node in simulate(model, result).critical_path)
     time_s, baseline_s = (
-        max(event_driven_finish_s(model.schedule.stages, model.durations_s(assignment)))
+        max(event_driven_finish_s(model.schedule, model.durations_s(assignment)))
         for assignment in (result, model.baseline())
     )
     assert time_s <= baseline_s

@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.recorded_plan import model_of_plan
+from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_server.planning.simulator import simulate
 
-from .tiny_pipelines import B, F, I, W, equal_profile, profile_of, profiles
+from .tiny_pipelines import B, F, I, W, any_requests, equal_profile, profile_of
 
 PLAN = make_plan(
     PlanRequest(
@@ -28,22 +26,39 @@ PLAN = make_plan(
 )
 
 
-@given(profiles(), st.integers(1, 5), st.sampled_from(["gpipe", "1f1b", "envpipe"]))
-def test_a_plan_simulates_to_its_own_prediction(
-    profile: StageProfile, num_microbatches: int, schedule: str
-) -> None:
-    plan = make_plan(
-        PlanRequest(
-            profile=profile,
-            num_microbatches=num_microbatches,
-            blocking_power_w=(12.5,),
-            schedule=schedule,
-            effort=Effort.LOW,
-        )
-    )
-    simulation = simulate(*model_of_plan(profile, plan))
+@given(any_requests())
+def test_a_plan_simulates_to_its_own_prediction(request: PlanRequest) -> None:
+    plan = make_plan(request)
+    simulation = simulate(*model_of_plan(request.profile, plan))
     assert simulation.iteration_time_s == plan.iteration_time_s
     assert simulation.energy_j == plan.energy_j
+
+
+@pytest.mark.parametrize(
+    ("virtual_stages", "said"),
+    [
+        (((0,),), "1 entries for 2 stages"),
+        (((0,), (2,)), "must hold each of 0 to 1 once"),
+        (((0, 1), (2, 3)), "does not run all 2 microbatches of every chunk"),
+        (((1,), (0,)), "deadlocks"),
+        (((), ()), "stage 0 runs chunk 0, but has 0"),
+    ],
+)
+def test_a_plan_whose_chunks_make_no_model_is_refused(
+    virtual_stages: tuple[tuple[int, ...], ...], said: str
+) -> None:
+    """With the stages the other way round, stage 1's order waits for stage 0 for ever."""
+    with pytest.raises(PlanningError, match=said):
+        model_of_plan(equal_profile(2), replace(PLAN, virtual_stages=virtual_stages))
+
+
+@pytest.mark.parametrize("weight_versions", [(), (1,), (1, 1, 1), (0, 1)])
+def test_a_plan_with_weight_versions_of_other_stages_is_refused(
+    weight_versions: tuple[int, ...],
+) -> None:
+    with pytest.raises(PlanningError) as error:
+        model_of_plan(equal_profile(2), replace(PLAN, weight_versions=weight_versions))
+    assert error.value.field == "weight_versions"
 
 
 def test_on_another_profile_it_keeps_its_clocks_and_takes_that_ones_times() -> None:
@@ -105,3 +120,38 @@ def test_a_plan_whose_order_deadlocks_is_refused() -> None:
 def _alternating(stage: tuple[PlannedInstruction, ...]) -> tuple[PlannedInstruction, ...]:
     first, second, third, fourth = stage
     return first, third, second, fourth
+
+
+def test_a_plan_of_stages_in_another_order_than_the_models_keeps_their_places() -> None:
+    """Stage 1 holds the begin of the model, stage 0 its end; one chunk each. 1 + 1 + 2 + 2 s."""
+    stage = (("forward", 0), ("backward", 0))
+    plan = make_plan(
+        PlanRequest(
+            profile=equal_profile(2),
+            num_microbatches=1,
+            blocking_power_w=(5.0,),
+            schedule="explicit",
+            policy="baseline",
+            order=explicit_order((stage, stage), ((1,), (0,))),
+        )
+    )
+    model, assignment = model_of_plan(equal_profile(2), plan)
+    assert model.schedule.virtual_stages == ((1,), (0,))
+    assert simulate(model, assignment).iteration_time_s == plan.iteration_time_s == 6
+
+
+def test_a_period_with_several_clocks_for_one_kind_of_a_stage_is_refused() -> None:
+    plan = make_plan(
+        PlanRequest(
+            profile=equal_profile(2),
+            num_microbatches=3,
+            blocking_power_w=(5.0,),
+            schedule="pipedream",
+            policy="baseline",
+        )
+    )
+    first, *others = plan.stages[0]
+    mixed = (replace(first, frequency_mhz=1000), *others)
+    with pytest.raises(PlanningError, match="stage 0 runs forward at several clocks") as error:
+        model_of_plan(equal_profile(2), replace(plan, stages=(mixed, *plan.stages[1:])))
+    assert error.value.field == "stages"

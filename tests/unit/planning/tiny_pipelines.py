@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
 
 from hypothesis import strategies as st
 
+from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.pipeline_model import PipelineModel, build_model
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import Instruction, ScheduleContext
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.schedules import SCHEDULES, make_schedule
+from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
+from flyball_server.planning.schedules.gpipe import CHECKPOINT_MODES
 
 F = InstructionKind.FORWARD
 B = InstructionKind.BACKWARD
@@ -50,6 +56,17 @@ def equal_profile(num_stages: int, num_ranks: Sequence[int] | None = None) -> St
     return profile_of([stage] * num_stages, num_ranks)
 
 
+def timed_profile(
+    num_stages: int, times_s: Mapping[InstructionKind, float], num_chunks: int = 1
+) -> StageProfile:
+    """Equal stages of equal chunks; half as fast at 1000 MHz as at 1410 MHz, and all of 1 J."""
+    stage = {
+        kind: [(1410, time_s, 1.0), (1000, 2 * time_s, 1.0)] for kind, time_s in times_s.items()
+    }
+    chunk = profile_of([stage] * num_stages)
+    return chunk if num_chunks == 1 else whole_stages((chunk,) * num_chunks)
+
+
 def context_of(profile: StageProfile, num_microbatches: int) -> ScheduleContext:
     """What a schedule is made from, with memory that bounds nothing."""
     return ScheduleContext(
@@ -85,12 +102,12 @@ def operating_points(draw: st.DrawFn) -> list[tuple[int, float, float]]:
 
 
 @st.composite
-def profiles(draw: st.DrawFn, max_stages: int = 4) -> StageProfile:
-    """Profiles of 1 to `max_stages` stages, some of them with a backward in two parts."""
+def profiles(draw: st.DrawFn, max_stages: int = 4, split: bool = True) -> StageProfile:
+    """Profiles of 1 to `max_stages` stages; with `split` some have a backward in two parts."""
     num_stages = draw(st.integers(1, max_stages))
     stages: list[dict[InstructionKind, Points]] = []
     for _ in range(num_stages):
-        kinds = (F, I, W) if draw(st.booleans()) else (F, B)
+        kinds = (F, I, W) if split and draw(st.booleans()) else (F, B)
         stages.append({kind: draw(operating_points()) for kind in kinds})
     ranks = draw(st.lists(st.integers(1, 4), min_size=num_stages, max_size=num_stages))
     return profile_of(stages, ranks)
@@ -116,6 +133,177 @@ def assigned_models(draw: st.DrawFn) -> tuple[PipelineModel, list[int]]:
     """A small pipeline and any assignment of it."""
     model = draw(models())
     return model, [draw(st.integers(0, len(points) - 1)) for points in model.points]
+
+
+LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", "interleaved-zb")
+V_SCHEDULES = ("zbv", "dualpipev")
+SPLITTING_SCHEDULES = ("zb-h1", "interleaved-zb", *V_SCHEDULES)
+RECOMPUTING_SCHEDULES = ("torchgpipe", "early-recompute-1f1b")
+# What it is for is told by its order, which is drawn too.
+EXPLICIT_SCHEDULE = "explicit"
+
+Shape = tuple[str, int, int, int]
+"""(schedule, stages, chunks of a stage, microbatches)."""
+
+
+@st.composite
+def any_shapes(draw: st.DrawFn, max_stages: int, max_microbatches: int) -> Shape:
+    """A schedule of all there are, with a shape that it can have."""
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    num_stages = draw(st.integers(1, max_stages))
+    num_chunks = 2 if name in V_SCHEDULES else 1
+    if name in LOOPED_SCHEDULES:
+        num_chunks = draw(st.integers(2, 3))
+    elif name == EXPLICIT_SCHEDULE:
+        num_chunks = draw(st.integers(1, 2))
+    fewest = {"dualpipev": 2 * num_stages, "pipedream-2bw": num_stages}.get(name, 1)
+    in_whole_groups = [
+        number
+        for number in range(fewest, max(fewest, max_microbatches) + 1)
+        if number % max(1, number // num_stages) == 0 or name not in LOOPED_SCHEDULES
+    ]
+    return name, num_stages, num_chunks, draw(st.sampled_from(in_whole_groups))
+
+
+@st.composite
+def any_contexts(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> ScheduleContext:
+    """A profile for a shape, with whatever else its schedule needs; ranks by stage.
+
+    Instructions share a few lists of operating points.
+    """
+    name, num_stages, num_chunks, num_microbatches = shape
+    pool = draw(st.lists(operating_points(), min_size=1, max_size=4))
+    ranks = draw(st.lists(st.integers(1, 3), min_size=num_stages, max_size=num_stages))
+    kinds_of_backward = [(I, W), (B, I, W)] if name in SPLITTING_SCHEDULES else [(B,), (I, W)]
+    chunks = [
+        profile_of(
+            [
+                {
+                    kind: draw(st.sampled_from(pool))[:most_points]
+                    for kind in (F, R, *draw(st.sampled_from(kinds_of_backward)))
+                    if kind is not R or name in (*RECOMPUTING_SCHEDULES, EXPLICIT_SCHEDULE)
+                }
+                for _ in range(num_stages)
+            ],
+            ranks,
+        )
+        for _ in range(num_chunks)
+    ]
+    profile = chunks[0] if num_chunks == 1 else replace(chunks[0], chunks=tuple(chunks))
+    is_explicit = name == EXPLICIT_SCHEDULE
+    return ScheduleContext(
+        profile=profile,
+        num_microbatches=num_microbatches,
+        checkpoint=draw(st.sampled_from(CHECKPOINT_MODES)) if name == "torchgpipe" else None,
+        order=draw(any_orders(chunks, num_microbatches)) if is_explicit else None,
+    )
+
+
+@st.composite
+def any_orders(
+    draw: st.DrawFn, chunks: Sequence[StageProfile], num_microbatches: int
+) -> ExplicitOrder:
+    """Any order that runs to its end: at each turn one instruction that has all it needs.
+
+    The chunks lie anywhere in the model. Some microbatches are computed forward again.
+    """
+    num_stages, num_virtual = chunks[0].num_stages, chunks[0].num_stages * len(chunks)
+    places = draw(st.permutations(range(num_virtual)))
+    chance = Random(draw(st.integers(0, 2**16)))  # a draw for each turn would take long
+    # What each (virtual stage, kind, microbatch) waits for.
+    needs: dict[tuple[int, InstructionKind, int], set[tuple[int, InstructionKind, int]]] = {}
+    backward = {
+        virtual: B if (index % num_stages, B) in chunks[index // num_stages].points else I
+        for index, virtual in enumerate(places)
+    }
+    for virtual in range(num_virtual):
+        for m in range(num_microbatches):
+            needs[virtual, F, m] = {(virtual - 1, F, m)} if virtual else set()
+            needs[virtual, backward[virtual], m] = {(virtual, F, m)}
+            if virtual + 1 < num_virtual:
+                needs[virtual, backward[virtual], m].add((virtual + 1, backward[virtual + 1], m))
+            if backward[virtual] is I:
+                needs[virtual, W, m] = {(virtual, I, m)}
+            if chance.random() < 0.3:
+                needs[virtual, R, m] = {(virtual, F, m)}
+                needs[virtual, backward[virtual], m].add((virtual, R, m))
+    stages: list[list[Instruction]] = [[] for _ in range(num_stages)]
+    done: set[tuple[int, InstructionKind, int]] = set()
+    while len(done) < len(needs):
+        ready = [unit for unit in needs if unit not in done and needs[unit] <= done]
+        virtual, kind, m = unit = chance.choice(ready)
+        chunk, stage = divmod(places.index(virtual), num_stages)
+        stages[stage].append(Instruction(kind, m, chunk))
+        done.add(unit)
+    return ExplicitOrder(
+        stages=tuple(map(tuple, stages)),
+        virtual_stages=tuple(tuple(places[stage::num_stages]) for stage in range(num_stages)),
+    )
+
+
+@st.composite
+def any_models(draw: st.DrawFn, max_stages: int = 3, max_microbatches: int = 4) -> PipelineModel:
+    """Small pipelines under every schedule there is, and under any other order that runs."""
+    return draw(_any_models_of(draw(any_shapes(max_stages, max_microbatches))))
+
+
+@st.composite
+def _any_models_of(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> PipelineModel:
+    context = draw(any_contexts(shape, most_points))
+    num_stages = context.profile.num_stages
+    power_w = draw(st.lists(st.integers(0, 90), min_size=num_stages, max_size=num_stages))
+    return build_model(context.profile, make_schedule(shape[0], context), power_w)
+
+
+@st.composite
+def any_requests(draw: st.DrawFn) -> PlanRequest:
+    """Requests for a plan of the frontier's, under any schedule there is."""
+    shape = draw(any_shapes(max_stages=3, max_microbatches=3))
+    context = draw(any_contexts(shape))
+    return PlanRequest(
+        profile=context.profile,
+        num_microbatches=context.num_microbatches,
+        blocking_power_w=(12.5,),
+        schedule=shape[0],
+        effort=Effort.LOW,
+        checkpoint=context.checkpoint,
+        order=context.order,
+    )
+
+
+@st.composite
+def assigned_any_models(draw: st.DrawFn) -> tuple[PipelineModel, list[int]]:
+    """A small pipeline under any schedule, and any assignment of it."""
+    model = draw(any_models(max_microbatches=3))
+    return model, [draw(st.integers(0, len(points) - 1)) for points in model.points]
+
+
+# One shape of each schedule with at most ten instructions of two clocks: a thousand assignments.
+ENUMERABLE_SHAPES_OF_ALL: list[Shape] = [
+    ("gpipe", 2, 1, 2),
+    ("1f1b", 2, 1, 2),
+    ("envpipe", 1, 1, 3),
+    ("torchgpipe", 1, 1, 2),
+    ("early-recompute-1f1b", 2, 1, 1),
+    ("interleaved-1f1b", 2, 2, 1),
+    ("looped-bfs", 1, 2, 1),
+    ("zb-h1", 1, 1, 3),
+    ("zb-h1", 2, 1, 1),
+    ("interleaved-zb", 1, 2, 1),
+    ("zbv", 1, 2, 1),
+    ("dualpipev", 1, 2, 2),
+    ("pipedream", 2, 1, 1),
+    ("pipedream-2bw", 1, 1, 3),
+    (EXPLICIT_SCHEDULE, 2, 1, 1),
+    (EXPLICIT_SCHEDULE, 1, 2, 1),
+]
+
+
+def any_enumerable_models() -> st.SearchStrategy[PipelineModel]:
+    """Pipelines under every schedule, so tiny that all their assignments can be tried."""
+    return st.sampled_from(ENUMERABLE_SHAPES_OF_ALL).flatmap(
+        lambda shape: _any_models_of(shape, most_points=2)
+    )
 
 
 # (stages, microbatches, most points of an instruction): at most some hundred assignments each.

@@ -145,6 +145,88 @@ def test_an_unknown_name_is_refused_before_there_is_a_profile(
         get_job(services.jobs, "other")
 
 
+V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
+V_PLACES = ((0, 3), (1, 2))
+
+
+def test_an_order_is_planned_as_it_was_registered(
+    services: Services, planner: CountingPlanner
+) -> None:
+    spec = job_spec(schedule="explicit", num_microbatches=1, order=(V, V), virtual_stages=V_PLACES)
+    register_job(services.jobs, "ordered", spec)
+    put_profile(services.jobs, "ordered", profile())
+    request = planner.requests[0]
+    assert request.schedule == "explicit"
+    assert request.order is not None
+    assert request.order.virtual_stages == V_PLACES
+    assert [tuple(unit) for unit in request.order.stages[1]] == [
+        ("forward", 0, 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0, 0),
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_mode_reaches_the_planner(
+    services: Services, planner: CountingPlanner
+) -> None:
+    spec = job_spec(schedule="torchgpipe", checkpoint="always")
+    register_job(services.jobs, "recomputing", spec)
+    put_profile(services.jobs, "recomputing", profile())
+    assert (planner.requests[0].checkpoint, planner.requests[0].order) == ("always", None)
+
+
+ONE = (("forward", 0), ("backward", 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"schedule": "explicit"}, "order", "give it with schedule explicit, and with no other"),
+        ({"order": (ONE, ONE)}, "order", "give it with schedule explicit, and with no other"),
+        (
+            {"schedule": "explicit", "order": (ONE, ONE[::-1])},
+            "order",
+            "stage 1 runs backward of microbatch 0 before",
+        ),
+        (
+            {"schedule": "explicit", "order": (V[1:] + V[:1], V), "virtual_stages": V_PLACES},
+            "order",
+            "stage 0 runs backward of microbatch 0 in chunk 0 before",
+        ),
+        (
+            {"schedule": "explicit", "order": (V, V), "virtual_stages": ((0, 1), (2, 4))},
+            "virtual_stages",
+            "must hold each of 0 to 3 once",
+        ),
+        (
+            {"schedule": "explicit", "order": (V, V), "virtual_stages": ((3, 0), (1, 2))},
+            "order",
+            "the order deadlocks",
+        ),
+        (
+            {"schedule": "explicit", "order": (ONE, (("sideways", 0),))},
+            "order[1][0]",
+            "unknown instruction 'sideways'",
+        ),
+        ({"schedule": "torchgpipe", "checkpoint": "often"}, "checkpoint", "unknown 'often'"),
+        ({"schedule": "1f1b", "checkpoint": "always"}, "checkpoint", "is for schedule torchgpipe"),
+    ],
+    ids=[
+        "none given", "beside a name", "backward first", "backward of a chunk first",
+        "no such model", "deadlocking", "no instruction", "unknown checkpoint",
+        "checkpoint elsewhere",
+    ],
+)  # fmt: skip
+def test_an_order_that_cannot_run_is_refused_before_there_is_a_profile(
+    services: Services, changes: dict[str, object], field: str, said: str
+) -> None:
+    spec = job_spec(num_microbatches=1, **changes)
+    with pytest.raises(InvalidFieldError) as caught:
+        register_job(services.jobs, "other", spec)
+    assert caught.value.field == field
+    assert said in str(caught.value)
+    with pytest.raises(UnknownJobError):
+        get_job(services.jobs, "other")
+
+
 def test_blocking_power_and_reconfiguring_step_come_from_the_gpu_table() -> None:
     planner = CountingPlanner()
     services = Services(planner)

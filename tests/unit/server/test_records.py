@@ -11,6 +11,7 @@ from flyball_server.jobs.errors import IllegalMoveError, InvalidFieldError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.records import MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES
 
+ONE = (("forward", 0), ("backward", 0))
 MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
 
 
@@ -39,6 +40,11 @@ MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
         ({**MEMORY, "activation_bytes": (0, 1)}, "activation_bytes"),
         ({**MEMORY, "free_memory_bytes": (0, -1)}, "free_memory_bytes"),
         ({**MEMORY, "free_memory_bytes": (0, 2**53)}, "free_memory_bytes"),
+        ({"checkpoint": "x" * 257}, "checkpoint"),
+        ({"checkpoint": "a\nb"}, "checkpoint"),
+        ({"schedule": "explicit", "order": ()}, "order"),
+        ({"schedule": "explicit", "order": (ONE,) * 3}, "order"),
+        ({"virtual_stages": ((0,), (1,))}, "virtual_stages"),
     ],
 )
 def test_a_specification_out_of_bounds_names_its_field(

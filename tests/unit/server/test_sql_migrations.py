@@ -37,11 +37,21 @@ JOB = job_record(
 )
 
 
-def first_schema_document(spec: JobSpec) -> str:
-    """A specification as the first schema kept it: there was no effort."""
+# What specifications have had since, and in which schema they came.
+LATER_FIELDS = {"effort": 2, "checkpoint": 5, "order": 5, "virtual_stages": 5}
+
+
+def document_of_schema(spec: JobSpec, schema: int) -> str:
+    """A specification as that schema kept it."""
     fields = asdict(spec)
-    del fields["effort"]
-    return json.dumps(fields)
+    return json.dumps(
+        {name: fields[name] for name in fields if LATER_FIELDS.get(name, 1) <= schema}
+    )
+
+
+def first_schema_document(spec: JobSpec) -> str:
+    """A specification as the first schema kept it: without effort and order."""
+    return document_of_schema(spec, 1)
 
 
 @pytest.fixture
@@ -117,3 +127,24 @@ def test_an_update_that_fails_leaves_the_database_as_it_was(first_schema_file: P
         assert connection.execute("SELECT version FROM schema_version").fetchall() == [(1,)]
         documents = connection.execute("SELECT registered, in_force FROM jobs").fetchone()
     assert documents == (first_schema_document(REGISTERED), first_schema_document(IN_FORCE))
+
+
+@pytest.mark.parametrize("schema", range(2, NEWEST_SCHEMA))
+def test_a_job_of_any_older_schema_has_no_order_and_else_is_as_it_was(
+    first_schema_file: Path, schema: int
+) -> None:
+    """A file of the first schema, taken on to an older one by its own statements."""
+    with closing(sqlite3.connect(first_schema_file)) as connection:
+        for statements in MIGRATIONS[1:schema]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute("UPDATE schema_version SET version = ?", (schema,))
+        connection.execute(
+            "UPDATE jobs SET registered = ?, in_force = ?",
+            (document_of_schema(REGISTERED, schema), document_of_schema(IN_FORCE, schema)),
+        )
+        connection.commit()
+    job = stored_job(first_schema_file)
+    assert job == JOB
+    for spec in (job.registered, job.in_force):
+        assert (spec.checkpoint, spec.order, spec.virtual_stages) == (None, None, None)

@@ -83,10 +83,18 @@ class Schedule:
         if not self.virtual_stages:
             object.__setattr__(self, "virtual_stages", one_chunk_each(len(self.stages)))
         check_virtual_stages(self.virtual_stages, len(self.stages))
+        self._check_weight_versions()
         for stage, instructions in enumerate(self.stages):
             if len(set(instructions)) != len(instructions):
                 raise PlanningError(f"stage {stage} runs an instruction twice", field="schedule")
             self._check_microbatches(stage, instructions)
+
+    def _check_weight_versions(self) -> None:
+        versions = self.weight_versions
+        if versions is not None and (len(versions) != len(self.stages) or min(versions) < 1):
+            raise PlanningError(
+                f"must be at least 1 for each of {len(self.stages)} stages", field="weight_versions"
+            )
 
     def _check_microbatches(self, stage: int, instructions: tuple[Instruction, ...]) -> None:
         kinds: dict[tuple[int, int], list[InstructionKind]] = {}
@@ -132,6 +140,13 @@ class Schedule:
     def num_chunks(self) -> int:
         """Number of model chunks that each stage holds."""
         return len(self.virtual_stages[0])
+
+    def node_of(self, instruction: Instruction) -> Instruction:
+        """What stands for an instruction in the DAG: itself, or its kind in a whole period.
+
+        In a steady state all microbatches of a stage run alike, and are planned as one.
+        """
+        return instruction._replace(microbatch=0) if self.is_periodic else instruction
 
     @property
     def is_periodic(self) -> bool:

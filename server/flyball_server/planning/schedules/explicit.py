@@ -25,6 +25,11 @@ def make_explicit(context: ScheduleContext) -> Schedule:
     """
     if context.order is None:
         raise PlanningError("schedule explicit needs an order", field="order")
+    if len(context.order.stages) not in {0, context.profile.num_stages}:
+        raise PlanningError(
+            f"has {len(context.order.stages)} stages, the profile {context.profile.num_stages}",
+            field="order",
+        )
     return schedule_of_order(context.order, context.num_microbatches)
 
 
@@ -32,18 +37,14 @@ def schedule_of_order(order: ExplicitOrder, num_microbatches: int) -> Schedule:
     """The order as a schedule.
 
     Raises:
-        PlanningError: it is not complete; names the order.
+        PlanningError: it is not complete.
     """
-    try:
-        return Schedule(
-            name=EXPLICIT,
-            num_microbatches=num_microbatches,
-            stages=order.stages,
-            virtual_stages=order.virtual_stages,
-        )
-    except PlanningError as error:
-        field = "order" if error.field == "schedule" else error.field
-        raise PlanningError(error.message, field=field) from None
+    return Schedule(
+        name=EXPLICIT,
+        num_microbatches=num_microbatches,
+        stages=order.stages,
+        virtual_stages=order.virtual_stages,
+    )
 
 
 def explicit_order(
@@ -85,6 +86,8 @@ def _instruction(entry: Sequence[str | int], where: str) -> Instruction:
             raise PlanningError(
                 "must be [kind, microbatch] or [kind, microbatch, chunk]", field=where
             )
+    if isinstance(microbatch, bool) or isinstance(chunk, bool):
+        raise PlanningError("microbatch and chunk must be counts from 0 up", field=where)
     if kind not in set(InstructionKind):
         raise PlanningError(
             f"unknown instruction {kind!r}; known: {', '.join(InstructionKind)}", field=where

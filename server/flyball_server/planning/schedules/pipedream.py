@@ -1,10 +1,11 @@
 """Pipelines that never flush: PipeDream and PipeDream-2BW, as one period of their steady state.
 
 There are no iterations: a stage alternates between forward and backward for ever. What is planned
-is M microbatches of that, and its iteration time is the time per M microbatches. In the steady
-state stage s of P has P - s microbatches in flight; a way from stage s over later ones and back
-to its next forward crosses as many stages as it spans periods of a microbatch, so the slowest
-stage alone sets the period: stages do not wait for each other's data beyond that.
+is M microbatches of that, and its iteration time is the time per M microbatches. All microbatches
+of a stage run at the same clocks: what repeats is then one microbatch. Stage s of P has P - s of
+them in flight; a way from stage s over later ones and back to its next forward crosses as many
+stages as it spans microbatches, so the slowest stage alone sets the pace: stages do not wait for
+each other's data beyond that. (With other clocks for other microbatches they would.)
 """
 
 from __future__ import annotations

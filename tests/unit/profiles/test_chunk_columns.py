@@ -1,0 +1,259 @@
+"""Stage profiles whose rows say which model chunk of the stage they are of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_profiles.stage_profile import (
+    InstructionKind,
+    OperatingPoint,
+    ProfileError,
+    StageProfile,
+)
+from flyball_profiles.stage_profile_csv import (
+    parse_pipeline_profiles,
+    parse_stage_profile,
+    parse_stage_profile_rows,
+    stage_profile_rows,
+    write_stage_profile,
+)
+from flyball_server.jobs.profile_document import profile_document, profile_from_document
+
+FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
+HEADER = "stage,instruction,frequency,time,energy,chunk\n"
+
+
+def rows(
+    chunk: str,
+    time_s: float,
+    *,
+    kinds: tuple[str, ...] = ("forward", "backward"),
+    clocks_mhz: tuple[int, ...] = (1410, 1200),
+    stage: int = 0,
+    after: str = "",
+) -> str:
+    """Each kind at each clock, a quarter slower at each lower one, of 8 J."""
+    return "".join(
+        f"{stage},{kind},{clock_mhz},{time_s * 1.25**lower},8,{chunk}{after}\n"
+        for kind in kinds
+        for lower, clock_mhz in enumerate(clocks_mhz)
+    )
+
+
+def refusal(text: str) -> ProfileError:
+    with pytest.raises(ProfileError) as raised:
+        parse_stage_profile(text)
+    assert len(str(raised.value).splitlines()) == 1
+    return raised.value
+
+
+def point(frequency_mhz: int, time_s: float, energy_j: float) -> OperatingPoint:
+    return OperatingPoint(frequency_mhz=frequency_mhz, time_s=time_s, energy_j=energy_j)
+
+
+def test_each_chunk_has_a_profile_and_the_stage_takes_as_long_as_all() -> None:
+    profile = parse_stage_profile(HEADER + rows("0", 1.0) + rows("1", 0.5))
+    assert [chunk.at(0, FORWARD, 1410).time_s for chunk in profile.chunks] == [1.0, 0.5]
+    assert profile.points[0, FORWARD] == (point(1410, 1.5, 16), point(1200, 1.875, 16))
+    assert profile.by_chunk(2) == profile.chunks
+    assert profile.by_chunk(1) == (profile,)
+
+
+def test_the_whole_stage_has_the_clocks_and_instructions_that_all_chunks_share() -> None:
+    text = HEADER + rows("0", 1.0, clocks_mhz=(1410, 1200, 900))
+    text += rows("1", 0.5, clocks_mhz=(1410, 900), kinds=("forward", "backward", "recompute"))
+    profile = parse_stage_profile(text)
+    assert [p.frequency_mhz for p in profile.points[0, FORWARD]] == [1410, 900]
+    assert (0, InstructionKind.RECOMPUTE) not in profile.points
+    assert (0, InstructionKind.RECOMPUTE) in profile.chunks[1].points
+
+
+def test_a_whole_stage_that_was_measured_too_is_as_measured() -> None:
+    text = HEADER + rows("", 1.4) + rows("0", 1.0) + rows("1", 0.5)
+    profile = parse_stage_profile(text)
+    assert profile.at(0, FORWARD, 1410) == point(1410, 1.4, 8)
+    assert profile.chunks[1].at(0, FORWARD, 1410) == point(1410, 0.5, 8)
+
+
+def test_an_empty_cell_everywhere_is_a_profile_without_chunks() -> None:
+    plain = parse_stage_profile(
+        (HEADER + rows("", 1.0)).replace(",chunk", "").replace("8,\n", "8\n")
+    )
+    assert parse_stage_profile(HEADER + rows(" ", 1.0)) == plain
+    assert plain.chunks == ()
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    lines = (rows("1", 0.5) + rows("", 1.4) + rows("0", 1.0)).splitlines(keepends=True)
+    assert parse_stage_profile(HEADER + "".join(lines)) == parse_stage_profile(
+        HEADER + "".join(reversed(lines))
+    )
+
+
+def test_ranks_of_a_chunk_take_the_slowest_time_and_the_energy_of_all() -> None:
+    text = HEADER.replace("\n", ",tp_rank\n")
+    for rank, time_s in ((0, 1.0), (1, 2.0)):
+        text += rows("0", time_s, after=f",{rank}") + rows("1", 3 - time_s, after=f",{rank}")
+    profile = parse_stage_profile(text)
+    assert profile.num_ranks_per_stage == (2,)
+    assert [chunk.at(0, BACKWARD, 1410) for chunk in profile.chunks] == [point(1410, 2, 16)] * 2
+    assert profile.at(0, BACKWARD, 1410) == point(1410, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "line"),
+    [
+        (rows("1", 1.0) + rows("2", 1.0), "chunk 0 is missing; chunks count from 0", 2),
+        (rows("0", 1.0) + rows("2", 1.0), "chunk 1 is missing; chunks count from 0", 6),
+        (
+            rows("0", 1.0) + rows("1", 1.0) + rows("1", 1.0, stage=1),
+            "chunk 1 is not of the same stages and ranks",
+            None,
+        ),
+        (
+            rows("", 1.0) + rows("", 1.0, stage=1) + rows("0", 1.0),
+            "chunk 0 is not of the same stages and ranks",
+            None,
+        ),
+        (rows("0", 1.0, kinds=("forward",)), "chunk 0: stage 0 has no backward rows", 2),
+        (rows("", 1.0) + rows("0", 1.0, stage=1), "chunk 0: stage 0 is missing", 6),
+        (rows("0", 1.0) + rows("0", 1.0), "chunk 0: stage 0 chunk 0 forward at 1410 MHz is giv", 6),
+        (
+            rows("0", 1.0) + rows("1", 1.0, clocks_mhz=(1000, 900)),
+            "the chunks together, each at the same clock: ",
+            None,
+        ),
+        (
+            rows("0", 1.0)
+            + rows("1", 1.0, kinds=("forward", "backward_input", "backward_weight")),
+            "the chunks together, each at the same clock: stage 0 has no backward rows",
+            None,
+        ),
+        (rows("-1", 1.0), "chunk must be a whole number from 0 to 1000000, not '-1'", 2),
+        (rows("0.5", 1.0), "chunk must be a whole number from 0 to 1000000, not '0.5'", 2),
+        (rows("first", 1.0), "chunk must be a finite number, not 'first'", 2),
+        (rows("9999999", 1.0), "chunk must be a whole number from 0 to 1000000", 2),
+    ],
+    ids=[
+        "first missing", "middle missing", "stage more", "stage less", "no backward", "other stage",
+        "given twice", "no clock shared", "no backward shared", "negative", "half", "text", "huge",
+    ],
+)  # fmt: skip
+def test_chunks_that_cannot_be_used_are_refused_with_their_line(
+    text: str, said: str, line: int | None
+) -> None:
+    error = refusal(HEADER + text)
+    assert said in error.message
+    assert error.line == line
+
+
+def test_the_column_must_not_stand_twice() -> None:
+    error = refusal(HEADER.replace("\n", ",chunk\n") + rows("0", 1.0, after=",0"))
+    assert error.message == "the column chunk stands twice in the header"
+
+
+@pytest.mark.parametrize("num_chunks", [0, 3, 4])
+def test_another_number_of_chunks_than_measured_is_refused(num_chunks: int) -> None:
+    profile = parse_stage_profile(HEADER + rows("0", 1.0) + rows("1", 0.5))
+    with pytest.raises(ProfileError, match=f"has 2 chunks, and {num_chunks} are run; measure each"):
+        profile.by_chunk(num_chunks)
+    whole = parse_stage_profile(HEADER + rows("", 1.0))
+    with pytest.raises(ProfileError, match="has no chunks, and 2 are run; measure each chunk"):
+        whole.by_chunk(2)
+
+
+def test_a_shorter_pipeline_has_its_stages_chunks() -> None:
+    text = "".join(
+        rows(chunk, (1 + stage) * (1 + int(chunk)), stage=stage)
+        for stage in (0, 1)
+        for chunk in ("0", "1")
+    )
+    shorter = parse_stage_profile(HEADER + text).select_stages((1,))
+    assert [chunk.at(0, FORWARD, 1410).time_s for chunk in shorter.chunks] == [2, 4]
+    assert shorter.at(0, FORWARD, 1410).time_s == 6
+
+
+def test_each_data_parallel_pipeline_has_chunks_of_its_own() -> None:
+    text = HEADER.replace("\n", ",dp_rank\n")
+    for dp_rank in (0, 1):
+        text += rows("0", 1.0 + dp_rank, after=f",{dp_rank}")
+        text += rows("1", 3.0 + dp_rank, after=f",{dp_rank}")
+    pipelines = parse_pipeline_profiles(text)
+    assert [
+        [chunk.at(0, FORWARD, 1410).time_s for chunk in pipeline.chunks] for pipeline in pipelines
+    ] == [[1, 3], [2, 4]]
+    assert [pipeline.at(0, FORWARD, 1410).time_s for pipeline in pipelines] == [4, 6]
+
+
+def test_pipelines_of_different_chunks_are_refused() -> None:
+    text = HEADER.replace("\n", ",dp_rank\n") + rows("0", 1.0, after=",0")
+    text += rows("0", 1.0, after=",1") + rows("1", 1.0, after=",1")
+    with pytest.raises(ProfileError, match="measured with the same number of chunks"):
+        parse_pipeline_profiles(text)
+
+
+def test_pipelines_whose_chunks_differ_in_their_instructions_are_refused() -> None:
+    """Their whole stages are alike; the chunk of one has its backward in two parts."""
+    text = HEADER.replace("\n", ",dp_rank\n")
+    split = ("forward", "backward_input", "backward_weight")
+    for dp_rank, kinds in ((0, ("forward", "backward")), (1, split)):
+        text += rows("", 2.0, after=f",{dp_rank}")
+        text += rows("0", 1.0, after=f",{dp_rank}", kinds=kinds)
+        text += rows("1", 1.0, after=f",{dp_rank}", kinds=kinds)
+    with pytest.raises(ProfileError, match=r"was measured on dp_rank \d but not on dp_rank"):
+        parse_pipeline_profiles(text)
+
+
+def test_json_rows_may_name_chunks_like_csv_rows() -> None:
+    header, *lines = (HEADER + rows("", 1.4) + rows("0", 1.0) + rows("1", 0.5)).splitlines()
+    csv_rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+    as_json = [{**row, "chunk": int(row["chunk"]) if row["chunk"] else None} for row in csv_rows]
+    without_nulls = [
+        {key: value for key, value in row.items() if value is not None} for row in as_json
+    ]
+    expected = parse_stage_profile(HEADER + "\n".join(lines))
+    for written in (csv_rows, as_json, without_nulls):
+        assert parse_stage_profile_rows(written) == expected
+
+
+quantities = st.floats(min_value=1e-6, max_value=1e6, allow_subnormal=False)
+instruction_points = st.dictionaries(
+    st.integers(min_value=1, max_value=3000),
+    st.tuples(quantities, quantities),
+    min_size=2,
+    max_size=3,
+).map(lambda by_clock: tuple(point(mhz, *values) for mhz, values in by_clock.items()))
+
+
+@st.composite
+def chunked_profiles(draw: st.DrawFn) -> StageProfile:
+    """One or two stages of one to three chunks, with rows of the whole stages beside them."""
+    num_ranks = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=2)))
+    profiles = [
+        StageProfile(
+            points={
+                (stage, kind): draw(instruction_points)
+                for stage in range(len(num_ranks))
+                for kind in (FORWARD, BACKWARD)
+            },
+            num_ranks_per_stage=num_ranks,
+        )
+        for _ in range(draw(st.integers(2, 4)))
+    ]
+    return replace(profiles[0], chunks=tuple(profiles[1:]))
+
+
+@given(chunked_profiles())
+def test_writing_and_reading_gives_the_chunks_back(profile: StageProfile) -> None:
+    assert parse_stage_profile(write_stage_profile(profile)) == profile
+    assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
+    assert profile_from_document(profile_document(profile)) == profile
+
+
+def test_summed_whole_stages_are_written_and_read_as_what_they_are() -> None:
+    profile = parse_stage_profile(HEADER + rows("0", 0.1) + rows("1", 0.2) + rows("2", 0.3))
+    assert parse_stage_profile(write_stage_profile(profile)) == profile

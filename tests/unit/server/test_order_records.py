@@ -1,0 +1,73 @@
+"""Jobs with an order of their own, profiles and plans with chunks: kept by every store as given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.planner.samples import job_record, job_spec, plan_record
+from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.store import JobStore
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.schedules.explicit import explicit_order
+
+V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
+PLACES = ((0, 3), (1, 2))
+
+MAKERS: dict[str, Callable[[Path], JobStore]] = {
+    "memory": lambda folder: MemoryJobStore(),
+    "sqlite": lambda folder: SqlJobStore(folder / "planner.sqlite"),
+}
+
+
+def plan_of(profile: StageProfile, schedule: str) -> FrequencyPlan:
+    order = explicit_order((V, V), PLACES) if schedule == "explicit" else None
+    return make_plan(
+        PlanRequest(
+            profile=profile,
+            num_microbatches=1 if order else 4,
+            blocking_power_w=(5.0,),
+            schedule=schedule,
+            policy="envelope",
+            order=order,
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_order_chunks_and_weight_versions_come_out_as_they_went_in(
+    kind: str, tmp_path: Path
+) -> None:
+    store = MAKERS[kind](tmp_path)
+    spec = job_spec(schedule="explicit", num_microbatches=1, order=(V, V), virtual_stages=PLACES)
+    chunked = timed_profile(2, {F: 0.1, B: 1 / 3}, num_chunks=2)
+    job = job_record(registered=spec, in_force=spec.evolve(target="least-energy"))
+    recomputing = job_spec(schedule="torchgpipe", checkpoint="always")
+    other = job_record("other", registered=recomputing, in_force=recomputing)
+    plans = (
+        plan_record(1, plan=plan_of(chunked, "explicit")),
+        plan_record(2, plan=plan_of(equal_profile(2), "pipedream")),
+    )
+    assert plans[0].plan.virtual_stages == PLACES
+    assert plans[1].plan.weight_versions == (2, 1)
+    store.open()
+    try:
+        with store.writing() as writer:
+            writer.save_job(job)
+            writer.save_job(other)
+            writer.save_profile("job", chunked)
+            for plan in plans:
+                writer.add_plan(plan)
+        with store.reading() as reader:
+            assert reader.find_job("job") == job
+            assert reader.find_job("other") == other
+            assert reader.find_profile("job") == chunked
+            assert reader.list_plans("job") == plans
+    finally:
+        store.close()
