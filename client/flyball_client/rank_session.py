@@ -22,6 +22,7 @@ from flyball_client.errors import CodecError
 from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
+from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
 from flyball_client.instruction_timings import InstructionTiming, TimingRecorder, Transfer
 from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
@@ -59,6 +60,8 @@ class RankSession:
         without_planner: what a planner that does not answer leaves in force: the last plan, or
             default clocks until it is back.
         lease_s: without a hook for so long the clock is given back until the next one, s.
+        polling_share: of one core, what the governor may take on average to look out for
+            requests, so that hooks need not wake it; 0: nothing.
         choose_plan: of the plans whose first step has come, which is run from a step on, see
             PlanSwitch; default: the newest. An order that all ranks must change together waits
             there for the others.
@@ -85,6 +88,7 @@ class RankSession:
         observer: InstructionObserver | None = None,
         without_planner: Literal["last-plan", "default-clocks"] = "last-plan",
         lease_s: float = DEFAULT_LEASE_S,
+        polling_share: float = DEFAULT_POLLING_SHARE,
         choose_plan: PlanChoice | None = None,
         timing: Literal["host"] = "host",
         clock: Callable[[], float] | None = None,
@@ -107,7 +111,9 @@ class RankSession:
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
         self._observer = observer
-        self._governor = governor or make_governor(gpu, self._name, lease_s=lease_s)
+        self._governor = governor or make_governor(
+            gpu, self._name, lease_s=lease_s, polling_share=polling_share
+        )
         self._supported_mhz = self._read_supported_mhz(gpu)
         self._meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
         self._clock_s = self._meter.clock_s

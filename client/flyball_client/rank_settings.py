@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
+from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.planner_client import PlannerClient
 
 WithoutPlanner = Literal["last-plan", "default-clocks"]
@@ -21,6 +22,8 @@ class RankSettings:
         planner_url: `FLYBALL_PLANNER_URL`; None: no planner is asked.
         token: `FLYBALL_TOKEN`, for the planner.
         lease_s: `FLYBALL_LEASE_S`: without a hook for so long the clock is given back, s.
+        polling_share: `FLYBALL_POLLING_SHARE`: of one core, what the governor may take to look
+            out for requests; 0: each wakes it.
         without_planner: `FLYBALL_WITHOUT_PLANNER`: what a lost planner leaves in force.
         local_rank: `LOCAL_RANK`: CUDA's number of this process's GPU.
     """
@@ -28,6 +31,7 @@ class RankSettings:
     planner_url: str | None
     token: str | None
     lease_s: float
+    polling_share: float
     without_planner: WithoutPlanner
     local_rank: int
 
@@ -57,6 +61,7 @@ class RankSettings:
             planner_url=planner_url or environ.get("FLYBALL_PLANNER_URL") or None,
             token=token or environ.get("FLYBALL_TOKEN") or None,
             lease_s=_lease_s(environ) if lease_s is None else lease_s,
+            polling_share=_polling_share(environ),
             without_planner=without_planner or _without_planner(environ),
             local_rank=_local_rank(environ),
         )
@@ -83,6 +88,21 @@ def _lease_s(environ: Mapping[str, str]) -> float:
     if not 0 < lease_s < math.inf:
         raise ValueError(f"FLYBALL_LEASE_S must be a number of seconds above 0, not {text!r}")
     return lease_s
+
+
+def _polling_share(environ: Mapping[str, str]) -> float:
+    text = environ.get("FLYBALL_POLLING_SHARE")
+    if not text:
+        return DEFAULT_POLLING_SHARE
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < 1:
+        raise ValueError(
+            f"FLYBALL_POLLING_SHARE must be a share of a core from 0 to below 1, not {text!r}"
+        )
+    return share
 
 
 def _without_planner(environ: Mapping[str, str]) -> WithoutPlanner:

@@ -170,6 +170,7 @@ def attach(
             observer=observer,
             without_planner=ends.settings.without_planner,
             lease_s=ends.settings.lease_s,
+            polling_share=ends.settings.polling_share,
             initial_step=initial_step,
             choose_plan=None if orders is None else orders.choose_plan,
         )

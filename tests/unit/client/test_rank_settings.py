@@ -11,7 +11,12 @@ from flyball_client.rank_settings import RankSettings
 def test_without_any_variable_no_planner_is_asked_and_the_last_plan_would_hold() -> None:
     settings = RankSettings.read({})
     assert settings == RankSettings(
-        planner_url=None, token=None, lease_s=30.0, without_planner="last-plan", local_rank=0
+        planner_url=None,
+        token=None,
+        lease_s=30.0,
+        polling_share=0.025,
+        without_planner="last-plan",
+        local_rank=0,
     )
     assert settings.open_planner() is None
 
@@ -21,6 +26,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         "FLYBALL_PLANNER_URL": "http://127.0.0.1:1",
         "FLYBALL_TOKEN": "one",
         "FLYBALL_LEASE_S": "2.5",
+        "FLYBALL_POLLING_SHARE": "0",
         "FLYBALL_WITHOUT_PLANNER": "default-clocks",
         "LOCAL_RANK": "3",
     }
@@ -28,6 +34,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         planner_url="http://127.0.0.1:1",
         token="one",  # noqa: S106 - no token of anything
         lease_s=2.5,
+        polling_share=0,
         without_planner="default-clocks",
         local_rank=3,
     )
@@ -47,6 +54,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         "FLYBALL_PLANNER_URL",
         "FLYBALL_TOKEN",
         "FLYBALL_LEASE_S",
+        "FLYBALL_POLLING_SHARE",
         "FLYBALL_WITHOUT_PLANNER",
         "LOCAL_RANK",
     )
@@ -59,6 +67,9 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("FLYBALL_LEASE_S", "soon"),
         ("FLYBALL_LEASE_S", "0"),
         ("FLYBALL_LEASE_S", "inf"),
+        ("FLYBALL_POLLING_SHARE", "1"),
+        ("FLYBALL_POLLING_SHARE", "-0.1"),
+        ("FLYBALL_POLLING_SHARE", "half"),
         ("FLYBALL_WITHOUT_PLANNER", "panic"),
         ("LOCAL_RANK", "-1"),
         ("LOCAL_RANK", "one"),
