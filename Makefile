@@ -51,6 +51,8 @@ bench: $(VENV)/installed
 	run benchmarks/frontier_quality.py $(BENCH_ARGS); \
 	run benchmarks/frontier_speed.py $(BENCH_ARGS); \
 	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
+	run benchmarks/schedules.py; \
+	run benchmarks/schedule_auto.py $(BENCH_ARGS); \
 	run benchmarks/hooks.py; \
 	exit $$status
 
