@@ -1,0 +1,1 @@
+"""The offline profiler: a stage's instructions, measured at each SM clock of one GPU."""

@@ -1,0 +1,249 @@
+"""What a GPU draws while it waits in communication: two ranks, of which one makes the other wait.
+
+Ranks are processes of `flyball_integrations.blocking_pair`, which know torch; here is only who
+waits for whom, and the waiting GPU's energy counter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from flyball_client.errors import FlyballError
+from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.profiling.counter_window import CounterReading, power_error
+
+READY = "ready"
+RECEIVED = "received"
+RELEASE = "release\n"
+
+_POLL_S = 0.005
+_STILL_S = 5.0
+# torch is imported, and NCCL builds its connections, on a busy machine.
+_READY_WITHIN_S = 180.0
+_RECEIVED_WITHIN_S = 30.0
+_ENDED_WITHIN_S = 10.0
+
+
+class BlockingPairError(FlyballError):
+    """The two ranks could not be made to wait for each other; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingPower:
+    """Power of a GPU that waits.
+
+    Attributes:
+        power_w: mean, W.
+        power_error_w: its standard error, W.
+        num_periods: movements of the energy counter that it is over.
+        sm_clock_mhz: mean of the clocks read back, MHz.
+    """
+
+    power_w: float
+    power_error_w: float
+    num_periods: int
+    sm_clock_mhz: int
+
+
+def measure_waiting_power(
+    gpu: GpuDevice,
+    *,
+    num_periods: int,
+    now_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+    check: Callable[[], None] = lambda: None,
+) -> WaitingPower:
+    """Mean power over so many movements of the GPU's energy counter.
+
+    Args:
+        gpu: that waits already.
+        num_periods: at least 4.
+        now_s: the time in which it waits, s.
+        pause: waits for so many s.
+        check: called at each look at the counter; raises where nobody waits any more.
+
+    Raises:
+        GpuError: the GPU cannot be read, or its energy counter stands still.
+        ValueError: there are too few periods.
+    """
+    if num_periods < 4:
+        raise ValueError(f"num_periods must be at least 4, not {num_periods}")
+    movements: list[CounterReading] = []
+    shown_j = gpu.total_energy_j()
+    num_readings = 0
+    last_moved_s = now_s()
+    while len(movements) <= num_periods:
+        check()
+        pause(_POLL_S)
+        energy_j = gpu.total_energy_j()
+        num_readings += 1
+        moment_s = now_s()
+        if energy_j == shown_j:
+            if moment_s - last_moved_s > _STILL_S:
+                raise GpuError(f"the energy counter of {gpu.name} does not move")
+            continue
+        shown_j, last_moved_s = energy_j, moment_s
+        movements.append(
+            CounterReading(
+                moment_s=moment_s,
+                energy_j=energy_j,
+                num_repetitions=num_readings,
+                num_readings=num_readings,
+                busy_s=moment_s,
+                sm_clock_mhz=gpu.sm_clock_mhz(),
+                limits=gpu.clock_limits(),
+            )
+        )
+    first, last = movements[0], movements[-1]
+    power_w = (last.energy_j - first.energy_j) / (last.moment_s - first.moment_s)
+    return WaitingPower(
+        power_w=power_w,
+        power_error_w=power_w * power_error(movements),
+        num_periods=num_periods,
+        sm_clock_mhz=round(sum(each.sm_clock_mhz for each in movements) / len(movements)),
+    )
+
+
+class BlockingPair:
+    """Two ranks in processes of their own; within a `with` block one waits for the other.
+
+    Args:
+        backend: of torch.distributed: `nccl` on two GPUs, or `gloo`.
+        devices: CUDA's numbers of the holding and of the waiting rank's GPU.
+        num_elements: of the message that is waited for, as float32.
+    """
+
+    def __init__(self, *, backend: str, devices: tuple[int, int], num_elements: int) -> None:
+        self._backend = backend
+        self._devices = devices
+        self._num_elements = num_elements
+        self._folder = tempfile.TemporaryDirectory(prefix="flyball-profile-")
+        self._lines: queue.Queue[tuple[int, str]] = queue.Queue()
+        self._ranks: list[subprocess.Popen[str]] = []
+        self._logs: list[IO[str]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for rank in (0, 1):
+                self._start(rank)
+            self._expect({0, 1}, READY, _READY_WITHIN_S)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def check_waiting(self) -> None:
+        """Nothing where the one rank still waits for the other.
+
+        Raises:
+            BlockingPairError: it does not.
+        """
+        for rank, process in enumerate(self._ranks):
+            if process.poll() is not None:
+                raise BlockingPairError(f"rank {rank} ended: {self._last_words(rank)}")
+        with contextlib.suppress(queue.Empty):
+            _, line = self._lines.get_nowait()
+            raise BlockingPairError(f"a rank did not wait: {line}")
+
+    def release(self) -> None:
+        """Let the holding rank send, and see that the waiting one was waiting for it.
+
+        Raises:
+            BlockingPairError: it did not receive.
+        """
+        self.check_waiting()
+        holding = self._ranks[0].stdin
+        if holding is None:
+            raise AssertionError("started with a pipe")
+        holding.write(RELEASE)
+        holding.flush()
+        self._expect({1}, RECEIVED, _RECEIVED_WITHIN_S)
+
+    def _start(self, rank: int) -> None:
+        folder = Path(self._folder.name)
+        log = (folder / f"rank-{rank}.log").open("w+", encoding="utf-8")
+        self._logs.append(log)
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            [
+                *(sys.executable, "-P", "-m", "flyball_integrations.blocking_pair"),
+                *("--rank", str(rank), "--backend", self._backend),
+                *("--device", str(self._devices[rank])),
+                *("--num-elements", str(self._num_elements)),
+                *("--rendezvous", str(folder / "rendezvous")),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            # Ctrl-C is ours: we end them.
+            start_new_session=True,
+        )
+        self._ranks.append(process)
+        threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
+
+    def _listen(self, rank: int, process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed at the end
+            for line in process.stdout or ():
+                self._lines.put((rank, line.strip()))
+
+    def _expect(self, ranks: set[int], line: str, within_s: float) -> None:
+        """Wait until these ranks have said so."""
+        give_up_s = time.monotonic() + within_s
+        missing = set(ranks)
+        while missing:
+            try:
+                rank, said = self._lines.get(timeout=0.1)
+            except queue.Empty:
+                ended = [rank for rank in missing if self._ranks[rank].poll() is not None]
+                if ended and self._lines.empty():
+                    words = self._last_words(ended[0])
+                    raise BlockingPairError(f"rank {ended[0]} ended: {words}") from None
+                if time.monotonic() > give_up_s:
+                    raise BlockingPairError(
+                        f"rank {min(missing)} was not {line} within {within_s:g} s"
+                    ) from None
+                continue
+            if said == line:
+                missing.discard(rank)
+
+    def _last_words(self, rank: int) -> str:
+        log = self._logs[rank]
+        log.seek(0)
+        lines = [line.strip() for line in log if line.strip()]
+        return lines[-1] if lines else f"exit status {self._ranks[rank].returncode}"
+
+    def _end(self) -> None:
+        for process in self._ranks:
+            with contextlib.suppress(OSError):
+                if process.stdin is not None:
+                    process.stdin.close()
+        for process in self._ranks:
+            try:
+                process.wait(_ENDED_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        for log in self._logs:
+            log.close()
+        self._folder.cleanup()

@@ -1,0 +1,100 @@
+"""The SM clock while profiling: set through a governor, so that it is given back in any case."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+from typing import Self
+
+from flyball_client.governor import make_governor
+from flyball_client.governor._base import ClockGovernor
+from flyball_client.gpu._base import GpuDevice, GpuError
+
+_GOVERNOR_LOGGER = logging.getLogger("flyball_client.governor")
+# A governor process starts within half a second; on a busy machine it may take long.
+_SET_WITHIN_S = 30.0
+_LOOK_EVERY_S = 0.002
+# Looking for the governor's processes takes a tenth of a millisecond, in which nothing is run.
+_SEE_TO_PROCESSES_EVERY_S = 0.25
+
+
+class _LastReason(logging.Handler):
+    """Keeps why a governor gave up, which it tells the log and nobody else."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reason = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The error is the last argument of each of the governors' messages.
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        self.reason = str(arguments[-1]) if arguments else record.getMessage()
+
+
+class HeldClock:
+    """One GPU's SM clock, for a `with` block; given back at its end, whatever ends it.
+
+    Args:
+        gpu: whose clock it is.
+        governor: sets it; made for the GPU unless given.
+
+    Raises:
+        GpuError: no governor can be made.
+    """
+
+    def __init__(self, gpu: GpuDevice, governor: ClockGovernor | None = None) -> None:
+        self._gpu = gpu
+        try:
+            self._governor = governor or make_governor(gpu, "flyball profile")
+        except OSError as error:
+            raise GpuError(f"no clock governor can be made: {error}") from None
+        self._last_reason = _LastReason()
+        self._next_look_s = 0.0
+
+    def __enter__(self) -> Self:
+        _GOVERNOR_LOGGER.addHandler(self._last_reason)
+        self._governor.start()
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Before closing: a clock that cannot be given back must be heard of.
+        _GOVERNOR_LOGGER.removeHandler(self._last_reason)
+        self._governor.close()
+
+    def set_mhz(self, sm_clock_mhz: int) -> None:
+        """Lock this clock; returns once the driver has been told.
+
+        Raises:
+            GpuError: it cannot be set.
+        """
+        num_before = self._governor.report().num_switches
+        self._governor.set_mhz(sm_clock_mhz)
+        give_up_s = time.monotonic() + _SET_WITHIN_S
+        while self._governor.report().num_switches == num_before:
+            self.see_to_it()
+            if time.monotonic() > give_up_s:
+                raise GpuError(
+                    f"{sm_clock_mhz} MHz was not set on {self._gpu.name} within {_SET_WITHIN_S:g} s"
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def see_to_it(self) -> None:
+        """Show a sign of life, without which the clock is given back.
+
+        Raises:
+            GpuError: the clock was given up.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _SEE_TO_PROCESSES_EVERY_S
+            self._governor.on_step_begin()
+        self._governor.on_instruction_end()
+        if self._governor.is_over:
+            reason = self._last_reason.reason or "its governor has ended"
+            raise GpuError(f"the SM clock of {self._gpu.name} cannot be set: {reason}")

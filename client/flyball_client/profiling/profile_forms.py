@@ -1,0 +1,212 @@
+"""The forms of a profile's file: labelled as one rank's part, wide, merged, joined from parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flyball_client.profiling.profile_rows import ProfileRow, ProfileRows, read_rows, rows_text
+from flyball_profiles.measured_row import (
+    CHUNK_COLUMN,
+    NUM_RANKS_COLUMN,
+    RANK_COLUMNS,
+    REQUIRED_COLUMNS,
+)
+from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile_csv import (
+    parse_stage_profile,
+    read_stage_profile,
+    write_stage_profile,
+)
+
+_KNOWN_COLUMNS = (*RANK_COLUMNS, *REQUIRED_COLUMNS, CHUNK_COLUMN, NUM_RANKS_COLUMN)
+_GPU_COLUMN = "gpu"
+
+_Cells = dict[str, str]
+
+
+def merged_text(file: Path) -> str:
+    """The whole profile in this file, its ranks merged.
+
+    Raises:
+        ProfileError: it is none; the text has file and line.
+    """
+    try:
+        return write_stage_profile(read_stage_profile(file))
+    except ProfileError as error:
+        raise ProfileError(error.located(str(file))) from None
+
+
+def same_ranks_text(file: Path, labels: Mapping[str, int]) -> str:
+    """The rows of this file in our order, with its own rank columns and these labels.
+
+    The file may be a part of a profile.
+
+    Args:
+        file: to read.
+        labels: rank columns and their values for all rows; the file must not have them.
+
+    Raises:
+        ProfileError: a row cannot be used, or a column is there already.
+    """
+    found = _read(file)
+    rows = [{**_known_cells(row), **_texts(labels)} for row in found.rows]
+    for column in labels:
+        if column in found.columns:
+            raise ProfileError(f"{file}: has a column {column} already; leave its option out")
+    return _sorted_text(_columns([found], labels), rows)
+
+
+def wide_text(file: Path) -> str:
+    """The rows of this file with all four rank columns.
+
+    What the file does not tell is filled in: `pp_rank` is the stage, `dp_rank` and `tp_rank` are
+    0, and `rank` counts tensor-parallel ranks first, then data-parallel ones, then stages.
+
+    Raises:
+        ProfileError: a row cannot be used, or ranks of a stage cannot be told apart.
+    """
+    found = _read(file)
+    if "rank" in found.columns and not {"dp_rank", "tp_rank"} & set(found.columns):
+        raise ProfileError(
+            f"{file}: rank alone does not say which ranks are data-parallel and which"
+            " tensor-parallel; add dp_rank or tp_rank"
+        )
+    rows: list[_Cells] = []
+    for row in found.rows:
+        if row.measured.num_ranks > 1:
+            raise ProfileError(
+                f"{file}:{row.measured.line}: holds {row.measured.num_ranks} ranks already merged;"
+                " there is no way back to each one"
+            )
+        placed = {"dp_rank": "0", "tp_rank": "0", "pp_rank": str(row.measured.stage)}
+        cells = _known_cells(row)
+        cells.pop(NUM_RANKS_COLUMN, None)
+        rows.append({**placed, **cells})
+    if "rank" not in found.columns:
+        num_dp = 1 + max((int(row["dp_rank"]) for row in rows), default=0)
+        num_tp = 1 + max((int(row["tp_rank"]) for row in rows), default=0)
+        for cells in rows:
+            pipeline_rank = int(cells["pp_rank"]) * num_dp + int(cells["dp_rank"])
+            cells["rank"] = str(pipeline_rank * num_tp + int(cells["tp_rank"]))
+    columns = [
+        column
+        for column in _columns([found], dict.fromkeys(RANK_COLUMNS, 0))
+        if column != NUM_RANKS_COLUMN
+    ]
+    return _sorted_text(columns, rows)
+
+
+def joined_text(files: Sequence[Path]) -> str:
+    """One profile from parts: stages, chunks, instructions or ranks that were measured apart.
+
+    Columns that are not a profile's own are kept.
+
+    Raises:
+        ProfileError: a part cannot be used, parts do not fit, or all of them are no profile.
+    """
+    parts = [_read(file) for file in files]
+    _check_ranks_alike(parts)
+    _check_not_mixed(parts)
+    _check_distinct(parts)
+    has_num_ranks = any(NUM_RANKS_COLUMN in part.columns for part in parts)
+    defaults = {NUM_RANKS_COLUMN: "1"} if has_num_ranks else {}
+    rows = [{**defaults, **_stripped(row.cells)} for part in parts for row in part.rows]
+    extra = dict.fromkeys(
+        column for part in parts for column in part.columns if column not in _KNOWN_COLUMNS
+    )
+    text = _sorted_text([*_columns(parts, {}), *extra], rows)
+    try:
+        parse_stage_profile(text)
+    except ProfileError as error:
+        # Its line is one of a file that does not exist.
+        raise ProfileError(f"the parts are no whole profile together: {error.message}") from None
+    return text
+
+
+def _read(file: Path) -> ProfileRows:
+    try:
+        found = read_rows(file)
+        if not found.rows:
+            raise ProfileError("has no rows")
+    except ProfileError as error:
+        raise ProfileError(error.located(str(file))) from None
+    _check_distinct([found])
+    return found
+
+
+def _check_ranks_alike(parts: Sequence[ProfileRows]) -> None:
+    first = parts[0]
+    for part in parts[1:]:
+        if part.rank_columns != first.rank_columns:
+            ours, theirs = (", ".join(each.rank_columns) or "none" for each in (first, part))
+            raise ProfileError(
+                f"{part.file}: has the rank columns {theirs}, but {first.file} has {ours};"
+                " label every part alike, as with --dp-rank"
+            )
+
+
+def _check_not_mixed(parts: Sequence[ProfileRows]) -> None:
+    is_emulated = {
+        part.file: row.cells[_GPU_COLUMN].startswith("emulated")
+        for part in parts
+        if _GPU_COLUMN in part.columns
+        for row in part.rows[:1]
+    }
+    if len(set(is_emulated.values())) > 1:
+        emulated = next(file for file, is_one in is_emulated.items() if is_one)
+        raise ProfileError(f"{emulated}: is emulated, and other parts are measured")
+
+
+def _check_distinct(parts: Sequence[ProfileRows]) -> None:
+    seen: dict[object, str] = {}
+    for part in parts:
+        for row in part.rows:
+            measured = row.measured
+            key = (
+                measured.rank,
+                measured.stage,
+                measured.chunk,
+                measured.kind,
+                measured.point.frequency_mhz,
+            )
+            where = f"{part.file}:{measured.line}"
+            first = seen.setdefault(key, where)
+            if first != where:
+                raise ProfileError(f"{where}: {measured.named} is given twice; first in {first}")
+
+
+def _columns(parts: Sequence[ProfileRows], labels: Mapping[str, int]) -> list[str]:
+    have = {column for part in parts for column in part.columns} | set(labels)
+    return [column for column in _KNOWN_COLUMNS if column in have]
+
+
+def _known_cells(row: ProfileRow) -> _Cells:
+    return {
+        column: cell for column, cell in _stripped(row.cells).items() if column in _KNOWN_COLUMNS
+    }
+
+
+def _stripped(cells: Mapping[str, str]) -> _Cells:
+    return {column: cell.strip() for column, cell in cells.items()}
+
+
+def _texts(labels: Mapping[str, int]) -> _Cells:
+    return {column: str(value) for column, value in labels.items()}
+
+
+def _sorted_text(columns: Sequence[str], rows: Sequence[_Cells]) -> str:
+    in_order = sorted(rows, key=_place)
+    return rows_text(columns, in_order)
+
+
+def _place(cells: Mapping[str, str]) -> tuple[float, ...]:
+    kinds = [kind.value for kind in InstructionKind]
+    return (
+        # -1: rows of the whole stages come before those of its chunks.
+        float(cells.get(CHUNK_COLUMN) or -1),
+        float(cells["stage"]),
+        *(float(cells[column]) for column in RANK_COLUMNS if column in cells),
+        kinds.index(cells["instruction"]),
+        -float(cells["frequency"]),
+    )

@@ -1,0 +1,204 @@
+"""One instruction at one clock: repeated until it has settled, then until it is known well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.profiling.counter_window import CounterReading, WindowEstimate, estimate
+from flyball_client.profiling.workload import RunOnce, WorkloadError, described
+
+# Between two readings of the counter: short beside its 100 ms, long beside a call to the driver.
+_BATCH_S = 0.02
+_MOST_AT_ONCE = 10_000
+# A counter that stands still for so long, and so many repetitions, will not move at all.
+_STILL_S = 5.0
+_STILL_REPETITIONS = 3
+
+_FEWEST_MOVEMENTS = 4
+_FEWEST_REPETITIONS = 4
+# By which a window grows between two looks at its error.
+_GROWTH = 1.25
+# Of two windows in a row, beyond twice their standard error.
+_TIME_DRIFT = 0.005
+_POWER_DRIFT = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringRule:
+    """How long one instruction is run at one clock.
+
+    Attributes:
+        wanted_error: relative standard error of time and energy, above 0, below 1.
+        min_periods: movements of the energy counter at least, 4 or more.
+        max_point_s: stop measuring a point after so long, s, positive.
+        settle_window_s: two windows of at least this length must agree first, s, positive.
+        max_settle_s: measure after so long in any case, and mark the point, s, positive.
+
+    Raises:
+        ValueError: a value is out of its range; the text names it.
+    """
+
+    wanted_error: float = 0.005
+    min_periods: int = 20
+    max_point_s: float = 20.0
+    settle_window_s: float = 1.0
+    max_settle_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.wanted_error < 1:
+            raise ValueError(f"wanted_error must be above 0 and below 1, not {self.wanted_error}")
+        if self.min_periods < _FEWEST_MOVEMENTS:
+            raise ValueError(f"min_periods must be at least {_FEWEST_MOVEMENTS}")
+        for name in ("max_point_s", "settle_window_s", "max_settle_s"):
+            value: float = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, not {value}")
+
+
+class Repetition:
+    """Runs one instruction again and again, and reads the energy counter in between.
+
+    Args:
+        gpu: that runs it.
+        run_once: the instruction.
+        now_s: the time in which it runs, s.
+        see_to_clock: called between batches; raises where the clock was lost.
+    """
+
+    def __init__(
+        self,
+        gpu: GpuDevice,
+        run_once: RunOnce,
+        *,
+        now_s: Callable[[], float],
+        see_to_clock: Callable[[], None],
+    ) -> None:
+        self._gpu = gpu
+        self._run_once = run_once
+        self._now_s = now_s
+        self._see_to_clock = see_to_clock
+        self._num_at_once = 1
+        self._num_repetitions = 0
+        self._num_readings = 0
+        self._busy_s = 0.0
+
+    def run_for(self, seconds: float) -> None:
+        """Repeat it for so long, at least once."""
+        until_s = self._now_s() + seconds
+        self._run_batch()
+        while self._now_s() < until_s:
+            self._run_batch()
+
+    def settle(self, rule: MeasuringRule) -> bool:
+        """Repeat it until times and power stop drifting; whether they did within the limit.
+
+        Raises:
+            GpuError: the GPU cannot be read, or its energy counter stands still.
+            WorkloadError: the instruction failed.
+        """
+        give_up_s = self._now_s() + rule.max_settle_s
+        # What is slow only once, as a first allocation, belongs to no window.
+        self._run_batch()
+        before = self._settling_window(rule)
+        while True:
+            after = self._settling_window(rule)
+            if _is_alike(before, after):
+                return True
+            if self._now_s() >= give_up_s:
+                return False
+            before = after
+
+    def measure(self, rule: MeasuringRule) -> WindowEstimate:
+        """Repeat it over many movements of the counter, until it is known as well as wanted.
+
+        Raises:
+            GpuError: the GPU cannot be read, or its energy counter stands still.
+            WorkloadError: the instruction failed.
+        """
+        readings = [self._next_movement()]
+        num_periods = rule.min_periods
+        while True:
+            readings.append(self._next_movement())
+            is_late = readings[-1].moment_s - readings[0].moment_s >= rule.max_point_s
+            if not _is_enough(readings, _FEWEST_MOVEMENTS if is_late else num_periods):
+                continue
+            found = estimate(readings)
+            if is_late or found.relative_error <= rule.wanted_error:
+                return found
+            # Looked at after every movement, the error would be taken for small enough at the
+            # first moment at which it happens to look so.
+            num_periods = math.ceil(_GROWTH * len(readings))
+
+    def _settling_window(self, rule: MeasuringRule) -> WindowEstimate:
+        readings = [self._next_movement()]
+        while (
+            not _is_enough(readings, _FEWEST_MOVEMENTS)
+            or readings[-1].moment_s - readings[0].moment_s < rule.settle_window_s
+        ):
+            readings.append(self._next_movement())
+        return estimate(readings)
+
+    def _next_movement(self) -> CounterReading:
+        """Repeat until the counter moves, and read everything then."""
+        began_s, num_before = self._now_s(), self._num_repetitions
+        shown_j = self._gpu.total_energy_j()
+        while True:
+            self._run_batch()
+            energy_j = self._gpu.total_energy_j()
+            now_s = self._now_s()
+            self._num_readings += 1
+            if energy_j != shown_j:
+                break
+            if (
+                now_s - began_s > _STILL_S
+                and self._num_repetitions - num_before >= _STILL_REPETITIONS
+            ):
+                raise GpuError(
+                    f"the energy counter of {self._gpu.name} did not move for {_STILL_S:g} s;"
+                    " without one no energy can be measured"
+                )
+        return CounterReading(
+            moment_s=now_s,
+            energy_j=energy_j,
+            num_repetitions=self._num_repetitions,
+            num_readings=self._num_readings,
+            busy_s=self._busy_s,
+            sm_clock_mhz=self._gpu.sm_clock_mhz(),
+            limits=self._gpu.clock_limits(),
+        )
+
+    def _run_batch(self) -> None:
+        self._see_to_clock()
+        num_now = self._num_at_once
+        began_s = self._now_s()
+        try:
+            for _ in range(num_now):
+                self._run_once()
+        except Exception as error:
+            raise WorkloadError(described(error)) from None
+        batch_s = self._now_s() - began_s
+        self._busy_s += batch_s
+        self._num_repetitions += num_now
+        fitting = int(_BATCH_S * num_now / batch_s) if batch_s > 0 else _MOST_AT_ONCE
+        # At most doubled: one short batch, as of a step that did nothing, proves little.
+        self._num_at_once = max(1, min(fitting, 2 * num_now, _MOST_AT_ONCE))
+
+
+def _is_enough(readings: list[CounterReading], num_movements: int) -> bool:
+    num_repetitions = readings[-1].num_repetitions - readings[0].num_repetitions
+    return len(readings) > num_movements and num_repetitions >= _FEWEST_REPETITIONS
+
+
+def _is_alike(before: WindowEstimate, after: WindowEstimate) -> bool:
+    time_error = math.hypot(before.time_error_s, after.time_error_s) / after.time_s
+    power_error = math.hypot(
+        before.energy_error_j / before.energy_j, after.energy_error_j / after.energy_j
+    )
+    time_drift = abs(after.time_s - before.time_s) / after.time_s
+    power_drift = abs(after.power_w - before.power_w) / after.power_w
+    return time_drift <= _TIME_DRIFT + 2 * time_error and power_drift <= (
+        _POWER_DRIFT + 2 * power_error
+    )

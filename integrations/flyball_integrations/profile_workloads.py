@@ -1,0 +1,188 @@
+"""A torch module as the workload of `flyball profile run`: its forward and backward, repeatable.
+
+    def stage(*, stage: int, chunk: int | None, device: int) -> Workload:
+        module = ...  # of this stage, on cuda:device
+        return torch_workload(module, hidden)
+
+`flyball profile run my_model:stage --stage 0 -o stage-0.csv`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from flyball_client.profiling.workload import Workload
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def torch_workload(
+    module: nn.Module,
+    *inputs: torch.Tensor,
+    loss: Loss | None = None,
+    input_gradients: bool = True,
+    split_backward: bool = False,
+    recompute: bool = False,
+) -> Workload:
+    """The instructions of a module that is a stage, on one microbatch.
+
+    A backward runs again and again over the graph of one forward, which is kept; gradients of
+    parameters add up as over the microbatches of a step. Each instruction ends with a
+    synchronization of the device where the module is on a GPU.
+
+    Args:
+        module: of the stage, in its mode and on its device.
+        inputs: of one microbatch, on the same device, as it will be trained: not smaller.
+        loss: of the module's output, on the last stage; None: the output's own gradient comes
+            from the next stage, here ones.
+        input_gradients: whether the stage before wants a gradient of the inputs that are of a
+            floating type; False for the first stage.
+        split_backward: `backward_input` and `backward_weight` in the place of `backward`, as
+            torch.distributed.pipelining runs them; each output is copied once more. Without
+            gradients of inputs the one does nothing and the other is the whole backward.
+        recompute: `forward` keeps nothing for a backward, and `recompute` is a forward that
+            does, as where activations are recomputed before the backward.
+
+    Raises:
+        ValueError: no tensor of the output needs a gradient, so that there is no backward, or
+            this torch cannot split it.
+    """
+    stage = _TorchStage(module, inputs, loss, input_gradients=input_gradients)
+    forward = stage.forward_only if recompute else stage.forward
+    instructions: dict[str, Callable[[], object]] = {"forward": forward}
+    if recompute:
+        instructions["recompute"] = stage.forward
+    if split_backward and not stage.has_input_gradients:
+        instructions |= {"backward_input": stage.finish, "backward_weight": stage.backward}
+    elif split_backward:
+        split = _SplitBackward(stage)
+        instructions |= {"backward_input": split.input, "backward_weight": split.weight}
+    else:
+        instructions["backward"] = stage.backward
+    stage.keep_graph()
+    return Workload(instructions=instructions)
+
+
+class _TorchStage:
+    """A module on one microbatch, and the graph of one forward."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[torch.Tensor],
+        loss: Loss | None,
+        *,
+        input_gradients: bool,
+    ) -> None:
+        self.parameters = [each for each in module.parameters() if each.requires_grad]
+        self.inputs = [
+            each.detach().requires_grad_(input_gradients and each.is_floating_point())
+            for each in inputs
+        ]
+        self._module = module
+        self._loss = loss
+        self._is_cuda = any(each.is_cuda for each in [*self.parameters, *self.inputs])
+        self.outputs: list[torch.Tensor] = []
+        self.gradients: list[torch.Tensor] = []
+
+    @property
+    def has_input_gradients(self) -> bool:
+        """Whether the stage before gets any."""
+        return any(each.requires_grad for each in self.inputs)
+
+    def keep_graph(self) -> None:
+        """Run the forward whose graph every backward goes over."""
+        with torch.enable_grad():
+            self.outputs = self._run()
+        if not self.outputs:
+            raise ValueError("no tensor of the module's output needs a gradient")
+        self.gradients = [torch.ones_like(output) for output in self.outputs]
+
+    def forward(self) -> None:
+        """A forward with all that its backward would need."""
+        with torch.enable_grad():
+            self._run()
+        self.finish()
+
+    def forward_only(self) -> None:
+        """A forward that keeps nothing."""
+        with torch.no_grad():
+            self._run()
+        self.finish()
+
+    def backward(self) -> None:
+        """The whole backward."""
+        self.forget_input_gradients()
+        torch.autograd.backward(self.outputs, self.gradients, retain_graph=True)
+        self.finish()
+
+    def forget_input_gradients(self) -> None:
+        """A microbatch's input is its own: nothing is added to its gradient."""
+        for each in self.inputs:
+            each.grad = None
+
+    def finish(self) -> None:
+        """Return when the device has finished."""
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
+    def _run(self) -> list[torch.Tensor]:
+        output = self._module(*self.inputs)
+        if self._loss is not None:
+            output = self._loss(output)
+        return [each for each in _tensors(output) if each.requires_grad]
+
+
+class _SplitBackward:
+    """A backward's part for the inputs and its part for the weights, as torch splits it."""
+
+    def __init__(self, stage: _TorchStage) -> None:
+        try:
+            # Private: the parts that torch's own split schedules run.
+            from torch.distributed.pipelining import _backward  # noqa: PLC0415
+
+            self._input_part = _backward.stage_backward_input
+            self._weight_part = _backward.stage_backward_weight
+        except (ImportError, AttributeError):
+            raise ValueError(
+                f"torch {torch.__version__} cannot split a backward; use 2.5 or later"
+            ) from None
+        self._stage = stage
+        self._groups: list[dict[str, Any]] = []
+
+    def input(self) -> None:
+        """`backward_input`."""
+        self._run_input()
+        self._stage.finish()
+
+    def weight(self) -> None:
+        """`backward_weight`, of the last `backward_input`."""
+        if not self._groups:
+            self._run_input()
+        # It empties the groups that it is given.
+        groups = [dict(group) for group in self._groups]
+        self._weight_part(iter(self._stage.parameters), groups, retain_graph=True)
+        self._stage.finish()
+
+    def _run_input(self) -> None:
+        stage = self._stage
+        stage.forget_input_gradients()
+        # It detaches the outputs that it is given, and those of the kept graph must stay.
+        outputs = [output.clone() for output in stage.outputs]
+        inputs = [each for each in stage.inputs if each.requires_grad]
+        _, self._groups = self._input_part(outputs, stage.gradients, inputs, iter(stage.parameters))
+
+
+def _tensors(output: object) -> list[torch.Tensor]:
+    """All tensors of an output, as deep as lists, tuples and mappings go."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return [tensor for each in output for tensor in _tensors(each)]
+    return []

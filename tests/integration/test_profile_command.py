@@ -1,0 +1,354 @@
+"""`flyball profile` as a user runs it: on an emulated GPU, and as a process on a false NVML."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.fixtures import false_nvml, false_nvml_library
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.processes import wait_until
+
+from flyball_client.__main__ import main
+from flyball_client.profiling.blocking_power import BlockingPair, BlockingPairError
+from flyball_profiles.examples import example_profile_path, load_example_profile
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_profiles.stage_profile_csv import read_stage_profile
+
+__all__ = ["false_nvml", "false_nvml_library"]
+
+NO_PERMISSION = 4
+EXAMPLE = str(example_profile_path())
+EMULATED = ("profile", "run", "--emulated", EXAMPLE, "--time-scale", "0")
+# A few periods of the counter a point: the whole way, not its accuracy.
+BRIEFLY = (
+    *("--error", "0.5", "--periods", "4", "--settle-s", "0.3", "--max-settle-s", "1"),
+    *("--warm-up-s", "0"),
+)
+CLOCKS = ("--min-mhz", "1700", "--max-mhz", "1980", "--step-mhz", "240")
+USERS_MODULE = """
+import time
+from flyball_client.profiling.workload import Workload
+
+def stage(*, stage, chunk, device):
+    return Workload(
+        instructions={
+            "forward": lambda: time.sleep(0.005),
+            "backward": lambda: time.sleep(0.01),
+        }
+    )
+"""
+
+
+class Runs:
+    """Starts `flyball profile run` on the false GPU, in a folder of its own."""
+
+    def __init__(self, nvml: FalseNvml, folder: Path) -> None:
+        (folder / "users_stage.py").write_text(USERS_MODULE)
+        self.nvml = nvml
+        self.folder = folder
+        self.out = folder / "out.csv"
+
+    @contextmanager
+    def started(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        """A process that runs, and that is ended with the block."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "flyball_client", "profile", "run", "users_stage:stage"),
+                *("--stage", "0", "-o", str(self.out), *CLOCKS, *BRIEFLY, *options),
+            ],
+            cwd=self.folder,
+            env=self.nvml.environment | {"FLYBALL_STATE_DIR": str(self.folder / "state")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    def finished(self, *options: str) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr."""
+        with self.started(*options) as process:
+            stdout, stderr = process.communicate(timeout=120)
+            return process.returncode, stdout, stderr
+
+    def locked_mhz(self) -> list[int]:
+        """Every clock that was locked so far."""
+        return [mhz for _, mhz in self.nvml.calls("nvmlDeviceSetGpuLockedClocks")]
+
+    def num_rows(self) -> int:
+        """Whole rows in the file."""
+        return self.out.read_text().count("\n") - 1 if self.out.exists() else 0
+
+
+@pytest.fixture
+def runs(false_nvml: FalseNvml, tmp_path: Path) -> Runs:
+    return Runs(false_nvml, tmp_path)
+
+
+# ------------------------------------------------------------------ on an emulated GPU
+
+
+def test_an_emulated_stage_is_profiled_and_the_profile_plans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / f"stage-{stage}.csv" for stage in range(8)]
+    for stage, file in enumerate(files):
+        options = ("--stage", str(stage), "--step-mhz", "60", "-o", str(file))
+        assert main([*EMULATED, *options]) == 0
+        said = capsys.readouterr()
+        assert f"stage {stage} on emulated GPU of" in said.out
+        assert "(emulated)" in said.out
+        assert "measured" not in said.out
+        assert said.err == ""
+    whole = tmp_path / "whole.csv"
+    assert main(["profile", "join", *map(str, files), "-o", str(whole)]) == 0
+    profile, true = read_stage_profile(whole), load_example_profile()
+    for (stage, kind), points in profile.points.items():
+        assert len(points) > 7
+        for point in points:
+            expected = true.at(stage, kind, point.frequency_mhz)
+            assert point.time_s == pytest.approx(expected.time_s, rel=0.02)
+            assert point.energy_j == pytest.approx(expected.energy_j, rel=0.03)
+    assert main(["plan", str(whole), "--microbatches", "4", "--gpu", "a100", "--json"]) == 0
+
+
+def test_json_stands_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.csv"
+    options = ("--stage", "2", "--gpu", "a100", "-o", str(out), "--dp-rank", "3", "--json")
+    assert main([*EMULATED, *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["emulated"], document["stage"], document["rank"]) == (True, 2, {"dp_rank": 3})
+    clocks_mhz = [each["frequency_mhz"] for each in document["points"][:7]]
+    assert clocks_mhz == [1410, 1320, 1230, 1140, 1050, 960, 870]
+    first = document["points"][0]
+    assert (first["instruction"], first["held_by"], first["is_settled"]) == ("forward", None, True)
+    assert 0 < first["energy_error_j"] < 0.005 * first["energy_j"]
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["dp_rank"] for row in rows} == {"3"}
+    assert float(rows[0]["energy"]) == first["energy_j"]
+
+
+def test_a_sweep_that_ends_early_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--stage", "0", "--rises", "2", "-o", str(tmp_path / "out.csv"))
+    assert main([*EMULATED, *options, "--step-mhz", "45"]) == 0
+    assert re.search(r"backward: stopped at \d+ MHz", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("run", "--stage", "0"), "the following arguments are required: -o/--output"),
+        (("run", "--stage", "0", "-o", "o.csv"), "give either MODULE:FUNCTION or --emulated"),
+        (("run", "--stage", "x", "-o", "o.csv"), "--stage: must be a whole number from 0"),
+        (
+            ("run", "m:f", "--stage", "0", "-o", "o.csv", "--time-scale", "2"),
+            "--time-scale needs --emulated",
+        ),
+        (("run", "--emulated", EXAMPLE, "--stage", "8", "-o", "o.csv"), "no stage 8; it has 0 to"),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "--chunk", "0", "-o", "o.csv"),
+            "no chunk 0; the profile has 0",
+        ),
+        (("run", "--emulated", "no.csv", "--stage", "0", "-o", "o.csv"), "no.csv: cannot read"),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", "o.csv", "--gpu", "z9"),
+            "unknown GPU 'z9'; known: a100",
+        ),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", "o.csv", "--min-mhz", "1400"),
+            "only 1410 MHz lies in the window of 1400 to 1410 MHz",
+        ),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", "o.csv", "--min-mhz", "1500"),
+            "filter_min_mhz (1500) must be below filter_max_mhz (1410)",
+        ),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", "o.csv", "--error", "2"),
+            "--error must be a share below 1",
+        ),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", "no/o.csv"),
+            "no/o.csv: cannot be written (No such file or directory)",
+        ),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", EXAMPLE),
+            "is there already; --resume goes on with it, --force writes it anew",
+        ),
+        (
+            ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", EXAMPLE, "--resume"),
+            "fitted.csv:1: was not measured with these options",
+        ),
+        (("convert", EXAMPLE, EXAMPLE), "is there already; --force writes over it"),
+        (("convert", "no.csv", "o.csv"), "no.csv: cannot read the profile"),
+        (
+            ("convert", EXAMPLE, "o.csv", "--wide", "--rank", "1"),
+            "a label makes a part of a profile",
+        ),
+        (("join", EXAMPLE, EXAMPLE, "-o", "o.csv"), "is given twice; first in"),
+        (
+            ("blocking-power", "--emulated", EXAMPLE),
+            "an emulated GPU needs its draw: --blocking-power W",
+        ),
+        (("blocking-power", "--devices", "1", "1"), "--devices must be two GPUs"),
+        (("blocking-power", "--gpu", "a100"), "are an emulated GPU's; a real one's is read"),
+        (("measure",), "argument ACTION: invalid choice: 'measure'"),
+        ((), "the following arguments are required: ACTION"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(
+    arguments: tuple[str, ...],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = Path(EXAMPLE).read_bytes()
+    assert main(["profile", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("flyball profile: ")
+    assert line in said.err
+    assert said.err.count("\n") == 1
+    assert Path(EXAMPLE).read_bytes() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------ on a false NVML
+
+
+def test_a_stage_is_measured_through_nvml_and_the_clock_given_back(runs: Runs) -> None:
+    status, stdout, stderr = runs.finished("--json")
+    assert (status, stderr) == (0, "")
+    document = json.loads(stdout)
+    assert (document["gpu"], document["emulated"]) == ("False GPU", False)
+    assert runs.locked_mhz() == [1980, 1740, 1980, 1740]
+    assert runs.nvml.locked_mhz() == 0
+    profile = read_stage_profile(runs.out)
+    for kind, least_s in ((InstructionKind.FORWARD, 0.005), (InstructionKind.BACKWARD, 0.01)):
+        for mhz in (1980, 1740):
+            point = profile.at(0, kind, mhz)
+            assert point.time_s >= least_s
+            # 50 W and a tenth of a watt per MHz; what passes between two runs counts as energy.
+            assert 0.8 < point.energy_j / point.time_s / (50 + 0.1 * mhz) < 2
+
+
+def test_a_clock_that_is_not_held_is_put_aside_and_told(runs: Runs) -> None:
+    runs.nvml.hold_below_mhz(1800)
+    status, stdout, _ = runs.finished()
+    assert status == 0
+    assert "forward at 1980 MHz ran at 1800 MHz, held down by power; it is in" in stdout
+    with runs.out.open() as file:
+        assert {row["frequency"] for row in csv.DictReader(file)} == {"1740"}
+    with (runs.folder / "out.held.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["frequency"], row["sm_clock"], row["held_by"]) for row in rows] == [
+        ("1980", "1800", "power"),
+        ("1980", "1800", "power"),
+    ]
+
+
+def test_ctrl_c_gives_the_clock_back_and_the_next_run_goes_on(runs: Runs) -> None:
+    with runs.started() as process:
+        wait_until(lambda: runs.num_rows() >= 1, "a point is in the file")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert runs.nvml.locked_mhz() == 0
+    found = re.fullmatch(
+        r"flyball profile: interrupted; (\d) points? (is|are) in \S+out.csv, --resume goes on\n",
+        stderr,
+    )
+    assert found is not None, stderr
+    num_known = int(found.group(1))
+    assert runs.num_rows() == num_known < 4
+    num_locked = len(runs.locked_mhz())
+    status, stdout, _ = runs.finished("--resume")
+    assert status == 0
+    assert f"out.csv: 4 points, {num_known} of an earlier run" in stdout
+    assert len(runs.locked_mhz()) == num_locked + 4 - num_known
+    assert len(read_stage_profile(runs.out).points[0, InstructionKind.BACKWARD]) == 2
+
+
+def test_a_killed_profiler_leaves_its_points_and_no_locked_clock(runs: Runs) -> None:
+    with runs.started() as process:
+        wait_until(lambda: runs.num_rows() >= 1 and runs.nvml.locked_mhz(), "it measures")
+        process.kill()
+    wait_until(lambda: not runs.nvml.locked_mhz(), "the clock is given back")
+    assert runs.num_rows() >= 1
+
+
+def test_without_the_right_to_set_clocks_it_says_so_and_writes_nothing(runs: Runs) -> None:
+    runs.nvml.fail("nvmlDeviceSetGpuLockedClocks", NO_PERMISSION)
+    status, stdout, stderr = runs.finished()
+    assert (status, stdout) == (2, "")
+    assert stderr.startswith("flyball profile: the SM clock of False GPU cannot be set: locking")
+    assert "; nothing was measured" in stderr
+    assert stderr.count("\n") == 1
+    assert not runs.out.exists()
+
+
+def test_an_energy_counter_that_fails_amid_it_keeps_what_was_measured(runs: Runs) -> None:
+    with runs.started() as process:
+        wait_until(lambda: runs.num_rows() >= 1, "a point is in the file")
+        runs.nvml.fail("nvmlDeviceGetTotalEnergyConsumption", 15)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert re.search(r"reading the energy of .* \d points? (is|are) in \S+out.csv", stderr)
+    assert runs.nvml.locked_mhz() == 0
+
+
+def test_a_workload_that_cannot_be_imported_is_told_before_any_clock_is_set(runs: Runs) -> None:
+    (runs.folder / "users_stage.py").write_text("import no_such_module_at_all\n")
+    status, _, stderr = runs.finished()
+    assert status == 2
+    assert "cannot import users_stage: ModuleNotFoundError" in stderr
+    assert stderr.count("\n") == 1
+    assert runs.locked_mhz() == []
+
+
+# ------------------------------------------------------------------ two ranks
+
+
+def test_the_power_of_a_rank_that_waits_for_another_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--blocking-power", "70", "--periods", "10", "--settle-s", "0.2", "--json")
+    assert main(["profile", "blocking-power", "--emulated", EXAMPLE, *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["emulated"] is True
+    # The counter itself is looked at as seldom as a busy machine allows.
+    assert document["blocking_power_w"] == pytest.approx(70.0, rel=0.25)
+    assert document["num_periods"] == 10
+
+
+def test_without_torch_one_line_says_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["profile", "blocking-power"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("flyball profile: two ranks that wait for each other need the extra")
+    assert said.count("\n") == 1
+
+
+def test_a_rank_that_cannot_start_is_told_in_its_own_words() -> None:
+    pair = BlockingPair(backend="nccl", devices=(0, 1), num_elements=1)
+    with pytest.raises(BlockingPairError, match=r"rank [01] ended: RuntimeError: "), pair:
+        pytest.fail("there is no GPU here")

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flyball_client.profiling.measured_point import MeasuredPoint
+from flyball_client.profiling.points_file import Measured, PointsFile
+from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile_csv import read_stage_profile
+
+MEASURED = Measured(stage=0, gpu_name="GPU, one")
+
+
+def point(
+    frequency_mhz: int, kind: InstructionKind = InstructionKind.FORWARD, held_by: str | None = None
+) -> MeasuredPoint:
+    return MeasuredPoint(
+        kind=kind,
+        frequency_mhz=frequency_mhz,
+        time_s=1 / 3,
+        time_error_s=0.001,
+        energy_j=20 / 3,
+        energy_error_j=0.02,
+        num_repetitions=77,
+        sm_clock_mhz=frequency_mhz - (0 if held_by is None else 100),
+        held_by=held_by,
+        is_settled=frequency_mhz != 1200,
+    )
+
+
+POINTS = [point(mhz, kind) for kind in list(InstructionKind)[:2] for mhz in (1400, 1200)]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.csv"
+
+
+def write(out: Path, points: list[MeasuredPoint], measured: Measured = MEASURED) -> PointsFile:
+    file = PointsFile(out, measured)
+    file.begin()
+    for each in points:
+        file.append(each)
+    return file
+
+
+def test_what_was_measured_is_a_profile_for_every_reader(out: Path) -> None:
+    write(out, POINTS)
+    profile = read_stage_profile(out)
+    assert profile.at(0, InstructionKind.BACKWARD, 1200).energy_j == 20 / 3
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        MEASURED,
+        Measured(stage=3, chunk=1, gpu_name="GPU"),
+        Measured(stage=1, rank={"dp_rank": 2, "rank": 5}, gpu_name="GPU"),
+    ],
+)
+def test_a_resumed_file_gives_back_every_point_exactly(out: Path, measured: Measured) -> None:
+    points = [*POINTS, point(900, held_by="power thermal")]
+    write(out, points, measured)
+    assert PointsFile(out, measured).resume() == points
+
+
+def test_held_points_are_put_aside_where_no_reader_takes_them(out: Path) -> None:
+    file = write(out, [point(1500, held_by="power"), *POINTS])
+    assert "1500" not in out.read_text()
+    assert file.held_file.name == "out.held.csv"
+    assert ",1400,power," in file.held_file.read_text()
+
+
+def test_held_points_stay_where_they_are_wanted(out: Path) -> None:
+    file = PointsFile(out, MEASURED, keep_held=True)
+    file.begin()
+    file.append(point(1500, held_by="power"))
+    assert "1500" in out.read_text()
+    assert not file.held_file.exists()
+
+
+def test_a_row_that_was_cut_off_is_dropped_and_the_next_one_stands_whole(out: Path) -> None:
+    write(out, POINTS)
+    out.write_text(out.read_text()[:-20])
+    file = PointsFile(out, MEASURED)
+    assert file.resume() == POINTS[:-1]
+    file.append(point(900))
+    assert PointsFile(out, MEASURED).resume()[-1] == point(900)
+
+
+def test_a_file_stays_as_it_was_until_there_is_a_point_to_write(out: Path) -> None:
+    out.write_text("an earlier result\n")
+    file = PointsFile(out, MEASURED)
+    file.begin()
+    assert out.read_text() == "an earlier result\n"
+    file.append(POINTS[0])
+    assert "earlier" not in out.read_text()
+
+
+def test_nothing_is_left_where_nothing_was_measured(out: Path) -> None:
+    PointsFile(out, MEASURED).begin()
+    assert not out.exists()
+
+
+def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        PointsFile(tmp_path / "absent" / "out.csv", MEASURED).begin()
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (replace(MEASURED, stage=1), "out.csv:2: is of another stage, chunk, rank or GPU"),
+        (replace(MEASURED, gpu_name="GPU two"), "out.csv:2: is of another stage"),
+        (replace(MEASURED, chunk=0), "out.csv:1: was not measured with these options"),
+        (replace(MEASURED, rank={"rank": 0}), "out.csv:1: was not measured with these options"),
+    ],
+)
+def test_points_of_something_else_are_not_gone_on_with(
+    out: Path, other: Measured, text: str
+) -> None:
+    write(out, POINTS)
+    with pytest.raises(ProfileError, match=text):
+        PointsFile(out, other).resume()
+
+
+def test_a_file_of_somebody_else_is_not_touched(out: Path) -> None:
+    out.write_text("my notes\nwithout an end")
+    with pytest.raises(ProfileError, match=r"out.csv:1: missing column"):
+        PointsFile(out, MEASURED).resume()
+    assert out.read_text() == "my notes\nwithout an end"

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean
+
+import pytest
+from tests.unit.client.profiled_gpu import ScriptedGpu
+
+from flyball_client.gpu._base import GpuError
+from flyball_client.profiling.measured_point import point_of
+from flyball_client.profiling.repetition import MeasuringRule, Repetition
+from flyball_client.profiling.workload import WorkloadError
+from flyball_profiles.stage_profile import InstructionKind
+
+POWER_W = 200.0
+
+
+def repetition(gpu: ScriptedGpu) -> Repetition:
+    return Repetition(gpu, gpu.run_once, now_s=gpu.now_s, see_to_clock=lambda: None)
+
+
+def steady(time_s: float, **options: float) -> ScriptedGpu:
+    return ScriptedGpu(lambda mhz, now_s: time_s, lambda mhz, now_s: POWER_W, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("time_s", [0.0001, 0.0031, 0.047, 0.1, 0.101, 0.73])
+def test_time_and_energy_are_found_as_well_as_wanted(time_s: float) -> None:
+    found = repetition(steady(time_s)).measure(MeasuringRule(max_point_s=200.0))
+    assert found.time_s == pytest.approx(time_s, rel=1e-9)
+    assert found.relative_error <= 0.005
+    # Three standard errors.
+    assert found.energy_j == pytest.approx(POWER_W * time_s, rel=0.015)
+    assert found.power_w == pytest.approx(POWER_W, rel=0.015)
+
+
+def test_a_smaller_error_takes_more_repetitions() -> None:
+    rough = repetition(steady(0.03)).measure(MeasuringRule(wanted_error=0.02))
+    fine = repetition(steady(0.03)).measure(MeasuringRule(wanted_error=0.001))
+    assert fine.relative_error <= 0.001 < rough.relative_error
+    assert fine.num_repetitions > 4 * rough.num_repetitions
+
+
+def test_a_point_takes_no_longer_than_allowed() -> None:
+    gpu = steady(0.03)
+    rule = MeasuringRule(wanted_error=1e-6, max_point_s=7.0)
+    found = repetition(gpu).measure(rule)
+    assert 7.0 <= gpu.moment_s - 50.0 < 7.5
+    assert found.relative_error > 1e-6
+
+
+def test_a_point_that_takes_too_long_is_measured_all_the_same() -> None:
+    found = repetition(steady(3.0)).measure(MeasuringRule(max_point_s=5.0))
+    assert found.num_repetitions >= 4
+    assert found.time_s == pytest.approx(3.0)
+
+
+def test_at_least_so_many_periods_of_the_counter_are_measured() -> None:
+    found = repetition(steady(0.001)).measure(MeasuringRule(wanted_error=0.5, min_periods=40))
+    assert found.time_s * found.num_repetitions == pytest.approx(4.0, abs=0.11)
+
+
+def test_short_instructions_run_many_times_between_two_looks_at_the_counter() -> None:
+    gpu = steady(0.0001)
+    repetition(gpu).measure(MeasuringRule())
+    assert gpu.num_runs > 100 * gpu.num_counter_readings / 3
+
+
+def test_the_errors_are_those_that_repeating_the_measurement_shows() -> None:
+    deviations: list[float] = []
+    for seed in range(40):
+        noise = random.Random(seed)
+        gpu = ScriptedGpu(
+            lambda mhz, now_s, noise=noise: 0.03 * noise.gauss(1.0, 0.01),  # type: ignore[misc]
+            lambda mhz, now_s, noise=noise: POWER_W * noise.gauss(1.0, 0.03),  # type: ignore[misc]
+        )
+        gpu.moment_s += noise.random()
+        found = repetition(gpu).measure(MeasuringRule())
+        deviations.append((found.energy_j - 0.03 * POWER_W) / found.energy_error_j)
+    assert 0.5 < math.sqrt(fmean(each**2 for each in deviations)) < 1.5
+
+
+def test_measuring_waits_until_times_stop_drifting() -> None:
+    # From 20 ms it slows down to 30 ms within about 12 s, as a GPU that warms up.
+    gpu = ScriptedGpu(
+        lambda mhz, now_s: 0.03 - 0.01 * math.exp(-(now_s - 50.0) / 3.0), lambda mhz, now_s: POWER_W
+    )
+    running = repetition(gpu)
+    assert running.settle(MeasuringRule())
+    assert running.measure(MeasuringRule()).time_s == pytest.approx(0.03, rel=0.02)
+
+
+def test_measuring_waits_until_the_power_stops_drifting() -> None:
+    gpu = ScriptedGpu(
+        lambda mhz, now_s: 0.01, lambda mhz, now_s: POWER_W * (1 + math.exp(-(now_s - 50.0) / 2.0))
+    )
+    running = repetition(gpu)
+    assert running.settle(MeasuringRule())
+    assert running.measure(MeasuringRule()).power_w == pytest.approx(POWER_W, rel=0.03)
+
+
+def test_what_never_settles_is_measured_after_a_while_and_said_to_drift() -> None:
+    gpu = ScriptedGpu(lambda mhz, now_s: 0.01 * 1.1 ** (now_s - 50.0), lambda mhz, now_s: POWER_W)
+    assert not repetition(gpu).settle(MeasuringRule(max_settle_s=6.0))
+    assert gpu.moment_s - 50.0 < 10.0
+
+
+def test_a_first_run_that_is_slow_belongs_to_no_window() -> None:
+    gpu = ScriptedGpu(lambda mhz, now_s: 4.0 if now_s < 51 else 0.01, lambda mhz, now_s: POWER_W)
+    running = repetition(gpu)
+    assert running.settle(MeasuringRule())
+    assert gpu.moment_s - 54.0 < 3.0
+    assert running.measure(MeasuringRule()).time_s == pytest.approx(0.01)
+
+
+def test_a_counter_that_stands_still_is_an_error_and_no_endless_loop() -> None:
+    with pytest.raises(GpuError, match="did not move for 5 s"):
+        repetition(steady(0.01, counter_period_s=math.inf)).measure(MeasuringRule())
+
+
+def test_a_failing_instruction_is_told_in_one_line() -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error:\nout of memory")
+
+    gpu = steady(0.01)
+    running = Repetition(gpu, fail, now_s=gpu.now_s, see_to_clock=lambda: None)
+    with pytest.raises(WorkloadError, match=r"^RuntimeError: CUDA error: out of memory \(test_"):
+        running.measure(MeasuringRule())
+
+
+def test_a_clock_that_is_not_the_lock_is_recorded_with_its_reason() -> None:
+    gpu = steady(0.01)
+    gpu.lock_sm_clock_mhz(1400)
+    gpu.held_mhz = 1200
+    found = repetition(gpu).measure(MeasuringRule())
+    held = point_of(InstructionKind.FORWARD, 1400, found, is_settled=True)
+    assert (held.sm_clock_mhz, held.held_by) == (1200, "power")
+    at_lock = point_of(InstructionKind.FORWARD, 1215, found, is_settled=True)
+    assert at_lock.held_by is None
+    above = point_of(InstructionKind.FORWARD, 900, found, is_settled=True)
+    assert (above.sm_clock_mhz, above.held_by) == (1200, "lost")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"wanted_error": 0.0}, "wanted_error"),
+        ({"wanted_error": 1.0}, "wanted_error"),
+        ({"min_periods": 3}, "min_periods"),
+        ({"max_point_s": math.inf}, "max_point_s"),
+        ({"settle_window_s": 0.0}, "settle_window_s"),
+        ({"max_settle_s": -1.0}, "max_settle_s"),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_does_not_exist(
+    options: dict[str, float], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        MeasuringRule(**options)  # type: ignore[arg-type]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+
+from flyball_client.profiling.work_line import WorkLine
+
+
+def test_the_line_is_drawn_over_on_a_terminal_and_wiped_at_the_end() -> None:
+    reading_fd, writing_fd = pty.openpty()
+    try:
+        with open(writing_fd, "w", closefd=False) as terminal, WorkLine(terminal) as line:
+            line.show("forward at 1410 MHz")
+            line.show("backward")
+        drawn = os.read(reading_fd, 4096).decode()
+    finally:
+        os.close(reading_fd)
+        os.close(writing_fd)
+    assert drawn == ("\rforward at 1410 MHz" + "\rbackward".ljust(20) + "\r" + " " * 8 + "\r")
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with WorkLine(stream) as line:
+        line.show("forward at 1410 MHz")
+    with WorkLine(None) as line:
+        line.show("forward at 1410 MHz")
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_that_has_gone_ends_nothing() -> None:
+    reading_fd, writing_fd = pty.openpty()
+    with open(writing_fd, "w") as terminal, WorkLine(terminal) as line:  # noqa: PTH123
+        os.close(reading_fd)
+        line.show("forward at 1410 MHz")
+        line.show("backward")

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flyball_client.profiling.workload import Workload, WorkloadError, load_workload
+from flyball_profiles.stage_profile import InstructionKind
+
+USER_MODULE = """
+from flyball_client.profiling.workload import Workload
+
+not_a_function = 3
+
+def stage(*, stage, chunk, device):
+    return Workload(instructions={"backward": lambda: None, "forward": lambda: (stage, chunk)})
+
+def failing(*, stage, chunk, device):
+    raise RuntimeError("no such\\nlayer")
+
+def wrong(*, stage, chunk, device):
+    return 7
+
+def leaving(*, stage, chunk, device):
+    raise SystemExit("gone")
+
+def positional(a):
+    return a
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "users_own_module.py").write_text(USER_MODULE)
+    (tmp_path / "users_broken_module.py").write_text("import no_such_module_at_all\n")
+    return tmp_path
+
+
+def test_a_function_of_the_working_folder_is_called_with_what_is_to_be_run(folder: Path) -> None:
+    workload = load_workload("users_own_module:stage", stage=2, chunk=1, device=0)
+    assert workload.kinds == (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+    assert workload.instructions["forward"]() == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("users_own_module", "'users_own_module' is not MODULE:FUNCTION"),
+        (":stage", "':stage' is not MODULE:FUNCTION"),
+        ("users_own_module:", "'users_own_module:' is not MODULE:FUNCTION"),
+        ("no_such_module_at_all:f", "cannot import no_such_module_at_all: ModuleNotFoundError"),
+        ("..:f", "cannot import ..: "),
+        ("users_broken_module:f", r"No module named 'no_such_module_at_all' \(users_broken_modul"),
+        ("users_own_module:absent", "users_own_module has no function absent"),
+        ("users_own_module:not_a_function", "has no function not_a_function"),
+        ("users_own_module:failing", r"RuntimeError: no such layer \(users_own_module.py:10\)"),
+        ("users_own_module:wrong", "must return a .*Workload, not int"),
+        ("users_own_module:leaving", "fails: SystemExit: gone"),
+        ("users_own_module:positional", "fails: TypeError: "),
+    ],
+)
+def test_what_cannot_be_had_is_told_in_one_line(folder: Path, named: str, text: str) -> None:
+    with pytest.raises(WorkloadError, match=text) as raised:
+        load_workload(named, stage=0, chunk=None, device=0)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "text"),
+    [
+        ({}, "needs an instruction"),
+        ({"fwd": print}, "unknown instruction 'fwd'; known: forward, "),
+        ({"forward": 3}, "forward of the workload must be something to call"),
+    ],
+)
+def test_a_workload_that_cannot_be_run_does_not_exist(
+    instructions: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        Workload(instructions=instructions)  # type: ignore[arg-type]
