@@ -13,6 +13,7 @@ from flyball_server.frontier_plot import PLOT_SUFFIXES
 from flyball_server.pipeline_blocks import pipeline_blocks
 from flyball_server.planning.pipeline_model import PipelineModel
 from flyball_server.planning.plan_text import plan_rows
+from flyball_server.planning.schedules._base import Schedule
 from flyball_server.planning.simulator import Simulation
 from flyball_server.timeline import PredictedTimeline, add_timeline_arguments, read_timeline
 
@@ -75,7 +76,7 @@ def _text(timeline: PredictedTimeline) -> str:
         rows = pipeline_blocks(models, assignments, simulation)
     else:
         rows = "\n".join(plan_rows(models[0], assignments[0], simulation.whole))
-    return _summary(simulation.whole, most) + "\n" + rows
+    return _summary(simulation.whole, most, models[0].schedule) + "\n" + rows
 
 
 def _figures(simulation: Simulation) -> dict[str, Any]:
@@ -87,8 +88,11 @@ def _figures(simulation: Simulation) -> dict[str, Any]:
 
 
 def _by_stage(model: PipelineModel, simulation: Simulation) -> dict[str, Any]:
+    schedule, versions = model.schedule, model.schedule.weight_versions
     return {
         "peak_activations": list(simulation.peak_activations),
+        **({"num_chunks": schedule.num_chunks} if schedule.num_chunks > 1 else {}),
+        **({"weight_versions": list(versions)} if versions else {}),
         "critical_path": [
             [model.dag.stage[node], *_instruction(model, node)] for node in simulation.critical_path
         ],
@@ -100,13 +104,16 @@ def _instruction(model: PipelineModel, node: int) -> list[str | int]:
     return [str(kind), microbatch, chunk] if chunk else [str(kind), microbatch]
 
 
-def _summary(simulation: Simulation, peak_activations: Sequence[int]) -> str:
+def _summary(simulation: Simulation, peak_activations: Sequence[int], schedule: Schedule) -> str:
     peaks = ", ".join(map(str, peak_activations))
+    of_chunk = f" of one of {schedule.num_chunks} chunks" if schedule.num_chunks > 1 else ""
+    versions = ", ".join(map(str, schedule.weight_versions or ()))
     return (
         f"iteration time    {simulation.iteration_time_s:.4f} s (predicted)\n"
         f"energy            {simulation.energy_j:.2f} J (predicted)\n"
         f"bubble fraction   {simulation.bubble_fraction:.4f}\n"
-        f"peak activations  {peaks} microbatches, by stage\n"
+        f"peak activations  {peaks} microbatches{of_chunk}, by stage\n"
+        + (f"weight versions   {versions}, by stage\n" if versions else "")
     )
 
 
