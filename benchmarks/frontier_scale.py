@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import resource
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class PlanFigure:
 
     Attributes:
         process_s: whole process, s.
+        cpu_s: of it, what it had of a core; on a busy machine the figure to compare, s.
         solve_s: the planning alone, as the command reports it, s.
         peak_memory_bytes: of the process.
         saving_percent: of energy against the baseline, %.
@@ -45,6 +47,7 @@ class PlanFigure:
     num_stages: int
     num_microbatches: int
     process_s: float
+    cpu_s: float
     solve_s: float
     peak_memory_bytes: int
     saving_percent: float
@@ -67,6 +70,7 @@ class FrontierFigure:
 
     Attributes:
         process_s: whole process, s.
+        cpu_s: of it, what it had of a core, s.
         solve_s: the planning alone, s.
         peak_memory_bytes: of the process.
         largest_gap_percent: of its plans' energies above their bounds, %.
@@ -75,6 +79,7 @@ class FrontierFigure:
     gpu: str
     num_plans: int
     process_s: float
+    cpu_s: float
     solve_s: float
     peak_memory_bytes: int
     largest_gap_percent: float
@@ -120,6 +125,7 @@ def _plan(gpu: Gpu, tiled: Path, num_stages: int, num_microbatches: int) -> Plan
     show_progress(f"{gpu.name}, {num_stages} stages x {num_microbatches} microbatches")
     pipeline = gpu.pipeline_arguments(tiled, num_microbatches)
     policy = ["--policy", "frontier", "--target", "fastest"]
+    before_s = _children_cpu_s()
     run = run_flyball(["plan", *pipeline, *policy], give_up_s=PLAN_GIVE_UP_S)
     if run.document["num_stages"] != num_stages:
         raise BenchmarkError(f"{gpu.file_name} has not {num_stages} stages")
@@ -128,6 +134,7 @@ def _plan(gpu: Gpu, tiled: Path, num_stages: int, num_microbatches: int) -> Plan
         num_stages=num_stages,
         num_microbatches=num_microbatches,
         process_s=run.process.process_s,
+        cpu_s=_children_cpu_s() - before_s,
         solve_s=run.solve_s,
         peak_memory_bytes=run.process.peak_memory_bytes,
         saving_percent=run.document["saving_percent"],
@@ -139,6 +146,7 @@ def _frontier(gpu: Gpu, tiled: Path) -> FrontierFigure:
     num_stages, num_microbatches = SIZES[-1]
     show_progress(f"{gpu.name}, {num_stages} x {num_microbatches}, the whole frontier")
     pipeline = gpu.pipeline_arguments(tiled, num_microbatches)
+    before_s = _children_cpu_s()
     run = run_flyball(
         ["frontier", *pipeline, "--points", str(NUM_POINTS)], give_up_s=FRONTIER_GIVE_UP_S
     )
@@ -147,10 +155,17 @@ def _frontier(gpu: Gpu, tiled: Path) -> FrontierFigure:
         gpu=gpu.name,
         num_plans=len(points),
         process_s=run.process.process_s,
+        cpu_s=_children_cpu_s() - before_s,
         solve_s=run.solve_s,
         peak_memory_bytes=run.process.peak_memory_bytes,
         largest_gap_percent=max(point["gap_percent"] for point in points),
     )
+
+
+def _children_cpu_s() -> float:
+    """User and system time of all processes that were started and waited for, s."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _limits(plans: list[PlanFigure], frontiers: list[FrontierFigure]) -> Iterator[Limit]:
@@ -174,6 +189,7 @@ def _text(plans: list[PlanFigure], frontiers: list[FrontierFigure]) -> str:
             "target fastest",
             "instructions",
             "process, s",
+            "CPU, s",
             "planning, s",
             "MiB",
             "saving, %",
@@ -184,6 +200,7 @@ def _text(plans: list[PlanFigure], frontiers: list[FrontierFigure]) -> str:
                 f"{plan.gpu}, {plan.size}",
                 str(plan.num_instructions),
                 f"{plan.process_s:.2f}",
+                f"{plan.cpu_s:.2f}",
                 f"{plan.solve_s:.2f}",
                 f"{plan.peak_memory_bytes / 1024**2:.0f}",
                 f"{plan.saving_percent:.2f}",
@@ -197,6 +214,7 @@ def _text(plans: list[PlanFigure], frontiers: list[FrontierFigure]) -> str:
             f"frontier, {SIZES[-1][0]}x{SIZES[-1][1]}",
             "plans",
             "process, s",
+            "CPU, s",
             "MiB",
             "largest gap, %",
         ],
@@ -205,6 +223,7 @@ def _text(plans: list[PlanFigure], frontiers: list[FrontierFigure]) -> str:
                 frontier.gpu,
                 str(frontier.num_plans),
                 f"{frontier.process_s:.1f}",
+                f"{frontier.cpu_s:.1f}",
                 f"{frontier.peak_memory_bytes / 1024**2:.0f}",
                 f"{frontier.largest_gap_percent:.3f}",
             ]

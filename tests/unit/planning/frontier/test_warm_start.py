@@ -1,0 +1,186 @@
+"""The interior point between solved deadlines: fewer steps, the same optimum, the same bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.planning.frontier.test_sweep import assert_is_frontier
+from tests.unit.planning.oracles import plain_program_bound_j
+from tests.unit.planning.tiny_pipelines import model_of, models
+
+from flyball_profiles.examples import load_example_profile
+from flyball_server.planning.frontier import interior_point, warm_start
+from flyball_server.planning.frontier import solver as solver_module
+from flyball_server.planning.frontier.curves import model_curves
+from flyball_server.planning.frontier.event_network import END, EventNetwork, build_network
+from flyball_server.planning.frontier.interior_parts import Iterate
+from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
+from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
+from flyball_server.planning.frontier.relaxation import RelaxedOptimum
+from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
+from flyball_server.planning.frontier.sweep import sweep_frontier
+from flyball_server.planning.frontier.warm_start import KeptIterates
+from flyball_server.planning.pipeline_model import PipelineModel
+
+WITHIN = 1e-4  # of the optimum, by a relaxation's contract
+ROUNDING = 1e-9  # of the textbook program's solver
+
+
+class Counted(InteriorPointRelaxation):
+    """Counts its steps."""
+
+    num_steps = 0
+
+    def _next(self, point: Iterate, window_error_s: np.ndarray) -> Iterate:
+        self.num_steps += 1
+        return super()._next(point, window_error_s)
+
+    def steps_for(self, deadline_s: float) -> int:
+        """How many it takes."""
+        before = self.num_steps
+        self.solve(deadline_s)
+        return self.num_steps - before
+
+
+def network_of(model: PipelineModel) -> EventNetwork:
+    return build_network(model, model_curves(model))
+
+
+def deadlines_of(model: PipelineModel, shares: list[float]) -> list[float]:
+    """So far from the fastest to the slowest iteration that is of any use."""
+    solver = DeadlineSolver(model)
+    span_s = solver.slowest_time_s - solver.fastest_time_s or solver.fastest_time_s
+    return [solver.fastest_time_s + share * span_s for share in shares]
+
+
+def example_model(num_microbatches: int = 4) -> PipelineModel:
+    profile = load_example_profile().select_stages((0, 1, 7))
+    return model_of(profile, num_microbatches, "1f1b", [83.64])
+
+
+def iterate_of(value: float) -> Iterate:
+    return Iterate(*(np.full(2, value) for _ in Iterate._fields))
+
+
+@settings(max_examples=20)
+@given(
+    model=models(max_stages=3, max_microbatches=3),
+    shares=st.lists(st.floats(0, 1.5), min_size=3, max_size=8),
+)
+def test_whatever_was_solved_before_a_bound_is_near_the_optimum_and_never_above(
+    model: PipelineModel, shares: list[float]
+) -> None:
+    network = network_of(model)
+    warm, simplex = InteriorPointRelaxation(network), ParametricRelaxation(network)
+    for deadline_s in deadlines_of(model, shares):
+        optimum = warm.solve(deadline_s)
+        optimum_j = plain_program_bound_j(model, deadline_s)
+        assert optimum_j * (1 - WITHIN) <= optimum.lower_bound_j <= optimum_j * (1 + ROUNDING)
+        simplex_j = simplex.solve(deadline_s).lower_bound_j
+        assert optimum.lower_bound_j <= simplex_j * (1 + 1e-6)  # what it perturbs by
+        assert optimum.event_time_s[END] <= deadline_s * (1 + 1e-6)
+
+
+@settings(max_examples=25)
+@given(model=models(max_stages=3, max_microbatches=3), share=st.floats(0.01, 0.99))
+def test_a_plan_from_a_mixed_start_keeps_its_deadline(model: PipelineModel, share: float) -> None:
+    relaxation = InteriorPointRelaxation(network_of(model))
+    early_s, late_s, deadline_s = deadlines_of(model, [0, 1, share])
+    for end_s in (early_s, late_s):
+        relaxation.solve(end_s)
+    plan = DeadlineSolver(model).plan(relaxation.solve(deadline_s), 200)
+    assert plan.iteration_time_s <= deadline_s
+    assert plan.energy_j >= plan.lower_bound_j * (1 - ROUNDING)
+
+
+def test_a_deadline_between_near_ones_takes_half_the_steps() -> None:
+    model = example_model(num_microbatches=24)
+    early_s, between_s, late_s = deadlines_of(model, [0.1, 0.11, 0.12])
+    relaxation = Counted(network_of(model))
+    ends = [relaxation.steps_for(deadline_s) for deadline_s in (early_s, late_s)]
+    assert relaxation.steps_for(between_s) < min(ends) / 2
+
+
+def test_a_mixed_start_that_leads_nowhere_is_followed_by_a_cold_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = network_of(example_model())
+    early_s, between_s, late_s = deadlines_of(example_model(), [0.1, 0.11, 0.12])
+    cold = InteriorPointRelaxation(network).solve(between_s)
+    monkeypatch.setattr(interior_point, "MAX_WARM_STEPS", 1)
+    relaxation = Counted(network)
+    for deadline_s in (early_s, late_s):
+        relaxation.solve(deadline_s)
+    after = relaxation.solve(between_s)
+    assert after.event_time_s.tobytes() == cold.event_time_s.tobytes()
+    assert after.lower_bound_j == cold.lower_bound_j
+
+
+def test_a_mix_lies_between_the_nearest_two_in_proportion() -> None:
+    kept = KeptIterates()
+    for deadline_s, value in [(4.0, 8.0), (1.0, 0.0), (2.0, 4.0)]:
+        kept.add(deadline_s, iterate_of(value))
+    mixed = kept.mixed(2.5)
+    assert mixed is not None
+    assert [array.tolist() for array in mixed] == [[5.0, 5.0]] * len(Iterate._fields)
+
+
+def test_outside_the_solved_deadlines_there_is_nothing_to_mix() -> None:
+    kept = KeptIterates()
+    assert kept.mixed(1.0) is None
+    kept.add(1.0, iterate_of(0.0))
+    kept.add(2.0, iterate_of(1.0))
+    assert kept.mixed(0.9) is None
+    assert kept.mixed(2.1) is None
+
+
+def test_of_too_many_the_one_in_the_narrowest_place_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_start, "MAX_KEPT", 3)
+    kept = KeptIterates()
+    for deadline_s, value in [(1.0, 1.0), (9.0, 9.0), (5.0, -70.0), (4.0, 4.0)]:
+        kept.add(deadline_s, iterate_of(value))
+    # 4 and 5 are as near to their neighbours as each other's gap: 4 spans 1 to 5, 5 spans 4 to 9.
+    mixed = kept.mixed(7.0)
+    assert mixed is not None
+    assert mixed.time_s.tolist() == [-30.5, -30.5]  # halfway from 5 to 9: 4 has gone
+    between = kept.mixed(3.0)
+    assert between is not None
+    assert between.time_s.tolist() == [-34.5, -34.5]  # halfway from 1 to 5
+
+
+def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
+    monkeypatch.setattr(solver_module, "MAX_SIMPLEX_INSTRUCTIONS", 0)
+    return sweep_frontier(DeadlineSolver(example_model()), 40, 500)
+
+
+def test_a_frontier_from_mixed_starts_is_certified_and_thins_out_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solved: list[RelaxedOptimum] = []
+    solve = InteriorPointRelaxation.solve
+
+    def remembering(relaxation: InteriorPointRelaxation, deadline_s: float) -> RelaxedOptimum:
+        solved.append(solve(relaxation, deadline_s))
+        return solved[-1]
+
+    monkeypatch.setattr(InteriorPointRelaxation, "solve", remembering)
+    plans = sweep_as_if_large(monkeypatch)
+    assert len(plans) >= 40
+    assert len(solved) > warm_start.MAX_KEPT
+    assert_is_frontier(plans)
+    for plan in plans[::5]:
+        optimum_j = plain_program_bound_j(example_model(), plan.relaxed.deadline_s)
+        assert optimum_j * (1 - WITHIN) <= plan.lower_bound_j <= optimum_j * (1 + ROUNDING)
+
+
+def test_the_same_sweep_gives_the_same_plans_byte_for_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (sweep_as_if_large(monkeypatch) for _ in range(2))
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert one.assignment == other.assignment
+        assert (one.energy_j, one.lower_bound_j) == (other.energy_j, other.lower_bound_j)
+        assert one.relaxed.event_time_s.tobytes() == other.relaxed.event_time_s.tobytes()
