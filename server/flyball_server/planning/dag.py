@@ -9,6 +9,7 @@ its own stage stands before it there: `Schedule` sees to that.)
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import InstructionKind
@@ -40,6 +41,12 @@ class DependencyDag:
     def num_nodes(self) -> int:
         """Number of instructions of an iteration."""
         return len(self.stage)
+
+    @functools.cached_property
+    def last_of_stages(self) -> tuple[int, ...]:
+        """Each stage's last node; what ends an iteration is among them."""
+        followed = set(self.order_predecessor)
+        return tuple(node for node in range(self.num_nodes) if node not in followed)
 
     def predecessors(self, node: int) -> tuple[int, ...]:
         """The nodes that must finish before this one starts."""

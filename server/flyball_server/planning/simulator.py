@@ -105,7 +105,7 @@ def critical_path(
     As EnvPipe does: a node that did not wait follows the one before it on its stage, one that
     waited follows the neighbour whose output it waited for. Of equal ends the lowest stage's.
     """
-    node = max(range(dag.num_nodes), key=lambda index: (finish_s[index], -dag.stage[index]))
+    node = max(dag.last_of_stages, key=lambda index: (finish_s[index], -dag.stage[index]))
     tolerance_s = RELATIVE_TIME_TOLERANCE * finish_s[node]
     path = [node]
     while True:

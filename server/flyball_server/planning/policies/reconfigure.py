@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.simulator import critical_path, earliest_finish_s
+from flyball_server.planning.simulator import critical_path
 
 GREEDY_STEPS = 3
 
@@ -70,9 +71,10 @@ def _raised_step_by_step(
     raised = list(assignment)
     raise_path = RECONFIGURATIONS[manner]
     durations_s = model.durations_s(raised)
+    finish_times = FinishTimes(model.dag)
     while True:
         yield raised
-        path = critical_path(model.dag, durations_s, earliest_finish_s(model.dag, durations_s))
+        path = critical_path(model.dag, durations_s, finish_times.earliest_s(durations_s))
         if not raise_path(model, raised, path, granularity_mhz):
             return
         for node in path:
