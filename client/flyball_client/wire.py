@@ -38,7 +38,8 @@ class JobRegistration:
             stages or one each; null: taken from the table of `gpu`.
         gpu: name in the GPU table (`a100`), for its blocking power.
         activation_bytes: bytes of activations held per microbatch, per stage; with
-            `free_memory_bytes` it bounds the extra warm-up forwards of `envpipe`.
+            `free_memory_bytes` it bounds the extra warm-up forwards of `envpipe`, and an order
+            that does not fit is refused.
         free_memory_bytes: bytes free beside what 1F1B holds, per stage.
         emulated: the job's GPUs are emulated; shown wherever its figures are.
         checkpoint: which microbatches `torchgpipe` computes forward again before their backward:

@@ -1,41 +1,18 @@
-"""How many bytes a microbatch in flight holds on this rank, and how many are free for more."""
+"""How many bytes a microbatch in flight holds on this rank, in DeepSpeed's buffers and beside."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_integrations.instruction_hooks import Execute, Instructions
 
-# Of what the device has: fragments, and whatever a step may need once and this one did not.
-_KEPT_FREE = 0.1
 _FILLING = (schedule.RecvActivation, schedule.LoadMicroBatch, schedule.ForwardPass)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankMemory:
-    """What bounds the microbatches in flight on one rank.
-
-    Attributes:
-        activation_bytes: held by one of them, at least 1.
-        free_bytes: free beside what 1F1B holds.
-    """
-
-    activation_bytes: int
-    free_bytes: int
-
-    @property
-    def num_more(self) -> int:
-        """Microbatches that may be in flight beyond those of 1F1B."""
-        return self.free_bytes // self.activation_bytes
 
 
 class MemoryMeter(Protocol):
@@ -152,60 +129,6 @@ class ActivationMeter:
             return result
 
         return execute_measured
-
-
-def free_cuda_bytes() -> int:
-    """What this process could still take beside the most it has held so far, less a tenth.
-
-    Bytes that PyTorch has reserved and not given out count as free. To be asked when two whole
-    steps are over: the first one makes the optimizer's states, the second holds them and the
-    activations of 1F1B together.
-    """
-    free: int = torch.cuda.mem_get_info()[0]
-    reserved: int = torch.cuda.memory_reserved()
-    most_held: int = torch.cuda.max_memory_allocated()
-    return max(0, math.floor((free + reserved) * (1 - _KEPT_FREE)) - most_held)
-
-
-def gather_memory(
-    memory: RankMemory, *, stage: int, num_stages: int, group: torch.distributed.ProcessGroup
-) -> tuple[RankMemory, ...]:
-    """Every stage's memory, see `memory_by_stage`; all ranks of the group must call it at once."""
-    mine = torch.tensor([stage, memory.activation_bytes, memory.free_bytes])
-    rows = [torch.empty_like(mine) for _ in range(group.size())]
-    torch.distributed.all_gather(rows, mine, group=group)
-    return memory_by_stage([row.tolist() for row in rows], num_stages=num_stages)
-
-
-def memory_by_stage(rows: Sequence[Sequence[int]], *, num_stages: int) -> tuple[RankMemory, ...]:
-    """Per stage, the largest activation and the least free memory.
-
-    Args:
-        rows: of each rank its stage, activation bytes and free bytes; each stage has a rank.
-        num_stages: of the pipeline.
-    """
-    by_stage: list[list[Sequence[int]]] = [[] for _ in range(num_stages)]
-    for row in rows:
-        by_stage[row[0]].append(row)
-    return tuple(
-        RankMemory(
-            activation_bytes=max(activation_bytes for _, activation_bytes, _ in of_stage),
-            free_bytes=min(free_bytes for _, _, free_bytes in of_stage),
-        )
-        for of_stage in by_stage
-    )
-
-
-def registered_memory(memory: RankMemory, *, num_microbatches: int) -> RankMemory:
-    """The same as far as a plan depends on it, so that a run that starts over says the same.
-
-    Only how many more microbatches fit counts, and more than all of them is no more. Bytes of
-    activations are raised by at most a sixty-fourth, to a round number.
-    """
-    granule = 1 << max(0, memory.activation_bytes.bit_length() - 7)
-    activation_bytes = -(-memory.activation_bytes // granule) * granule
-    num_more = min(memory.free_bytes // activation_bytes, num_microbatches)
-    return RankMemory(activation_bytes=activation_bytes, free_bytes=num_more * activation_bytes)
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_client.instruction_timings import Transfer
+from flyball_integrations.attachment import Overrides
 from flyball_integrations.instruction_hooks import (
     BufferMicrobatches,
     Execute,
@@ -75,7 +76,7 @@ class EnginePatch:
         self._transfers = transfers
         self._microbatches = BufferMicrobatches()
         self._is_training = False
-        self._replaced: dict[str, Any] = {}
+        self._overrides = Overrides()
         instructions = dict(engine._INSTRUCTION_MAP)
         for wrap in wrappers:
             instructions = wrap(instructions)
@@ -88,26 +89,15 @@ class EnginePatch:
         if transfers is not None:
             instructions |= self._timed_transfers(instructions, transfers)
         train_batch = self._wrapped_train_batch(engine.train_batch)
-        self._override("_INSTRUCTION_MAP", instructions)
-        self._override("train_batch", train_batch)
+        self._overrides.set(engine, "_INSTRUCTION_MAP", instructions)
+        self._overrides.set(engine, "train_batch", train_batch)
         if schedule_for is not None:
             exec_schedule = self._wrapped_exec_schedule(engine._exec_schedule, schedule_for)
-            self._override("_exec_schedule", exec_schedule)
+            self._overrides.set(engine, "_exec_schedule", exec_schedule)
 
     def remove(self) -> None:
         """Leave the engine's attributes as they were before."""
-        attributes = vars(self._engine)
-        for name, (was_set, value) in self._replaced.items():
-            if was_set:
-                attributes[name] = value
-            else:
-                attributes.pop(name, None)
-        self._replaced.clear()
-
-    def _override(self, name: str, value: object) -> None:
-        attributes = vars(self._engine)
-        self._replaced[name] = (name in attributes, attributes.get(name))
-        attributes[name] = value
+        self._overrides.remove()
 
     def _wrapped_train_batch(self, train_batch: Callable[P, T]) -> Callable[P, T]:
         def train_batch_on_planned_clocks(*args: P.args, **kwargs: P.kwargs) -> T:

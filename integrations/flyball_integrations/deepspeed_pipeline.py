@@ -11,10 +11,8 @@ Only attributes of this engine object are set, and `detach` removes them again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from typing import Literal
 
 import torch.distributed
@@ -22,17 +20,18 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
-from flyball_client.gpu.open_gpu import open_local_gpu
-from flyball_client.planner_client import PlannerClient
 from flyball_client.rank_session import RankSession
-from flyball_client.rank_settings import RankSettings, WithoutPlanner
+from flyball_client.rank_settings import WithoutPlanner
 from flyball_client.wire import JobRegistration
-from flyball_integrations.activation_memory import RankMemory, free_cuda_bytes
+from flyball_integrations.activation_memory import ActivationMeter
+from flyball_integrations.attachment import Registering, open_rank
 from flyball_integrations.deepspeed_engine_patch import EnginePatch
+from flyball_integrations.deepspeed_settings import P2P, SCHEDULES
 from flyball_integrations.eager_p2p import EagerP2P
-from flyball_integrations.job_registrar import JobRegistrar
 from flyball_integrations.order_agreement import OrderAgreement
+from flyball_integrations.order_negotiation import OrderNegotiation, RankPlace
 from flyball_integrations.order_switch import OrderSwitch
+from flyball_integrations.rank_memory import free_cuda_bytes
 from flyball_integrations.transfer_timers import (
     DeviceTransferTimer,
     HostTransferTimer,
@@ -40,8 +39,8 @@ from flyball_integrations.transfer_timers import (
 )
 
 _ATTACHMENT = "_flyball_attachment"
-_SCHEDULES = ("1f1b", "gpipe", "envpipe")
-_P2P = ("stock", "eager", "pulled")
+# The orders that DeepSpeed can be led through: whole forwards and backwards, one chunk a stage.
+_AUTO = "auto:envpipe,gpipe"
 
 
 def attach(
@@ -54,7 +53,7 @@ def attach(
     lease_s: float | None = None,
     gpu: GpuDevice | None = None,
     observer: InstructionObserver | None = None,
-    schedule: Literal["1f1b", "gpipe", "envpipe"] = "1f1b",
+    schedule: Literal["1f1b", "gpipe", "envpipe", "auto"] = "1f1b",
     p2p: Literal["stock", "eager", "pulled"] = "stock",
     free_memory_bytes: int | None = None,
     gpu_type: str | None = None,
@@ -82,8 +81,9 @@ def attach(
         gpu: the device to set; default: the GPU of this process's local rank.
         observer: told of every instruction as it begins and ends; default: an emulated
             `gpu` itself, otherwise nobody.
-        schedule: the order to run once there is a plan. Until then, and with `1f1b` always,
-            it is DeepSpeed's own.
+        schedule: the order to run once there is a plan; `auto`: that of the three which needs
+            the least energy, as the planner finds. Until then, and with `1f1b` always, it is
+            DeepSpeed's own.
         p2p: `stock` leaves DeepSpeed's; `eager` posts sends at once (gloo only, see
             eager_p2p.py); `pulled` is DeepSpeed's, with sends where the neighbour receives.
             The last two are those that other orders than 1F1B can be run with.
@@ -101,45 +101,44 @@ def attach(
 
     Raises:
         ValueError: the engine already has Flyball attached, `schedule` and `p2p` are not names
-            or do not go together, eager P2P is asked for without gloo, free memory must be
-            given, the planner's address or token cannot be one, or a variable of the
-            environment cannot be used. Nothing stays open then.
+            or do not go together, `auto` is asked for with another policy than `frontier`,
+            eager P2P is asked for without gloo, free memory must be given, the planner's
+            address or token cannot be one, or a variable of the environment cannot be used.
+            Nothing stays open then.
         GpuError: this rank's GPU cannot be found.
     """
     if _ATTACHMENT in vars(engine):
         raise ValueError("Flyball is already attached to this engine; call detach(engine) first")
-    _check_orders(engine, schedule=schedule, p2p=p2p, free_memory_bytes=free_memory_bytes)
+    _check_names(schedule=schedule, p2p=p2p, policy=policy)
+    if schedule != "1f1b":
+        _check_orders(engine, schedule=schedule, p2p=p2p, free_memory_bytes=free_memory_bytes)
     with ExitStack() as opened:
         # First what may be refused; what every rank has to do at the same time comes last.
-        settings = RankSettings.read(
-            os.environ,
+        ends = open_rank(
+            opened,
             planner_url=planner_url,
             token=token,
             without_planner=without_planner,
             lease_s=lease_s,
+            gpu=gpu,
         )
-        planner = settings.open_planner()
-        if planner is not None:
-            opened.callback(planner.close)
-        device = gpu
-        if device is None:
-            device = open_local_gpu(settings.local_rank, os.environ)
-            opened.callback(device.close)
         registration = JobRegistration(
             num_stages=engine.num_stages,
             num_microbatches=engine.micro_batches,
             num_ranks=torch.distributed.get_world_size(),
-            schedule=schedule,
+            schedule=_AUTO if schedule == "auto" else schedule,
             policy=policy,
             reconfigure=reconfigure,
             target=target,
             effort=effort,
             blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
             gpu=gpu_type,
-            emulated=device.is_emulated,
+            emulated=ends.gpu.is_emulated,
         )
-        registering = _Registering(
-            planner if engine.global_rank == 0 else None, job_id=job_id, registration=registration
+        registering = Registering(
+            ends.planner if engine.global_rank == 0 else None,
+            job_id=job_id,
+            registration=registration,
         )
         opened.callback(registering.close)
         eager = None
@@ -151,17 +150,18 @@ def attach(
             orders = _open_orders(engine, eager, registering, free_memory_bytes)
             opened.callback(orders.close)
         session = RankSession(
-            gpu=device,
+            gpu=ends.gpu,
             job_id=job_id,
             rank=engine.global_rank,
             stage=engine.stage_id,
             dp_rank=engine.grid.get_data_parallel_rank(),
             # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
             tp_rank=engine.grid.get_slice_parallel_rank(),
-            planner=planner,
+            planner=ends.planner,
             observer=observer,
-            without_planner=settings.without_planner,
-            lease_s=settings.lease_s,
+            without_planner=ends.settings.without_planner,
+            lease_s=ends.settings.lease_s,
+            polling_share=ends.settings.polling_share,
             initial_step=engine.global_steps,
             choose_plan=None if orders is None else orders.choose_plan,
         )
@@ -198,19 +198,23 @@ def detach(engine: PipelineEngine) -> None:
 def _open_orders(
     engine: PipelineEngine,
     eager: EagerP2P | None,
-    registering: _Registering,
+    registering: Registering,
     free_memory_bytes: int | None,
 ) -> OrderSwitch:
-    def free_bytes() -> int:
-        return free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes
-
-    return OrderSwitch(
-        engine,
+    meter = ActivationMeter.of_device(engine.device)
+    negotiation = OrderNegotiation(
+        RankPlace(
+            rank=engine.global_rank,
+            stage=engine.stage_id,
+            num_stages=engine.num_stages,
+            num_microbatches=engine.micro_batches,
+        ),
         agreement=OrderAgreement(stage=engine.stage_id, num_stages=engine.num_stages),
-        free_memory_bytes=free_bytes,
+        activation_bytes=lambda: meter.activation_bytes,
+        free_bytes=lambda: free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes,
         on_memory=registering.begin,
-        eager=eager,
     )
+    return OrderSwitch(engine, negotiation=negotiation, meter=meter, eager=eager)
 
 
 def _transfer_timer(engine: PipelineEngine, session: RankSession) -> TransferTimer:
@@ -219,51 +223,21 @@ def _transfer_timer(engine: PipelineEngine, session: RankSession) -> TransferTim
     return DeviceTransferTimer(session.on_transfer, make_event=get_accelerator().Event)
 
 
-class _Registering:
-    """Makes the job known from rank 0, once all is known of it; elsewhere nothing.
-
-    A plan of another order than 1F1B is bounded by memory, and a job that is planned cannot be
-    registered with another memory: so it is not registered before memory is known.
-    """
-
-    def __init__(
-        self, planner: PlannerClient | None, *, job_id: str, registration: JobRegistration
-    ) -> None:
-        self._planner = planner
-        self._job_id = job_id
-        self._registration = registration
-        self._registrar: JobRegistrar | None = None
-
-    def begin(self, stages: Sequence[RankMemory] = ()) -> None:
-        """Register, with the memory of each stage where it counts."""
-        if self._planner is None:
-            return
-        registration = self._registration
-        if stages:
-            registration = replace(
-                registration,
-                activation_bytes=tuple(stage.activation_bytes for stage in stages),
-                free_memory_bytes=tuple(stage.free_bytes for stage in stages),
-            )
-        self._registrar = JobRegistrar(
-            self._planner, job_id=self._job_id, registration=registration
+def _check_names(*, schedule: str, p2p: str, policy: str | None) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
+    if p2p not in P2P:
+        raise ValueError(f"p2p must be one of {', '.join(P2P)}, not {p2p!r}")
+    if schedule == "auto" and policy not in {None, "frontier"}:
+        raise ValueError(
+            f"schedule='auto' compares frontiers, which policy={policy!r} has not; leave policy"
+            " out, or name a schedule"
         )
-
-    def close(self) -> None:
-        """Stop registering it."""
-        if self._registrar is not None:
-            self._registrar.close()
 
 
 def _check_orders(
     engine: PipelineEngine, *, schedule: str, p2p: str, free_memory_bytes: int | None
 ) -> None:
-    if schedule not in _SCHEDULES:
-        raise ValueError(f"schedule must be one of {', '.join(_SCHEDULES)}, not {schedule!r}")
-    if p2p not in _P2P:
-        raise ValueError(f"p2p must be one of {', '.join(_P2P)}, not {p2p!r}")
-    if schedule == "1f1b":
-        return
     if p2p == "stock":
         raise ValueError(
             f"schedule={schedule!r} needs p2p='eager' (gloo) or p2p='pulled': with DeepSpeed's"

@@ -11,7 +11,7 @@ from typing import Any, cast
 from flyball_profiles.gpu_windows import gpu_names
 
 POLICIES = ("baseline", "uniform", "envelope", "frontier")
-SCHEDULES = ("1f1b", "gpipe", "envpipe")
+SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
 RECONFIGURATIONS = ("default", "greedy", "balanced")
 EFFORTS = ("low", "normal", "high")
 P2P = ("stock", "eager", "pulled")

@@ -1,39 +1,42 @@
-"""What each rank of test_deepspeed_orders.py runs under torchrun; the tests read its findings.
+"""What each rank of test_deepspeed_orders.py runs; the tests read its findings.
 
-Starting ranks takes seconds, so one run goes through many trainings of a few tiny steps and
-writes a JSON file per rank.
+Starting ranks takes seconds, so one run goes through many trainings of a few tiny steps.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed
-from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe import p2p, schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from torch import nn
+from tests.integration.deepspeed_ranks import Findings, run_ranks
+from tests.integration.deepspeed_tiny import (
+    SAMPLES_PER_MICROBATCH,
+    emulated_gpu,
+    loss_of_step,
+    parameters_of,
+    samples,
+    stage_profile,
+    tiny_engine,
+)
 
 from flyball_client.errors import PlannerRefusedError
-from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.plan_cursor import CompiledPlan
 from flyball_client.planner_client import PlannerClient
 from flyball_integrations.activation_memory import ActivationMeter
 from flyball_integrations.deepspeed_pipeline import attach, detach
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
-_WIDTH = 8
 _STOCK_P2P = (p2p.send, p2p.recv)
 # Compared at step 8, exchanged at 9, run from 10 on; one round later at 18.
 FIRST_PLANNED_STEP = 10
@@ -41,43 +44,15 @@ _NUM_STEPS = 13
 _MANY_BYTES = 2**30
 JOB_ID = "orders"
 
-Findings = dict[str, Any]
-
 
 class Training:
     """One engine from the same seed as all others, and what it ran step by step."""
 
-    def __init__(
-        self,
-        *,
-        num_stages: int,
-        num_microbatches: int,
-        checkpointing: bool = False,
-        zero_stage: int = 0,
-        dropout: float = 0.1,
-    ) -> None:
-        torch.manual_seed(7)
-        model = PipelineModule(
-            layers=[_layer(index, dropout) for index in range(2 * num_stages)],
-            num_stages=num_stages,
-            loss_fn=nn.functional.mse_loss,
-            partition_method="uniform",
-            activation_checkpoint_interval=int(checkpointing),
-        )
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-            config={
-                "train_micro_batch_size_per_gpu": 2,
-                "gradient_accumulation_steps": num_microbatches,
-                "zero_optimization": {"stage": zero_stage},
-                "steps_per_print": 10**9,
-            },
-        )
-        self.engine: PipelineEngine = engine
+    def __init__(self, *, dropout: float = 0.1, **model: Any) -> None:  # noqa: ANN401
+        self.engine = engine = tiny_engine(dropout=dropout, **model)
         self.orders: list[str] = []
         self.losses: list[str] = []
-        self._samples = _samples(engine.grid.get_data_parallel_rank())
+        self._samples = samples(engine.grid.get_data_parallel_rank())
         engine._INSTRUCTION_MAP = {
             **engine._INSTRUCTION_MAP,
             schedule.ForwardPass: self._noting("F", engine._INSTRUCTION_MAP[schedule.ForwardPass]),
@@ -86,26 +61,33 @@ class Training:
             ),
         }
 
-    def step(self) -> None:
-        """Train one step."""
+    def step(self, num_microbatches: int | None = None) -> None:
+        """Train one step, of another number of microbatches where one is given."""
+        usual = self.engine.train_batch_size()
+        if num_microbatches is not None:
+            self.engine.set_train_batch_size(num_microbatches * SAMPLES_PER_MICROBATCH)
+        self._train()
+        if num_microbatches is not None:
+            self.engine.set_train_batch_size(usual)
+
+    def _train(self) -> None:
         self.orders.append("")
-        self.losses.append(float(self.engine.train_batch(self._samples)).hex())
+        self.losses.append(loss_of_step(self.engine, self._samples))
 
     def evaluate(self) -> str:
         """The loss of an evaluation on samples of its own."""
         self.orders.append("")
-        loss = float(self.engine.eval_batch(_samples(100))).hex()
+        loss = float(self.engine.eval_batch(samples(100))).hex()
         self.orders.pop()
         return loss
 
     def findings(self) -> Findings:
         """What must not depend on the order, and the order."""
-        parameters = [
-            value.hex()
-            for parameter in self.engine.module.parameters()
-            for value in parameter.detach().flatten().tolist()
-        ]
-        return {"losses": self.losses, "parameters": parameters, "orders": self.orders}
+        return {
+            "losses": self.losses,
+            "parameters": parameters_of(self.engine),
+            "orders": self.orders,
+        }
 
     def _noting(self, letter: str, execute: Callable[..., Any]) -> Callable[..., Any]:
         def noting(engine: PipelineEngine, **kwargs: object) -> object:
@@ -118,12 +100,17 @@ class Training:
 # ------------------------------------------------------------------ scenarios
 
 
-def trained_as_deepspeed_does(num_steps: int = _NUM_STEPS, **model: Any) -> Findings:  # noqa: ANN401
-    """Without Flyball."""
+def trained_as_deepspeed_does(
+    num_steps: int = _NUM_STEPS,
+    *,
+    larger_steps: Mapping[int, int] = MappingProxyType({}),
+    **model: Any,  # noqa: ANN401 - as Training has it
+) -> Findings:
+    """Without Flyball; `larger_steps` have another number of microbatches."""
     training = Training(**model)
     evaluations = []
     for step in range(num_steps):
-        training.step()
+        training.step(larger_steps.get(step))
         if step in {4, num_steps - 1}:
             evaluations.append(training.evaluate())
     return training.findings() | {"evaluations": evaluations}
@@ -136,19 +123,17 @@ def trained_in_order(
     sends: str,
     late_rank: int | None = None,
     num_steps: int = _NUM_STEPS,
+    larger_steps: Mapping[int, int] = MappingProxyType({}),
     **model: Any,  # noqa: ANN401 - as Training has it
 ) -> Findings:
     """A plan of another order comes to the ranks in different steps, to one very late."""
     training = Training(**model)
     engine = training.engine
     before = dict(vars(engine))
-    gpu = EmulatedGpu(
-        _profile(engine.num_stages), engine.stage_id, blocking_power_w=80.0, time_scale=1e-4
-    )
     session = attach(
         engine,
         job_id="written",
-        gpu=gpu,
+        gpu=emulated_gpu(engine),
         schedule=schedule_name,  # type: ignore[arg-type] # one of them
         p2p=sends,  # type: ignore[arg-type] # likewise
         free_memory_bytes=_MANY_BYTES,
@@ -159,7 +144,7 @@ def trained_in_order(
     for step in range(num_steps):
         if step == heard_in_step:
             session._plans.put(plan, 4)
-        training.step()
+        training.step(larger_steps.get(step))
         if step in {4, num_steps - 1}:
             evaluations.append(training.evaluate())
     detach(engine)
@@ -183,11 +168,10 @@ def refused_orders() -> Findings:
     """One plan whose orders deadlock, and one that has no room; training goes on in 1F1B."""
     training = Training(num_stages=2, num_microbatches=4)
     engine = training.engine
-    gpu = EmulatedGpu(_profile(2), engine.stage_id, blocking_power_w=80.0, time_scale=1e-4)
     session = attach(
         engine,
         job_id="refused",
-        gpu=gpu,
+        gpu=emulated_gpu(engine),
         schedule="envpipe",
         p2p="eager",
         free_memory_bytes=0 if engine.stage_id == 0 else _MANY_BYTES,
@@ -207,22 +191,19 @@ def refused_orders() -> Findings:
 
 
 def order_of_a_real_planner() -> Findings:
-    """The planner has no profile before step 3; its order is run once all ranks have it."""
+    """The planner has no profile before step 3; the order it chooses is run once all have it."""
     training = Training(num_stages=2, num_microbatches=4)
     engine = training.engine
-    profile = _profile(2)
-    gpu = EmulatedGpu(profile, engine.stage_id, blocking_power_w=80.0, time_scale=1e-3)
     url = os.environ["PLANNER_URL"]
     session = attach(
         engine,
         job_id=JOB_ID,
         planner_url=url,
-        gpu=gpu,
-        schedule="envpipe",
+        gpu=emulated_gpu(engine, time_scale=1e-3),
+        schedule="auto",
         p2p="eager",
         free_memory_bytes=_MANY_BYTES,
         blocking_power_w=[80.0],
-        policy="envelope",
     )
     num_planned = 0
     registration: Findings = {}
@@ -231,7 +212,7 @@ def order_of_a_real_planner() -> Findings:
         while not is_over:
             training.step()
             if engine.global_rank == 0 and not registration and len(training.losses) >= 3:
-                registration = _given_profile(planner, profile)
+                registration = _given_profile(planner)
             num_planned += session.active_version is not None
             is_over = _rank_0_says(num_planned >= 4 or len(training.losses) >= 2000)
             time.sleep(0.002)
@@ -286,6 +267,13 @@ def _two_stages() -> Iterator[tuple[str, Findings]]:
         trained_in_order(
             [3, 1], schedule_name="envpipe", sends="eager", late_rank=1, num_steps=20, **model
         ),
+    )
+    # All the while the ranks compare and exchange, and one step more.
+    sizes: dict[str, Any] = {"larger_steps": dict.fromkeys(range(8, FIRST_PLANNED_STEP + 1), 6)}
+    yield "stock resized", trained_as_deepspeed_does(**model, **sizes)
+    yield (
+        "envpipe resized",
+        trained_in_order([3, 1], schedule_name="envpipe", sends="pulled", **model, **sizes),
     )
     yield "refused", refused_orders()
     yield "bytes", activation_bytes()
@@ -344,20 +332,6 @@ def _can_checkpoint_activations() -> bool:
     return True
 
 
-def _layer(index: int, dropout: float) -> nn.Module:
-    linear = nn.Linear(_WIDTH, _WIDTH)
-    # An order that drew random numbers otherwise would show.
-    has_dropout = dropout > 0 and index % 2 == 1
-    return nn.Sequential(linear, nn.Dropout(dropout)) if has_dropout else linear
-
-
-def _samples(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(11 + seed)
-    while True:
-        sample = torch.randn(2, _WIDTH, generator=generator)
-        yield sample, sample.roll(1, dims=1)
-
-
 def _plan(num_in_front: int, num_microbatches: int, *, version: int = 1) -> CompiledPlan:
     """So many forwards, then alternation, then the backwards that are left."""
     kinds = ["forward"] * num_in_front
@@ -379,29 +353,10 @@ def _plan(num_in_front: int, num_microbatches: int, *, version: int = 1) -> Comp
     )
 
 
-def _profile(num_stages: int) -> StageProfile:
-    """Backwards take twice as long as forwards: one extra forward on the first of two stages."""
-    points = {
-        InstructionKind.FORWARD: ((1410, 0.1, 30.0), (1200, 0.11, 20.0)),
-        InstructionKind.BACKWARD: ((1410, 0.2, 60.0), (1200, 0.22, 40.0)),
-    }
-    return StageProfile(
-        points={
-            (stage, kind): tuple(
-                OperatingPoint(frequency_mhz=mhz, time_s=time_s, energy_j=energy_j)
-                for mhz, time_s, energy_j in rows
-            )
-            for stage in range(num_stages)
-            for kind, rows in points.items()
-        },
-        num_ranks_per_stage=(1,) * num_stages,
-    )
-
-
-def _given_profile(planner: PlannerClient, profile: StageProfile) -> Findings:
+def _given_profile(planner: PlannerClient) -> Findings:
     """The job's registration, once it is known and has its profile; until then nothing."""
     try:
-        job = planner.put_profile_csv(JOB_ID, write_stage_profile(profile))
+        job = planner.put_profile_csv(JOB_ID, write_stage_profile(stage_profile(2)))
     except PlannerRefusedError:
         return {}
     registered = job.registration
@@ -418,18 +373,5 @@ def _rank_0_says(decision: bool) -> bool:
     return bool(said.item())
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    deepspeed.init_distributed("gloo")
-    rank = torch.distributed.get_rank()
-    findings = {}
-    for name, found in scenarios():
-        findings[name] = found
-        print(f"rank {rank}: {name} is over", flush=True)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_ranks(scenarios, sys.argv[1:])

@@ -1,38 +1,35 @@
-"""What each rank of test_deepspeed_pipeline.py runs under torchrun; the tests read its findings.
+"""What each rank of test_deepspeed_pipeline.py runs; the tests read its findings.
 
-Starting four ranks takes seconds, so one run goes through all scenarios and writes a JSON file
-per rank.
+Starting four ranks takes seconds, so one run goes through all scenarios.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed
-from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe import p2p
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from torch import nn
+from tests.integration.deepspeed_ranks import Findings, run_ranks
+from tests.integration.deepspeed_tiny import (
+    emulated_gpu,
+    loss_of_step,
+    parameters_of,
+    samples,
+    tiny_engine,
+)
 
-from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_integrations.deepspeed_engine_patch import EnginePatch
 from flyball_integrations.deepspeed_pipeline import attach, detach
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 NUM_MICROBATCHES = 4
 _NUM_STEPS = 3
-_WIDTH = 8
 _STOCK_P2P = (p2p.send, p2p.recv)
-
-Findings = dict[str, Any]
 
 
 class RecordedHooks:
@@ -68,7 +65,7 @@ def hooks_see_what_runs() -> Findings:
     engine = _engine()
     hooks = RecordedHooks()
     patch = EnginePatch(engine, hooks, synchronize=lambda: None, around_step=nullcontext)
-    text = _samples()
+    text = samples()
     engine.train_batch(text)
     num_before_evaluation = len(hooks.calls)
     engine.eval_batch(text)
@@ -97,11 +94,11 @@ def p2p_eager() -> Findings:
     engine._INSTRUCTION_MAP = {
         kind: _noting_p2p(execute, seen) for kind, execute in engine._INSTRUCTION_MAP.items()
     }
-    gpu = _gpu(engine.stage_id)
+    gpu = emulated_gpu(engine)
     attach(engine, job_id="eager", gpu=gpu, p2p="eager")
     findings = _trained(engine)
     stock_in_steps, num_in_steps = any(seen), len(seen)
-    engine.eval_batch(_samples())
+    engine.eval_batch(samples())
     stock_in_evaluation = all(seen[num_in_steps:])
     detach(engine)
     return findings | {
@@ -115,7 +112,7 @@ def attached_without_planner() -> Findings:
     """A planner's address where nobody listens; the engine's attributes before and after."""
     engine = _engine()
     before = dict(vars(engine))
-    gpu = _gpu(engine.stage_id)
+    gpu = emulated_gpu(engine)
     session = attach(engine, job_id="away", planner_url=os.environ["NOBODY_THERE"], gpu=gpu)
     attached_twice = ""
     try:
@@ -149,53 +146,22 @@ SCENARIOS: tuple[Callable[[], Findings], ...] = (
 )
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    deepspeed.init_distributed("gloo")
-    rank = torch.distributed.get_rank()
-    findings = {scenario.__name__: scenario() for scenario in SCENARIOS}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+def scenarios() -> Iterator[tuple[str, Findings]]:
+    """All of them, by name."""
+    for scenario in SCENARIOS:
+        yield scenario.__name__, scenario()
 
 
 def _engine() -> PipelineEngine:
-    torch.manual_seed(7)
-    num_stages = torch.distributed.get_world_size()
-    model = PipelineModule(
-        layers=[nn.Linear(_WIDTH, _WIDTH) for _ in range(2 * num_stages)],
-        num_stages=num_stages,
-        loss_fn=nn.functional.mse_loss,
-        partition_method="uniform",
+    return tiny_engine(
+        num_stages=torch.distributed.get_world_size(), num_microbatches=NUM_MICROBATCHES
     )
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "gradient_accumulation_steps": NUM_MICROBATCHES,
-            "steps_per_print": 10**9,
-        },
-    )
-    return engine
-
-
-def _samples() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(11)
-    while True:
-        sample = torch.randn(2, _WIDTH, generator=generator)
-        yield sample, sample.roll(1, dims=1)
 
 
 def _trained(engine: PipelineEngine) -> Findings:
-    samples = _samples()
-    losses = [float(engine.train_batch(samples)).hex() for _ in range(_NUM_STEPS)]
-    parameters = [
-        value.hex()
-        for parameter in engine.module.parameters()
-        for value in parameter.detach().flatten().tolist()
-    ]
-    return {"losses": losses, "parameters": parameters}
+    data = samples()
+    losses = [loss_of_step(engine, data) for _ in range(_NUM_STEPS)]
+    return {"losses": losses, "parameters": parameters_of(engine)}
 
 
 def _noting_p2p(execute: Callable[..., Any], seen: list[bool]) -> Callable[..., Any]:
@@ -206,18 +172,5 @@ def _noting_p2p(execute: Callable[..., Any], seen: list[bool]) -> Callable[..., 
     return noting
 
 
-def _gpu(stage: int) -> EmulatedGpu:
-    points = tuple(
-        OperatingPoint(frequency_mhz=mhz, time_s=0.001, energy_j=0.3) for mhz in (1410, 1200)
-    )
-    kinds = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-    num_stages = torch.distributed.get_world_size()
-    profile = StageProfile(
-        points={(s, kind): points for s in range(num_stages) for kind in kinds},
-        num_ranks_per_stage=(1,) * num_stages,
-    )
-    return EmulatedGpu(profile, stage, blocking_power_w=80.0)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_ranks(scenarios, sys.argv[1:])

@@ -2,65 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.planner.live import live_planner
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
-from flyball_integrations.demo.interruption import Interruption
-from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
+from tests.integration.deepspeed_ranks import Findings, findings_by_num_ranks
 
-_SCENARIOS = Path(__file__).with_name("deepspeed_order_scenarios.py")
-_TIMEOUT_S = 200
 # See there: all ranks change in this step, and one round later where one hears late.
 _FIRST_PLANNED_STEP = 10
 _LATE_FIRST_PLANNED_STEP = 18
 
-Findings = dict[str, Any]
-
-
-def _findings(num_ranks: int, folder: Path) -> list[Findings]:
-    """What each rank found, by rank."""
-    missing = missing_prerequisites(os.environ)
-    if missing:
-        pytest.skip(f"DeepSpeed cannot run here; missing: {missing}")
-    log = folder / "torchrun.log"
-    with Interruption() as interruption, live_planner() as planner:
-        environment = child_environment(os.environ) | {"PLANNER_URL": str(planner.http.base_url)}
-        compile_deepspeed_helper(environment, log=folder / "helper.log", interruption=interruption)
-        with ChildProcess(
-            [
-                *("-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
-                *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
-                *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "torchrun")),
-                *(str(_SCENARIOS), str(folder)),
-            ],
-            environment=environment,
-            log=log,
-        ) as run:
-            status = run.wait(interruption, timeout_s=_TIMEOUT_S)
-    assert status == 0, log.read_text()[-4000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
-
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Findings]]:
+    """What each rank found, of a run with two ranks and one with four."""
+    folder = tmp_path_factory.mktemp("orders")
+    with live_planner() as planner:
+        variables = {"PLANNER_URL": str(planner.http.base_url)}
+        return findings_by_num_ranks(
+            "deepspeed_order_scenarios", folder, num_ranks=(2, 4), variables=variables
+        )
+
+
+@pytest.fixture
+def two_ranks(runs: dict[int, list[Findings]]) -> list[Findings]:
     """Two stages."""
-    return _findings(2, tmp_path_factory.mktemp("two"))
+    return runs[2]
 
 
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+@pytest.fixture
+def four_ranks(runs: dict[int, list[Findings]]) -> list[Findings]:
     """Four stages, or two stages of two ranks each."""
-    return _findings(4, tmp_path_factory.mktemp("four"))
+    return runs[4]
 
 
 def _require_same_bits(
@@ -147,6 +123,20 @@ def test_a_rank_that_hears_late_holds_all_others_back_until_it_has_the_plan(
     _require_order(two_ranks, "envpipe late", ["FFFBFBBB", "FBFBFBFB"])
 
 
+def test_an_order_agreed_on_while_steps_have_another_size_is_run_once_they_have_the_plans(
+    two_ranks: list[Findings],
+) -> None:
+    first_step = _FIRST_PLANNED_STEP
+    for rank, order in zip(two_ranks, ["FFFBFBBB", "FBFBFBFB"], strict=True):
+        found, stock = rank["envpipe resized"], rank["stock resized"]
+        assert found["losses"] == stock["losses"]
+        assert found["parameters"] == stock["parameters"]
+        assert [len(ran) for ran in stock["orders"]] == [8] * 8 + [12] * 3 + [8] * 2
+        assert found["orders"] == [*stock["orders"][: first_step + 1], order, order]
+        assert found["versions"] == [None] * first_step + [1] * 3
+        assert found["num_unplanned"][-2:] == [0, 0]
+
+
 def test_orders_that_would_deadlock_or_have_no_room_are_not_run_and_said_once(
     two_ranks: list[Findings],
 ) -> None:
@@ -185,16 +175,17 @@ def test_detaching_leaves_deepspeed_as_it_was(
 ) -> None:
     for rank in (*two_ranks, *four_ranks):
         detached = [found for found in rank.values() if "changed_by_detach" in found]
-        assert len(detached) == (5 if "planner" in rank else 2 * len(_models_of(rank)))
+        assert len(detached) == (6 if "planner" in rank else 2 * len(_models_of(rank)))
         for found in detached:
             assert found["changed_by_detach"] == []
             assert found["num_slots"] == [0, 0, 0, 0]
             assert found["is_stock_p2p"]
 
 
-def test_the_order_of_a_real_planner_is_run_in_the_middle_of_training(
+def test_the_order_that_a_real_planner_chooses_is_run_in_the_middle_of_training(
     two_ranks: list[Findings],
 ) -> None:
+    # EnvPipe's: one extra forward in front lets the backwards behind it run at the lower clock.
     for rank, order in zip(two_ranks, ["FFFBFBBB", "FBFBFBFB"], strict=True):
         found = rank["planner"]
         assert found["losses"] == found["as DeepSpeed does"]["losses"]
@@ -209,7 +200,7 @@ def test_the_order_of_a_real_planner_is_run_in_the_middle_of_training(
 
 def test_the_job_is_registered_with_what_was_measured(two_ranks: list[Findings]) -> None:
     registration = two_ranks[0]["planner"]["registration"]
-    assert registration["schedule"] == "envpipe"
+    assert registration["schedule"] == "auto:envpipe,gpipe"
     activation_bytes = registration["activation_bytes"]
     assert len(activation_bytes) == 2
     # A gigabyte is free: more than all four microbatches are not counted.

@@ -2,55 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
-from flyball_integrations.demo.interruption import Interruption
-from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
-
-_SCENARIOS = Path(__file__).with_name("deepspeed_scenarios.py")
-_TIMEOUT_S = 120
-
-Findings = dict[str, Any]
+from tests.integration.deepspeed_ranks import Findings, findings_by_num_ranks
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 stages", "4 stages"])
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[Findings]:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Findings]]:
+    """What each rank found, of a run with two ranks and one with four."""
+    return findings_by_num_ranks(
+        "deepspeed_scenarios",
+        tmp_path_factory.mktemp("deepspeed"),
+        num_ranks=(2, 4),
+        variables={"NOBODY_THERE": _address_of_nobody()},
+    )
+
+
+@pytest.fixture(params=[2, 4], ids=["2 stages", "4 stages"])
+def ranks(request: pytest.FixtureRequest, runs: dict[int, list[Findings]]) -> list[Findings]:
     """What each rank found, by rank."""
-    missing = missing_prerequisites(os.environ)
-    if missing:
-        pytest.skip(f"DeepSpeed cannot run here; missing: {missing}")
-    num_stages: int = request.param
-    folder = tmp_path_factory.mktemp("deepspeed")
-    environment = child_environment(os.environ) | {"NOBODY_THERE": _address_of_nobody()}
-    log = folder / "torchrun.log"
-    with Interruption() as interruption:
-        compile_deepspeed_helper(environment, log=folder / "helper.log", interruption=interruption)
-        with ChildProcess(
-            [
-                *("-m", "torch.distributed.run", "--nproc-per-node", str(num_stages)),
-                *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
-                *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "torchrun")),
-                *(str(_SCENARIOS), str(folder)),
-            ],
-            environment=environment,
-            log=log,
-        ) as run:
-            status = run.wait(interruption, timeout_s=_TIMEOUT_S)
-    assert status == 0, log.read_text()[-4000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_stages)]
+    return runs[request.param]
 
 
 def test_hooks_see_each_stage_run_1f1b_in_the_order_of_its_microbatches(

@@ -76,11 +76,7 @@ class PointsFile:
         Raises:
             OSError: it cannot be written.
         """
-        was_there = self.file.exists()
-        with self.file.open("a", encoding="utf-8"):
-            pass
-        if not was_there:
-            self.file.unlink()
+        self._check_writable()
         self._is_new = True
 
     def resume(self) -> list[MeasuredPoint]:
@@ -91,7 +87,7 @@ class PointsFile:
             OSError: it cannot be written.
         """
         points: list[MeasuredPoint] = []
-        files = [file for file in (self.file, self.held_file) if file.exists()]
+        files = [file for file in (self.file, self.held_file) if self._has_header(file)]
         for file in files:
             try:
                 points += self._points_in(file)
@@ -101,7 +97,7 @@ class PointsFile:
         for file in files:
             _drop_torn_row(file)
         if self.file not in files:
-            self.begin()
+            self._check_writable()
         return points
 
     def append(self, point: MeasuredPoint) -> Path:
@@ -131,6 +127,24 @@ class PointsFile:
             return 0
         files = [file for file in (self.file, self.held_file) if file.exists()]
         return sum(file.read_bytes().count(b"\n") - 1 for file in files)
+
+    def _check_writable(self) -> None:
+        was_there = self.file.exists()
+        with self.file.open("a", encoding="utf-8"):
+            pass
+        if not was_there:
+            self.file.unlink()
+
+    def _has_header(self, file: Path) -> bool:
+        """Whether there is something to read; a header that was cut off is removed."""
+        if not file.exists():
+            return False
+        content = file.read_bytes()
+        header = ",".join(self._measured.columns).encode()
+        if b"\n" in content or not header.startswith(content):
+            return True
+        file.unlink()
+        return False
 
     def _cells(self, point: MeasuredPoint) -> dict[str, object]:
         return {

@@ -32,13 +32,13 @@ GpuTable = Callable[[str], GpuWindow]
 
 
 def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
-    """Refuse now what planning would refuse later, when the profile has come.
+    """Refuse now what can be told before the profile has come: names, power, an order.
 
     Raises:
         InvalidFieldError: an unknown name, or no blocking power.
     """
     if is_auto(spec.schedule):
-        _check_candidates(spec.schedule)
+        _check_candidates(spec)
     else:
         _check_name("schedule", spec.schedule, (*SCHEDULES, AUTO))
     _check_name("policy", DEFAULT_POLICY if spec.policy is None else spec.policy, POLICIES)
@@ -57,9 +57,11 @@ def _check_checkpoint(spec: JobSpec) -> None:
     _check_name("checkpoint", spec.checkpoint, CHECKPOINT_MODES)
 
 
-def _check_candidates(schedule: str) -> None:
+def _check_candidates(spec: JobSpec) -> None:
+    if spec.policy not in {None, "frontier"}:
+        raise InvalidFieldError("schedule", "auto compares frontiers; policy must be frontier")
     try:
-        candidate_schedules(schedule)
+        candidate_schedules(spec.schedule)
     except PlanningError as error:
         raise InvalidFieldError(error.field, error.message) from None
 

@@ -84,8 +84,12 @@ def separate_pipelines(
     Its blocking power is one value, one per stage, or one per stage of each pipeline.
 
     Raises:
-        PlanningError: it is another number of values.
+        PlanningError: it is another number of values, or the schedule is `auto`.
     """
+    if is_auto(request.schedule):
+        raise PlanningError(
+            "auto plans one pipeline; name a schedule for separate pipelines", field="schedule"
+        )
     power_w = blocking_power_by_pipeline(
         request.blocking_power_w, len(profiles), profiles[0].num_stages
     )
@@ -127,10 +131,6 @@ def make_data_parallel_plan(
         TargetUnreachableError: no plan of this policy meets the target.
     """
     report(BUILDING)
-    if is_auto(request.pipelines[0].schedule):
-        raise PlanningError(
-            "auto plans one pipeline; name a schedule for separate pipelines", field="schedule"
-        )
     models = [model_of_request(pipeline) for pipeline in request.pipelines]
     joint = join_pipelines(models)
     report(SEARCHING)

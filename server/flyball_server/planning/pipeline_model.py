@@ -112,10 +112,16 @@ def _points_of(
 
 def _repeated(points: Sequence[OperatingPoint], times: int) -> tuple[OperatingPoint, ...]:
     """What so many of the instruction take together, all at the same clock."""
-    return tuple(
-        replace(point, time_s=times * point.time_s, energy_j=times * point.energy_j)
-        for point in points
-    )
+    try:
+        return tuple(
+            replace(point, time_s=times * point.time_s, energy_j=times * point.energy_j)
+            for point in points
+        )
+    except ProfileError:
+        raise PlanningError(
+            f"{times} of them take longer, or more energy, than can be planned as one period",
+            field="num_microbatches",
+        ) from None
 
 
 def _per_stage(blocking_power_w: Sequence[float], num_stages: int) -> tuple[float, ...]:

@@ -169,8 +169,9 @@ def _considered(entry: object, where: str) -> ConsideredSchedule:
         value = fields.get(name)
         return None if value is None else _number(value, f"{where}.{name}")
 
+    name = _of_type(fields.get("schedule"), str, "text", f"{where}.schedule")
     return ConsideredSchedule(
-        schedule=_text(fields, "schedule"),
+        schedule=cast("str", name),
         lower_bound_j=figure("lower_bound_j"),
         iteration_time_s=figure("iteration_time_s"),
         energy_j=figure("energy_j"),

@@ -5,8 +5,8 @@ V-shaped ones where the profile's chunks lie so.
 
 All candidates get the same deadline, from 1F1B at the highest clocks. A candidate's bound says
 what none of its plans can beat; plans are made in the order of rising bounds, until the best plan
-is below all bounds that are left. So the order is chosen for certain, however near to its bound
-each plan comes, and few candidates are planned at all.
+is below all bounds that are left. So no order that is left out could have been better, and few
+candidates are planned at all; among those that are, the plans that were found decide.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import Target, parse_target, plan_for_target
 from flyball_server.planning.pipeline_model import PipelineModel
 from flyball_server.planning.plan import ConsideredSchedule
-from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE, earliest_finish_s
+from flyball_server.planning.simulator import (
+    RELATIVE_TIME_TOLERANCE,
+    earliest_finish_s,
+    simulate,
+)
 
 AUTO = "auto"
 REFERENCE = "1f1b"
+# Of the time: plans for one power budget end at deadlines found by bisection.
+SAME_TIME = 1e-4
 # Those of whole stages, and those that place their chunks as most do, around a loop.
 DEFAULT_CANDIDATES = (
     *(REFERENCE, "envpipe", "gpipe", "zb-h1"),
@@ -83,7 +89,10 @@ def choose_schedule(
     effort: Effort,
     report: Callable[[str], None],
 ) -> ScheduleChoice:
-    """The order with the least energy at the target; for a power budget, with the least time.
+    """The order with the least energy at the target.
+
+    For a power budget the one whose plan is fastest, though not faster than 1F1B at the highest
+    clocks; of plans that take equally long, the one with the least energy.
 
     Args:
         models: by name, the pipeline under that order, or why it cannot run; 1F1B among them.
@@ -154,41 +163,51 @@ class _Search:
         )
 
     def best(self) -> _Candidate | None:
-        best, best_cost = None, math.inf
+        best: _Candidate | None = None
         for candidate in sorted(self._candidates.values(), key=lambda one: one.bound_j):
             # 1F1B is planned in any case, to say what another order brings.
-            if candidate.bound_j >= best_cost and candidate.name != REFERENCE:
+            is_beaten = best and best.plan and candidate.bound_j >= best.plan.energy_j
+            if is_beaten and candidate.name != REFERENCE:
                 continue
-            cost = self._planned_cost(candidate)
-            if cost < best_cost:
-                best, best_cost = candidate, cost
+            self._make_plan(candidate)
+            if self._is_better(candidate, best):
+                best = candidate
         return best
+
+    def _is_better(self, one: _Candidate, other: _Candidate | None) -> bool:
+        if one.plan is None or other is None or other.plan is None:
+            return one.plan is not None
+        if self._target.kind == "power":
+            ratio = one.plan.iteration_time_s / other.plan.iteration_time_s
+            if abs(ratio - 1) > SAME_TIME:
+                return ratio < 1
+        return one.plan.energy_j < other.plan.energy_j
 
     def considered(self, name: str) -> ConsideredSchedule:
         candidate = self._candidates.get(name)
         plan = candidate.plan if candidate else None
+        # As every plan is judged; the solver's own sums may differ in the last digit.
+        predicted = simulate(candidate.model, plan.assignment) if candidate and plan else None
         bound_j = plan.lower_bound_j if plan else (candidate.bound_j if candidate else None)
         return ConsideredSchedule(
             schedule=name,
             lower_bound_j=None if name in self.why_not else bound_j,
-            iteration_time_s=plan.iteration_time_s if plan else None,
-            energy_j=plan.energy_j if plan else None,
+            iteration_time_s=predicted.iteration_time_s if predicted else None,
+            energy_j=predicted.energy_j if predicted else None,
             why_not=self.why_not.get(name),
         )
 
-    def _planned_cost(self, candidate: _Candidate) -> float:
-        """What its plan is judged by; infinite where no plan meets the target."""
+    def _make_plan(self, candidate: _Candidate) -> None:
+        """Its plan, or why none meets the target."""
         self._report(f"searching for clocks under {candidate.name}")
         solver = candidate.solver
+        baseline_s = max(self._baseline_s, solver.fastest_time_s)
         try:
-            plan = plan_for_target(
-                solver, candidate.target, self._baseline_s, solver.num_moves(self._effort)
+            candidate.plan = plan_for_target(
+                solver, candidate.target, baseline_s, solver.num_moves(self._effort)
             )
         except TargetUnreachableError as error:
             self.why_not[candidate.name] = error.message
-            return math.inf
-        candidate.plan = plan
-        return plan.iteration_time_s if candidate.target.kind == "power" else plan.energy_j
 
 
 def _with_deadline(target: Target, baseline_s: float) -> Target:

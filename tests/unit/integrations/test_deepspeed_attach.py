@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch.distributed
 from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.integrations.order_world import World
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_integrations import deepspeed_pipeline
+from flyball_client.wire import JobRegistration
+from flyball_integrations import attachment, deepspeed_pipeline
 from flyball_integrations.deepspeed_pipeline import attach, detach
+from flyball_integrations.deepspeed_settings import SCHEDULES
+from flyball_server.planning.schedule_choice import candidate_schedules
 
 LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
 
@@ -49,7 +53,7 @@ class Opened:
             opened.log.append(f"local rank {local_rank}")
             return Gpu()
 
-        monkeypatch.setattr(deepspeed_pipeline, "open_local_gpu", open_gpu)
+        monkeypatch.setattr(attachment, "open_local_gpu", open_gpu)
         monkeypatch.setattr(deepspeed_pipeline, "EagerP2P", Eager)
 
 
@@ -76,6 +80,10 @@ def engine() -> Any:  # noqa: ANN401 - stands for DeepSpeed's engine
         "num_stages": 2,
         "micro_batches": 4,
         "train_batch": lambda: None,
+        "num_pipe_buffers": 0,
+        "pipe_buffers": {},
+        "is_last_stage": lambda: False,
+        "_exec_schedule": lambda run: None,
         "_INSTRUCTION_MAP": dict.fromkeys(PipelineEngine._INSTRUCTION_MAP, print),
     }
     return SimpleNamespace(**attributes)
@@ -110,10 +118,16 @@ def test_a_bad_address_or_token_is_refused_before_anything_is_opened(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"schedule": "zb-h1"}, "schedule must be one of 1f1b, gpipe, envpipe, not 'zb-h1'"),
+        ({"schedule": "zb-h1"}, "schedule must be one of 1f1b, gpipe, envpipe, auto, not 'zb-h1'"),
         ({"p2p": "pushed"}, "p2p must be one of stock, eager, pulled, not 'pushed'"),
         ({"schedule": "envpipe"}, r"needs p2p='eager' \(gloo\) or p2p='pulled'.*would deadlock"),
         ({"schedule": "gpipe", "p2p": "stock"}, "schedule='gpipe' needs p2p='eager'"),
+        ({"schedule": "auto"}, "schedule='auto' needs p2p='eager'"),
+        ({"schedule": "auto", "p2p": "eager"}, "schedule='auto' needs to know how much memory"),
+        (
+            {"schedule": "auto", "p2p": "pulled", "policy": "envelope"},
+            "schedule='auto' compares frontiers, which policy='envelope' has not",
+        ),
         ({"schedule": "envpipe", "p2p": "pulled"}, "on a GPU only; give free_memory_bytes"),
         (
             {"schedule": "envpipe", "p2p": "pulled", "free_memory_bytes": -1},
@@ -132,6 +146,33 @@ def test_an_order_that_cannot_be_run_is_refused_before_anything_is_opened(
     assert vars(made) == before
 
 
+@pytest.mark.parametrize(
+    ("schedule", "registered"),
+    [("gpipe", "gpipe"), ("envpipe", "envpipe"), ("auto", "auto:envpipe,gpipe")],
+)
+def test_a_schedule_is_registered_by_the_planners_name_and_auto_with_what_can_be_run(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: Literal["gpipe", "envpipe", "auto"],
+    registered: str,
+) -> None:
+    World(2, monkeypatch)
+    known: list[str] = []
+
+    def noting(**told: Any) -> JobRegistration:  # noqa: ANN401 - as it has them
+        known.append(told["schedule"])
+        return JobRegistration(**told)
+
+    monkeypatch.setattr(deepspeed_pipeline, "JobRegistration", noting)
+    made = engine()
+    attach(made, job_id="job", schedule=schedule, p2p="pulled", free_memory_bytes=0)
+    detach(made)
+    assert opened.log[-1] == "close gpu"
+    assert known == [registered]
+    if schedule == "auto":
+        assert set(candidate_schedules(registered)) == {*SCHEDULES} - {"auto"}
+
+
 def test_a_local_rank_that_is_no_number_is_named(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,14 +182,16 @@ def test_a_local_rank_that_is_no_number_is_named(
     assert opened.log == []
 
 
-@pytest.mark.parametrize("part", ["JobRegistrar", "EnginePatch"])
+@pytest.mark.parametrize(
+    ("place", "part"), [(attachment, "JobRegistrar"), (deepspeed_pipeline, "EnginePatch")]
+)
 def test_what_fails_later_closes_what_was_opened_and_leaves_the_engine_alone(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, part: str
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, place: ModuleType, part: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError(f"no {part}")
 
-    monkeypatch.setattr(deepspeed_pipeline, part, refuse)
+    monkeypatch.setattr(place, part, refuse)
     made = engine()
     before = dict(vars(made))
     with pytest.raises(RuntimeError, match=f"no {part}"):

@@ -36,6 +36,7 @@ from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.policies import POLICIES as PLANNERS_POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS as PLANNERS_MOVES
+from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
 
 URL = "http://planner:7787"
@@ -160,7 +161,7 @@ def test_the_settings_are_the_arguments_of_attach_that_are_no_objects_or_secrets
 
 def test_the_names_are_those_that_the_planner_knows() -> None:
     assert set(POLICIES) == set(PLANNERS_POLICIES)
-    assert set(SCHEDULES) <= set(PLANNERS_SCHEDULES)
+    assert set(SCHEDULES) <= {*PLANNERS_SCHEDULES, PLANNERS_AUTO}
     assert set(RECONFIGURATIONS) == set(PLANNERS_MOVES)
     assert set(EFFORTS) == {str(effort) for effort in Effort}
 
@@ -230,11 +231,17 @@ def test_each_value_that_envpipe_has_is_understood(
         assert getattr(read_attachment({}, {variable: value}), argument) == becomes
 
 
-@pytest.mark.parametrize("block", [{"envpipe": {"scheduling": "ours"}}, {"flyball": {}}])
+@pytest.mark.parametrize(
+    ("block", "environ"),
+    [
+        ({"envpipe": {"scheduling": "ours"}}, {}),
+        ({"flyball": {"schedule": "auto"}}, {}),
+        ({"flyball": {}}, {"FLYBALL_SCHEDULE": "gpipe"}),
+    ],
+)
 def test_another_order_is_run_with_pulled_sends_unless_told_otherwise(
-    block: dict[str, Any],
+    block: dict[str, Any], environ: dict[str, str]
 ) -> None:
-    environ = {} if "envpipe" in block else {"FLYBALL_SCHEDULE": "gpipe"}
     assert read_attachment(block, environ).p2p == "pulled"
     assert read_attachment(block, {**environ, "FLYBALL_P2P": "eager"}).p2p == "eager"
     assert read_attachment({"envpipe": {"scheduling": "1f1b"}}, {}).p2p is None
@@ -306,7 +313,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
         ),
         (
             {"flyball": {"schedule": "ours"}},
-            "flyball.schedule must be one of 1f1b, gpipe, envpipe, not 'ours'",
+            "flyball.schedule must be one of 1f1b, gpipe, envpipe, auto, not 'ours'",
         ),
         (
             {"flyball": {"reconfigure": "best"}},

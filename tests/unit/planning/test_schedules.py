@@ -273,8 +273,18 @@ def test_a_recomputation_that_was_not_profiled_cannot_be_planned(name: str) -> N
 @pytest.mark.parametrize(
     ("name", "num_stages", "num_microbatches", "said"),
     [
-        ("interleaved-1f1b", 2, 5, "must be a multiple of 2 for interleaving over 2 stages"),
-        ("interleaved-zb", 4, 9, "a multiple of 4 always works"),
+        (
+            "interleaved-1f1b",
+            2,
+            5,
+            "5 make no whole groups for interleaving over 2 stages; 4 and 6 do",
+        ),
+        (
+            "interleaved-zb",
+            4,
+            9,
+            "9 make no whole groups for interleaving over 4 stages; 8 and 10 do",
+        ),
         ("dualpipev", 3, 5, "must be at least 6 for dualpipev over 3 stages, not 5"),
     ],
 )

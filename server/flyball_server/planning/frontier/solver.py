@@ -20,6 +20,7 @@ from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxa
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE
 
 # Up to here the simplex passes the whole frontier in half a second or less; for one deadline of
 # a longer pipeline the interior point is faster (docs/decisions/0004).
@@ -96,7 +97,13 @@ class DeadlineSolver:
         return SWEEP_MOVES_PER_INSTRUCTION[effort] * self.num_instructions
 
     def relax(self, deadline_s: float) -> RelaxedOptimum:
-        """The relaxed problem's optimum for a deadline not below `fastest_time_s`."""
+        """The relaxed problem's optimum for a deadline not below `fastest_time_s`.
+
+        Raises:
+            ValueError: it is below.
+        """
+        if deadline_s < self.fastest_time_s * (1 - RELATIVE_TIME_TOLERANCE):
+            raise ValueError(f"{deadline_s} s is below the fastest, {self.fastest_time_s} s")
         try:
             return self._relaxation.solve(deadline_s)
         except ArithmeticError:

@@ -29,7 +29,7 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationMemory:
-    """What bounds the extra warm-up forwards of EnvPipe's order; one entry per stage.
+    """What an order may keep in flight, and EnvPipe's fills; one entry per stage.
 
     Attributes:
         activation_bytes: bytes held by one microbatch in flight, positive.

@@ -6,6 +6,8 @@ of a group through chunk 0, then the same through chunk 1, and so on.
 
 from __future__ import annotations
 
+import itertools
+
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import Instruction, Schedule, ScheduleContext
@@ -132,14 +134,21 @@ def _group_size(num_stages: int, num_microbatches: int) -> int:
     Raises:
         PlanningError: there are no such groups.
     """
-    num_groups = max(1, num_microbatches // num_stages)
-    if num_microbatches % num_groups:
+    if not _has_whole_groups(num_stages, num_microbatches):
+        below, above = (
+            next(m for m in numbers if _has_whole_groups(num_stages, m))
+            for numbers in (range(num_microbatches, 0, -1), itertools.count(num_microbatches))
+        )
         raise PlanningError(
-            f"must be a multiple of {num_groups} for interleaving over {num_stages} stages (a"
-            f" multiple of {num_stages} always works), not {num_microbatches}",
+            f"{num_microbatches} make no whole groups for interleaving over {num_stages} stages;"
+            f" {below} and {above} do",
             field="num_microbatches",
         )
-    return num_microbatches // num_groups
+    return num_microbatches // max(1, num_microbatches // num_stages)
+
+
+def _has_whole_groups(num_stages: int, num_microbatches: int) -> bool:
+    return num_microbatches % max(1, num_microbatches // num_stages) == 0
 
 
 def _chunks_in_turn(num_chunks: int, group: int, num_microbatches: int) -> list[int]:

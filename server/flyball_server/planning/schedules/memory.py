@@ -15,16 +15,12 @@ _RELEASING = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_WEIGH
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     """Per stage, the most forwards (of a chunk) whose last backward is still to end.
 
-    Held from a forward's start to its whole backward's end, or its weight part's.
+    Held from a forward's start to its whole backward's end, or its weight part's. What is
+    computed forward again is held from its recomputation on: before, only its input is.
     """
     if schedule.is_periodic:
         return tuple(schedule.num_stages - stage for stage in range(schedule.num_stages))
     return tuple(_most_held(instructions) for instructions in schedule.stages)
-
-
-def fits(schedule: Schedule, memory: ActivationMemory | None) -> bool:
-    """Whether each stage can hold what the order keeps in flight; None bounds nothing."""
-    return not memory or not _over_full(schedule, memory)
 
 
 def check_memory(schedule: Schedule, memory: ActivationMemory | None) -> None:
@@ -61,9 +57,17 @@ def _over_full(
 
 
 def _most_held(instructions: Sequence[Instruction]) -> int:
+    recomputed = {
+        (instruction.microbatch, instruction.chunk)
+        for instruction in instructions
+        if instruction.kind is InstructionKind.RECOMPUTE
+    }
     held = peak = 0
     for instruction in instructions:
-        if instruction.kind is InstructionKind.FORWARD:
+        is_recomputed = (instruction.microbatch, instruction.chunk) in recomputed
+        if instruction.kind is InstructionKind.RECOMPUTE or (
+            instruction.kind is InstructionKind.FORWARD and not is_recomputed
+        ):
             held += 1
             peak = max(peak, held)
         elif instruction.kind in _RELEASING:

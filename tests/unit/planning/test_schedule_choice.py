@@ -1,0 +1,177 @@
+"""Schedule `auto`: one target for all orders, bounds that exclude, and what is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.data_parallel import separate_pipelines
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan_document import plan_document, plan_from_document
+from flyball_server.planning.planner import PlanRequest, make_plan, with_named_schedule
+from flyball_server.planning.schedule_choice import (
+    COMPARABLE,
+    DEFAULT_CANDIDATES,
+    candidate_schedules,
+)
+from flyball_server.planning.schedules._base import ActivationMemory
+
+from .tiny_pipelines import B, F, I, W, profile_of
+
+CLOCKS_MHZ = (1400, 1200, 1000, 800)
+TARGETS = ["fastest", "slowdown:0.1", "deadline:40", "least-energy", "power:700", "power:900"]
+
+
+def curve(time_s: float, energy_j: float) -> list[tuple[int, float, float]]:
+    """Time and energy as a GPU has them: a part of each follows the clock."""
+    return [
+        (
+            mhz,
+            time_s * (0.4 + 0.6 * CLOCKS_MHZ[0] / mhz),
+            energy_j * (0.5 + 0.5 * (mhz / CLOCKS_MHZ[0]) ** 2),
+        )
+        for mhz in CLOCKS_MHZ
+    ]
+
+
+def in_parts(num_stages: int) -> StageProfile:
+    """Stages with chunks and split backwards, whose parts together take longer than a whole."""
+    whole = {F: curve(1, 300), B: curve(1.9, 1900), I: curve(1.5, 450), W: curve(1.5, 450)}
+    chunk = {F: curve(0.5, 150), B: curve(1, 900), I: curve(0.75, 225), W: curve(0.75, 225)}
+    chunks = tuple(profile_of([chunk] * num_stages) for _ in range(2))
+    return replace(profile_of([whole] * num_stages), chunks=chunks)
+
+
+def request_of(target: str = "fastest", schedule: str = "auto") -> PlanRequest:
+    return PlanRequest(
+        profile=in_parts(3),
+        num_microbatches=6,
+        blocking_power_w=(80.0,),
+        schedule=schedule,
+        target=target,
+        effort=Effort.LOW,
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_order_that_was_left_out_could_have_been_better(target: str) -> None:
+    plan = make_plan(request_of(target))
+    by_name = {entry.schedule: entry for entry in plan.considered}
+    assert tuple(by_name) == DEFAULT_CANDIDATES
+    assert by_name[plan.schedule].energy_j == plan.energy_j
+    assert plan.lower_bound_j is not None
+    assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-9)
+    for entry in plan.considered:
+        if entry.energy_j is not None and entry.lower_bound_j is not None:
+            assert entry.lower_bound_j <= entry.energy_j * (1 + 1e-9)
+        elif entry.lower_bound_j is not None:
+            assert entry.lower_bound_j >= plan.energy_j
+
+
+@pytest.mark.parametrize("target", ["fastest", "slowdown:0.1", "deadline:40", "least-energy"])
+def test_of_the_orders_that_were_planned_it_is_the_one_with_the_least_energy(target: str) -> None:
+    plan = make_plan(request_of(target))
+    planned_j = [entry.energy_j for entry in plan.considered if entry.energy_j is not None]
+    assert plan.energy_j == min(planned_j)
+
+
+@pytest.mark.parametrize("target", ["power:700", "power:900", "power:100000"])
+def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target: str) -> None:
+    plan = make_plan(request_of(target))
+    budget_w = float(target.partition(":")[2])
+    assert plan.energy_j <= budget_w * plan.iteration_time_s * (1 + 1e-9)
+    planned = [entry for entry in plan.considered if entry.energy_j and entry.iteration_time_s]
+    fastest_s = min(entry.iteration_time_s or 0 for entry in planned)
+    assert plan.iteration_time_s == pytest.approx(fastest_s, rel=2e-4)
+    as_fast_j = [
+        entry.energy_j
+        for entry in planned
+        if entry.iteration_time_s == pytest.approx(plan.iteration_time_s, rel=1e-9)
+    ]
+    assert plan.energy_j == min(energy_j or 0 for energy_j in as_fast_j)
+
+
+def test_fastest_is_no_slower_than_1f1b_at_the_highest_clocks() -> None:
+    baseline_s = make_plan(request_of(schedule="1f1b")).baseline_iteration_time_s
+    plan = make_plan(request_of())
+    assert plan.schedule != "1f1b"
+    assert plan.iteration_time_s <= baseline_s * (1 + 1e-9)
+
+
+def test_1f1b_is_planned_in_any_case_so_that_one_sees_what_another_brings() -> None:
+    reference = make_plan(request_of()).considered[0]
+    named = make_plan(request_of(schedule="1f1b"))
+    assert (reference.schedule, reference.energy_j) == ("1f1b", named.energy_j)
+
+
+def test_the_plan_is_what_the_chosen_order_by_its_name_would_give_at_the_same_deadline() -> None:
+    chosen = make_plan(request_of("deadline:40"))
+    named = make_plan(request_of("deadline:40", chosen.schedule))
+    assert (named.energy_j, named.stages) == (chosen.energy_j, chosen.stages)
+
+
+def test_orders_that_the_profile_or_memory_do_not_allow_say_why() -> None:
+    request = replace(
+        request_of(),
+        profile=profile_of([{F: curve(1, 300), B: curve(2, 600)}] * 3),
+        activation_memory=ActivationMemory(
+            activation_bytes=(100, 100, 100), free_bytes=(150, 150, 150)
+        ),
+    )
+    why_not = {entry.schedule: entry.why_not or "" for entry in make_plan(request).considered}
+    assert "has no backward_input of stage 0" in why_not["zb-h1"]
+    assert "has no chunks" in why_not["interleaved-1f1b"]
+    assert "keeps the activations of 6 microbatches on stage 0" in why_not["gpipe"]
+    assert why_not["1f1b"] == why_not["envpipe"] == ""
+
+
+def test_orders_may_be_named_and_1f1b_is_always_among_them() -> None:
+    assert candidate_schedules("auto") == DEFAULT_CANDIDATES
+    assert candidate_schedules("auto:zbv, dualpipev") == ("1f1b", "zbv", "dualpipev")
+    plan = make_plan(request_of(schedule="auto:zbv,dualpipev"))
+    assert [entry.schedule for entry in plan.considered] == ["1f1b", "zbv", "dualpipev"]
+
+
+@pytest.mark.parametrize("name", ["auto:", "auto:pipedream", "auto:2f2b", "auto:zbv,auto"])
+def test_an_order_that_cannot_be_compared_is_refused_with_those_that_can(name: str) -> None:
+    with pytest.raises(PlanningError, match="known: 1f1b, envpipe") as error:
+        make_plan(request_of(schedule=name))
+    assert error.value.field == "schedule"
+    assert all(known in error.value.message for known in COMPARABLE)
+
+
+def test_a_target_that_no_order_meets_says_what_each_can() -> None:
+    with pytest.raises(TargetUnreachableError, match=r"zb-h1: takes at least \d") as error:
+        make_plan(request_of("deadline:1"))
+    assert error.value.field == "target"
+
+
+def test_a_policy_without_a_frontier_is_refused() -> None:
+    with pytest.raises(PlanningError, match="auto compares frontiers") as error:
+        make_plan(replace(request_of(), policy="envelope"))
+    assert error.value.field == "schedule"
+
+
+def test_separate_pipelines_are_not_compared() -> None:
+    with pytest.raises(PlanningError, match="name a schedule for separate pipelines"):
+        separate_pipelines(request_of(), [in_parts(3), in_parts(3)])
+
+
+def test_what_was_considered_survives_a_plan_file() -> None:
+    plan = make_plan(request_of())
+    read = plan_from_document(plan_document(plan, solve_s=0.1))
+    assert isinstance(read, FrequencyPlan)
+    assert read == plan
+
+
+def test_a_frontier_is_of_the_order_that_is_chosen() -> None:
+    named = with_named_schedule(request_of())
+    assert named.schedule == make_plan(request_of()).schedule
+    assert make_frontier(named, 3) == make_frontier(
+        replace(request_of(), schedule=named.schedule), 3
+    )
