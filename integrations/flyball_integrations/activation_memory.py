@@ -11,6 +11,7 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_integrations.instruction_hooks import Execute, Instructions
+from flyball_integrations.rank_memory import SavedStorages
 
 _FILLING = (schedule.RecvActivation, schedule.LoadMicroBatch, schedule.ForwardPass)
 
@@ -49,25 +50,15 @@ class SavedTensorsMeter:
     @contextmanager
     def measuring(self, engine: PipelineEngine, buffer_id: int) -> Iterator[None]:
         """Add each storage once, those of parameters and model buffers not."""
-        kept = [*engine.module.parameters(), *engine.module.buffers()]
-        known = {tensor.untyped_storage().data_ptr() for tensor in kept}
-        held: dict[int, int] = {}
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                held[storage.data_ptr()] = storage.nbytes()
-            # Not the tensor itself: an output saved by its own function would never be freed.
-            return tensor.detach()
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        storages = SavedStorages(engine.module)
+        with storages.of_autograd():
             yield
         outputs = _tensors(engine.pipe_buffers["outputs"][buffer_id])
         for tensor in (*_tensors(engine.pipe_buffers["inputs"][buffer_id]), *outputs):
-            note(tensor)
+            storages.add(tensor)
         for tensor in _checkpointed(outputs):
-            note(tensor)
-        self.num_bytes += sum(held.values())
+            storages.add(tensor)
+        self.num_bytes += storages.num_bytes
 
 
 class ActivationMeter:

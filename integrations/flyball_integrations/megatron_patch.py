@@ -12,15 +12,10 @@ from functools import wraps
 from typing import Any
 
 from flyball_integrations.attachment import Overrides
+from flyball_integrations.megatron_names import CALLS
 from flyball_integrations.megatron_training import MegatronTraining
 
 Function = Callable[..., Any]
-
-_CALLS = (
-    "forward_backward_no_pipelining",
-    "forward_backward_pipelining_with_interleaving",
-    "forward_backward_pipelining_without_interleaving",
-)
 
 
 def patch_schedules(
@@ -36,7 +31,7 @@ def patch_schedules(
         overrides: takes it all back.
     """
     wrappers = _Wrappers(training)
-    for name in _CALLS:
+    for name in CALLS:
         overrides.set(schedules, name, wrappers.around_call(getattr(schedules, name)))
     forward, backward = schedules.forward_step, schedules.backward_step
     overrides.set(schedules, "forward_step", wrappers.around_forward(forward))

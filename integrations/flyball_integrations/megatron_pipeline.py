@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
+import megatron.core
 import torch
 import torch.distributed
 from megatron.core import parallel_state
@@ -30,6 +32,7 @@ from flyball_client.rank_session import RankSession
 from flyball_client.rank_settings import WithoutPlanner
 from flyball_client.wire import JobRegistration
 from flyball_integrations.attachment import Overrides, Registering, open_rank
+from flyball_integrations.megatron_names import check_names
 from flyball_integrations.megatron_order import StageOrder, interleaved, one_f_one_b
 from flyball_integrations.megatron_patch import patch_schedules
 from flyball_integrations.megatron_timers import HookedTimers
@@ -109,8 +112,8 @@ def attach(
 
     Raises:
         ValueError: Flyball is already attached, an argument or a variable of the environment
-            cannot be used, model parallelism is not initialized, or the config asks for what
-            cannot be hooked. Nothing stays open then.
+            cannot be used, model parallelism is not initialized, the config asks for what cannot
+            be hooked, or this Megatron lacks what is hooked. Nothing stays open then.
         GpuError: this rank's GPU cannot be found.
     """
     _check(config, num_microbatches=num_microbatches, hooks=hooks)
@@ -191,15 +194,20 @@ def detach() -> None:
 def training_step() -> AbstractContextManager[None]:
     """Inside a `with` of it stands all that a step is to hold, as the optimizer's part.
 
-    Without it a step is the call of `forward_backward_func`.
-
-    Raises:
-        ValueError: Flyball is not attached.
+    Without it a step is the call of `forward_backward_func`. While Flyball is not attached it does
+    nothing, and says so once.
     """
     attachment: _Attachment | None = vars(schedules).get(_ATTACHMENT)
     if attachment is None:
-        raise ValueError("Flyball is not attached; call attach(config, ...) first")
+        _warn_unattached()
+        return nullcontext()
     return attachment.training.training_step()
+
+
+@cache
+def _warn_unattached() -> None:
+    """Once in a process: a training loop would come here in every step."""
+    _logger.warning("Flyball is not attached to Megatron, so training_step() does nothing")
 
 
 def _hook_timers(
@@ -264,6 +272,7 @@ def _pipeline(orders: Sequence[StageOrder], num_microbatches: int) -> dict[str, 
 
 
 def _check(config: Any, *, num_microbatches: int, hooks: str) -> None:  # noqa: ANN401 - as above
+    check_names(schedules, version=megatron.core.__version__)
     if hasattr(schedules, _ATTACHMENT):
         raise ValueError("Flyball is already attached to Megatron; call detach() first")
     if hooks not in _HOOKS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,39 @@ class RankMemory:
     def num_more(self) -> int:
         """Microbatches that may be in flight beyond those of 1F1B."""
         return self.free_bytes // self.activation_bytes
+
+
+class SavedStorages:
+    """Counts each storage once that is kept for a backward, without a module's own; for the CPU.
+
+    Args:
+        module: whose parameters and buffers do not count.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        kept = [*module.parameters(), *module.buffers()]
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in kept}
+        self._held: dict[int, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all counted so far."""
+        return sum(self._held.values())
+
+    def of_autograd(self) -> AbstractContextManager[None]:
+        """Count what autograd saves inside the block."""
+        saved: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
+            self.add, lambda tensor: tensor
+        )
+        return saved
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count it; what is returned has its values, and not the graph behind it."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self._held[storage.data_ptr()] = storage.nbytes()
+        # An output that is saved by its own function would never be freed.
+        return tensor.detach()
 
 
 def free_cuda_bytes() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flyball_integrations.rank_memory import SavedStorages
 from flyball_integrations.torch_schedules import PipelineStage
 
 
@@ -61,21 +62,11 @@ class ForwardMeter:
         return output
 
     def _counted(self, module: torch.nn.Module, forward: Callable[[], Any]) -> object:
-        kept = [*module.parameters(), *module.buffers()]
-        known = {tensor.untyped_storage().data_ptr() for tensor in kept}
-        held: dict[int, int] = {}
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                held[storage.data_ptr()] = storage.nbytes()
-            # Not the tensor itself: an output saved by its own function would never be freed.
-            return tensor.detach()
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        storages = SavedStorages(module)
+        with storages.of_autograd():
             output = forward()
         for tensor in output if isinstance(output, tuple | list) else (output,):
             if isinstance(tensor, torch.Tensor):
-                note(tensor)
-        self._by_microbatch.append(sum(held.values()))
+                storages.add(tensor)
+        self._by_microbatch.append(storages.num_bytes)
         return output

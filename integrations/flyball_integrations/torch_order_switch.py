@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from flyball_integrations.attachment import Overrides
 from flyball_integrations.order_negotiation import OrderNegotiation
-from flyball_integrations.stage_orders import StageOrder
+from flyball_integrations.stage_orders import StageOrder, one_f_one_b
 from flyball_integrations.torch_memory import ForwardMeter
 from flyball_integrations.torch_schedules import (
+    TESTED_TORCH,
     Computation,
     PipelineSchedule,
     in_order,
     is_training,
+    num_microbatches_of,
     stages_of,
 )
 
@@ -70,6 +74,33 @@ class TorchOrderSwitch:
             return self._runtime._step_microbatches(*args, **kwargs)
 
         return step_microbatches
+
+
+def rehearse(schedule: PipelineSchedule) -> None:
+    """Make what would run an order, so that a torch that cannot is found before training.
+
+    Args:
+        schedule: a `Schedule1F1B`; it is left as it is.
+
+    Raises:
+        ValueError: this torch cannot.
+    """
+    (stage,) = stages_of(schedule)
+    num_microbatches, num_stages = num_microbatches_of(schedule), stage.group_size
+    stock = [one_f_one_b(num_microbatches, num_stages, number) for number in range(num_stages)]
+    overrides = Overrides()
+    overrides.set(stage, "stage_index_to_group_rank", stage.stage_index_to_group_rank)
+    try:
+        in_order(schedule, computations(stock))
+    except Exception as error:
+        # Whatever another version makes of it: it is its private part.
+        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(
+            f"torch {torch.__version__} cannot run another order of this schedule ({problem});"
+            f" use order='own', or torch {TESTED_TORCH}, with which it is tested"
+        ) from error
+    finally:
+        overrides.remove()
 
 
 def computations(orders: Sequence[StageOrder]) -> tuple[tuple[Computation, ...], ...]:

@@ -28,14 +28,16 @@ from flyball_integrations.attachment import Overrides, Registering, open_rank
 from flyball_integrations.order_agreement import OrderAgreement
 from flyball_integrations.order_negotiation import OrderNegotiation, RankPlace
 from flyball_integrations.rank_memory import free_cuda_bytes
+from flyball_integrations.torch_joint_attach import on_all_ranks_or_none
 from flyball_integrations.torch_memory import ForwardMeter
-from flyball_integrations.torch_order_switch import TorchOrderSwitch
-from flyball_integrations.torch_schedule_patch import SchedulePatch
+from flyball_integrations.torch_order_switch import TorchOrderSwitch, rehearse
+from flyball_integrations.torch_schedule_patch import SchedulePatch, check_optimizer
 from flyball_integrations.torch_schedules import (
     PipelineSchedule,
     PipelineStage,
     check_schedule,
     computations_of,
+    has_pairs,
     name_of,
     num_microbatches_of,
     send_at_once,
@@ -77,6 +79,9 @@ def attach(
     it; every rank registers itself. While the planner is away or has no plan, training goes on
     at the GPU's default clocks. `schedule.eval` stays untouched.
 
+    Where the schedule has overlapped pairs, the order of messages changes with it: all ranks wait
+    for each other, and where one fails, all do.
+
     A step is one `schedule.step`, which is what a plan plans: where gradients are accumulated
     over several of them, each is a step.
 
@@ -115,82 +120,86 @@ def attach(
 
     Raises:
         ValueError: the schedule already has Flyball attached, it is none that Flyball can be
-            attached to, `order` does not go with it, free memory must be given, the planner's
-            address or token cannot be one, or a variable of the environment cannot be used.
-            Nothing stays open then.
+            attached to, `order` does not go with it or with this torch, free memory must be
+            given, the optimizer cannot tell of its steps, the planner's address or token cannot
+            be one, a variable of the environment cannot be used, or of a schedule with overlapped
+            pairs, another rank failed or did not come. Nothing stays open then.
         GpuError: this rank's GPU cannot be found.
     """
-    check_schedule(schedule)
-    if _ATTACHMENT in schedule.__dict__:
-        raise ValueError("Flyball is already attached to this schedule; call detach first")
-    _check_order(schedule, order=order, free_memory_bytes=free_memory_bytes)
-    stage = stages_of(schedule)[0]
+    joint = on_all_ranks_or_none() if has_pairs(schedule) else nullcontext()
     with ExitStack() as opened:
-        # First what may be refused; what every rank has to do at the same time comes last.
-        ends = open_rank(
-            opened,
-            planner_url=planner_url,
-            token=token,
-            without_planner=without_planner,
-            lease_s=lease_s,
-            gpu=gpu,
-        )
-        registration = registration_of(schedule)
-        rank = torch.distributed.get_rank()
-        registering = Registering(
-            ends.planner if rank == 0 else None,
-            job_id=job_id,
-            registration=replace(
-                registration,
-                schedule=registration.schedule if order == "own" else order,
-                policy=policy,
-                reconfigure=reconfigure,
-                target=target,
-                effort=effort,
-                blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
-                gpu=gpu_type,
-                emulated=ends.gpu.is_emulated,
-            ),
-        )
-        opened.callback(registering.close)
-        meter = ForwardMeter(stage.device)
-        orders = None
-        if order != "own":
-            orders = _open_orders(schedule, meter, registering, free_memory_bytes)
-            opened.callback(orders.close)
-        session = RankSession(
-            gpu=ends.gpu,
-            job_id=job_id,
-            rank=rank,
-            stage=stage.group_rank,
-            dp_rank=dp_rank,
-            tp_rank=tp_rank,
-            cp_rank=cp_rank,
-            planner=ends.planner,
-            observer=observer,
-            without_planner=ends.settings.without_planner,
-            lease_s=ends.settings.lease_s,
-            polling_share=ends.settings.polling_share,
-            initial_step=initial_step,
-            choose_plan=None if orders is None else orders.choose_plan,
-        )
-        opened.callback(session.close)
-        patch = SchedulePatch(
-            schedule,
-            session,
-            synchronize=_synchronize(stage),
-            around_step=nullcontext if orders is None else orders.around_step,
-            wrap_forward=meter.wrap,
-            waits=WaitTimes(session.on_transfer, device=stage.device, clock_s=session.clock_s),
-            optimizer=optimizer,
-        )
-        opened.callback(patch.remove)
-        in_pieces = Overrides()
-        opened.callback(in_pieces.remove)
-        send_at_once(schedule, in_pieces)
-        session.start()
-        if orders is None:
-            registering.begin()
+        with joint:
+            check_schedule(schedule)
+            if _ATTACHMENT in schedule.__dict__:
+                raise ValueError("Flyball is already attached to this schedule; call detach first")
+            check_optimizer(optimizer)
+            _check_order(schedule, order=order, free_memory_bytes=free_memory_bytes)
+            stage = stages_of(schedule)[0]
+            # First what may be refused; what every rank has to do at the same time comes last.
+            ends = open_rank(
+                opened,
+                planner_url=planner_url,
+                token=token,
+                without_planner=without_planner,
+                lease_s=lease_s,
+                gpu=gpu,
+            )
+            registration = registration_of(schedule)
+            rank = torch.distributed.get_rank()
+            registering = Registering(
+                ends.planner if rank == 0 else None,
+                job_id=job_id,
+                registration=replace(
+                    registration,
+                    schedule=registration.schedule if order == "own" else order,
+                    policy=policy,
+                    reconfigure=reconfigure,
+                    target=target,
+                    effort=effort,
+                    blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
+                    gpu=gpu_type,
+                    emulated=ends.gpu.is_emulated,
+                ),
+            )
+            opened.callback(registering.close)
+            meter = ForwardMeter(stage.device)
+            orders = None
+            if order != "own":
+                orders = _open_orders(schedule, meter, registering, free_memory_bytes)
+                opened.callback(orders.close)
+            session = RankSession(
+                gpu=ends.gpu,
+                job_id=job_id,
+                rank=rank,
+                stage=stage.group_rank,
+                dp_rank=dp_rank,
+                tp_rank=tp_rank,
+                cp_rank=cp_rank,
+                planner=ends.planner,
+                observer=observer,
+                without_planner=ends.settings.without_planner,
+                lease_s=ends.settings.lease_s,
+                polling_share=ends.settings.polling_share,
+                initial_step=initial_step,
+                choose_plan=None if orders is None else orders.choose_plan,
+            )
+            opened.callback(session.close)
+            patch = SchedulePatch(
+                schedule,
+                session,
+                synchronize=_synchronize(stage),
+                around_step=nullcontext if orders is None else orders.around_step,
+                wrap_forward=meter.wrap,
+                waits=WaitTimes(session.on_transfer, device=stage.device, clock_s=session.clock_s),
+                optimizer=optimizer,
+            )
+            opened.callback(patch.remove)
+            in_pieces = Overrides()
+            opened.callback(in_pieces.remove)
+            send_at_once(schedule, in_pieces)
+            session.start()
+            if orders is None:
+                registering.begin()
         # `detach` closes all of it, the last first.
         schedule.__dict__[_ATTACHMENT] = opened.pop_all()
     return session
@@ -250,6 +259,7 @@ def _check_order(schedule: PipelineSchedule, *, order: str, free_memory_bytes: i
         )
     if free_memory_bytes is not None and free_memory_bytes < 0:
         raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")
+    rehearse(schedule)
 
 
 def _open_orders(
@@ -275,7 +285,13 @@ def _open_orders(
 
 
 def _synchronize(stage: PipelineStage) -> Callable[[], None]:
-    if stage.device.type == "cpu":
+    """Waits for the computations, and not for receives that were posted ahead.
+
+    Those run on streams of their own; waiting for the whole device would wait for a neighbour
+    that may itself be waiting for us.
+    """
+    device = stage.device
+    if device.type == "cpu":
         return lambda: None
-    synchronize: Callable[[], None] = torch.get_device_module(stage.device).synchronize
-    return synchronize
+    device_module = torch.get_device_module(device)
+    return lambda: device_module.current_stream(device).synchronize()

@@ -27,6 +27,19 @@ Execute = Callable[..., Any]
 WrapForward = Callable[[PipelineStage, Execute], Execute]
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Whether it can tell when it has stepped, or is None.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if optimizer is not None and not callable(getattr(optimizer, "register_step_post_hook", None)):
+        raise ValueError(
+            "optimizer must be one object with register_step_post_hook, as a torch optimizer is,"
+            f" not {type(optimizer).__name__}; of several give the one that steps last"
+        )
+
+
 class SchedulePatch:
     """The hooks of one schedule, in force from its making until `remove`.
 
@@ -45,6 +58,9 @@ class SchedulePatch:
         wrap_forward: makes of a stage and its `forward_one_chunk` what is run in its place.
         waits: times the waits for messages; None: they are not timed.
         optimizer: whose next step ends a training step; None: the schedule's step does.
+
+    Raises:
+        ValueError: the optimizer cannot tell of its steps. Nothing is hooked then.
     """
 
     def __init__(
@@ -67,18 +83,18 @@ class SchedulePatch:
         self._running: Instruction | None = None
         self._awaits_loss = False
         self._overrides = Overrides()
-        for chunk, stage in enumerate(stages_of(schedule)):
-            self._hook_stage(stage, chunk, wrap_forward)
-        self._overrides.set(
-            schedule, "_maybe_compute_loss", self._ending_forward(schedule._maybe_compute_loss)
-        )
-        self._overrides.set(schedule, "step", self._hooked_step(schedule.step))
+        check_optimizer(optimizer)
         self._ends_with_optimizer = optimizer is not None
         self._optimizer_hook = (
             None
             if optimizer is None
             else optimizer.register_step_post_hook(lambda *_: self._end_step())
         )
+        try:
+            self._hook_schedule(wrap_forward)
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Leave schedule, stages and optimizer as they were before."""
@@ -125,6 +141,15 @@ class SchedulePatch:
         self._hooks.on_step_failed()
 
     # ------------------------------------------------------------------ instructions
+
+    def _hook_schedule(self, wrap_forward: WrapForward) -> None:
+        schedule = self._schedule
+        for chunk, stage in enumerate(stages_of(schedule)):
+            self._hook_stage(stage, chunk, wrap_forward)
+        self._overrides.set(
+            schedule, "_maybe_compute_loss", self._ending_forward(schedule._maybe_compute_loss)
+        )
+        self._overrides.set(schedule, "step", self._hooked_step(schedule.step))
 
     def _hook_stage(self, stage: PipelineStage, chunk: int, wrap_forward: WrapForward) -> None:
         forward = wrap_forward(stage, stage.forward_one_chunk)

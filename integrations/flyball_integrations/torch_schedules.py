@@ -23,6 +23,8 @@ TESTED_TORCH = "2.13.0"
 _MODULE_NAMES = (
     "PipelineScheduleMulti",
     "PipelineScheduleSingle",
+    "Schedule1F1B",
+    "ScheduleGPipe",
     "_Action",
     "_ComputationType",
     "_PipelineScheduleRuntime",
@@ -51,7 +53,9 @@ _STAGE_NAMES = (
     "stage_index",
     "stage_index_to_group_rank",
 )
-_RUNTIME_NAMES = ("_prepare_schedule_with_comms", "_step_microbatches")
+_ACTION_NAMES = ("computation_type", "microbatch_index", "stage_index", "sub_actions")
+_SINGLE_NAMES = ("_initialize_stage",)
+_RUNTIME_NAMES = ("_initialize_stages", "_prepare_schedule_with_comms", "_step_microbatches")
 # torch's letter for a computation, and the name of its kind.
 _KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
@@ -76,8 +80,8 @@ def check_schedule(schedule: PipelineSchedule) -> None:
     """Whether Flyball can be attached to it.
 
     Raises:
-        ValueError: it is no schedule that trains, its order cannot be known, its computations
-            overlap, or torch lacks a name that is used here.
+        ValueError: it is no schedule that trains, its order cannot be known, a function of its
+            own computes in the place of its stages, or torch lacks a name that is used here.
     """
     missing = _missing(schedules, _MODULE_NAMES)
     if not missing and not isinstance(
@@ -89,6 +93,8 @@ def check_schedule(schedule: PipelineSchedule) -> None:
         )
     missing = (
         missing
+        or _missing(schedules._Action, _ACTION_NAMES)
+        or _missing(schedules.PipelineScheduleSingle, _SINGLE_NAMES)
         or _missing(schedules._PipelineScheduleRuntime, _RUNTIME_NAMES)
         or _missing(schedule, _SCHEDULE_NAMES)
     )
@@ -102,10 +108,11 @@ def check_schedule(schedule: PipelineSchedule) -> None:
         )
     if not schedule._has_backward:
         raise ValueError("the schedule has no loss_fn, so it does not train; give it one")
-    if any(kind.value == _OVERLAPPED for kind in _custom_functions(schedule)):
+    _check_custom_functions(schedule)
+    if not _is_multi(schedule) and name_of(schedule) is None:
         raise ValueError(
-            "the schedule has a custom function for OVERLAP_F_B: a forward and a backward that"
-            " run at the same time cannot have a clock each; do not register it"
+            f"{type(schedule).__name__} runs its microbatches in a way of its own, so its order"
+            " cannot be known; use Schedule1F1B, ScheduleGPipe or a schedule of several stages"
         )
     if not _actions_by_rank(schedule):
         raise ValueError(
@@ -133,10 +140,14 @@ def name_of(schedule: PipelineSchedule) -> str | None:
     """The planner's name of a schedule that it generates itself as torch runs it; None: none.
 
     These two have a loop of their own in torch, and `pipeline_order` is not what it runs: the
-    last rank of 1F1B counts its forwards from 1 there.
+    last rank of 1F1B counts its forwards from 1 there. A class derived from one of them has its
+    name where it has its loop.
     """
-    names = {schedules.ScheduleGPipe: "gpipe", schedules.Schedule1F1B: "1f1b"}
-    return names.get(type(schedule))
+    names = {
+        schedules.ScheduleGPipe._step_microbatches: "gpipe",
+        schedules.Schedule1F1B._step_microbatches: "1f1b",
+    }
+    return names.get(type(schedule)._step_microbatches)
 
 
 def computations_of(schedule: PipelineSchedule) -> tuple[tuple[Computation, ...], ...]:
@@ -184,6 +195,14 @@ def in_order(
     return runtime
 
 
+def has_pairs(schedule: PipelineSchedule) -> bool:
+    """Whether any rank runs a forward and a backward as a pair; of no schedule, False."""
+    executed = getattr(schedule, "pipeline_order_with_comms", None) or {}
+    by_rank = executed.values()
+    # Older versions of torch have none; `check_schedule` says so.
+    return any(getattr(one, "sub_actions", None) for actions in by_rank for one in actions)
+
+
 def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
     """Take the overlapped pairs of a schedule apart: the same order, with sends in between.
 
@@ -194,13 +213,12 @@ def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
         schedule: without a custom function for such a pair.
         overrides: puts the pairs back.
     """
-    executed = getattr(schedule, "pipeline_order_with_comms", None) or {}
-    if not any(action.sub_actions for actions in executed.values() for action in actions):
+    if not has_pairs(schedule):
         return
     for target in (schedule, *stages_of(schedule)):
         # torch puts an equal mapping in its place.
         overrides.set(target, "stage_index_to_group_rank", target.stage_index_to_group_rank)
-    overrides.set(schedule, "pipeline_order_with_comms", executed)
+    overrides.set(schedule, "pipeline_order_with_comms", schedule.pipeline_order_with_comms)
     by_rank = enumerate(computations_of(schedule))
     schedule._prepare_schedule_with_comms(
         {rank: [_action(one) for one in computations] for rank, computations in by_rank}
@@ -211,8 +229,19 @@ def _is_multi(schedule: PipelineSchedule) -> bool:
     return isinstance(schedule, schedules.PipelineScheduleMulti)
 
 
-def _custom_functions(schedule: PipelineSchedule) -> Iterable[Any]:
-    return getattr(schedule, "_comp_type_to_function_map", {})
+def _check_custom_functions(schedule: PipelineSchedule) -> None:
+    """In torch they run in the place of the stages' methods, so no hook would see them."""
+    for kind in getattr(schedule, "_comp_type_to_function_map", {}):
+        if kind.value == _OVERLAPPED:
+            raise ValueError(
+                "the schedule has a custom function for OVERLAP_F_B: a forward and a backward"
+                " that run at the same time cannot have a clock each; do not register it"
+            )
+        if kind.value in _KINDS:
+            raise ValueError(
+                f"the schedule has a custom function for {kind.name}, which runs in the place"
+                " of its stages' methods, where Flyball's hooks are; do not register it"
+            )
 
 
 def _actions_by_rank(schedule: PipelineSchedule) -> dict[int, list[Any]]:

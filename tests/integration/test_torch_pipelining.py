@@ -112,6 +112,27 @@ def test_each_half_of_an_overlapped_pair_is_sent_at_once_while_attached(
         assert {sum(rank[name]["pairs"]) for name in _SCHEDULES if name != "DualPipeV"} == {0}
 
 
+def test_with_overlapped_pairs_a_rank_that_fails_fails_them_all_and_they_can_try_again(
+    ranks: Sequence[Findings],
+) -> None:
+    problems = [rank["one rank fails"]["problem"] for rank in ranks]
+    assert "register_step_post_hook" in problems.pop(2)
+    assert problems == ["attach failed on rank 2, so it is undone here; see the log there"] * 3
+    for rank in ranks:
+        found = rank["one rank fails"]
+        assert (found["is_untouched"], found["num_steps"]) == (True, 1)
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_without_end(
+    ranks: Sequence[Findings],
+) -> None:
+    *problems, of_the_absent = [rank["one rank is away"]["problem"] for rank in ranks]
+    assert of_the_absent == ""
+    for problem in problems:
+        assert problem.startswith("not all ranks came to attach within 1 s of each other")
+        assert "\n" not in problem
+
+
 def test_an_evaluation_is_left_to_torch(ranks: Sequence[Findings]) -> None:
     for rank in ranks:
         for name in _SCHEDULES:

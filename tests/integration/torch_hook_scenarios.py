@@ -22,6 +22,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.plan_cursor import CompiledPlan
+from flyball_integrations.torch_joint_attach import on_all_ranks_or_none
 from flyball_integrations.torch_pipelining import attach, detach, registration_of
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
@@ -180,6 +181,41 @@ def accumulated_gradients() -> Findings:
     return found
 
 
+def attached_where_one_rank_fails() -> Findings:
+    """Overlapped pairs, and rank 2 gives what is refused; then all ranks do it right."""
+    training = Training("DualPipeV")
+    before = _attributes(training)
+    refused: Any = [training.optimizer] if torch.distributed.get_rank() == 2 else None
+    problem = ""
+    try:
+        attach(training.schedule, job_id="joint", gpu=_gpu(training), optimizer=refused)
+    except ValueError as error:
+        problem = str(error)
+    is_untouched = _attributes(training) == before
+    training.step()
+    session = attach(training.schedule, job_id="joint", gpu=_gpu(training))
+    training.step()
+    detach(training.schedule)
+    return {
+        "problem": problem,
+        "is_untouched": is_untouched,
+        "num_steps": len(session.history),
+    }
+
+
+def joint_without_one_rank() -> Findings:
+    """The last rank does not come; the last scenario, for ranks then count groups differently."""
+    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    problem = ""
+    if rank < num_ranks - 1:
+        try:
+            with on_all_ranks_or_none(timeout_s=1.0):
+                pass
+        except ValueError as error:
+            problem = str(error)
+    return {"problem": problem}
+
+
 def trained_in_order(forwards_in_front: tuple[int, ...]) -> Findings:
     """A plan with more forwards in front comes to the ranks in different steps."""
     training = Training("1F1B")
@@ -220,6 +256,8 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
     yield "accumulated", accumulated_gradients()
     yield "order stock", trained_as_torch_does("1F1B", _NUM_STEPS_TO_CHANGE)
     yield "order", trained_in_order((8, 6, 3, 1)[-torch.distributed.get_world_size() :])
+    yield "one rank fails", attached_where_one_rank_fails()
+    yield "one rank is away", joint_without_one_rank()
 
 
 # ------------------------------------------------------------------ parts

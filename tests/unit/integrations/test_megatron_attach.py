@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from megatron.core.pipeline_parallel import schedules
 
 from flyball_client.wire import JobRegistration
-from flyball_integrations import attachment
+from flyball_integrations import attachment, megatron_pipeline
 from flyball_integrations.megatron_order import interleaved, one_f_one_b
 from flyball_integrations.megatron_pipeline import attach, detach, training_step
 
@@ -96,9 +96,55 @@ def test_attaching_before_the_ranks_have_their_places_is_refused(
         attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu())
 
 
-def test_a_step_without_an_attachment_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"call attach\(config, \.\.\.\) first"):
-        training_step()
+def test_a_step_without_an_attachment_goes_on_and_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    megatron_pipeline._warn_unattached.cache_clear()
+    num_done = 0
+    for _ in range(3):
+        with training_step():
+            num_done += 1
+    assert num_done == 3
+    assert _warnings(caplog) == [
+        "Flyball is not attached to Megatron, so training_step() does nothing"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("forward_step", "backward_step", "forward_backward_no_pipelining"),
+        "forward_backward_pipelining_with_interleaving",
+        "forward_backward_pipelining_without_interleaving",
+        *("get_schedule_table", "get_pp_rank_microbatches"),
+    ],
+)
+@pytest.mark.parametrize("hooks", ["patch", "timers"])
+def test_a_megatron_that_lacks_a_name_is_told_by_version(
+    registered: list[JobRegistration],
+    monkeypatch: pytest.MonkeyPatch,
+    hooks: Literal["patch", "timers"],
+    name: str,
+) -> None:
+    monkeypatch.delattr(schedules, name)
+    before = dict(vars(schedules))
+    with pytest.raises(ValueError, match=rf"megatron-core 0.* has no {name} in .* 0\.16\.1$"):
+        attach(config(), job_id="job", num_microbatches=4, hooks=hooks, gpu=RecordingGpu())
+    assert vars(schedules) == before
+    assert registered == []
+
+
+def test_a_megatron_that_asks_parallel_state_for_the_stage_is_told_by_version(
+    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_pp_rank_microbatches(num_microbatches: int, num_model_chunks: int) -> None:
+        raise AssertionError("no order can be asked for")
+
+    monkeypatch.setattr(schedules, "get_pp_rank_microbatches", get_pp_rank_microbatches)
+    lacks = "has no p2p_communicator of get_pp_rank_microbatches"
+    with pytest.raises(ValueError, match=lacks):
+        attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu())
+    assert registered == []
 
 
 def test_what_fails_late_leaves_megatron_alone(

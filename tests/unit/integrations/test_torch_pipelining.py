@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +26,14 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
 
 from flyball_integrations import torch_schedules
 from flyball_integrations.stage_orders import one_f_one_b
-from flyball_integrations.torch_order_switch import computations
-from flyball_integrations.torch_pipelining import attach, detach, registration_of
+from flyball_integrations.torch_joint_attach import on_all_ranks_or_none
+from flyball_integrations.torch_order_switch import computations, rehearse
+from flyball_integrations.torch_pipelining import (
+    _synchronize,
+    attach,
+    detach,
+    registration_of,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -97,15 +104,56 @@ def test_a_function_that_overlaps_forward_and_backward_is_refused() -> None:
         attach(schedule, job_id="job", gpu=RecordingGpu())
 
 
+@pytest.mark.parametrize("kind", ["FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"])
+def test_a_function_that_computes_in_the_place_of_a_stage_is_refused(kind: str) -> None:
+    schedule = schedule_in_chunks()
+    schedule.register_custom_function(getattr(schedules, kind), print)
+    with pytest.raises(ValueError, match=f"custom function for {kind}, .* do not register it"):
+        attach(schedule, job_id="job", gpu=RecordingGpu())
+    assert "step" not in vars(schedule)
+
+
+def test_a_function_that_computes_nothing_is_none_of_flyballs_business() -> None:
+    schedule = schedule_in_chunks()
+    schedule.register_custom_function(schedules.REDUCE_GRAD, lambda action, context: None)
+    session = attach(schedule, job_id="job", gpu=RecordingGpu())
+    train(schedule)
+    assert len(session.history) == 1
+    detach(schedule)
+
+
+@pytest.mark.parametrize(("make", "name"), [(Schedule1F1B, "1f1b"), (ScheduleGPipe, "gpipe")])
+def test_a_derived_schedule_is_registered_as_the_one_whose_loop_it_has(
+    make: Callable[..., Any], name: str
+) -> None:
+    derived = type("Mine", (make,), {})  # type: ignore[arg-type] # mypy takes it for a function
+    registration = registration_of(schedule_of_one(derived))
+    assert (registration.schedule, registration.order) == (name, None)
+
+
+def test_a_schedule_with_a_loop_of_its_own_is_refused() -> None:
+    class Mine(Schedule1F1B):  # type: ignore[misc] # torch's schedules have no types
+        def _step_microbatches(self, *args: object, **kwargs: object) -> None:
+            raise AssertionError("nothing is trained here")
+
+    with pytest.raises(ValueError, match=r"^Mine runs its microbatches .* use Schedule1F1B"):
+        attach(schedule_of_one(Mine), job_id="job", gpu=RecordingGpu())
+
+
 @pytest.mark.parametrize(
-    ("where", "name"),
-    [("module", "_wait_batch_p2p"), ("schedule", "_maybe_compute_loss")],
+    ("owner", "name"),
+    [
+        (schedules, "_wait_batch_p2p"),
+        (schedules._PipelineSchedule, "_maybe_compute_loss"),
+        (schedules._Action, "sub_actions"),
+        (schedules.PipelineScheduleSingle, "_initialize_stage"),
+        (schedules.PipelineScheduleMulti, "_initialize_stages"),
+    ],
 )
 def test_a_torch_that_lacks_a_name_is_told_by_version(
-    monkeypatch: pytest.MonkeyPatch, where: str, name: str
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str
 ) -> None:
     schedule = schedule_of_one()
-    owner = schedules if where == "module" else schedules._PipelineSchedule
     monkeypatch.delattr(owner, name)
     with pytest.raises(ValueError, match=rf"torch 2.* has no {name} .* tested with torch 2\.13\.0"):
         attach(schedule, job_id="job", gpu=RecordingGpu())
@@ -119,6 +167,7 @@ def test_a_torch_that_lacks_a_name_is_told_by_version(
         (Schedule1F1B, {"order": "envpipe"}, "give free_memory_bytes"),
         (Schedule1F1B, {"order": "envpipe", "free_memory_bytes": -1}, "must not be negative"),
         (Schedule1F1B, {"planner_url": "ftp://x"}, "http"),
+        (Schedule1F1B, {"optimizer": [1, 2]}, "register_step_post_hook, .* not list"),
         (Schedule1F1B, {"lease_s": None, "env": ("FLYBALL_LEASE_S", "soon")}, "FLYBALL_LEASE_S"),
     ],
 )
@@ -138,6 +187,54 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_touched(
     assert "\n" not in str(refused.value)
     assert vars(schedule) == before
     assert vars(schedule._stage) == stage_before
+
+
+def test_a_torch_whose_runtime_cannot_be_made_is_found_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(self: object, stages: object, n_microbatches: int) -> None:
+        raise AssertionError("it is called with what it does not take")
+
+    schedule = schedule_of_one(Schedule1F1B)
+    before, stage_before = dict(vars(schedule)), dict(vars(schedule._stage))
+    monkeypatch.setattr(schedules._PipelineScheduleRuntime, "__init__", init)
+    with pytest.raises(
+        ValueError, match=r"another order .*TypeError: .*'loss_fn'.*own'"
+    ) as refused:
+        attach(schedule, job_id="job", gpu=RecordingGpu(), order="envpipe", free_memory_bytes=2**20)
+    assert "\n" not in str(refused.value)
+    assert vars(schedule) == before
+    assert vars(schedule._stage) == stage_before
+
+
+def test_a_rehearsal_leaves_the_schedule_as_it_was() -> None:
+    schedule = schedule_of_one(Schedule1F1B, num_microbatches=4)
+    before, stage_before = dict(vars(schedule)), dict(vars(schedule._stage))
+    rehearse(schedule)
+    assert vars(schedule) == before
+    assert vars(schedule._stage) == stage_before
+    mapping = "stage_index_to_group_rank"
+    assert vars(schedule._stage)[mapping] is stage_before[mapping]
+
+
+def test_the_stream_of_the_computations_is_waited_for_and_not_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+
+    def synchronize() -> None:
+        raise AssertionError("a receive that was posted ahead would be waited for")
+
+    def current_stream(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: log.append(f"stream of {device}"))
+
+    module = SimpleNamespace(synchronize=synchronize, current_stream=current_stream)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    wait = _synchronize(SimpleNamespace(device=torch.device("cuda", 3)))
+    assert log == []  # asked for in each wait: training may change the stream
+    wait()
+    wait()
+    assert log == ["stream of cuda:3"] * 2
 
 
 def test_the_gpu_of_this_process_is_opened_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +265,45 @@ def test_nothing_is_logged_where_all_is_well(caplog: pytest.LogCaptureFixture) -
         train(schedule)
         detach(schedule)
     assert caplog.messages == []
+
+
+# ------------------------------------------------------------------ all ranks or none
+
+
+def test_an_error_of_this_ranks_own_comes_out_when_the_others_have_been_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[torch.Tensor] = []
+    all_reduce = torch.distributed.all_reduce
+
+    def noting(marks: torch.Tensor, *, group: torch.distributed.ProcessGroup) -> None:
+        all_reduce(marks, group=group)
+        told.append(marks)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", noting)
+    with pytest.raises(KeyError, match="gpu"), on_all_ranks_or_none():
+        raise KeyError("gpu")
+    assert [marks.tolist() for marks in told] == [[1]]
+    (message,) = caplog.messages
+    assert message.startswith("Flyball is not attached to rank 0, which the other ranks are now")
+    with on_all_ranks_or_none():
+        pass
+    assert [marks.tolist() for marks in told] == [[1], [0]]
+
+
+def test_ranks_that_cannot_be_reached_are_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def new_group(**_: object) -> None:
+        raise RuntimeError("Connect timeout\nand where it was thrown")
+
+    monkeypatch.setattr(torch.distributed, "new_group", new_group)
+    lost = r"^not all ranks came to attach within 3 s of .*: Connect timeout$"
+    with pytest.raises(ValueError, match=lost), on_all_ranks_or_none(timeout_s=3.0):
+        pass
+    with pytest.raises(KeyError, match="gpu"), on_all_ranks_or_none():
+        raise KeyError("gpu")
+    assert caplog.messages[1:] == ["the other ranks could not be told: Connect timeout"]
 
 
 # ------------------------------------------------------------------ orders

@@ -140,6 +140,38 @@ def test_a_step_ends_with_the_optimizer_where_it_is_given() -> None:
     assert hooks.log == []
 
 
+def test_an_optimizer_that_cannot_tell_of_its_steps_is_refused_and_nothing_is_hooked() -> None:
+    schedule = schedule_of_one()
+    optimizers: Any = [torch.optim.SGD(schedule._stage.submod.parameters(), lr=0.1)]
+    before, stage_before = dict(vars(schedule)), dict(vars(schedule._stage))
+    with pytest.raises(ValueError, match=r"register_step_post_hook, .* not list"):
+        SchedulePatch(schedule, HookLog(), synchronize=_nothing, optimizer=optimizers)
+    assert (vars(schedule), vars(schedule._stage)) == (before, stage_before)
+
+
+def test_hooks_that_cannot_all_be_set_are_taken_off_again() -> None:
+    schedule = schedule_in_chunks()
+    first, second = schedule._stages
+    optimizer = torch.optim.SGD(first.submod.parameters(), lr=0.1)
+    before = [dict(vars(target)) for target in (schedule, first, second)]
+
+    def refuse_second(stage: Any, forward: Any) -> Any:  # noqa: ANN401 - torch's
+        if stage is second:
+            raise RuntimeError("not this one")
+        return forward
+
+    with pytest.raises(RuntimeError, match="not this one"):
+        SchedulePatch(
+            schedule,
+            HookLog(),
+            synchronize=_nothing,
+            optimizer=optimizer,
+            wrap_forward=refuse_second,
+        )
+    assert [vars(target) for target in (schedule, first, second)] == before
+    assert len(optimizer._optimizer_step_post_hooks) == 0
+
+
 def test_chunks_are_numbered_in_the_order_of_the_model_whatever_the_list() -> None:
     schedule = schedule_in_chunks()
     schedule._stages.reverse()

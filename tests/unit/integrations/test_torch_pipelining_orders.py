@@ -13,7 +13,7 @@ from flyball_client.plan_cursor import CompiledPlan
 from flyball_integrations import order_negotiation
 from flyball_integrations.order_agreement import Decision, Offer
 from flyball_integrations.order_negotiation import OrderNegotiation, RankPlace
-from flyball_integrations.rank_memory import RankMemory, memory_by_stage
+from flyball_integrations.rank_memory import RankMemory
 from flyball_integrations.stage_orders import StageOrder, one_f_one_b
 
 _ALL_IN_FRONT = StageOrder.of_instructions(["forward"] * 3 + ["backward"] * 3, [0, 1, 2, 0, 1, 2])
@@ -202,11 +202,3 @@ def test_ranks_that_cannot_be_reached_leave_1f1b_in_force(
     ]
     rank.negotiation.close()
     assert rank.agreement.is_closed
-
-
-def test_a_stage_has_the_largest_activation_and_the_least_memory_of_its_ranks() -> None:
-    rows = [(0, 100, 1000), (1, 50, 400), (0, 120, 1100)]
-    assert memory_by_stage(rows, num_stages=2) == (
-        RankMemory(activation_bytes=120, free_bytes=1000),
-        RankMemory(activation_bytes=50, free_bytes=400),
-    )
