@@ -120,8 +120,6 @@ class RankSession:
         self._timings = TimingRecorder(self._clock_s)
         # What runs and is not in the timings yet: kind, microbatch, chunk, and when it began, s.
         self._begun: tuple[str, int | None, int, float] | None = None
-        # What the governor was asked for last, MHz; 0: nothing that still holds.
-        self._asked_mhz = 0
         self._current_step = initial_step
         self._is_in_step = False
         self._is_closed = False
@@ -275,7 +273,7 @@ class RankSession:
         self._begun = None
         if self._cursor is not None:
             self._cursor.end_step()
-        self._pause()
+        self._governor.pause()
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
@@ -294,16 +292,14 @@ class RankSession:
             if self._begun is not None:
                 # Its end was not told.
                 self._note_begun()
-                self._governor.on_instruction_end()
             if cursor is not None:
                 name, number, part, sm_clock_mhz = cursor.rows[cursor.position]
                 if kind == name and microbatch == number and chunk == part:
                     cursor.position += 1
                 else:
                     sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)
-                if sm_clock_mhz != self._asked_mhz:
-                    self._asked_mhz = sm_clock_mhz
-                    self._governor.set_mhz(sm_clock_mhz)
+                # Also where it is the clock of the last one: the lease begins anew.
+                self._governor.set_mhz(sm_clock_mhz)
             if self._is_in_step:
                 self._begun = (kind, microbatch, chunk, self._clock_s())
         except Exception as error:
@@ -363,10 +359,6 @@ class RankSession:
         if begun is not None:
             self._timings.begin(*begun)
 
-    def _pause(self) -> None:
-        self._asked_mhz = 0
-        self._governor.pause()
-
     def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
         """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""
         try:
@@ -408,7 +400,7 @@ class RankSession:
         if not self._keeps_plan and self._link is not None and self._link.is_lost:
             if self._cursor is not None:
                 self._cursor = None
-                self._pause()
+                self._governor.pause()
         elif self._plan is not None and (self._cursor is None or due is not None):
             self._cursor = PlanCursor(self._plan)
 

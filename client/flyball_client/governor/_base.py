@@ -57,7 +57,10 @@ class ClockGovernor(Protocol):
         ...
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
-        """Run at this clock from now on; it is one of the GPU's supported ones."""
+        """Run at this clock from now on; it is one of the GPU's supported ones.
+
+        Told again, it is a sign of life, and the clock is set again if it was given back meanwhile.
+        """
         ...
 
     def on_instruction_end(self) -> None:

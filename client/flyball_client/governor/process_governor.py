@@ -14,11 +14,13 @@ from pathlib import Path
 from flyball_client.governor import board as words_of
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.board import (
+    HOOK_NS,
     IN_FORCE_MHZ,
     IS_POLLING,
     MHZ_MASK,
     REQUEST,
     REQUESTED_NS,
+    SERVED,
     ClockBoard,
 )
 from flyball_client.governor.charge import Charge, spawn_governor
@@ -110,7 +112,7 @@ class ProcessGovernor:
         """Start the process; requests wait on the board until it is ready."""
         if self._process is not None or self._is_over:
             return
-        self._words[words_of.HOOK_NS] = time.monotonic_ns()
+        self._words[HOOK_NS] = time.monotonic_ns()
         try:
             self._process = self._spawn()
         except Exception as error:
@@ -129,15 +131,18 @@ class ProcessGovernor:
             self._restart()
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
-        """Leave the request, where the clock is not in force already; see that it is found.
+        """Leave the request and see that it is found; for the last one's clock, a sign of life.
 
         A part of the hot path, see `RankSession.on_instruction_begin`.
         """
         if self._is_over:
             return
         words = self._words
-        if sm_clock_mhz == self._requested_mhz and words[IN_FORCE_MHZ] == sm_clock_mhz:
-            return
+        if sm_clock_mhz == self._requested_mhz:
+            words[HOOK_NS] = time.monotonic_ns()
+            if words[IN_FORCE_MHZ] == sm_clock_mhz or words[SERVED] != self._last_request:
+                return
+            # Served and not in force: it failed, or a lease had passed.
         self._requested_mhz = sm_clock_mhz
         self._num_requests = number = self._num_requests + 1
         self._last_request = request = (number & MHZ_MASK) << 32 | sm_clock_mhz
@@ -198,16 +203,10 @@ class ProcessGovernor:
     # ------------------------------------------------------------------ inside
 
     def _see_to_clock(self) -> None:
-        words = self._words
-        words[words_of.HOOK_NS] = time.monotonic_ns()
-        requested_mhz = self._requested_mhz
-        if (
-            requested_mhz != words[IN_FORCE_MHZ]
-            and requested_mhz
-            and words[words_of.SERVED] == self._last_request
-        ):
-            # Served and not in force: it failed, or a lease had passed.
-            self.set_mhz(requested_mhz)
+        if self._requested_mhz:
+            self.set_mhz(self._requested_mhz)
+        else:
+            self._words[HOOK_NS] = time.monotonic_ns()
 
     def _request(self, code: int) -> None:
         self._requested_mhz = 0

@@ -13,18 +13,21 @@ NUM_REMEMBERED = 5
 MAX_POSITIONS = 4096
 # Below, a window would be open most of the time; requests so close find the governor at work.
 SHORTEST_GAP_NS = 1_000_000
-# Of the gap: how far its usual half may be spread.
-MAX_SPREAD = 1 / 8
-# How far ahead of the earliest moment a window opens: whatever the gap, and of the gap, the less
-# the more gaps are remembered.
-LEAD_NS, LEAD = 100_000, 1 / 16
+# How far its usual half may be spread: of the gap, and at most. Requests that are farther apart
+# than that is precise for are so few that a wake-up for each is cheap.
+MAX_SPREAD, MAX_SPREAD_NS = 1 / 8, 4_000_000
+# How far ahead of the earliest moment a window opens: whatever the gap; of the gap, the less the
+# more gaps are remembered; and at most.
+LEAD_NS, LEAD, MAX_LEAD_NS = 100_000, 1 / 16, 3_000_000
 # How long it stays open for a late request: of the gap, and at most.
 MAX_LATENESS, MAX_LATENESS_NS = 1 / 4, 10_000_000
+# So no window is longer, whatever the gap.
+MAX_WINDOW_NS = MAX_SPREAD_NS + 2 * MAX_LEAD_NS + MAX_LATENESS_NS
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestWindow:
-    """When the next request may come, CLOCK_MONOTONIC, ns.
+    """When the next request may come, CLOCK_MONOTONIC, ns; at most `MAX_WINDOW_NS` long.
 
     Attributes:
         begin_ns: hardly before.
@@ -78,9 +81,11 @@ class RequestRhythm:
         rising_ns = sorted(gaps_ns)
         shortest_ns, median_ns = rising_ns[0], rising_ns[(len(rising_ns) - 1) // 2]
         spread_ns = median_ns - shortest_ns
-        if shortest_ns < SHORTEST_GAP_NS or spread_ns > MAX_SPREAD * shortest_ns:
+        max_spread_ns = min(MAX_SPREAD * shortest_ns, MAX_SPREAD_NS)
+        if shortest_ns < SHORTEST_GAP_NS or spread_ns > max_spread_ns:
             return None
         lead_ns = LEAD_NS + spread_ns // 2 + int(LEAD * shortest_ns / len(gaps_ns))
+        lead_ns = min(lead_ns, MAX_LEAD_NS)
         due_ns = self._requested_ns + median_ns + lead_ns
         return RequestWindow(
             begin_ns=self._requested_ns + shortest_ns - lead_ns,

@@ -13,6 +13,10 @@ else asleep: on x86 and arm64 a store leaves its processor within less than micr
 the latest when its thread is interrupted. CPython keeps the order of the two accesses, each a
 plain one of an aligned word. Behind that stands the governor's tick, which looks at the request
 ten times a second anyway.
+
+Nothing else is kept waiting. No window is longer than `MAX_WINDOW_NS`, and within one the
+governor looks every `LOOK_AROUND_NS` whether a signal has come, the rank or its launcher is
+gone, or the CPU time that polling may take is used up; each of them ends the window.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ POLL_PAUSE_S = 30e-6
 # Once a request is late, the longest pause, and what part of its lateness a pause may be.
 LONGEST_PAUSE_S, MAX_MORE_LATE = 60e-6, 1 / 8
 PARKING_NS = 100_000
+LOOK_AROUND_NS = 2_000_000
 # Of one core on average, polling's share; and how much of it may be saved up, in time.
 DEFAULT_POLLING_SHARE = 0.025
 SAVED_NS = 100_000_000
@@ -64,6 +69,7 @@ class RequestWait:
         # select's times are finer than poll's; it takes small descriptors only, as a new one is.
         self._wake_fd = os.dup(wake_fd)
         self._fds = [self._wake_fd, *other_fds]
+        self._other_fds = list(other_fds)
         self._rhythm = RequestRhythm()
         self._window: RequestWindow | None = None
         self._noted = 0
@@ -96,7 +102,11 @@ class RequestWait:
         if ready:
             return self._is_request(ready)
         window = self._window
-        if window is None or time.monotonic_ns() < window.begin_ns:
+        if window is None:
+            return False
+        if time.monotonic_ns() < window.begin_ns:
+            # What ticks cost on the way to a window that is far off is not polling's.
+            self._used_ns = time.process_time_ns()
             return False
         self._window = None
         is_found = self._poll(window)
@@ -112,14 +122,17 @@ class RequestWait:
         self._noted = request
         number = request >> 32
         self._rhythm.note(number, number - words[STEP_REQUEST] - 1, requested_ns)
-        now_ns = time.monotonic_ns()
-        earned_ns = self._share * (now_ns - self._credited_ns)
-        self._credited_ns = now_ns
-        self._credit_ns = min(self._credit_ns + earned_ns, self._share * SAVED_NS)
+        self._earn()
         self._window = self._rhythm.next_window() if self._credit_ns > 0 else None
         self._used_ns = time.process_time_ns()
 
     # ------------------------------------------------------------------ inside
+
+    def _earn(self) -> None:
+        now_ns = time.monotonic_ns()
+        earned_ns = self._share * (now_ns - self._credited_ns)
+        self._credited_ns = now_ns
+        self._credit_ns = min(self._credit_ns + earned_ns, self._share * SAVED_NS)
 
     def _stop_polling(self) -> None:
         self._words[IS_POLLING] = 0
@@ -143,9 +156,15 @@ class RequestWait:
     def _poll(self, window: RequestWindow) -> bool:
         """Look for a request until the window's end; whether there is one."""
         words, now_ns, sleep = self._words, time.monotonic_ns, time.sleep
+        self._earn()
         words[IS_POLLING] = 1
         served, due_ns, end_ns = words[SERVED], window.due_ns, window.end_ns
+        look_around_ns = now_ns() + LOOK_AROUND_NS
         while words[REQUEST] == served and (looked_ns := now_ns()) < end_ns:
+            if looked_ns >= look_around_ns:
+                if self._must_stop():
+                    break
+                look_around_ns = looked_ns + LOOK_AROUND_NS
             # The later it is already, the less a little more matters.
             more_s = MAX_MORE_LATE * (looked_ns - due_ns) / 1e9
             sleep(min(max(POLL_PAUSE_S, more_s), LONGEST_PAUSE_S))
@@ -157,6 +176,11 @@ class RequestWait:
         is_found = words[REQUEST] != served
         words[NUM_UNWOKEN] += is_found
         return is_found
+
+    def _must_stop(self) -> bool:
+        """Whether polling's time is used up, or something other than a request has come."""
+        taken_ns = time.process_time_ns() - self._used_ns
+        return taken_ns >= self._credit_ns or bool(select.select(self._other_fds, (), (), 0)[0])
 
 
 def _sleep_exactly() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,8 +12,10 @@ from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.errors import PlannerUnavailableError
+from flyball_client.governor import board as words_of
 from flyball_client.governor._base import ClockReport
-from flyball_client.gpu._base import GpuError
+from flyball_client.governor.process_governor import ProcessGovernor
+from flyball_client.gpu._base import GpuAddress, GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
 from flyball_client.planner_link import LinkTimes
@@ -373,8 +375,7 @@ def test_each_instruction_gets_the_clock_that_its_plan_says_by_whichever_way(
         session.on_step_end()
         assert session.history[-1].num_unplanned == cursor.num_unplanned
         cursor.end_step()
-    changes_mhz = [mhz for mhz, _ in groupby(wanted_mhz)]
-    assert governor.asked_mhz == changes_mhz
+    assert governor.asked_mhz == wanted_mhz
     assert governor.num_ends == len(wanted_mhz)
 
 
@@ -386,24 +387,84 @@ def test_a_clock_that_was_given_back_is_asked_for_again(
     session._plan = compiled_plan(("forward", 0, 1200), ("backward", 0, 1200))
     run_step(session)
     run_step(session)
-    assert governor.asked_mhz == [1200]
+    assert governor.asked_mhz == 4 * [1200]
     session.on_step_begin()
     session.on_step_failed()
     run_step(session)
-    assert governor.asked_mhz == [1200, 0, 1200]
+    assert governor.asked_mhz == [*4 * [1200], 0, 1200, 1200]
 
 
-def test_where_no_end_is_told_the_next_begin_tells_the_governor_of_it(
+def test_where_no_end_is_told_instructions_are_timed_and_their_clocks_asked_for(
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     governor = RecordingGovernor()
     session = make_session(gpu, planner=None, governor=governor)
+    session._plan = compiled_plan(*(("forward", number, 900) for number in range(3)))
     session.on_step_begin()
     for microbatch in range(3):
         session.on_instruction_begin("forward", microbatch=microbatch)
     session.on_step_end()
-    assert governor.num_ends == 2
+    assert governor.asked_mhz == 3 * [900]
+    assert governor.num_ends == 0
     assert [timing.microbatch for timing in session.last_step_timings] == [0, 1, 2]
+
+
+class TestTheLease:
+    """A governor whose process is played by the test, which moves its words on the board."""
+
+    @pytest.fixture
+    def governor(self, tmp_path: Path) -> Iterator[ProcessGovernor]:
+        """Not started: nobody else reads or writes the board."""
+        governor = ProcessGovernor(
+            GpuAddress(control="nvml", uuid="GPU-0"), "rank 0", state_dir=tmp_path
+        )
+        yield governor
+        governor.close()
+
+    @pytest.fixture
+    def session(
+        self, gpu: RecordingGpu, make_session: SessionMaker, governor: ProcessGovernor
+    ) -> RankSession:
+        """Its plan has one clock, which is in force."""
+        session = make_session(gpu, planner=None, governor=governor)
+        session._plan = compiled_plan(*(("forward", number, 900) for number in range(4)))
+        session.on_step_begin()
+        session.on_instruction_begin("forward", microbatch=0)
+        session.on_instruction_end("forward", microbatch=0)
+        self.serve(governor, 900)
+        return session
+
+    def serve(self, governor: ProcessGovernor, in_force_mhz: int) -> None:
+        """What was asked for is served, and this clock in force; 0: none."""
+        words = governor._words
+        words[words_of.SERVED] = words[words_of.REQUEST]
+        words[words_of.IN_FORCE_MHZ] = in_force_mhz
+
+    def test_begins_anew_with_an_instruction_at_the_clock_of_the_last_one(
+        self, session: RankSession, governor: ProcessGovernor
+    ) -> None:
+        words = governor._words
+        request = words[words_of.REQUEST]
+        words[words_of.HOOK_NS] = 1  # long ago
+        session.on_instruction_begin("forward", microbatch=1)
+        assert words[words_of.HOOK_NS] > words[words_of.REQUESTED_NS]
+        assert words[words_of.REQUEST] == request
+
+    def test_expired_has_the_next_instruction_ask_for_its_clock_as_it_begins(
+        self, session: RankSession, governor: ProcessGovernor
+    ) -> None:
+        words = governor._words
+        self.serve(governor, 0)  # given back
+        number = words[words_of.REQUEST] >> 32
+        session.on_instruction_begin("forward", microbatch=1)
+        assert words[words_of.REQUEST] == (number + 1) << 32 | 900
+        # Not again before that is served.
+        session.on_instruction_end("forward", microbatch=1)
+        session.on_instruction_begin("forward", microbatch=2)
+        assert words[words_of.REQUEST] == (number + 1) << 32 | 900
+        self.serve(governor, 900)
+        session.on_instruction_end("forward", microbatch=2)
+        assert words[words_of.REQUEST] == (number + 1) << 32 | 900
 
 
 def test_a_transfer_told_while_an_instruction_runs_is_the_next_ones(

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from flyball_client.governor.request_rhythm import (
     LEAD_NS,
     MAX_LATENESS_NS,
+    MAX_LEAD_NS,
     MAX_POSITIONS,
+    MAX_SPREAD_NS,
+    MAX_WINDOW_NS,
     RequestRhythm,
     RequestWindow,
 )
@@ -61,7 +64,8 @@ def test_after_one_step_each_request_is_expected_at_its_own_time() -> None:
 
 
 @given(
-    gaps_ms=st.lists(st.floats(1.5, 500), min_size=1, max_size=6),
+    # Farther apart, a hundredth is more than a window's greatest lead.
+    gaps_ms=st.lists(st.floats(1.5, 250), min_size=1, max_size=6),
     num_steps=st.integers(2, 12),
     data=st.data(),
 )
@@ -146,3 +150,37 @@ def test_a_window_opens_a_little_early_and_does_not_stay_open_for_long() -> None
     assert due_ns - 200 * MS // 8 < window.begin_ns < due_ns - LEAD_NS
     assert due_ns < window.due_ns < window.end_ns
     assert window.end_ns - window.due_ns == MAX_LATENESS_NS
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 8])
+def test_a_request_ten_seconds_away_is_waited_for_no_longer_than_others(num_steps: int) -> None:
+    rank = Rank()
+    for _ in range(num_steps):
+        rank.run_step([10_000])
+    window = rank.rhythm.next_window()
+    assert window is not None
+    due_ns = rank.now_ns + 10_000 * MS
+    assert window.begin_ns == due_ns - MAX_LEAD_NS
+    assert window.end_ns == due_ns + MAX_LEAD_NS + MAX_LATENESS_NS
+
+
+@given(gaps_ms=st.lists(st.floats(0.5, 100_000), min_size=1, max_size=8))
+def test_no_window_is_longer_than_the_longest_whatever_the_gaps(gaps_ms: list[float]) -> None:
+    rank = Rank()
+    for gap_ms in gaps_ms:
+        rank.run_step([gap_ms])
+        window = rank.rhythm.next_window()
+        assert window is None or 0 < window.end_ns - window.begin_ns <= MAX_WINDOW_NS
+
+
+@pytest.mark.parametrize(("more_ns", "is_expected"), [(0, True), (1, False)])
+def test_requests_too_far_apart_for_their_rhythm_to_be_precise_are_not_expected(
+    more_ns: int, is_expected: bool
+) -> None:
+    rhythm = RequestRhythm()
+    now_ns = 0
+    for number in range(1, 5):
+        rhythm.note(number, 0, now_ns)
+        # Three gaps, the last two longer than the first, and well within an eighth of it.
+        now_ns += 1_000 * MS + (MAX_SPREAD_NS + more_ns if number > 1 else 0)
+    assert (rhythm.next_window() is not None) == is_expected

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +20,13 @@ from flyball_client.governor.board import (
     STEP_REQUEST,
     ClockBoard,
 )
-from flyball_client.governor.request_rhythm import RequestWindow
-from flyball_client.governor.request_wait import RequestWait
+from flyball_client.governor.request_rhythm import MAX_WINDOW_NS, RequestWindow
+from flyball_client.governor.request_wait import TICK_S, RequestWait
 
 PATIENCE_NS = 20_000_000_000
 MHZ = 1410
+# A share of a core that is not used up while a test has patience.
+PLENTY = 1000.0
 
 
 class Desk:
@@ -33,9 +38,16 @@ class Desk:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.other_fd, self.other_end = os.pipe()
 
-    def new_wait(self, polling_share: float = 0.5) -> RequestWait:
+    def new_wait(self, polling_share: float = PLENTY, *more_fds: int) -> RequestWait:
         """A governor's, just started."""
-        return RequestWait(self.board, self.wake_fd, [self.other_fd], polling_share=polling_share)
+        other_fds = [self.other_fd, *more_fds]
+        return RequestWait(self.board, self.wake_fd, other_fds, polling_share=polling_share)
+
+    def wait_until_polled(self) -> None:
+        """Until the governor looks at the board by itself."""
+        give_up_ns = time.monotonic_ns() + PATIENCE_NS
+        while not self.words[IS_POLLING] and time.monotonic_ns() < give_up_ns:
+            time.sleep(0)
 
     def store_request(self) -> None:
         """What the rank's hook does first."""
@@ -104,9 +116,7 @@ def test_within_a_window_a_request_is_found_and_nobody_is_woken(desk: Desk) -> N
     open_window(wait, PATIENCE_NS)
 
     def ask_when_polled() -> None:
-        give_up_ns = time.monotonic_ns() + PATIENCE_NS
-        while not desk.words[IS_POLLING] and time.monotonic_ns() < give_up_ns:
-            time.sleep(0)
+        desk.wait_until_polled()
         desk.ask()
 
     rank = in_another_thread(ask_when_polled)
@@ -117,6 +127,79 @@ def test_within_a_window_a_request_is_found_and_nobody_is_woken(desk: Desk) -> N
     assert desk.words[NUM_UNWOKEN] == 1
     assert desk.words[POLLING_NS] > 0
     assert desk.words[IS_POLLING] == 0
+
+
+def test_a_signal_within_a_window_ends_it(desk: Desk) -> None:
+    wait = desk.new_wait()
+    open_window(wait, PATIENCE_NS)
+    end_ns = time.monotonic_ns() + PATIENCE_NS
+
+    def tell_when_polled() -> None:
+        desk.wait_until_polled()
+        os.write(desk.other_end, b"x")
+
+    signals = in_another_thread(tell_when_polled)
+    assert not wait.wait()
+    signals.join()
+    assert time.monotonic_ns() < end_ns
+    assert desk.words[IS_POLLING] == 0
+    assert not wait.wait()  # still there, for whoever reads it
+
+
+def test_the_ranks_death_within_a_window_ends_it(desk: Desk) -> None:
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    rank_fd = os.pidfd_open(rank.pid)
+    try:
+        wait = desk.new_wait(PLENTY, rank_fd)
+        open_window(wait, PATIENCE_NS)
+        end_ns = time.monotonic_ns() + PATIENCE_NS
+
+        def kill_when_polled() -> None:
+            desk.wait_until_polled()
+            rank.send_signal(signal.SIGKILL)
+
+        killer = in_another_thread(kill_when_polled)
+        assert not wait.wait()
+        killer.join()
+        assert time.monotonic_ns() < end_ns
+        assert desk.words[IS_POLLING] == 0
+    finally:
+        rank.kill()
+        rank.wait()
+        os.close(rank_fd)
+
+
+def test_a_window_ends_where_the_time_that_polling_may_take_is_used_up(desk: Desk) -> None:
+    wait = desk.new_wait(1e-6)
+    open_window(wait, PATIENCE_NS)
+    end_ns = time.monotonic_ns() + PATIENCE_NS
+    assert not wait.wait()
+    assert time.monotonic_ns() < end_ns
+    assert wait._credit_ns < 0
+    assert desk.words[POLLING_NS] > 0
+    # A request that comes now wakes.
+    desk.ask()
+    assert wait.wait()
+
+
+def test_no_window_is_as_long_as_a_tick() -> None:
+    assert MAX_WINDOW_NS / 1e9 <= TICK_S / 5
+
+
+def test_ticks_on_the_way_to_a_window_far_off_are_not_polling(desk: Desk) -> None:
+    wait = desk.new_wait()
+    now_ns = time.monotonic_ns()
+    wait._looks_again_ns = None
+    wait._window = RequestWindow(
+        begin_ns=now_ns + PATIENCE_NS, due_ns=now_ns + PATIENCE_NS, end_ns=now_ns + PATIENCE_NS
+    )
+    wait._used_ns = 0  # as if all this process did had come since the last request
+    assert not wait.wait()
+    used_ns = wait._used_ns
+    assert used_ns > 0
+    open_window(wait, 0)
+    assert not wait.wait()
+    assert desk.words[POLLING_NS] <= time.process_time_ns() - used_ns
 
 
 def test_a_request_that_crosses_the_end_of_a_window_is_found(desk: Desk) -> None:
