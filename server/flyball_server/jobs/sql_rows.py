@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Row
 
@@ -112,9 +112,11 @@ def plan_of(row: Row[Any]) -> PlanRecord:
 
 def _spec_of(document: str) -> JobSpec:
     fields: dict[str, Any] = json.loads(document)
-    return JobSpec(**{name: _with_tuples(value) for name, value in fields.items()})
+    values: dict[str, Any] = {name: _with_tuples(value) for name, value in fields.items()}
+    return JobSpec(**values)
 
 
-# What JSON holds has no better type.
-def _with_tuples(value: Any) -> Any:  # noqa: ANN401
-    return tuple(_with_tuples(item) for item in value) if isinstance(value, list) else value
+def _with_tuples(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    return tuple(_with_tuples(item) for item in cast("list[object]", value))
