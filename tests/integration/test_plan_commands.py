@@ -350,7 +350,7 @@ def test_a_file_that_is_no_plan_is_refused(
         ("num_microbatches", 3, "schedule: stage 0 does not run all 3 microbatches"),
         ("blocking_power_w", [1, 2, 3], "blocking_power_w: 3 values for 2 stages"),
         ("stages", [[["forward", 0, 1410]]], "schedule: stage 0 does not run one forward and one"),
-        ("stages", [[["forward", 0, 1410, 1]]], "schedule: stage 0 does not run one forward and"),
+        ("stages", [[["forward", 0, 1410, 1]]], "schedule: stage 0 runs chunk 1, but has 1"),
         ("stages", [], "schedule: every stage must run something"),
         ("stages", [["forward"]], "stages[0][0]: must be a list"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -209,6 +210,8 @@ def contexts(draw: st.DrawFn) -> ScheduleContext:
 def test_every_order_that_the_planner_makes_runs_right(
     name: str, context: ScheduleContext, p2p: OrderedP2P
 ) -> None:
+    if name == "gpipe":  # it has no other order for less memory
+        context = replace(context, activation_memory=None)
     orders = [
         StageOrder.of_instructions(
             [str(kind.value) for kind, _, _ in stage], [m for _, m, _ in stage]
