@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
-from megatron.core.pipeline_parallel import schedules
 from tests.unit.planning.tiny_pipelines import B, F, context_of, profile_of
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Megatron's own, at its import
+    from megatron.core.pipeline_parallel import schedules
 
 from flyball_integrations.megatron_order import interleaved
 from flyball_server.planning.schedules import make_schedule
