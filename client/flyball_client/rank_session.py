@@ -15,6 +15,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
@@ -98,12 +99,7 @@ class RankSession:
     ) -> None:
         if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
             raise ValueError("ranks, stage and initial_step count from 0")
-        if without_planner not in {"last-plan", "default-clocks"}:
-            raise ValueError(
-                f"without_planner must be last-plan or default-clocks, not {without_planner!r}"
-            )
-        if timing != "host":
-            raise ValueError(f"timing must be host, not {timing!r}")
+        _check_names(without_planner=without_planner, timing=timing)
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, not {history_length}")
         self._name = f"job {job_id} rank {rank}"
@@ -138,16 +134,8 @@ class RankSession:
                 job_id=job_id,
                 rank=rank,
                 rank_name=self._name,
-                registration=RankRegistration(
-                    stage=stage,
-                    host=socket.gethostname(),
-                    gpu_name=gpu.name,
-                    gpu_uuid=gpu.uuid,
-                    emulated=gpu.is_emulated,
-                    client_version=flyball_version(),
-                    dp_rank=dp_rank,
-                    tp_rank=tp_rank,
-                    cp_rank=cp_rank,
+                registration=replace(
+                    _registration_of(gpu, stage), dp_rank=dp_rank, tp_rank=tp_rank, cp_rank=cp_rank
                 ),
                 times=times or LinkTimes(),
                 current_step=lambda: self._current_step,
@@ -440,3 +428,24 @@ class RankSession:
         except Exception as error:
             self._observer = None
             _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
+
+
+def _check_names(*, without_planner: str, timing: str) -> None:
+    if without_planner not in {"last-plan", "default-clocks"}:
+        raise ValueError(
+            f"without_planner must be last-plan or default-clocks, not {without_planner!r}"
+        )
+    if timing != "host":
+        raise ValueError(f"timing must be host, not {timing!r}")
+
+
+def _registration_of(gpu: GpuDevice, stage: int) -> RankRegistration:
+    """What the planner is told of this rank, its place in the layout apart."""
+    return RankRegistration(
+        stage=stage,
+        host=socket.gethostname(),
+        gpu_name=gpu.name,
+        gpu_uuid=gpu.uuid,
+        emulated=gpu.is_emulated,
+        client_version=flyball_version(),
+    )

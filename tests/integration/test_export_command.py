@@ -5,54 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from flyball_client.__main__ import main
-
-ROWS = "".join(
-    f"{stage},forward,1410,1.0,10.0,{{0}}\n{stage},forward,1000,1.25,8.0,{{0}}\n"
-    f"{stage},backward,1410,2.0,30.0,{{0}}\n{stage},backward,1000,2.5,20.0,{{0}}\n"
-    for stage in range(2)
+from tests.integration.command_in_process import (
+    PROFILE_HEADER,
+    Flyball,
+    in_process,
+    refusal,
+    two_pipelines,
 )
-HEADER = "stage,instruction,frequency,time,energy,dp_rank\n"
+
 ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
 PROCESS_LIMIT_S = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Flyball = Callable[..., Done]
 
 
 @pytest.fixture
 def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
     """Runs a command within this process; one test below starts a real one."""
-
-    def run(*arguments: str | Path) -> Done:
-        status = main([*map(str, arguments)])
-        printed = capsys.readouterr()
-        return Done(returncode=status, stdout=printed.out, stderr=printed.err)
-
-    return run
-
-
-def refusal(done: Done) -> str:
-    """The one line on stderr of what must be refused."""
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr.strip()
+    return in_process(capsys)
 
 
 def not_json(constant: str) -> float:
@@ -68,9 +40,7 @@ def trace_in(path: Path) -> dict[str, Any]:
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     """Two pipelines of two equal stages."""
-    path = tmp_path / "profile.csv"
-    path.write_text(HEADER + ROWS.format(0) + ROWS.format(1), encoding="utf-8")
-    return path
+    return two_pipelines(tmp_path)
 
 
 @pytest.fixture
@@ -162,7 +132,7 @@ def test_what_it_cannot_use_is_refused_in_one_line_and_nothing_is_written(
 ) -> None:
     path = tmp_path / "trace.json"
     bad_profile = tmp_path / "bad.csv"
-    bad_profile.write_text(HEADER + "0,forward,fast,1,1,0\n", encoding="utf-8")
+    bad_profile.write_text(PROFILE_HEADER + "0,forward,fast,1,1,0\n", encoding="utf-8")
     other_clocks = tmp_path / "other.csv"
     other_clocks.write_text(
         profile.read_text(encoding="utf-8").replace(",1000,", ",900,"), encoding="utf-8"

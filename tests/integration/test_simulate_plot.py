@@ -6,55 +6,26 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tests.integration.command_in_process import Flyball, in_process, two_pipelines
 
-from flyball_client.__main__ import main
-
-ROWS = "".join(
-    f"{stage},forward,1410,1.0,10.0,{{0}}\n{stage},forward,1000,1.25,8.0,{{0}}\n"
-    f"{stage},backward,1410,2.0,30.0,{{0}}\n{stage},backward,1000,2.5,20.0,{{0}}\n"
-    for stage in range(2)
-)
-HEADER = "stage,instruction,frequency,time,energy,dp_rank\n"
 ASKED = ("--microbatches", "3", "--blocking-power", "5", "--policy", "envelope")
 PROCESS_LIMIT_S = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Flyball = Callable[..., Done]
 
 
 @pytest.fixture
 def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
     """Runs a command within this process; one test below starts a real one."""
-
-    def run(*arguments: str | Path) -> Done:
-        status = main([*map(str, arguments)])
-        printed = capsys.readouterr()
-        return Done(returncode=status, stdout=printed.out, stderr=printed.err)
-
-    return run
+    return in_process(capsys)
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     """Two pipelines of two equal stages."""
-    path = tmp_path / "profile.csv"
-    path.write_text(HEADER + ROWS.format(0) + ROWS.format(1), encoding="utf-8")
-    return path
+    return two_pipelines(tmp_path)
 
 
 @pytest.fixture(params=["merged", "separate"])
