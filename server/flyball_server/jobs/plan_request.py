@@ -26,7 +26,7 @@ from flyball_server.planning.schedules.explicit import (
     explicit_order,
     schedule_of_order,
 )
-from flyball_server.planning.schedules.gpipe import CHECKPOINT_MODES
+from flyball_server.planning.schedules.gpipe import check_checkpoint
 
 GpuTable = Callable[[str], GpuWindow]
 
@@ -50,11 +50,10 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
 
 
 def _check_checkpoint(spec: JobSpec) -> None:
-    if spec.checkpoint is None:
-        return
-    if spec.schedule != "torchgpipe":
-        raise InvalidFieldError("checkpoint", f"is for schedule torchgpipe, not {spec.schedule}")
-    _check_name("checkpoint", spec.checkpoint, CHECKPOINT_MODES)
+    try:
+        check_checkpoint(spec.schedule, spec.checkpoint)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from None
 
 
 def _check_candidates(spec: JobSpec) -> None:

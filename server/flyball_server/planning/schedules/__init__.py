@@ -6,7 +6,12 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import Schedule, ScheduleContext, ScheduleMaker
 from flyball_server.planning.schedules.envpipe import make_envpipe
 from flyball_server.planning.schedules.explicit import EXPLICIT, make_explicit
-from flyball_server.planning.schedules.gpipe import make_gpipe, make_torchgpipe
+from flyball_server.planning.schedules.gpipe import (
+    TORCHGPIPE,
+    check_checkpoint,
+    make_gpipe,
+    make_torchgpipe,
+)
 from flyball_server.planning.schedules.interleaved import (
     make_interleaved_one_f_one_b,
     make_interleaved_zero_bubble,
@@ -22,7 +27,7 @@ SCHEDULES: dict[str, ScheduleMaker] = {
     "gpipe": make_gpipe,
     "1f1b": make_one_f_one_b,
     "envpipe": make_envpipe,
-    "torchgpipe": make_torchgpipe,
+    TORCHGPIPE: make_torchgpipe,
     "early-recompute-1f1b": make_early_recompute,
     "interleaved-1f1b": make_interleaved_one_f_one_b,
     "looped-bfs": make_looped_bfs,
@@ -47,8 +52,7 @@ def make_schedule(name: str, context: ScheduleContext) -> Schedule:
         raise PlanningError(f"unknown {name!r}; known: {', '.join(SCHEDULES)}", field="schedule")
     if context.order is not None and name != EXPLICIT:
         raise PlanningError(f"is for schedule {EXPLICIT}, not {name}", field="order")
-    if context.checkpoint is not None and name != "torchgpipe":
-        raise PlanningError(f"is for schedule torchgpipe, not {name}", field="checkpoint")
+    check_checkpoint(name, context.checkpoint)
     schedule = SCHEDULES[name](context)
     check_memory(schedule, context.activation_memory)
     return schedule

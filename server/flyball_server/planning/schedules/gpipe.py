@@ -12,8 +12,23 @@ from flyball_server.planning.schedules._base import (
     warmup_then_alternate,
 )
 
+TORCHGPIPE = "torchgpipe"
 CHECKPOINT_MODES = ("except_last", "always", "never")
 """torchgpipe's and PyTorch Pipe's; the first is their default, and ours."""
+
+
+def check_checkpoint(schedule: str, mode: str | None) -> None:
+    """Whether a schedule knows a checkpoint mode; each knows None.
+
+    Raises:
+        PlanningError: it does not.
+    """
+    if mode is not None and schedule != TORCHGPIPE:
+        raise PlanningError(f"is for schedule {TORCHGPIPE}, not {schedule}", field="checkpoint")
+    if mode is not None and mode not in CHECKPOINT_MODES:
+        raise PlanningError(
+            f"unknown {mode!r}; known: {', '.join(CHECKPOINT_MODES)}", field="checkpoint"
+        )
 
 
 def make_gpipe(context: ScheduleContext) -> Schedule:
@@ -38,11 +53,8 @@ def make_torchgpipe(context: ScheduleContext) -> Schedule:
     Raises:
         PlanningError: there is no such checkpoint mode.
     """
+    check_checkpoint(TORCHGPIPE, context.checkpoint)
     mode = CHECKPOINT_MODES[0] if context.checkpoint is None else context.checkpoint
-    if mode not in CHECKPOINT_MODES:
-        raise PlanningError(
-            f"unknown {mode!r}; known: {', '.join(CHECKPOINT_MODES)}", field="checkpoint"
-        )
     last = context.num_microbatches - 1
     recomputed = {
         "never": frozenset[int](),
@@ -60,5 +72,5 @@ def make_torchgpipe(context: ScheduleContext) -> Schedule:
             ]
         stages.append(tuple(order))
     return Schedule(
-        name="torchgpipe", num_microbatches=context.num_microbatches, stages=tuple(stages)
+        name=TORCHGPIPE, num_microbatches=context.num_microbatches, stages=tuple(stages)
     )
