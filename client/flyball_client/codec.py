@@ -11,7 +11,7 @@ import functools
 import math
 import types
 from collections.abc import Hashable, Mapping
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from flyball_client.errors import CodecError
 
@@ -87,6 +87,8 @@ def _decode(target: object, data: object, path: str) -> object:
         return _union(get_args(target), data, path)
     if origin is tuple:
         return _tuple(get_args(target), data, path)
+    if origin is Literal:
+        return _one_of(get_args(target), data, path)
     if origin is dict:
         return _dict(get_args(target)[1], data, path)
     return _scalar(target, data, path)
@@ -168,6 +170,13 @@ def _scalar(target: object, data: object, path: str) -> object:
     if type(data) is not target:
         raise CodecError(f"{path} must be {_TYPE_NAMES.get(target, target)}, not {_describe(data)}")
     return data
+
+
+def _one_of(values: tuple[Any, ...], data: object, path: str) -> object:
+    for value in values:
+        if type(data) is type(value) and data == value:
+            return data
+    raise CodecError(f"{path} must be one of {', '.join(map(str, values))}")
 
 
 def _any(data: object, path: str) -> object:

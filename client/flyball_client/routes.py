@@ -20,6 +20,12 @@ PLANS = "/api/v1/jobs/{job_id}/plans"
 PLAN = "/api/v1/jobs/{job_id}/plans/{version}"
 ACTIVATION = "/api/v1/jobs/{job_id}/plans/{version}/activation"
 FRONTIER = "/api/v1/jobs/{job_id}/frontier"
+STRAGGLERS = "/api/v1/jobs/{job_id}/stragglers"
+STRAGGLER = "/api/v1/jobs/{job_id}/stragglers/{rank}"
+TIMETABLE = "/api/v1/jobs/{job_id}/timetable"
+PROFILING = "/api/v1/jobs/{job_id}/profiling"
+COMPARISON = "/api/v1/jobs/{job_id}/comparison"
+REPORT = "/api/v1/jobs/{job_id}/report"
 STEPS = "/api/v1/jobs/{job_id}/steps"
 
 

@@ -48,6 +48,14 @@ class JobRegistration:
             `[kind, microbatch]` or `[kind, microbatch, chunk]`.
         virtual_stages: beside `order`: per stage, the position in the model of each of its
             chunks, from 0; null: one chunk each, in the order of the stages.
+        profiling: `given`: somebody puts the profile; `online`: it is measured in the training
+            itself, and so is the blocking power where neither it nor a `gpu` is given.
+        profiling_slowdown: by how much an iteration may be slower while it is measured, as a
+            share, above 0 and at most 1.
+        adaptation: what measurements change: `announced`: nothing, only what is announced does;
+            `reconfigure`: EnvPipe's loop raises the clocks of policy `envelope` from the waits
+            that were measured; `frontier`: planned again when times have drifted, or a rank
+            has become a straggler.
     """
 
     num_stages: int
@@ -66,6 +74,9 @@ class JobRegistration:
     checkpoint: str | None = None
     order: tuple[tuple[tuple[str | int, ...], ...], ...] | None = None
     virtual_stages: tuple[tuple[int, ...], ...] | None = None
+    profiling: str = "given"
+    profiling_slowdown: float = 0.1
+    adaptation: str = "announced"
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
@@ -81,6 +92,7 @@ class RankRegistration:
         dp_rank: which of the data-parallel pipelines, from 0.
         tp_rank: within the tensor-parallel group, from 0.
         cp_rank: within the context-parallel group, from 0.
+        sm_clocks_mhz: that its GPU can be locked to, MHz; null: not told.
     """
 
     stage: int
@@ -92,6 +104,7 @@ class RankRegistration:
     dp_rank: int = 0
     tp_rank: int = 0
     cp_rank: int = 0
+    sm_clocks_mhz: tuple[int, ...] | None = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
@@ -145,6 +158,17 @@ class Acknowledgement:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
+ClockTiming = tuple[str, int, int | None, int, float, float]
+"""`[kind, chunk, MHz, count, mean s, variance s2]`: instructions of a step that ran at one clock.
+
+MHz is the clock that was asked for, null: the driver's own choice. The variance is of single
+instructions about the mean (with count - 1; 0 of one).
+"""
+
+InstructionReport = tuple[str, int | None, int, float, float, float, float]
+"""`[kind, microbatch, chunk, began s, computed s, received s, sent s]`, as in InstructionTiming."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepMeasurement:
     """What one rank measured in one step.
@@ -159,6 +183,9 @@ class StepMeasurement:
         num_clock_misses: times that the SM clock, read back, was below the one that was set.
         num_power_capped: of these, how often power held it down.
         num_thermally_capped: of these, how often heat did.
+        by_clock: what the instructions took, by kind, chunk and clock; null where the rank's
+            plan did not ask for it.
+        instructions: each of them, in the order of execution; likewise.
     """
 
     step: int
@@ -170,6 +197,8 @@ class StepMeasurement:
     num_clock_misses: int = 0
     num_power_capped: int = 0
     num_thermally_capped: int = 0
+    by_clock: tuple[ClockTiming, ...] | None = None
+    instructions: tuple[InstructionReport, ...] | None = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
@@ -219,6 +248,7 @@ class RankView:
     dp_rank: int = 0
     tp_rank: int = 0
     cp_rank: int = 0
+    sm_clocks_mhz: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +256,7 @@ class JobView:
     """A job, as the planner knows it.
 
     Attributes:
-        state: `awaiting-profile`, `planned` or `planning-failed`.
+        state: `awaiting-profile`, `profiling`, `planned` or `planning-failed`.
         newest_version: of its plans; null: none yet.
         active_version: the newest whose first step has been named; null: none yet.
         problem: why the newest planning failed; null otherwise.
@@ -245,9 +275,12 @@ class JobView:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanView:
-    """One version of a job's plan; `plan` is what `flyball plan --json` prints.
+    """One version of a job's plan.
 
     Attributes:
+        plan: what `flyball plan --json` prints; of data-parallel pipelines with clocks of their
+            own what `--data-parallel separate` does; of a profiling version `policy` is `probe`
+            and `cycle` has the clocks of each step.
         first_step: the step from which all ranks run it; null until all have acknowledged it.
     """
 
@@ -267,6 +300,12 @@ class RankPlan:
         instructions: `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, in the
             order of execution.
         predicted_iteration_time_s: of the whole pipeline, s.
+        cycle_mhz: per step of a cycle that begins at `first_step` and repeats, the clock of each
+            of `instructions`, MHz; null: the same in every step, as in `instructions`.
+        intended_times_s: how long each of `instructions` is meant to take at its clock, s: a
+            rank that is slow as planned is no straggler; null: not known.
+        report: what each measured step tells beside its totals: `totals` nothing, `clocks` its
+            `by_clock`, `instructions` that and its `instructions`.
     """
 
     job_id: str
@@ -275,6 +314,9 @@ class RankPlan:
     first_step: int | None
     instructions: tuple[tuple[str | int, ...], ...]
     predicted_iteration_time_s: float
+    cycle_mhz: tuple[tuple[int, ...], ...] | None = None
+    intended_times_s: tuple[float, ...] | None = None
+    report: str = "totals"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.jobs.frontier import FrontierMemory
+from flyball_server.jobs.reactions import REACTIONS
+from flyball_server.jobs.reactor import Reactor
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.store import JobStore
@@ -49,6 +51,7 @@ def create_app(
     chosen = load_settings() if settings is None else settings
     kept = SqlJobStore(chosen.database_file) if store is None else store
     waiters = JobWaiters()
+    reactor = Reactor(REACTIONS)
     app = FastAPI(
         title="Flyball planner",
         version="v1",
@@ -63,8 +66,9 @@ def create_app(
     )
     app.state.planner = PlannerState(
         settings=chosen,
-        services=JobServices(store=kept, wake=waiters.wake, planner=planner),
+        services=JobServices(store=kept, wake=waiters.wake, planner=planner, notice=reactor.notice),
         waiters=waiters,
+        reactor=reactor,
         frontiers=FrontierMemory(),
     )
     app.include_router(api_router())
@@ -87,10 +91,12 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     state: PlannerState = app.state.planner
     await run_in_threadpool(state.services.store.open)
     state.waiters.open()
+    await run_in_threadpool(state.reactor.start, state.services)
     try:
         yield
     finally:
         release_long_polls(app)
+        await run_in_threadpool(state.reactor.stop)
         await run_in_threadpool(state.services.store.close)
 
 

@@ -34,13 +34,15 @@ CALLS: dict[str, Callable[[GpuDevice], object]] = {
     "total_energy_j": lambda gpu: gpu.total_energy_j(),
 }
 
+# With their noise.
+EMULATED = {"emulated": 0.0, "emulated-noisy": 0.2}
 REAL = ["nvml", "zeusd-unix", "zeusd-tcp"]
 TOKEN = "a token"  # noqa: S105 - nobody's
 
 Open = Callable[..., GpuDevice]
 
 
-def emulated_gpu() -> EmulatedGpu:
+def emulated_gpu(*, noise: float = 0.0) -> EmulatedGpu:
     points = tuple(
         OperatingPoint(frequency_mhz=mhz, time_s=140.0 / mhz, energy_j=0.02 * mhz)
         for mhz in range(1410, 900, -15)
@@ -49,7 +51,7 @@ def emulated_gpu() -> EmulatedGpu:
         points={(0, InstructionKind.FORWARD): points, (0, InstructionKind.BACKWARD): points},
         num_ranks_per_stage=(1,),
     )
-    return EmulatedGpu(profile, 0, blocking_power_w=80.0)
+    return EmulatedGpu(profile, 0, blocking_power_w=80.0, noise=noise, seed=1)
 
 
 @contextmanager
@@ -85,11 +87,11 @@ def open_here(address: GpuAddress) -> Iterator[Open]:
         yield open_one
 
 
-@pytest.fixture(params=["emulated", *REAL])
+@pytest.fixture(params=[*EMULATED, *REAL])
 def gpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GpuDevice]:
     """Each implementation, open, at its default clock."""
-    if request.param == "emulated":
-        device: GpuDevice = emulated_gpu()
+    if request.param in EMULATED:
+        device: GpuDevice = emulated_gpu(noise=EMULATED[request.param])
         yield device
         device.close()
         return

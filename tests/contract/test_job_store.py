@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.planner.samples import (
+    frequency_plan,
     job_record,
     job_spec,
     plan_record,
@@ -17,11 +18,22 @@ from tests.planner.samples import (
     step_record,
 )
 
+from flyball_client.wire_loop import Timetable, TimetableWindow
+from flyball_server.jobs.control import (
+    Comparison,
+    InForce,
+    JobControl,
+    ProfilingResult,
+    RankPace,
+    Straggler,
+)
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
 from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.store import JobStore
+from flyball_server.planning.probe_plan import ProbePlan
 
 MAKERS: dict[str, Callable[[Path], JobStore]] = {
     "memory": lambda folder: MemoryJobStore(),
@@ -56,6 +68,10 @@ class TestJobStore:
             assert reader.list_plans("job") == ()
             assert reader.list_activations("job") == ()
             assert reader.list_newest_steps("job", 10) == ()
+            assert reader.list_steps("job", 0, 10) == ()
+            assert reader.list_step_totals("job", after_step=-1, limit=10) == ()
+            assert reader.list_step_details("job", 0) == ()
+            assert reader.find_control("job") == JobControl(job_id="job")
 
     def test_a_job_comes_out_as_it_went_in(self, store: JobStore) -> None:
         spec = job_spec(
@@ -184,6 +200,141 @@ class TestJobStore:
             writer.save_steps(())
         with store_with_job.reading() as reader:
             assert reader.list_newest_steps("job", 10) == (newer,)
+
+    def test_steps_come_out_between_two_numbers(self, store_with_job: JobStore) -> None:
+        steps = tuple(step_record(step, rank) for step in (7, 8, 9) for rank in (0, 1))
+        with store_with_job.writing() as writer:
+            writer.save_rank(rank_record(0))
+            writer.save_rank(rank_record(1))
+            writer.save_steps(steps[::-1])
+        with store_with_job.reading() as reader:
+            assert reader.list_steps("job", 7, 9) == steps[:4]
+            assert reader.list_steps("job", 10, 99) == ()
+
+    def test_totals_of_steps_come_out_rising_over_all_their_ranks(
+        self, store_with_job: JobStore
+    ) -> None:
+        with store_with_job.writing() as writer:
+            writer.save_rank(rank_record(0))
+            writer.save_rank(rank_record(1))
+            writer.save_steps(
+                (
+                    step_record(9, 1, plan_version=2, time_s=1 / 3, energy_j=0.5, num_unplanned=2),
+                    step_record(9, 0, plan_version=1, time_s=0.25, energy_j=0.25, num_unplanned=1),
+                    step_record(7, 0, num_clock_misses=3, num_power_capped=2),
+                    step_record(8, 0, energy_j=None, plan_version=4, num_thermally_capped=1),
+                    step_record(8, 1),
+                )
+            )
+        totals = StepTotals(
+            step=7,
+            num_ranks=1,
+            lowest_version=None,
+            newest_version=None,
+            num_with_plan=0,
+            time_s=0.9,
+            energy_j=100.0,
+            num_unplanned=0,
+            num_clock_misses=3,
+            num_power_capped=2,
+            num_thermally_capped=0,
+        )
+        expected = (
+            totals,
+            totals.evolve(
+                step=8,
+                num_ranks=2,
+                lowest_version=4,
+                newest_version=4,
+                num_with_plan=1,
+                energy_j=None,
+                num_clock_misses=0,
+                num_power_capped=0,
+                num_thermally_capped=1,
+            ),
+            totals.evolve(
+                step=9,
+                num_ranks=2,
+                lowest_version=1,
+                newest_version=2,
+                num_with_plan=2,
+                time_s=1 / 3,
+                energy_j=0.75,
+                num_unplanned=3,
+                num_clock_misses=0,
+                num_power_capped=0,
+            ),
+        )
+        with store_with_job.reading() as reader:
+            assert reader.list_step_totals("job", after_step=-1, limit=10) == expected
+            assert reader.list_step_totals("job", after_step=7, limit=1) == expected[1:2]
+            assert reader.list_step_totals("other", after_step=-1, limit=10) == ()
+
+    def test_details_of_steps_come_out_to_the_last_bit_are_replaced_and_dropped(
+        self, store_with_job: JobStore
+    ) -> None:
+        details = tuple(
+            StepDetail(
+                job_id="job",
+                rank=0,
+                step=step,
+                by_clock=(
+                    ("forward", 0, 1410, 3, 0.1 + 0.2, 1e-9),
+                    ("backward", 1, None, 1, 1 / 3, 0.0),
+                ),
+                instructions=(("forward", None, 0, 0.0, 0.1, 0.2, 0.3),),
+            )
+            for step in (4, 5, 6)
+        )
+        replacing = StepDetail(job_id="job", rank=0, step=5)
+        with store_with_job.writing() as writer:
+            writer.save_rank(rank_record(0))
+            writer.save_step_details(details)
+            writer.save_step_details((replacing,))
+            assert writer.list_step_details("job", 5) == (replacing, details[2])
+            writer.drop_step_details("job", 5)
+        with store_with_job.reading() as reader:
+            assert reader.list_step_details("job", 0) == (replacing, details[2])
+
+    def test_what_steers_a_job_comes_out_as_it_went_in(self, store_with_job: JobStore) -> None:
+        control = JobControl(
+            job_id="job",
+            stragglers=(Straggler(rank=3, slowdown=1.2, from_unix_s=1.5),),
+            detected=(RankPace(rank=1, slowdown=0.1 + 0.2, reason="thermal"),),
+            timetable=Timetable(
+                windows=(TimetableWindow(from_time="22:00", until_time="06:00", target="power:9"),)
+            ),
+            comparison=Comparison(num_pairs=5, version=2),
+            profiling=ProfilingResult(state="probing", blocking_power_w=(70.0, 1 / 3)),
+            in_force=InForce(target="fastest", rank_paces=(RankPace(rank=1, slowdown=2.0),)),
+        )
+        with store_with_job.writing() as writer:
+            writer.save_control(JobControl(job_id="job"))
+            writer.save_control(control)
+        with store_with_job.reading() as reader:
+            assert reader.find_control("job") == control
+
+    def test_a_probe_plan_and_steps_of_the_baseline_come_out_as_they_went_in(
+        self, store_with_job: JobStore
+    ) -> None:
+        stage = frequency_plan().stages[0]
+        probe = ProbePlan(
+            schedule="1f1b",
+            num_microbatches=1,
+            iteration_time_s=1 / 3,
+            virtual_stages=(),
+            stages=(stage, stage),
+            cycle_mhz=(((1410, 1410), (1410, 1395)), ((1395, 1410), (1410, 1410))),
+        )
+        plans = (
+            plan_record(1, plan=probe, report=StepReport.CLOCKS),
+            plan_record(2, baseline_cycle=(False, True, True, False)),
+        )
+        with store_with_job.writing() as writer:
+            for plan in plans:
+                writer.add_plan(plan)
+        with store_with_job.reading() as reader:
+            assert reader.list_plans("job") == plans
 
     def test_jobs_do_not_see_each_others_things(self, store_with_job: JobStore) -> None:
         with store_with_job.writing() as writer:

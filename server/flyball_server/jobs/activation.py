@@ -13,9 +13,15 @@ from flyball_server.jobs.inspection import (
     require_plan,
     require_rank,
 )
+from flyball_server.jobs.rank_part import (
+    intended_times_s,
+    rank_cycle_mhz,
+    rank_instructions,
+)
 from flyball_server.jobs.records import ActivationRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.planning.plan import PlannedInstruction
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,10 +34,19 @@ MAX_MARGIN_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """A plan version and the stage of it that a rank runs."""
+    """A plan version and the part of it that a rank runs.
+
+    Attributes:
+        instructions: of its stage, and pipeline, in the order of execution.
+        cycle_mhz: per step of a cycle, the clock of each instruction; None: always its own.
+        intended_times_s: of each instruction at its own clock; None: not known.
+    """
 
     plan: PlanRecord
     stage: int
+    instructions: tuple[PlannedInstruction, ...]
+    cycle_mhz: tuple[tuple[int, ...], ...] | None
+    intended_times_s: tuple[float, ...] | None
 
 
 def newer_plan(
@@ -48,7 +63,17 @@ def newer_plan(
         version = newest_version(reader.list_activations(job_id))
         if version is None or version <= after_version:
             return None
-        return StagePlan(plan=require_plan(reader, job_id, version), stage=record.stage)
+        plan = require_plan(reader, job_id, version)
+        profile = reader.find_profile(job_id)
+        control = reader.find_control(job_id)
+    instructions = rank_instructions(plan.plan, record)
+    return StagePlan(
+        plan=plan,
+        stage=record.stage,
+        instructions=instructions,
+        cycle_mhz=rank_cycle_mhz(plan, record.stage, instructions, profile),
+        intended_times_s=intended_times_s(record, instructions, profile, control.in_force),
+    )
 
 
 def get_activation(services: JobServices, job_id: str, version: int) -> ActivationRecord:
@@ -102,6 +127,7 @@ def acknowledge(
         else:
             return activation
     services.wake(job_id)
+    services.notice(job_id)
     return activation
 
 

@@ -66,11 +66,12 @@ def get_frontier(
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
+        control = reader.find_control(job_id)
     if profile is None:
         raise MissingProfileError(job_id=job_id)
     # The frontier is of all targets and of one policy: what is in force of them is no matter.
     request = dataclasses.replace(
-        plan_request(job.in_force, profile, services.gpu_window),
+        plan_request(job.in_force, profile, services.gpu_window, control),
         policy="frontier",
         target=DEFAULT_TARGET,
     )

@@ -12,21 +12,27 @@ class JobState(StrEnum):
     """What a job waits for."""
 
     AWAITING_PROFILE = "awaiting-profile"
+    PROFILING = "profiling"
     PLANNED = "planned"
     PLANNING_FAILED = "planning-failed"
 
 
 class JobInput(StrEnum):
-    """What a job is planned from; each has its own call that changes it."""
+    """What a job is planned from; each has its own calls that change it."""
 
     REGISTRATION = "registration"
     PROFILE = "profile"
     TARGET = "target"
+    CONTROL = "control"
 
 
 ALLOWED_MOVES = MappingProxyType(
     {
-        JobState.AWAITING_PROFILE: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED}),
+        JobState.AWAITING_PROFILE: frozenset(
+            {JobState.PROFILING, JobState.PLANNED, JobState.PLANNING_FAILED}
+        ),
+        # Measured online: finished, refused, or somebody has put a profile.
+        JobState.PROFILING: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED}),
         # Planned again: a new version, from a new profile or target.
         JobState.PLANNED: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED}),
         # Back to awaiting: registered anew with another number of stages, its profile dropped.

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from flyball_server.jobs.inspection import require_job, require_rank
-from flyball_server.jobs.records import StepRecord
+from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store import JobWriter
+
+# Of the newest steps of a job: what reactions may still look at.
+KEPT_DETAILS = 1024
+# Of those that hold single instructions, which take megabytes a step in a large pipeline.
+KEPT_INSTRUCTIONS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +34,20 @@ class StepSummary:
 
 
 def store_measurements(
-    services: JobServices, job_id: str, rank: int, steps: Iterable[StepRecord]
+    services: JobServices,
+    job_id: str,
+    rank: int,
+    steps: Iterable[StepRecord],
+    details: Iterable[StepDetail] = (),
 ) -> int:
     """Keep what a rank measured; a step posted again replaces the older one.
+
+    Args:
+        services: the seams.
+        job_id: the job.
+        rank: the rank.
+        steps: what it measured.
+        details: of those steps, where there are some; only the newest are kept.
 
     Returns:
         How many steps were stored.
@@ -43,7 +60,18 @@ def store_measurements(
     with services.store.writing() as writer:
         require_rank(writer, job_id, rank)
         writer.save_steps(tuple(newest.values()))
+        _save_details(writer, job_id, tuple({detail.step: detail for detail in details}.values()))
+    services.notice(job_id)
     return len(newest)
+
+
+def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> None:
+    if not details:
+        return
+    writer.save_step_details(details)
+    has_instructions = any(detail.instructions is not None for detail in details)
+    num_kept = KEPT_INSTRUCTIONS if has_instructions else KEPT_DETAILS
+    writer.drop_step_details(job_id, max(detail.step for detail in details) - num_kept + 1)
 
 
 def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[StepSummary, ...]:

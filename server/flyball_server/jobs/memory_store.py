@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
+    StepDetail,
     StepRecord,
+    StepTotals,
 )
 from flyball_server.jobs.store import JobReader, JobWriter
 
@@ -34,6 +38,10 @@ class _Tables:
     steps: dict[tuple[str, int, int], StepRecord] = field(
         default_factory=dict[tuple[str, int, int], StepRecord]
     )
+    details: dict[tuple[str, int, int], StepDetail] = field(
+        default_factory=dict[tuple[str, int, int], StepDetail]
+    )
+    controls: dict[str, JobControl] = field(default_factory=dict[str, JobControl])
 
     def copied(self) -> _Tables:
         return _Tables(
@@ -42,6 +50,8 @@ class _Tables:
             profiles=dict(self.profiles),
             plans=dict(self.plans),
             steps=dict(self.steps),
+            details=dict(self.details),
+            controls=dict(self.controls),
         )
 
 
@@ -123,6 +133,34 @@ class _MemoryTransaction:
         chosen = (step for step in measured if step.step in newest)
         return tuple(sorted(chosen, key=lambda step: (step.step, step.rank)))
 
+    def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
+        chosen = (
+            step
+            for step in self._tables.steps.values()
+            if step.job_id == job_id and first_step <= step.step < end_step
+        )
+        return tuple(sorted(chosen, key=lambda step: (step.step, step.rank)))
+
+    def list_step_totals(
+        self, job_id: str, *, after_step: int, limit: int
+    ) -> tuple[StepTotals, ...]:
+        by_step: dict[int, list[StepRecord]] = defaultdict(list)
+        for record in self._tables.steps.values():
+            if record.job_id == job_id and record.step > after_step:
+                by_step[record.step].append(record)
+        return tuple(_totals(step, by_step[step]) for step in sorted(by_step)[:limit])
+
+    def list_step_details(self, job_id: str, first_step: int) -> tuple[StepDetail, ...]:
+        chosen = (
+            detail
+            for detail in self._tables.details.values()
+            if detail.job_id == job_id and detail.step >= first_step
+        )
+        return tuple(sorted(chosen, key=lambda detail: (detail.step, detail.rank)))
+
+    def find_control(self, job_id: str) -> JobControl:
+        return self._tables.controls.get(job_id) or JobControl(job_id=job_id)
+
     def save_job(self, job: JobRecord) -> None:
         self._tables.jobs[job.job_id] = job
 
@@ -152,10 +190,45 @@ class _MemoryTransaction:
 
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
         for step in steps:
-            if (step.job_id, step.rank) not in self._tables.ranks:
-                raise ValueError(f"no rank {step.rank} of job {step.job_id}")
+            self._check_rank(step.job_id, step.rank)
             self._tables.steps[step.job_id, step.rank, step.step] = step
+
+    def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
+        for detail in details:
+            self._check_rank(detail.job_id, detail.rank)
+            self._tables.details[detail.job_id, detail.rank, detail.step] = detail
+
+    def drop_step_details(self, job_id: str, before_step: int) -> None:
+        for key in [key for key in self._tables.details if key[0] == job_id]:
+            if key[2] < before_step:
+                del self._tables.details[key]
+
+    def save_control(self, control: JobControl) -> None:
+        self._check_job(control.job_id)
+        self._tables.controls[control.job_id] = control
+
+    def _check_rank(self, job_id: str, rank: int) -> None:
+        if (job_id, rank) not in self._tables.ranks:
+            raise ValueError(f"no rank {rank} of job {job_id}")
 
     def _check_job(self, job_id: str) -> None:
         if job_id not in self._tables.jobs:
             raise ValueError(f"no job {job_id}")
+
+
+def _totals(step: int, records: Sequence[StepRecord]) -> StepTotals:
+    versions = [record.plan_version for record in records if record.plan_version is not None]
+    energies_j = [record.energy_j for record in records if record.energy_j is not None]
+    return StepTotals(
+        step=step,
+        num_ranks=len(records),
+        lowest_version=min(versions, default=None),
+        newest_version=max(versions, default=None),
+        num_with_plan=len(versions),
+        time_s=max(record.time_s for record in records),
+        energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
+        num_unplanned=sum(record.num_unplanned for record in records),
+        num_clock_misses=sum(record.num_clock_misses for record in records),
+        num_power_capped=sum(record.num_power_capped for record in records),
+        num_thermally_capped=sum(record.num_thermally_capped for record in records),
+    )

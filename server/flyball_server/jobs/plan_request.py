@@ -6,8 +6,16 @@ from collections.abc import Callable, Iterable
 
 from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.records import JobSpec
+from flyball_server.jobs.probing_setup import probing_schedule
+from flyball_server.jobs.records import (
+    ADAPT_FRONTIER,
+    ADAPT_RECONFIGURE,
+    ADAPTATIONS,
+    PROFILINGS,
+    JobSpec,
+)
 from flyball_server.planning.dag import build_dag
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
@@ -44,9 +52,28 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     _check_name("policy", DEFAULT_POLICY if spec.policy is None else spec.policy, POLICIES)
     _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
     _check_name("effort", spec.effort, tuple(Effort))
-    _blocking_power_w(spec, _window(spec, gpu_table))
+    _check_name("profiling", spec.profiling, PROFILINGS)
+    _check_adaptation(spec)
+    window = _window(spec, gpu_table)
+    if not spec.is_profiled_online:
+        _blocking_power_w(spec, window, None)
     _check_order(spec)
     _check_checkpoint(spec)
+    if spec.is_profiled_online:
+        probing_schedule(spec)
+
+
+def _check_adaptation(spec: JobSpec) -> None:
+    _check_name("adaptation", spec.adaptation, ADAPTATIONS)
+    policy = spec.policy or DEFAULT_POLICY
+    if spec.adaptation == ADAPT_RECONFIGURE and policy != "envelope":
+        raise InvalidFieldError(
+            "adaptation", f"reconfigure raises clocks of policy envelope, not of {policy}"
+        )
+    if spec.adaptation == ADAPT_FRONTIER and policy != "frontier":
+        raise InvalidFieldError(
+            "adaptation", f"frontier plans with policy frontier, not with {policy}"
+        )
 
 
 def _check_checkpoint(spec: JobSpec) -> None:
@@ -79,8 +106,16 @@ def _check_order(spec: JobSpec) -> None:
         raise InvalidFieldError(field, error.message) from None
 
 
-def plan_request(spec: JobSpec, profile: StageProfile, gpu_table: GpuTable) -> PlanRequest:
-    """What the planner is asked for this job.
+def plan_request(
+    spec: JobSpec, profile: StageProfile, gpu_table: GpuTable, control: JobControl
+) -> PlanRequest:
+    """What the planner is asked for this job, slow ranks apart.
+
+    Args:
+        spec: in force.
+        profile: the job's.
+        gpu_table: by name.
+        control: what steers the job: its target by the time of day, a measured blocking power.
 
     Raises:
         InvalidFieldError: no blocking power is known.
@@ -99,11 +134,12 @@ def plan_request(spec: JobSpec, profile: StageProfile, gpu_table: GpuTable) -> P
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
-        blocking_power_w=_blocking_power_w(spec, window),
+        blocking_power_w=_blocking_power_w(spec, window, control),
         schedule=spec.schedule,
         policy=spec.policy or DEFAULT_POLICY,
-        reconfigure=spec.reconfigure,
-        target=spec.target,
+        # Where waits are measured, they decide what is raised, and not the model.
+        reconfigure="default" if spec.adaptation == ADAPT_RECONFIGURE else spec.reconfigure,
+        target=control.in_force.target or spec.target,
         activation_memory=memory,
         reconfigure_granularity_mhz=granularity_mhz,
         effort=Effort(spec.effort),
@@ -126,10 +162,17 @@ def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:
         raise InvalidFieldError("gpu", str(error)) from None
 
 
-def _blocking_power_w(spec: JobSpec, window: GpuWindow | None) -> tuple[float, ...]:
+def _blocking_power_w(
+    spec: JobSpec, window: GpuWindow | None, control: JobControl | None
+) -> tuple[float, ...]:
     if spec.blocking_power_w is not None:
         return spec.blocking_power_w
-    power_w = None if window is None else window.blocking_power_w
+    profiling = None if control is None else control.profiling
+    if profiling is not None and profiling.blocking_power_w is not None:
+        return profiling.blocking_power_w
+    if window is None:
+        raise InvalidFieldError("blocking_power_w", "give it in W, or name a gpu of the table")
+    power_w = window.blocking_power_w
     if power_w is None:
         raise InvalidFieldError(
             "blocking_power_w", f"the table of {spec.gpu} has none; measure it and give it in W"

@@ -6,15 +6,27 @@ import logging
 import time
 
 from flyball_server.jobs.errors import InvalidFieldError, PlanningFailedError
-from flyball_server.jobs.inspection import JobSummary, newest_version, require_job, summarise
+from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.plan_request import plan_request
-from flyball_server.jobs.records import JobRecord, PlanRecord
+from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.records import (
+    ADAPT_FRONTIER,
+    ADAPT_RECONFIGURE,
+    AnyPlan,
+    JobRecord,
+    StepReport,
+)
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import FrequencyPlan
 
 _LOG = logging.getLogger(__name__)
+
+# What an adaptation has to be told of each step.
+_REPORTS = {
+    ADAPT_RECONFIGURE: StepReport.INSTRUCTIONS,
+    ADAPT_FRONTIER: StepReport.CLOCKS,
+}
 
 
 def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary:
@@ -55,13 +67,14 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
+        control = reader.find_control(job_id)
         is_planned = job.planned_revision == job.inputs_revision
         is_others = job.state is JobState.PLANNING_FAILED and job.changed_input is not asked_by
         if profile is None or is_planned or is_others:
             return summarise(reader, job)
     started_s = time.perf_counter()
     try:
-        plan = services.planner(plan_request(job.in_force, profile, services.gpu_window))
+        plan = services.planner(plan_request(job.in_force, profile, services.gpu_window, control))
     except (PlanningError, InvalidFieldError) as error:
         problem = error.message if isinstance(error, PlanningError) else error.problem
         failure = PlanningFailedError(error.field, problem)
@@ -72,26 +85,20 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
 
 
 def _store_plan(
-    services: JobServices, job: JobRecord, plan: FrequencyPlan, *, solve_s: float
+    services: JobServices, job: JobRecord, plan: AnyPlan, *, solve_s: float
 ) -> JobSummary | None:
     with services.store.writing() as writer:
         now = require_job(writer, job.job_id)
         if now.inputs_revision != job.inputs_revision:
             return None
-        version = (newest_version(writer.list_activations(job.job_id)) or 0) + 1
-        record = PlanRecord(
-            job_id=job.job_id,
-            version=version,
-            created_at=services.now(),
-            solve_s=solve_s,
-            plan=plan,
-        )
-        writer.add_plan(record)
+        report = _REPORTS.get(job.in_force.adaptation, StepReport.TOTALS)
+        record = add_version(services, writer, job.job_id, plan, solve_s=solve_s, report=report)
         planned = now.moved(JobState.PLANNED).evolve(planned_revision=job.inputs_revision)
         writer.save_job(planned)
         summary = summarise(writer, planned)
     services.wake(job.job_id)
-    _LOG.info("job %s: plan %d made in %.3f s", job.job_id, version, solve_s)
+    services.notice(job.job_id)
+    _LOG.info("job %s: plan %d made in %.3f s", job.job_id, record.version, solve_s)
     return summary
 
 

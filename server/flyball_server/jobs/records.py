@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Self
 
+from flyball_client.wire import ClockTiming, InstructionReport
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
     check_count,
@@ -17,13 +19,30 @@ from flyball_server.jobs.bounds import (
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, JobState, check_move
 from flyball_server.planning.effort import Effort
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.probe_plan import ProbePlan
 
 JOB_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
 MAX_STAGES = 4096
 MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
-_TEXT_FIELDS = ("schedule", "policy", "reconfigure", "target", "effort", "gpu", "checkpoint")
+MAX_SM_CLOCKS = 4096
+MAX_SM_CLOCK_MHZ = 100_000
+_TEXT_FIELDS = (
+    "schedule",
+    "policy",
+    "reconfigure",
+    "target",
+    "effort",
+    "gpu",
+    "checkpoint",
+    "profiling",
+    "adaptation",
+)
+PROFILING_ONLINE = "online"
+PROFILINGS = ("given", PROFILING_ONLINE)
+ADAPT_RECONFIGURE, ADAPT_FRONTIER = "reconfigure", "frontier"
+ADAPTATIONS = ("announced", ADAPT_RECONFIGURE, ADAPT_FRONTIER)
 # Where a rank stands among those of its stage.
 LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
@@ -51,6 +70,9 @@ class JobSpec(Record):
             not at all.
         checkpoint: of schedule `torchgpipe`; None: its default.
         order, virtual_stages: of schedule `explicit`; as `explicit_order` takes them.
+        profiling: one of PROFILINGS.
+        profiling_slowdown: by how much an iteration may be slower while it is measured, a share.
+        adaptation: one of ADAPTATIONS.
 
     Raises:
         InvalidFieldError: a value is out of its bounds.
@@ -72,6 +94,9 @@ class JobSpec(Record):
     checkpoint: str | None = None
     order: tuple[tuple[tuple[str | int, ...], ...], ...] | None = None
     virtual_stages: tuple[tuple[int, ...], ...] | None = None
+    profiling: str = PROFILINGS[0]
+    profiling_slowdown: float = 0.1
+    adaptation: str = ADAPTATIONS[0]
 
     def __post_init__(self) -> None:
         check_count("num_stages", self.num_stages, least=1, most=MAX_STAGES)
@@ -82,10 +107,21 @@ class JobSpec(Record):
         self._check_blocking_power()
         self._check_memory()
         self._check_order()
+        check_quantity("profiling_slowdown", self.profiling_slowdown)
+        if not 0 < self.profiling_slowdown <= 1:
+            raise InvalidFieldError(
+                "profiling_slowdown",
+                f"must be a share above 0 and at most 1, not {self.profiling_slowdown:g}",
+            )
+
+    @property
+    def is_profiled_online(self) -> bool:
+        """Whether the profile is measured in the training itself."""
+        return self.profiling == PROFILING_ONLINE
 
     def _check_blocking_power(self) -> None:
         if self.blocking_power_w is None:
-            if self.gpu is None:
+            if self.gpu is None and not self.is_profiled_online:
                 raise InvalidFieldError(
                     "blocking_power_w", "give it in W, or name a gpu of the table"
                 )
@@ -174,6 +210,7 @@ class RankRecord(Record):
         acknowledged_version: the newest plan version it has said it holds; None: none since
             it registered.
         current_step: the step it was in when it last acknowledged.
+        sm_clocks_mhz: that its GPU can be locked to, MHz, falling; None: not told.
     """
 
     job_id: str
@@ -189,8 +226,10 @@ class RankRecord(Record):
     cp_rank: int = 0
     acknowledged_version: int | None = None
     current_step: int | None = None
+    sm_clocks_mhz: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        self._order_clocks()
         check_count("rank", self.rank, most=MAX_RANKS - 1)
         check_count("stage", self.stage, most=MAX_STAGES - 1)
         for field in LAYOUT_FIELDS:
@@ -202,6 +241,26 @@ class RankRecord(Record):
         if self.current_step is not None:
             check_count("current_step", self.current_step)
 
+    def _order_clocks(self) -> None:
+        if self.sm_clocks_mhz is None:
+            return
+        check_count("num_sm_clocks_mhz", len(self.sm_clocks_mhz), least=1, most=MAX_SM_CLOCKS)
+        for clock_mhz in self.sm_clocks_mhz:
+            check_count("sm_clocks_mhz", clock_mhz, least=1, most=MAX_SM_CLOCK_MHZ)
+        falling = tuple(sorted(set(self.sm_clocks_mhz), reverse=True))
+        object.__setattr__(self, "sm_clocks_mhz", falling)
+
+
+AnyPlan = FrequencyPlan | DataParallelPlan | ProbePlan
+
+
+class StepReport(StrEnum):
+    """What the ranks are to tell of each step on a plan version."""
+
+    TOTALS = "totals"
+    CLOCKS = "clocks"
+    INSTRUCTIONS = "instructions"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord(Record):
@@ -211,14 +270,26 @@ class PlanRecord(Record):
         version: 1, 2, 3, ... without gaps.
         first_step: the step from which all ranks run it; None until all have acknowledged it.
         solve_s: what making it took, s.
+        report: what ranks tell of each step on it.
+        baseline_cycle: whether a step runs at the highest clocks instead: step k does what entry
+            `(k - first_step) % len` says; empty: none does.
     """
 
     job_id: str
     version: int
     created_at: datetime
     solve_s: float
-    plan: FrequencyPlan
+    plan: AnyPlan
     first_step: int | None = None
+    report: StepReport = StepReport.TOTALS
+    baseline_cycle: tuple[bool, ...] = ()
+
+    @property
+    def cycle_length(self) -> int:
+        """Steps after which the clocks repeat; 1: every step is alike."""
+        if isinstance(self.plan, ProbePlan):
+            return len(self.plan.cycle_mhz)
+        return len(self.baseline_cycle) or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,3 +334,58 @@ class StepRecord(Record):
             check_quantity("energy_j", self.energy_j)
         for name in _STEP_COUNTS:
             check_count(name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotals(Record):
+    """One step over the ranks that have posted it.
+
+    Attributes:
+        num_ranks: that have posted it.
+        lowest_version, newest_version: of the plan versions that were run in it; None: all ranks
+            ran at default clocks.
+        num_with_plan: ranks that ran one.
+        time_s: the slowest rank's, s.
+        energy_j: sum over the ranks, J; None where one could not read it.
+    """
+
+    step: int
+    num_ranks: int
+    lowest_version: int | None
+    newest_version: int | None
+    num_with_plan: int
+    time_s: float
+    energy_j: float | None
+    num_unplanned: int
+    num_clock_misses: int
+    num_power_capped: int
+    num_thermally_capped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDetail(Record):
+    """What a rank's instructions took in one step, where its plan asked for it.
+
+    Attributes:
+        by_clock, instructions: as in the wire's StepMeasurement.
+    """
+
+    job_id: str
+    rank: int
+    step: int
+    by_clock: tuple[ClockTiming, ...] | None = None
+    instructions: tuple[InstructionReport, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_count("step", self.step)
+        for _, chunk, clock_mhz, count, mean_s, variance_s2 in self.by_clock or ():
+            check_count("by_clock", chunk)
+            check_count("by_clock", clock_mhz or 0, most=MAX_SM_CLOCK_MHZ)
+            check_count("by_clock", count, least=1)
+            check_quantity("by_clock", mean_s)
+            check_quantity("by_clock", variance_s2)
+        for _, microbatch, chunk, *times_s in self.instructions or ():
+            check_count("instructions", microbatch or 0)
+            check_count("instructions", chunk)
+            for time_s in times_s:
+                check_quantity("instructions", time_s)

@@ -63,6 +63,7 @@ def register_rank(services: JobServices, rank: RankRecord) -> RankRecord:
         for field in LAYOUT_FIELDS:
             check_count(field, getattr(rank, field), most=most_of_stage)
         writer.save_rank(rank)
+    services.notice(rank.job_id)
     return rank
 
 

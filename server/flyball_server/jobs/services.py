@@ -15,6 +15,11 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 
 Planner = Callable[[PlanRequest], FrequencyPlan]
 Wake = Callable[[str], None]
+Notice = Callable[[str], None]
+
+
+def _nobody_looks(job_id: str) -> None:
+    del job_id
 
 
 def utc_now() -> datetime:
@@ -48,6 +53,8 @@ class JobServices:
         wake: called with a job's id after something that a long poll may wait for has been
             stored; from any thread.
         now: the time of day, UTC.
+        notice: called with a job's id after something that a reaction may look at has been
+            stored; from any thread.
     """
 
     store: JobStore
@@ -55,4 +62,5 @@ class JobServices:
     planner: Planner = make_plan
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
+    notice: Notice = _nobody_looks
     turns: PlanningTurns = field(default_factory=PlanningTurns)

@@ -95,7 +95,32 @@ _ORDERS = (
             || substr(in_force, 2)""",
 )
 
-MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT, _ORDERS)
+# The closed loop: what steers a job while it runs, what single instructions took, plans of which
+# some steps run at other clocks. What is stored has none of it.
+_CLOSED_LOOP = (
+    """UPDATE jobs SET
+        registered = '{"profiling": "given", "profiling_slowdown": 0.1, '
+            || '"adaptation": "announced", ' || substr(registered, 2),
+        in_force = '{"profiling": "given", "profiling_slowdown": 0.1, '
+            || '"adaptation": "announced", ' || substr(in_force, 2)""",
+    "ALTER TABLE ranks ADD COLUMN sm_clocks_mhz TEXT",
+    "ALTER TABLE plans ADD COLUMN report VARCHAR(32) NOT NULL DEFAULT 'totals'",
+    "ALTER TABLE plans ADD COLUMN baseline_cycle TEXT NOT NULL DEFAULT '[]'",
+    """CREATE TABLE step_details (
+        job_id VARCHAR(128) NOT NULL,
+        step BIGINT NOT NULL,
+        rank INTEGER NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (job_id, step, rank),
+        FOREIGN KEY (job_id, rank) REFERENCES ranks (job_id, rank)
+    )""",
+    """CREATE TABLE controls (
+        job_id VARCHAR(128) NOT NULL PRIMARY KEY REFERENCES jobs (job_id),
+        document TEXT NOT NULL
+    )""",
+)
+
+MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT, _ORDERS, _CLOSED_LOOP)
 NEWEST_SCHEMA = len(MIGRATIONS)
 
 

@@ -9,15 +9,20 @@ from typing import Any, cast
 
 from sqlalchemy import Row
 
+from flyball_client.codec import decode, encode
+from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.jobs.records import (
     JobRecord,
     JobSpec,
     PlanRecord,
     RankRecord,
+    StepDetail,
     StepRecord,
+    StepReport,
+    StepTotals,
 )
-from flyball_server.planning.plan_document import plan_document, plan_from_document
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:
@@ -50,6 +55,14 @@ def job_of(row: Row[Any]) -> JobRecord:
     )
 
 
+def rank_values(rank: RankRecord) -> dict[str, Any]:
+    """The row of a rank."""
+    clocks_mhz = rank.sm_clocks_mhz
+    return asdict(rank) | {
+        "sm_clocks_mhz": None if clocks_mhz is None else json.dumps(clocks_mhz),
+    }
+
+
 def rank_of(row: Row[Any]) -> RankRecord:
     """The rank of a row."""
     return RankRecord(
@@ -66,6 +79,7 @@ def rank_of(row: Row[Any]) -> RankRecord:
         dp_rank=row.dp_rank,
         tp_rank=row.tp_rank,
         cp_rank=row.cp_rank,
+        sm_clocks_mhz=None if row.sm_clocks_mhz is None else tuple(json.loads(row.sm_clocks_mhz)),
     )
 
 
@@ -86,6 +100,23 @@ def step_of(row: Row[Any]) -> StepRecord:
     )
 
 
+def totals_of(row: Row[Any]) -> StepTotals:
+    """The totals of a row of STEP_TOTALS."""
+    return StepTotals(
+        step=row.step,
+        num_ranks=row.num_ranks,
+        lowest_version=row.lowest_version,
+        newest_version=row.newest_version,
+        num_with_plan=row.num_with_plan,
+        time_s=row.time_s,
+        energy_j=row.energy_j if row.num_with_energy == row.num_ranks else None,
+        num_unplanned=row.num_unplanned,
+        num_clock_misses=row.num_clock_misses,
+        num_power_capped=row.num_power_capped,
+        num_thermally_capped=row.num_thermally_capped,
+    )
+
+
 def plan_values(plan: PlanRecord) -> dict[str, Any]:
     """The row of a plan version."""
     return {
@@ -94,7 +125,9 @@ def plan_values(plan: PlanRecord) -> dict[str, Any]:
         "created_at": plan.created_at.isoformat(),
         "first_step": plan.first_step,
         "solve_s": plan.solve_s,
-        "document": json.dumps(plan_document(plan.plan, solve_s=plan.solve_s)),
+        "document": json.dumps(any_plan_document(plan.plan, solve_s=plan.solve_s)),
+        "report": str(plan.report),
+        "baseline_cycle": json.dumps(plan.baseline_cycle),
     }
 
 
@@ -106,8 +139,42 @@ def plan_of(row: Row[Any]) -> PlanRecord:
         created_at=datetime.fromisoformat(row.created_at),
         first_step=row.first_step,
         solve_s=row.solve_s,
-        plan=plan_from_document(json.loads(row.document)),
+        plan=any_plan_from_document(json.loads(row.document)),
+        report=StepReport(row.report),
+        baseline_cycle=tuple(json.loads(row.baseline_cycle)),
     )
+
+
+def detail_values(detail: StepDetail) -> dict[str, Any]:
+    """The row of a step's details."""
+    return {
+        "job_id": detail.job_id,
+        "step": detail.step,
+        "rank": detail.rank,
+        "document": json.dumps([detail.by_clock, detail.instructions]),
+    }
+
+
+def detail_of(row: Row[Any]) -> StepDetail:
+    """The details of a row."""
+    by_clock, instructions = cast("tuple[Any, Any]", _with_tuples(json.loads(row.document)))
+    return StepDetail(
+        job_id=row.job_id,
+        rank=row.rank,
+        step=row.step,
+        by_clock=by_clock,
+        instructions=instructions,
+    )
+
+
+def control_values(control: JobControl) -> dict[str, Any]:
+    """The row of a job's control."""
+    return {"job_id": control.job_id, "document": json.dumps(encode(control))}
+
+
+def control_of(document: str) -> JobControl:
+    """The control of a row."""
+    return decode(JobControl, json.loads(document))
 
 
 def _spec_of(document: str) -> JobSpec:

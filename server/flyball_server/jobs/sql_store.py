@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, Table, func, select
 from sqlalchemy.dialects.sqlite import insert
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.profile_document import profile_document, profile_from_document
 from flyball_server.jobs.records import (
@@ -20,18 +21,35 @@ from flyball_server.jobs.records import (
     JobRecord,
     PlanRecord,
     RankRecord,
+    StepDetail,
     StepRecord,
+    StepTotals,
 )
 from flyball_server.jobs.sql_migrations import migrate
 from flyball_server.jobs.sql_rows import (
+    control_of,
+    control_values,
+    detail_of,
+    detail_values,
     job_of,
     job_values,
     plan_of,
     plan_values,
     rank_of,
+    rank_values,
     step_of,
+    totals_of,
 )
-from flyball_server.jobs.sql_tables import JOBS, PLANS, PROFILES, RANKS, STEPS
+from flyball_server.jobs.sql_tables import (
+    CONTROLS,
+    JOBS,
+    PLANS,
+    PROFILES,
+    RANKS,
+    STEP_DETAILS,
+    STEP_TOTALS,
+    STEPS,
+)
 from flyball_server.jobs.sqlite_engine import (
     check_is_sqlite,
     make_sqlite_engine,
@@ -165,11 +183,44 @@ class _SqlTransaction:
         )
         return tuple(step_of(row) for row in self._connection.execute(query))
 
+    def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
+        query = (
+            select(STEPS)
+            .where(STEPS.c.job_id == job_id, STEPS.c.step >= first_step, STEPS.c.step < end_step)
+            .order_by(STEPS.c.step, STEPS.c.rank)
+        )
+        return tuple(step_of(row) for row in self._connection.execute(query))
+
+    def list_step_totals(
+        self, job_id: str, *, after_step: int, limit: int
+    ) -> tuple[StepTotals, ...]:
+        query = (
+            select(*STEP_TOTALS)
+            .where(STEPS.c.job_id == job_id, STEPS.c.step > after_step)
+            .group_by(STEPS.c.step)
+            .order_by(STEPS.c.step)
+            .limit(limit)
+        )
+        return tuple(totals_of(row) for row in self._connection.execute(query))
+
+    def list_step_details(self, job_id: str, first_step: int) -> tuple[StepDetail, ...]:
+        query = (
+            select(STEP_DETAILS)
+            .where(STEP_DETAILS.c.job_id == job_id, STEP_DETAILS.c.step >= first_step)
+            .order_by(STEP_DETAILS.c.step, STEP_DETAILS.c.rank)
+        )
+        return tuple(detail_of(row) for row in self._connection.execute(query))
+
+    def find_control(self, job_id: str) -> JobControl:
+        query = select(CONTROLS.c.document).where(CONTROLS.c.job_id == job_id)
+        document = self._connection.execute(query).scalar_one_or_none()
+        return JobControl(job_id=job_id) if document is None else control_of(document)
+
     def save_job(self, job: JobRecord) -> None:
         self._upsert(JOBS, [job_values(job)])
 
     def save_rank(self, rank: RankRecord) -> None:
-        self._upsert(RANKS, [asdict(rank)])
+        self._upsert(RANKS, [rank_values(rank)])
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         document = json.dumps(profile_document(profile))
@@ -200,6 +251,20 @@ class _SqlTransaction:
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
         if steps:
             self._upsert(STEPS, [asdict(step) for step in steps])
+
+    def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
+        if details:
+            self._upsert(STEP_DETAILS, [detail_values(detail) for detail in details])
+
+    def drop_step_details(self, job_id: str, before_step: int) -> None:
+        self._connection.execute(
+            STEP_DETAILS.delete().where(
+                STEP_DETAILS.c.job_id == job_id, STEP_DETAILS.c.step < before_step
+            )
+        )
+
+    def save_control(self, control: JobControl) -> None:
+        self._upsert(CONTROLS, [control_values(control)])
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         statement = insert(table)

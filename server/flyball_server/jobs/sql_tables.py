@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
@@ -15,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    func,
 )
 
 METADATA = MetaData()
@@ -58,6 +62,7 @@ RANKS = Table(
     Column("dp_rank", Integer, nullable=False),
     Column("tp_rank", Integer, nullable=False),
     Column("cp_rank", Integer, nullable=False),
+    Column("sm_clocks_mhz", Text),
 )
 
 PLANS = Table(
@@ -69,6 +74,8 @@ PLANS = Table(
     Column("first_step", BigInteger),
     Column("solve_s", Float, nullable=False),
     Column("document", Text, nullable=False),
+    Column("report", String(32), nullable=False),
+    Column("baseline_cycle", Text, nullable=False),
 )
 
 STEPS = Table(
@@ -87,4 +94,37 @@ STEPS = Table(
     Column("num_thermally_capped", BigInteger, nullable=False),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
     Index("steps_by_step", "job_id", "step"),
+)
+
+STEP_DETAILS = Table(
+    "step_details",
+    METADATA,
+    Column("job_id", String(128), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("document", Text, nullable=False),
+    ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
+)
+
+CONTROLS = Table(
+    "controls",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
+# Of a step over its ranks; to be selected by step.
+STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
+    STEPS.c.step,
+    func.count().label("num_ranks"),
+    func.min(STEPS.c.plan_version).label("lowest_version"),
+    func.max(STEPS.c.plan_version).label("newest_version"),
+    func.count(STEPS.c.plan_version).label("num_with_plan"),
+    func.max(STEPS.c.time_s).label("time_s"),
+    func.sum(STEPS.c.energy_j).label("energy_j"),
+    func.count(STEPS.c.energy_j).label("num_with_energy"),
+    func.sum(STEPS.c.num_unplanned).label("num_unplanned"),
+    func.sum(STEPS.c.num_clock_misses).label("num_clock_misses"),
+    func.sum(STEPS.c.num_power_capped).label("num_power_capped"),
+    func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
 )

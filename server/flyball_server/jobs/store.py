@@ -6,12 +6,15 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
+    StepDetail,
     StepRecord,
+    StepTotals,
 )
 
 
@@ -54,6 +57,24 @@ class JobReader(Protocol):
         """What all ranks measured in the job's newest `num_steps` steps, by step, then rank."""
         ...
 
+    def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
+        """What all ranks measured in steps `first_step` to before `end_step`, likewise."""
+        ...
+
+    def list_step_totals(
+        self, job_id: str, *, after_step: int, limit: int
+    ) -> tuple[StepTotals, ...]:
+        """The first `limit` steps after `after_step` (-1: from the beginning), rising."""
+        ...
+
+    def list_step_details(self, job_id: str, first_step: int) -> tuple[StepDetail, ...]:
+        """The details that are kept of steps from `first_step` on, by step, then rank."""
+        ...
+
+    def find_control(self, job_id: str) -> JobControl:
+        """What steers the job; as if nothing did, where nothing was ever saved."""
+        ...
+
 
 class JobWriter(JobReader, Protocol):
     """What can be changed inside one transaction; it reads its own changes."""
@@ -84,6 +105,18 @@ class JobWriter(JobReader, Protocol):
 
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
         """Insert measured steps; one of the same job, rank and step is replaced."""
+        ...
+
+    def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
+        """Insert details of steps; those of the same job, rank and step are replaced."""
+        ...
+
+    def drop_step_details(self, job_id: str, before_step: int) -> None:
+        """Forget the details of the job's steps before this one."""
+        ...
+
+    def save_control(self, control: JobControl) -> None:
+        """Keep this in the place of what steered its job before."""
         ...
 
 

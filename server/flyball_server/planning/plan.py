@@ -48,7 +48,7 @@ class PlanPrediction:
     Attributes:
         num_microbatches: microbatches of an iteration of one pipeline.
         blocking_power_w: per stage, W of one of its GPUs while it waits; of several pipelines
-            the one's stages after the other's.
+            the one's stages after the other's, as `DataParallelPlan.pipelines` has them.
         iteration_time_s: predicted, on the profile's own measured points, s.
         energy_j: predicted for one iteration of all that is planned, J.
         baseline_iteration_time_s: the same schedule, every instruction at its highest
@@ -114,16 +114,24 @@ class PlannedPipeline:
     """One data-parallel pipeline's part of a plan.
 
     Attributes:
-        dp_rank: its data-parallel rank, from 0.
+        dp_rank: its data-parallel rank, from 0; of several the lowest.
         iteration_time_s: when it has finished, predicted, s; it then waits for the slowest.
         energy_j: predicted for one iteration, waiting for the slowest included, J.
         stages: per stage, its instructions in the order of execution.
+        dp_ranks: the data-parallel ranks that it stands for, rising, where it is several that
+            run alike (`energy_j` is then of all of them); empty: `dp_rank` alone.
     """
 
     dp_rank: int
     iteration_time_s: float
     energy_j: float
     stages: tuple[tuple[PlannedInstruction, ...], ...]
+    dp_ranks: tuple[int, ...] = ()
+
+    @property
+    def stands_for(self) -> tuple[int, ...]:
+        """The data-parallel ranks that run it, rising."""
+        return self.dp_ranks or (self.dp_rank,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +142,17 @@ class DataParallelPlan(PlanPrediction):
     each of them waiting until then.
 
     Attributes:
-        pipelines: by `dp_rank`, at least one; all of the same number of stages.
+        pipelines: by `dp_rank`, at least one; all of the same number of stages. Each
+            data-parallel rank, from 0, is stood for once.
     """
 
     pipelines: tuple[PlannedPipeline, ...]
+
+    @property
+    def by_dp_rank(self) -> tuple[PlannedPipeline, ...]:
+        """The pipeline of each data-parallel rank, those that run alike as often as they are."""
+        of_rank = {rank: pipeline for pipeline in self.pipelines for rank in pipeline.stands_for}
+        return tuple(of_rank[rank] for rank in sorted(of_rank))
 
     @property
     def num_stages(self) -> int:

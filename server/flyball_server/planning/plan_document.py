@@ -6,12 +6,20 @@ nothing in it is ever evaluated.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, cast
 
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.document_reading import (
+    count_of,
+    counts_of,
+    list_of,
+    mapping_of,
+    number_of,
+    positive_of,
+    text_of,
+    typed_of,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import (
     ConsideredSchedule,
@@ -23,25 +31,31 @@ from flyball_server.planning.plan import (
 )
 from flyball_server.planning.planner import DEFAULT_TARGET
 
+# Far above any real job; a broken document must not fill the memory.
+MAX_PIPELINES = 1_048_576
+
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
     """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
-    return {**_prediction(plan, plan.num_stages, solve_s), "stages": _stage_entries(plan.stages)}
+    return {**_prediction(plan, plan.num_stages, solve_s), "stages": stage_entries(plan.stages)}
 
 
 def data_parallel_document(plan: DataParallelPlan, *, solve_s: float) -> dict[str, Any]:
     """Likewise for separate pipelines: `pipelines` in the place of `stages`."""
     return {
         **_prediction(plan, plan.num_stages, solve_s),
-        "pipelines": [
-            {
-                "dp_rank": pipeline.dp_rank,
-                "iteration_time_s": pipeline.iteration_time_s,
-                "energy_j": pipeline.energy_j,
-                "stages": _stage_entries(pipeline.stages),
-            }
-            for pipeline in plan.pipelines
-        ],
+        "pipelines": [_pipeline_entry(pipeline) for pipeline in plan.pipelines],
+    }
+
+
+def _pipeline_entry(pipeline: PlannedPipeline) -> dict[str, Any]:
+    alike = {"dp_ranks": list(pipeline.dp_ranks)} if pipeline.dp_ranks else {}
+    return {
+        "dp_rank": pipeline.dp_rank,
+        **alike,
+        "iteration_time_s": pipeline.iteration_time_s,
+        "energy_j": pipeline.energy_j,
+        "stages": stage_entries(pipeline.stages),
     }
 
 
@@ -58,9 +72,9 @@ def plan_from_document(document: object) -> FrequencyPlan:
     Raises:
         PlanningError: the document is not a plan; `field` says where.
     """
-    fields = _mapping(document, "plan")
+    fields = mapping_of(document, "plan")
     return FrequencyPlan(
-        **_prediction_of(fields), stages=_planned_stages(fields.get("stages"), "stages")
+        **_prediction_of(fields), stages=stages_from_entries(fields.get("stages"), "stages")
     )
 
 
@@ -75,16 +89,11 @@ def data_parallel_plan_from_document(document: object) -> DataParallelPlan:
     Raises:
         PlanningError: the document is not such a plan; `field` says where.
     """
-    fields = _mapping(document, "plan")
-    pipelines = _list(fields.get("pipelines"), "pipelines")
+    fields = mapping_of(document, "plan")
+    pipelines = list_of(fields.get("pipelines"), "pipelines")
     if not pipelines:
         raise PlanningError("must hold at least one pipeline", field="pipelines")
-    return DataParallelPlan(
-        **_prediction_of(fields),
-        pipelines=tuple(
-            _planned_pipeline(entry, dp_rank) for dp_rank, entry in enumerate(pipelines)
-        ),
-    )
+    return DataParallelPlan(**_prediction_of(fields), pipelines=_planned_pipelines(pipelines))
 
 
 def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[str, Any]:
@@ -125,88 +134,119 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
 
 def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `PlanPrediction` that the document holds."""
-    baseline = _mapping(fields.get("baseline"), "baseline")
+    baseline = mapping_of(fields.get("baseline"), "baseline")
     bound = fields.get("lower_bound_j")
     return {
-        "policy": _text(fields, "policy"),
-        "reconfigure": _text(fields, "reconfigure"),
-        "schedule": _text(fields, "schedule"),
-        "target": _text(fields, "target") if "target" in fields else DEFAULT_TARGET,
-        "num_microbatches": _count(fields.get("num_microbatches"), "num_microbatches"),
+        "policy": text_of(fields, "policy"),
+        "reconfigure": text_of(fields, "reconfigure"),
+        "schedule": text_of(fields, "schedule"),
+        "target": text_of(fields, "target") if "target" in fields else DEFAULT_TARGET,
+        "num_microbatches": count_of(fields.get("num_microbatches"), "num_microbatches"),
         "blocking_power_w": tuple(
-            _number(power_w, "blocking_power_w")
-            for power_w in _list(fields.get("blocking_power_w"), "blocking_power_w")
+            number_of(power_w, "blocking_power_w")
+            for power_w in list_of(fields.get("blocking_power_w"), "blocking_power_w")
         ),
-        "iteration_time_s": _positive(fields.get("iteration_time_s"), "iteration_time_s"),
-        "energy_j": _positive(fields.get("energy_j"), "energy_j"),
-        "baseline_iteration_time_s": _positive(
+        "iteration_time_s": positive_of(fields.get("iteration_time_s"), "iteration_time_s"),
+        "energy_j": positive_of(fields.get("energy_j"), "energy_j"),
+        "baseline_iteration_time_s": positive_of(
             baseline.get("iteration_time_s"), "baseline.iteration_time_s"
         ),
-        "baseline_energy_j": _positive(baseline.get("energy_j"), "baseline.energy_j"),
-        "lower_bound_j": None if bound is None else _positive(bound, "lower_bound_j"),
+        "baseline_energy_j": positive_of(baseline.get("energy_j"), "baseline.energy_j"),
+        "lower_bound_j": None if bound is None else positive_of(bound, "lower_bound_j"),
         "virtual_stages": tuple(
-            _counts(of_stage, f"virtual_stages[{stage}]")
+            counts_of(of_stage, f"virtual_stages[{stage}]")
             for stage, of_stage in enumerate(
-                _list(fields.get("virtual_stages", []), "virtual_stages")
+                list_of(fields.get("virtual_stages", []), "virtual_stages")
             )
         ),
         "weight_versions": (
-            _counts(fields["weight_versions"], "weight_versions")
+            counts_of(fields["weight_versions"], "weight_versions")
             if "weight_versions" in fields
             else None
         ),
         "considered": tuple(
             _considered(entry, f"considered[{position}]")
-            for position, entry in enumerate(_list(fields.get("considered", []), "considered"))
+            for position, entry in enumerate(list_of(fields.get("considered", []), "considered"))
         ),
     }
 
 
 def _considered(entry: object, where: str) -> ConsideredSchedule:
-    fields = _mapping(entry, where)
+    fields = mapping_of(entry, where)
 
     def figure(name: str) -> float | None:
         value = fields.get(name)
-        return None if value is None else _number(value, f"{where}.{name}")
+        return None if value is None else number_of(value, f"{where}.{name}")
 
-    name = _of_type(fields.get("schedule"), str, "text", f"{where}.schedule")
+    name = typed_of(fields.get("schedule"), str, "text", f"{where}.schedule")
     return ConsideredSchedule(
         schedule=cast("str", name),
         lower_bound_j=figure("lower_bound_j"),
         iteration_time_s=figure("iteration_time_s"),
         energy_j=figure("energy_j"),
-        why_not=None if fields.get("why_not") is None else _text(fields, "why_not"),
+        why_not=None if fields.get("why_not") is None else text_of(fields, "why_not"),
     )
 
 
-def _planned_pipeline(entry: object, dp_rank: int) -> PlannedPipeline:
-    where = f"pipelines[{dp_rank}]"
-    fields = _mapping(entry, where)
-    if _count(fields.get("dp_rank"), f"{where}.dp_rank") != dp_rank:
+def _planned_pipelines(entries: list[object]) -> tuple[PlannedPipeline, ...]:
+    """Pipelines that together stand for each data-parallel rank, from 0, once."""
+    pipelines: list[PlannedPipeline] = []
+    left: set[int] = set()  # ranks below the highest so far that no pipeline has stood for
+    num_ranks = 0
+    for position, entry in enumerate(entries):
+        where = f"pipelines[{position}]"
+        pipeline = _planned_pipeline(entry, where, min(left, default=num_ranks))
+        stands_for = pipeline.stands_for
+        left |= set(range(num_ranks, stands_for[-1] + 1))
+        if not left.issuperset(stands_for):
+            raise PlanningError("a pipeline before has some of them", field=f"{where}.dp_ranks")
+        left -= set(stands_for)
+        num_ranks = max(num_ranks, stands_for[-1] + 1)
+        pipelines.append(pipeline)
+    if left:
+        raise PlanningError(f"none stands for dp_rank {min(left)}", field="pipelines")
+    return tuple(pipelines)
+
+
+def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipeline:
+    fields = mapping_of(entry, where)
+    if count_of(fields.get("dp_rank"), f"{where}.dp_rank") != dp_rank:
         raise PlanningError(
             f"must be {dp_rank}; pipelines stand by dp_rank, from 0", field=f"{where}.dp_rank"
         )
+    dp_ranks = counts_of(fields.get("dp_ranks", []), f"{where}.dp_ranks")
+    if dp_ranks and (dp_ranks[0] != dp_rank or list(dp_ranks) != sorted(set(dp_ranks))):
+        raise PlanningError(f"must rise, from {dp_rank} on", field=f"{where}.dp_ranks")
+    if dp_ranks and dp_ranks[-1] >= MAX_PIPELINES:
+        raise PlanningError(f"must be below {MAX_PIPELINES}", field=f"{where}.dp_ranks")
     return PlannedPipeline(
         dp_rank=dp_rank,
-        iteration_time_s=_positive(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
-        energy_j=_positive(fields.get("energy_j"), f"{where}.energy_j"),
-        stages=_planned_stages(fields.get("stages"), f"{where}.stages"),
+        iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
+        energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
+        stages=stages_from_entries(fields.get("stages"), f"{where}.stages"),
+        dp_ranks=dp_ranks,
     )
 
 
-def _stage_entries(
+def stage_entries(
     stages: tuple[tuple[PlannedInstruction, ...], ...],
 ) -> list[list[list[str | int]]]:
+    """Per stage, `[kind, microbatch, MHz]` of each instruction, and a chunk other than 0."""
     return [[_entry(instruction) for instruction in stage] for stage in stages]
 
 
-def _planned_stages(value: object, where: str) -> tuple[tuple[PlannedInstruction, ...], ...]:
+def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruction, ...], ...]:
+    """What `stage_entries` wrote.
+
+    Raises:
+        PlanningError: it is something else; `field` says where, from `where` on.
+    """
     return tuple(
         tuple(
             _instruction(entry, f"{where}[{stage}][{position}]")
-            for position, entry in enumerate(_list(entries, f"{where}[{stage}]"))
+            for position, entry in enumerate(list_of(entries, f"{where}[{stage}]"))
         )
-        for stage, entries in enumerate(_list(value, where))
+        for stage, entries in enumerate(list_of(value, where))
     )
 
 
@@ -220,7 +260,7 @@ def _entry(instruction: PlannedInstruction) -> list[str | int]:
 
 
 def _instruction(entry: object, where: str) -> PlannedInstruction:
-    items = _list(entry, where)
+    items = list_of(entry, where)
     if len(items) not in (3, 4):
         raise PlanningError(
             "must be [kind, microbatch, MHz], with the chunk as a fourth where there are chunks",
@@ -233,61 +273,7 @@ def _instruction(entry: object, where: str) -> PlannedInstruction:
         )
     return PlannedInstruction(
         kind=kind,
-        microbatch=_count(items[1], where),
-        frequency_mhz=_count(items[2], where),
-        chunk=_count(items[3], where) if len(items) == 4 else 0,
+        microbatch=count_of(items[1], where),
+        frequency_mhz=count_of(items[2], where),
+        chunk=count_of(items[3], where) if len(items) == 4 else 0,
     )
-
-
-def _mapping(value: object, where: str) -> dict[str, Any]:
-    return cast("dict[str, Any]", _of_type(value, dict, "an object", where))
-
-
-def _list(value: object, where: str) -> list[object]:
-    return cast("list[object]", _of_type(value, list, "a list", where))
-
-
-def _text(fields: dict[str, Any], where: str) -> str:
-    return cast("str", _of_type(fields.get(where), str, "text", where))
-
-
-def _of_type(value: object, wanted: type, called: str, where: str) -> object:
-    if not isinstance(value, wanted):
-        raise PlanningError(f"must be {called}", field=where)
-    return value
-
-
-def _counts(value: object, where: str) -> tuple[int, ...]:
-    return tuple(_count(item, where) for item in _list(value, where))
-
-
-def _number(value: object, where: str) -> float:
-    return float(
-        _checked(value, (int, float), lambda number: number >= 0, "a number, not negative", where)
-    )
-
-
-def _positive(value: object, where: str) -> float:
-    return float(
-        _checked(value, (int, float), lambda number: number > 0, "a number above 0", where)
-    )
-
-
-def _count(value: object, where: str) -> int:
-    return int(_checked(value, (int,), lambda number: number >= 0, "a count from 0 up", where))
-
-
-def _checked(
-    value: object,
-    types: tuple[type, ...],
-    accepts: Callable[[float], bool],
-    called: str,
-    where: str,
-) -> float:
-    if isinstance(value, bool) or not isinstance(value, types):
-        raise PlanningError(f"must be {called}", field=where)
-    number = cast("float", value)
-    # An int compares exactly with a float; only converting a huge one to float would overflow.
-    if not -sys.float_info.max <= number <= sys.float_info.max or not accepts(number):
-        raise PlanningError(f"must be {called}", field=where)
-    return number

@@ -9,6 +9,7 @@ from fastapi import Depends, Path, Query, Request
 
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.frontier import FrontierMemory
+from flyball_server.jobs.reactor import Reactor
 from flyball_server.jobs.records import JOB_ID_PATTERN, MAX_RANKS
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.waiters import JobWaiters
@@ -25,6 +26,7 @@ class PlannerState:
     settings: Settings
     services: JobServices
     waiters: JobWaiters
+    reactor: Reactor
     frontiers: FrontierMemory
 
 

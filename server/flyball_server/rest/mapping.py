@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from flyball_client import wire
 from flyball_server.jobs.activation import StagePlan
@@ -10,15 +10,21 @@ from flyball_server.jobs.frontier import SolvedFrontier
 from flyball_server.jobs.inputs import TargetUpdate
 from flyball_server.jobs.inspection import JobSummary
 from flyball_server.jobs.measurements import StepSummary
+from flyball_server.jobs.plan_documents import any_plan_document
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobSpec,
     PlanRecord,
     RankRecord,
+    StepDetail,
     StepRecord,
 )
 from flyball_server.planning.frontier_curve import frontier_document
-from flyball_server.planning.plan_document import instruction_entries, plan_document
+from flyball_server.planning.plan_document import instruction_entries
+
+_STEP_FIELDS = tuple(
+    field.name for field in fields(StepRecord) if field.name not in {"job_id", "rank"}
+)
 
 # ------------------------------------------------------------------ from the wire
 
@@ -43,6 +49,9 @@ def job_spec(registration: wire.JobRegistration) -> JobSpec:
         checkpoint=registration.checkpoint,
         order=registration.order,
         virtual_stages=registration.virtual_stages,
+        profiling=registration.profiling,
+        profiling_slowdown=registration.profiling_slowdown,
+        adaptation=registration.adaptation,
     )
 
 
@@ -58,7 +67,29 @@ def target_update(change: wire.TargetChange) -> TargetUpdate:
 
 def step_records(job_id: str, rank: int, batch: wire.MeasurementBatch) -> tuple[StepRecord, ...]:
     """The measured steps of a rank."""
-    return tuple(StepRecord(job_id=job_id, rank=rank, **asdict(step)) for step in batch.steps)
+    return tuple(
+        StepRecord(
+            job_id=job_id,
+            rank=rank,
+            **{name: getattr(step, name) for name in _STEP_FIELDS},
+        )
+        for step in batch.steps
+    )
+
+
+def step_details(job_id: str, rank: int, batch: wire.MeasurementBatch) -> tuple[StepDetail, ...]:
+    """What the instructions of these steps took, of those that tell."""
+    return tuple(
+        StepDetail(
+            job_id=job_id,
+            rank=rank,
+            step=step.step,
+            by_clock=step.by_clock,
+            instructions=step.instructions,
+        )
+        for step in batch.steps
+        if step.by_clock is not None or step.instructions is not None
+    )
 
 
 def profile_rows(profile: wire.JsonProfile) -> list[dict[str, object]]:
@@ -89,9 +120,9 @@ def job_view(summary: JobSummary) -> wire.JobView:
 
 def rank_view(rank: RankRecord) -> wire.RankView:
     """A rank."""
-    fields = asdict(rank)
-    del fields["job_id"]
-    return wire.RankView(**fields)
+    values = asdict(rank)
+    del values["job_id"]
+    return wire.RankView(**values)
 
 
 def plan_view(record: PlanRecord) -> wire.PlanView:
@@ -101,7 +132,7 @@ def plan_view(record: PlanRecord) -> wire.PlanView:
         version=record.version,
         first_step=record.first_step,
         created_at=record.created_at.isoformat(),
-        plan=plan_document(record.plan, solve_s=record.solve_s),
+        plan=any_plan_document(record.plan, solve_s=record.solve_s),
     )
 
 
@@ -113,8 +144,11 @@ def rank_plan(stage_plan: StagePlan) -> wire.RankPlan:
         version=record.version,
         stage=stage_plan.stage,
         first_step=record.first_step,
-        instructions=instruction_entries(record.plan.stages[stage_plan.stage]),
+        instructions=instruction_entries(stage_plan.instructions),
         predicted_iteration_time_s=record.plan.iteration_time_s,
+        cycle_mhz=stage_plan.cycle_mhz,
+        intended_times_s=stage_plan.intended_times_s,
+        report=str(record.report),
     )
 
 

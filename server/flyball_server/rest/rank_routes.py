@@ -20,6 +20,7 @@ from flyball_server.rest.mapping import (
     rank_plan,
     rank_record,
     rank_view,
+    step_details,
     step_records,
 )
 
@@ -112,6 +113,15 @@ def post_measurements(
     rank: Rank,
     batch: Annotated[wire.MeasurementBatch, json_body(examples.MEASUREMENTS)],
 ) -> wire.Accepted:
-    """Time and energy of this rank's steps; a step posted again replaces the older one."""
-    steps = step_records(job_id, rank, batch)
-    return wire.Accepted(stored=store_measurements(state.services, job_id, rank, steps))
+    """Time and energy of this rank's steps; a step posted again replaces the older one.
+
+    Where the rank's plan asks for it (`report`), also what their instructions took.
+    """
+    stored = store_measurements(
+        state.services,
+        job_id,
+        rank,
+        step_records(job_id, rank, batch),
+        step_details(job_id, rank, batch),
+    )
+    return wire.Accepted(stored=stored)

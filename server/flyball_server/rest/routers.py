@@ -11,6 +11,7 @@ from flyball_server.rest import (
     job_routes,
     plan_routes,
     profile_routes,
+    profiling_routes,
     rank_routes,
     step_routes,
 )
@@ -25,6 +26,7 @@ def api_router() -> APIRouter:
     for resource in (
         job_routes,
         profile_routes,
+        profiling_routes,
         rank_routes,
         plan_routes,
         frontier_routes,

@@ -116,6 +116,11 @@ def test_only_a_job_whose_planning_failed_goes_back_to_awaiting_its_profile() ->
     refused = {
         (JobState.AWAITING_PROFILE, JobState.AWAITING_PROFILE),
         (JobState.PLANNED, JobState.AWAITING_PROFILE),
+        # Profiling begins where there is no profile, and once.
+        (JobState.PROFILING, JobState.AWAITING_PROFILE),
+        (JobState.PROFILING, JobState.PROFILING),
+        (JobState.PLANNED, JobState.PROFILING),
+        (JobState.PLANNING_FAILED, JobState.PROFILING),
     }
     for old, new in product(JobState, JobState):
         job = job_record(state=old, problem="old")

@@ -1,0 +1,165 @@
+"""What steers a job while it runs, beside its registration and profile: one record per job.
+
+Stored as JSON by the wire's codec, so all of it is plain data; moments are Unix time, s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flyball_client.wire_loop import ProbedPointView, Timetable
+from flyball_server.jobs.bounds import check_count
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.records import MAX_RANKS, Record
+
+# Slower than this is not slow but stopped.
+MAX_SLOWDOWN = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """A rank whose GPU is announced to be slower than its profile.
+
+    Attributes:
+        slowdown: how many times as long its instructions take, 1 to MAX_SLOWDOWN.
+        from_unix_s: from when on.
+        until_unix_s: until when; None: until it is withdrawn.
+
+    Raises:
+        InvalidFieldError: a value is out of its bounds.
+    """
+
+    rank: int
+    slowdown: float
+    from_unix_s: float
+    until_unix_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("rank", self.rank, most=MAX_RANKS - 1)
+        if not 1 <= self.slowdown <= MAX_SLOWDOWN:
+            raise InvalidFieldError(
+                "slowdown", f"must be 1 to {MAX_SLOWDOWN:g} times as long, not {self.slowdown:g}"
+            )
+        if self.until_unix_s is not None and self.until_unix_s <= self.from_unix_s:
+            raise InvalidFieldError("until_time", "must be later than from_time")
+
+    def holds_at(self, unix_s: float) -> bool:
+        """Whether it is one at this moment."""
+        return self.from_unix_s <= unix_s and (
+            self.until_unix_s is None or unix_s < self.until_unix_s
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPace:
+    """How fast a rank was found to be, against its profile.
+
+    Attributes:
+        slowdown: how many times as long its instructions take; below 1 it is faster.
+        reason: what slows it: `slow` where nothing more is known.
+        since_unix_s: when that was found.
+    """
+
+    rank: int
+    slowdown: float
+    reason: Literal["slow", "power", "thermal"] = "slow"
+    since_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePace:
+    """How far all ranks of a stage have drifted from its profile, one kind of instruction.
+
+    Attributes:
+        kind: of instruction, `forward`.
+        slowdown: as in RankPace.
+    """
+
+    stage: int
+    kind: str
+    slowdown: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Steps at the highest clocks among those on the plan, asked for or under way.
+
+    Attributes:
+        num_pairs: asked for, 2 to 10000.
+        version: that it runs as; None: not made yet.
+        of_version: the plan version that it compares; it comes back when this is over.
+        is_done: whether enough was measured, or another plan has ended it.
+    """
+
+    num_pairs: int
+    version: int | None = None
+    of_version: int | None = None
+    is_done: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("num_pairs", self.num_pairs, least=2, most=10_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingResult:
+    """How online profiling ended, or how far it is.
+
+    Attributes:
+        state: `probing`, `finished` or `refused`.
+        problem: why it was refused; None otherwise.
+        num_steps: that it has looked at.
+        first_step: of the steps that count; None: none yet.
+        points: as known.
+        blocking_power_w, blocking_power_error_w: per stage, measured; None where it was given.
+        largest_slowdown: a share; None: not known yet.
+        extra_time_s, extra_energy_j: that it has added so far.
+    """
+
+    state: Literal["probing", "finished", "refused"]
+    problem: str | None = None
+    num_steps: int = 0
+    first_step: int | None = None
+    points: tuple[ProbedPointView, ...] = ()
+    blocking_power_w: tuple[float, ...] | None = None
+    blocking_power_error_w: tuple[float, ...] | None = None
+    largest_slowdown: float | None = None
+    extra_time_s: float = 0.0
+    extra_energy_j: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class InForce:
+    """What of a job's control its newest plan is made for.
+
+    Attributes:
+        target: None: the specification's.
+        rank_paces: announced and detected together, the slower one of a rank.
+        stage_paces: drift.
+    """
+
+    target: str | None = None
+    rank_paces: tuple[RankPace, ...] = ()
+    stage_paces: tuple[StagePace, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobControl(Record):
+    """All that steers one job while it runs.
+
+    Attributes:
+        stragglers: announced, by rank, one each at the most; ended ones are dropped.
+        detected: ranks found to be slow, by rank.
+        timetable: None: none.
+        comparison: the newest; None: never asked for.
+        profiling: None: not profiled online, or not begun.
+        in_force: what the job is planned for.
+    """
+
+    job_id: str
+    stragglers: tuple[Straggler, ...] = ()
+    detected: tuple[RankPace, ...] = ()
+    timetable: Timetable | None = None
+    comparison: Comparison | None = None
+    profiling: ProfilingResult | None = None
+    in_force: InForce = InForce()

@@ -1,0 +1,28 @@
+"""The contract of a reaction: what the planner does by itself when something has changed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from flyball_server.jobs.services import JobServices
+
+
+class Reaction(Protocol):
+    """Looks at one job and does what its loop wants done: a next version, say, or nothing.
+
+    - It is called on the reactor's thread, never in a request: after something about the job was
+      stored (`JobServices.notice`), when the time that it named has come, and once for every job
+      when the planner starts. Any number of calls without a change in between do nothing.
+    - All that it knows it reads from the store, so that a planner that was restarted goes on.
+    - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is looked at
+      again after its next change.
+    """
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Look at the job.
+
+        Returns:
+            In how many seconds to look again at the latest, although nothing may have changed;
+            None: only after a change.
+        """
+        ...

@@ -1,0 +1,195 @@
+"""A probe plan: clocks that change from step to step, to measure what instructions take at them.
+
+The ranks run its cycle over and over: step k runs row `(k - first step) mod num_steps`. As a
+document it is plain data; reading is strict, as in `plan_document`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, cast
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.schedules._base import Instruction
+from flyball_server.planning.schedules.virtual_stages import VirtualStages
+
+PROBE_POLICY = "probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbePlan:
+    """Clocks of each instruction, by step of a cycle.
+
+    Attributes:
+        schedule: its name.
+        virtual_stages: where stages hold several chunks: as in `Schedule`; else empty.
+        stages: per stage, its instructions in the order of execution.
+        cycle_mhz: per step of the cycle, per stage, the clock of each instruction, MHz.
+        iteration_time_s: of the cycle's longest step, predicted, s; before anything was
+            measured, a guess.
+
+    Raises:
+        PlanningError: the cycle is empty, does not fit the stages or has a clock that is not
+            positive.
+    """
+
+    schedule: str
+    num_microbatches: int
+    stages: tuple[tuple[Instruction, ...], ...]
+    cycle_mhz: tuple[tuple[tuple[int, ...], ...], ...]
+    iteration_time_s: float
+    virtual_stages: VirtualStages = ()
+
+    def __post_init__(self) -> None:
+        if not self.cycle_mhz:
+            raise PlanningError("must hold at least one step", field="cycle_mhz")
+        lengths = [len(stage) for stage in self.stages]
+        for row, clocks_mhz in enumerate(self.cycle_mhz):
+            if [len(of_stage) for of_stage in clocks_mhz] != lengths:
+                raise PlanningError(
+                    "must have one clock per stage and instruction", field=f"cycle_mhz[{row}]"
+                )
+            if any(min(of_stage, default=1) < 1 for of_stage in clocks_mhz):
+                raise PlanningError("clocks must be positive", field=f"cycle_mhz[{row}]")
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.stages)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of the cycle."""
+        return len(self.cycle_mhz)
+
+    def row_of(self, step: int, first_step: int) -> tuple[tuple[int, ...], ...]:
+        """What a step runs: per stage, the clock of each instruction, MHz."""
+        return self.cycle_mhz[(step - first_step) % self.num_steps]
+
+
+def probe_document(plan: ProbePlan) -> dict[str, Any]:
+    """The plan as JSON-ready data.
+
+    Each distinct row of clocks of a stage is written once: `cycle` holds, per step and stage,
+    an index into `rows_mhz` of the stage.
+    """
+    rows_mhz: list[list[list[int]]] = []
+    cycle: list[list[int]] = [[] for _ in plan.cycle_mhz]
+    for stage in range(plan.num_stages):
+        index: dict[tuple[int, ...], int] = {}
+        for step, clocks_mhz in enumerate(plan.cycle_mhz):
+            cycle[step].append(index.setdefault(clocks_mhz[stage], len(index)))
+        rows_mhz.append([list(row) for row in index])
+    return {
+        "policy": PROBE_POLICY,
+        "schedule": plan.schedule,
+        "num_stages": plan.num_stages,
+        "num_microbatches": plan.num_microbatches,
+        "virtual_stages": [list(of_stage) for of_stage in plan.virtual_stages],
+        "iteration_time_s": plan.iteration_time_s,
+        "stages": [[_entry(instruction) for instruction in stage] for stage in plan.stages],
+        "rows_mhz": rows_mhz,
+        "cycle": cycle,
+    }
+
+
+def is_probe(document: object) -> bool:
+    """Whether a document is of a probe plan, for `probe_from_document`."""
+    return isinstance(document, dict) and document.get("policy") == PROBE_POLICY
+
+
+def probe_from_document(document: object) -> ProbePlan:
+    """The plan that `probe_document` wrote.
+
+    Raises:
+        PlanningError: the document is not a probe plan; `field` says where.
+    """
+    if not is_probe(document):
+        raise PlanningError(f"policy must be {PROBE_POLICY}", field="plan")
+    fields = cast("dict[str, Any]", document)
+    stages = tuple(
+        tuple(
+            _instruction(entry, f"stages[{stage}][{position}]")
+            for position, entry in enumerate(_list(entries, f"stages[{stage}]"))
+        )
+        for stage, entries in enumerate(_list(fields.get("stages"), "stages"))
+    )
+    rows_mhz = [
+        [_counts(row, f"rows_mhz[{stage}]") for row in _list(rows, f"rows_mhz[{stage}]")]
+        for stage, rows in enumerate(_list(fields.get("rows_mhz"), "rows_mhz"))
+    ]
+    return ProbePlan(
+        schedule=_text(fields.get("schedule"), "schedule"),
+        num_microbatches=_count(fields.get("num_microbatches"), "num_microbatches"),
+        stages=stages,
+        cycle_mhz=tuple(
+            _step(entry, rows_mhz, f"cycle[{step}]")
+            for step, entry in enumerate(_list(fields.get("cycle"), "cycle"))
+        ),
+        iteration_time_s=_positive(fields.get("iteration_time_s"), "iteration_time_s"),
+        virtual_stages=tuple(
+            _counts(of_stage, f"virtual_stages[{stage}]")
+            for stage, of_stage in enumerate(_list(fields.get("virtual_stages"), "virtual_stages"))
+        ),
+    )
+
+
+def _step(
+    entry: object, rows_mhz: list[list[tuple[int, ...]]], where: str
+) -> tuple[tuple[int, ...], ...]:
+    indices = _counts(entry, where)
+    if len(indices) != len(rows_mhz) or any(
+        index >= len(rows) for index, rows in zip(indices, rows_mhz, strict=True)
+    ):
+        raise PlanningError("must name one row of rows_mhz per stage", field=where)
+    return tuple(rows[index] for index, rows in zip(indices, rows_mhz, strict=True))
+
+
+def _entry(instruction: Instruction) -> list[str | int]:
+    kind, microbatch, chunk = instruction
+    return [str(kind), microbatch, chunk] if chunk else [str(kind), microbatch]
+
+
+def _instruction(entry: object, where: str) -> Instruction:
+    items = _list(entry, where)
+    if len(items) not in (2, 3):
+        raise PlanningError("must be [kind, microbatch] or [kind, microbatch, chunk]", field=where)
+    kind = next((kind for kind in InstructionKind if kind == items[0]), None)
+    if kind is None:
+        raise PlanningError(
+            f"unknown instruction; known: {', '.join(InstructionKind)}", field=where
+        )
+    return Instruction(kind, *(_count(item, where) for item in items[1:]))
+
+
+def _list(value: object, where: str) -> list[object]:
+    if not isinstance(value, list):
+        raise PlanningError("must be a list", field=where)
+    return cast("list[object]", value)
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise PlanningError("must be text", field=where)
+    return value
+
+
+def _counts(value: object, where: str) -> tuple[int, ...]:
+    return tuple(_count(item, where) for item in _list(value, where))
+
+
+def _count(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise PlanningError("must be a count from 0 up", field=where)
+    return value
+
+
+def _positive(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise PlanningError("must be a number above 0", field=where)
+    # An int compares exactly with a float; only converting a huge one to float would overflow.
+    if not 0 < value <= sys.float_info.max:
+        raise PlanningError("must be a number above 0", field=where)
+    return float(value)

@@ -1,0 +1,70 @@
+"""What is expected of a stage's curves over the clock before they are measured.
+
+All instructions of a stage run on the same kind of GPU, so their curves have one common shape;
+each class departs from it by an amount of its own, by a smooth curve of its own, and point by
+point by what no curve explains. How large the departures are is found from the measurements,
+so that a rough truth is not smoothed away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flyball_server.profiling.mixed_model import FloatArray, VarianceComponent
+
+# Of the window of clocks on a log scale: over so much a curve stays much the same.
+CORRELATION_LENGTH = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePrior:
+    """How far curves reach from their mean, as standard deviations of a relative quantity.
+
+    Attributes:
+        level: of all curves together.
+        offset: of one class's curve from the common one, the same at all clocks.
+        shape: of the common curve about its level: guess and spread.
+        own_shape: of one class's curve from the common one, smooth: guess and spread.
+        roughness: of one point from its smooth curve: guess and spread.
+    """
+
+    level: float
+    offset: float
+    shape: tuple[float, float]
+    own_shape: tuple[float, float]
+    roughness: tuple[float, float]
+
+    def components(
+        self, num_classes: int, clocks_mhz: Sequence[int]
+    ) -> tuple[VarianceComponent, ...]:
+        """Covariance of the values at all points, class after class, each in falling clocks."""
+        smooth = smooth_covariance(clocks_mhz)
+        num_clocks = len(clocks_mhz)
+        same_class = np.eye(num_classes)
+        every_class = np.ones((num_classes, num_classes))
+        flat = np.ones((num_clocks, num_clocks))
+
+        def part(of_class: FloatArray, of_clock: FloatArray, size: tuple[float, float]):
+            return VarianceComponent(
+                covariance=np.kron(of_class, of_clock), guess=size[0], spread=size[1]
+            )
+
+        return (
+            part(every_class, flat, (self.level, 0.0)),
+            part(same_class, flat, (self.offset, 0.0)),
+            part(every_class, smooth, self.shape),
+            part(same_class, smooth, self.own_shape),
+            part(same_class, np.eye(num_clocks), self.roughness),
+        )
+
+
+def smooth_covariance(clocks_mhz: Sequence[int]) -> FloatArray:
+    """Matern 5/2 covariance of a smooth curve's values at these clocks, on a log scale."""
+    position = np.log(np.array(clocks_mhz, dtype=np.float64))
+    position /= position[0] - position[-1]
+    distance = np.abs(position[:, None] - position[None, :]) * np.sqrt(5) / CORRELATION_LENGTH
+    smooth: FloatArray = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    return smooth

@@ -1,0 +1,106 @@
+"""Times of a stage's instructions at every clock, from the probes' means and their scatter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flyball_server.profiling.curve_prior import CurvePrior
+from flyball_server.profiling.mixed_model import FloatArray, MixedModel, VarianceComponent
+from flyball_server.profiling.stage_points import StagePoints, StepTable
+
+# Of the logarithm of the time. Classes differ by their work, so by any factor; what they share is
+# how it changes over the clock, at most in inverse proportion.
+TIME_PRIOR = CurvePrior(
+    level=10.0,
+    offset=3.0,
+    shape=(0.3, 1.0),
+    own_shape=(0.05, 1.0),
+    roughness=(0.004, 0.8),
+)
+# As if so many instructions with so much scatter (share) had been seen before: of a handful of
+# probes alone the scatter is not known.
+_PRIOR_COUNT, _PRIOR_SCATTER = 4.0, 0.02
+# From so many rows on, the scatter between steps is looked at by itself.
+_ENOUGH_ROWS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Times at the points of a stage.
+
+    Attributes:
+        mean_s: shape (num_points,).
+        error_s: standard errors; same shape.
+        num_probes: instructions that were measured at each point; same shape.
+        scatter: per class, of one instruction, as a share.
+    """
+
+    mean_s: FloatArray
+    error_s: FloatArray
+    num_probes: FloatArray
+    scatter: FloatArray
+
+
+def estimate_times(points: StagePoints, table: StepTable) -> StageTimes:
+    """Posterior of the times, given the steps; unprobed points are interpolated.
+
+    The logarithms of the probed points' mean times are the readings, each with the standard
+    error that the scatter of single instructions gives it.
+    """
+    num_probes = table.counts.sum(axis=0)
+    sums = (table.counts * table.mean_s).sum(axis=0)
+    grand_s = np.divide(sums, num_probes, out=np.zeros_like(sums), where=num_probes > 0)
+    scatter = _scatter(points, table, grand_s)
+    probed = np.flatnonzero(num_probes)
+    per_point = np.repeat(scatter, len(points.clocks_mhz))[probed]
+    model = MixedModel(
+        readings=np.log(grand_s[probed]),
+        design=np.eye(points.num_points)[probed],
+        prior_mean=np.full(points.num_points, float(np.log(grand_s[probed]).mean())),
+        prior=TIME_PRIOR.components(len(points.classes), points.clocks_mhz),
+        noise=[
+            VarianceComponent(
+                covariance=np.diag(per_point**2 / num_probes[probed]), guess=1.0, spread=0.0
+            )
+        ],
+    )
+    posterior = model.posterior(model.scales())
+    mean_s = np.exp(posterior.mean)
+    return StageTimes(
+        mean_s=mean_s,
+        error_s=mean_s * np.sqrt(np.diag(posterior.covariance)),
+        num_probes=num_probes,
+        scatter=scatter,
+    )
+
+
+def _scatter(points: StagePoints, table: StepTable, grand_s: FloatArray) -> FloatArray:
+    """Per class, the standard deviation of one instruction's time as a share.
+
+    The larger one of what single instructions show and what the steps' means show: where a
+    whole step is slow or fast together, more instructions of it tell no more.
+    """
+    relative = np.divide(
+        table.mean_s - grand_s, grand_s, out=np.zeros_like(table.mean_s), where=table.counts > 0
+    )
+    between = table.counts * relative**2
+    within = np.divide(
+        np.maximum(table.counts - 1, 0) * table.variance_s2,
+        grand_s**2,
+        out=np.zeros_like(between),
+        where=table.counts > 0,
+    )
+    shape = (len(table.step), len(points.classes), len(points.clocks_mhz))
+    counts = table.counts.reshape(shape)
+    between, within = between.reshape(shape).sum((0, 2)), within.reshape(shape).sum((0, 2))
+    num_points = (counts.sum(0) > 0).sum(1)
+    num_rows = (counts > 0).sum((0, 2))
+    prior = _PRIOR_COUNT * _PRIOR_SCATTER**2
+    single = (between + within + prior) / (
+        np.maximum(counts.sum((0, 2)) - num_points, 0) + _PRIOR_COUNT
+    )
+    stepwise = (between + prior) / (np.maximum(num_rows - num_points, 0) + _PRIOR_COUNT)
+    has_rows = num_rows - num_points >= _ENOUGH_ROWS
+    return np.sqrt(np.maximum(single, np.where(has_rows, stepwise, 0.0)))

@@ -1,0 +1,154 @@
+"""A linear mixed model: what is known of many unknowns from fewer readings, with its errors.
+
+Readings are `y = X b + noise`; the unknowns b have a Gaussian prior whose covariance, like the
+noise's, is a sum of given matrices times unknown variances. The variances are those of highest
+posterior density, with log-normal priors (marginal likelihood: Rasmussen and Williams, Gaussian
+Processes for Machine Learning, 2006, section 5.4); the unknowns then follow by conditioning
+(equation 2.25; it is best linear unbiased prediction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+_MAX_ROUNDS = 60
+_CONVERGED = 1e-4
+# Standard deviations of log s beyond which no search goes.
+_FARTHEST = 4.0
+_LARGEST_MOVE = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceComponent:
+    """One matrix of a covariance and what is expected of its factor.
+
+    Attributes:
+        covariance: what the component adds, times s^2; shape (n, n).
+        guess: median of s.
+        spread: standard deviation of log s; 0: s is the guess.
+    """
+
+    covariance: FloatArray
+    guess: float
+    spread: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """The unknowns, given the readings.
+
+    Attributes:
+        mean: shape (p,).
+        covariance: shape (p, p).
+    """
+
+    mean: FloatArray
+    covariance: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedModel:
+    """Readings and what is expected of them.
+
+    Attributes:
+        readings: y; shape (n,).
+        design: X; shape (n, p).
+        prior_mean: of b; shape (p,).
+        prior: components of b's covariance; each shape (p, p).
+        noise: components of the noise's; each shape (n, n).
+    """
+
+    readings: FloatArray
+    design: FloatArray
+    prior_mean: FloatArray
+    prior: Sequence[VarianceComponent]
+    noise: Sequence[VarianceComponent]
+
+    def scales(self) -> tuple[float, ...]:
+        """Standard deviation s of each component, those of the prior first."""
+        matrices = [
+            *(self.design @ part.covariance @ self.design.T for part in self.prior),
+            *(part.covariance for part in self.noise),
+        ]
+        residual = self.readings - self.design @ self.prior_mean
+        return _most_probable(residual, matrices, (*self.prior, *self.noise))
+
+    def posterior(self, scales: Sequence[float]) -> Posterior:
+        """The unknowns at these standard deviations of the components."""
+        prior, noise = scales[: len(self.prior)], scales[len(self.prior) :]
+        covariance = _weighted(prior, [part.covariance for part in self.prior])
+        to_readings = self.design @ covariance
+        total = to_readings @ self.design.T + _weighted(
+            noise, [part.covariance for part in self.noise]
+        )
+        residual = self.readings - self.design @ self.prior_mean
+        gain = np.linalg.solve(total, to_readings).T
+        remaining = covariance - gain @ to_readings
+        return Posterior(
+            mean=self.prior_mean + gain @ residual, covariance=(remaining + remaining.T) / 2
+        )
+
+
+def _weighted(scales: Sequence[float], matrices: Sequence[FloatArray]) -> FloatArray:
+    total = np.zeros_like(matrices[0])
+    for scale, matrix in zip(scales, matrices, strict=True):
+        total += scale * scale * matrix
+    return total
+
+
+def _most_probable(
+    residual: FloatArray, matrices: Sequence[FloatArray], parts: Sequence[VarianceComponent]
+) -> tuple[float, ...]:
+    """Scoring with the average information matrix (Gilmour et al., Biometrics 51, 1995)."""
+    guess = np.log([part.guess for part in parts])
+    free = np.array([part.spread > 0 for part in parts])
+    spread = np.array([part.spread if part.spread > 0 else 1.0 for part in parts])
+    log_scale = guess.copy()
+    density, slope, information = _log_density(residual, matrices, log_scale)
+    penalty = _penalty(log_scale, guess, spread)
+    damping = 1.0
+    for _ in range(_MAX_ROUNDS):
+        gradient = (slope - (log_scale - guess) / spread**2)[free]
+        curvature = (information + np.diag(1 / spread**2))[np.ix_(free, free)]
+        curvature[np.diag_indices_from(curvature)] *= damping
+        move = np.zeros_like(log_scale)
+        move[free] = np.clip(
+            np.linalg.solve(curvature, gradient), -_LARGEST_MOVE, _LARGEST_MOVE
+        )
+        tried = np.clip(log_scale + move, guess - _FARTHEST * spread, guess + _FARTHEST * spread)
+        if np.abs(tried - log_scale).max() < _CONVERGED:
+            break
+        after = _log_density(residual, matrices, tried)
+        if after[0] - _penalty(tried, guess, spread) > density - penalty:
+            log_scale, (density, slope, information) = tried, after
+            penalty = _penalty(log_scale, guess, spread)
+            damping = max(1.0, damping / 4)
+        else:
+            damping *= 4
+    return tuple(float(scale) for scale in np.exp(log_scale))
+
+
+def _penalty(log_scale: FloatArray, guess: FloatArray, spread: FloatArray) -> float:
+    return float(0.5 * (((log_scale - guess) / spread) ** 2).sum())
+
+
+def _log_density(
+    residual: FloatArray, matrices: Sequence[FloatArray], log_scale: FloatArray
+) -> tuple[float, FloatArray, FloatArray]:
+    """Log density of the readings, its slope over each log s, and the average information."""
+    weighted = [np.exp(2 * log) * part for log, part in zip(log_scale, matrices, strict=True)]
+    inverse = np.linalg.inv(sum(weighted[1:], weighted[0]))
+    _, log_determinant = np.linalg.slogdet(inverse)
+    solved = inverse @ residual
+    applied = np.array([part @ solved for part in weighted])
+    quadratic = applied @ solved
+    traces = np.array([(inverse * part).sum() for part in weighted])
+    information = 2 * applied @ inverse @ applied.T
+    density = 0.5 * (log_determinant - residual @ solved)
+    return float(density), quadratic - traces, information

@@ -1,0 +1,161 @@
+"""What online profiling is told: the job's shape, the versions it ran, and what was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.pipeline_model import MAX_BLOCKING_POWER_W
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Schedule
+
+DEFAULT_SLOWDOWN_CAP = 0.1
+DEFAULT_MAX_STEPS = 200
+
+
+class InstructionClass(NamedTuple):
+    """Instructions of a stage that take the same time and energy at the same clock."""
+
+    kind: InstructionKind
+    chunk: int = 0
+
+    def named(self, num_chunks: int) -> str:
+        """`forward`, or `forward of chunk 1` where there are several."""
+        return f"{self.kind} of chunk {self.chunk}" if num_chunks > 1 else str(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorLimits:
+    """How well points must be known, as shares of them, at 95 % confidence.
+
+    Attributes:
+        time: of an instruction's time.
+        energy: of an instruction's energy, as far as a plan can depend on it.
+    """
+
+    time: float = 0.02
+    energy: float = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSetup:
+    """What is profiled, and within which bounds.
+
+    Attributes:
+        clocks_mhz: per stage, the clocks that may be probed, MHz, falling, at least two.
+        num_ranks: per stage, how many ranks its energies are the sum of.
+        slowdown_cap: by how much an iteration may be slower than at the highest clocks, as a
+            share, above 0 and at most 1.
+        blocking_power_w: per stage, W of one of its GPUs while it waits; None: estimated.
+        max_steps: after so many steps of probing it ends, found or refused.
+
+    Raises:
+        PlanningError: a part does not fit; names its field.
+    """
+
+    schedule: Schedule
+    clocks_mhz: tuple[tuple[int, ...], ...]
+    num_ranks: tuple[int, ...]
+    slowdown_cap: float = DEFAULT_SLOWDOWN_CAP
+    blocking_power_w: tuple[float, ...] | None = None
+    max_steps: int = DEFAULT_MAX_STEPS
+    limits: ErrorLimits = field(default_factory=ErrorLimits)
+
+    def __post_init__(self) -> None:
+        num_stages = self.schedule.num_stages
+        for name in ("clocks_mhz", "num_ranks", "blocking_power_w"):
+            per_stage = getattr(self, name)
+            if per_stage is not None and len(per_stage) != num_stages:
+                raise PlanningError(
+                    f"{len(per_stage)} entries for {num_stages} stages; give one per stage",
+                    field=name,
+                )
+        for stage, clocks in enumerate(self.clocks_mhz):
+            is_falling = all(above > below > 0 for above, below in zip(clocks, clocks[1:]))
+            if len(clocks) < 2 or not is_falling:
+                raise PlanningError(
+                    f"stage {stage} needs at least two clocks, positive and falling",
+                    field="clocks_mhz",
+                )
+        if min(self.num_ranks) < 1:
+            raise PlanningError("must be at least 1 for every stage", field="num_ranks")
+        if not 0 < self.slowdown_cap <= 1:
+            raise PlanningError("must be above 0 and at most 1", field="slowdown_cap")
+        for power_w in self.blocking_power_w or ():
+            if not 0 <= power_w <= MAX_BLOCKING_POWER_W:
+                raise PlanningError(
+                    f"must be from 0 to {MAX_BLOCKING_POWER_W} W, not {power_w:g}",
+                    field="blocking_power_w",
+                )
+        if self.max_steps < 1:
+            raise PlanningError("must be at least 1", field="max_steps")
+
+    def classes_of(self, stage: int) -> tuple[InstructionClass, ...]:
+        """What the stage runs, in the order in which it first comes."""
+        return tuple(
+            dict.fromkeys(
+                InstructionClass(instruction.kind, instruction.chunk)
+                for instruction in self.schedule.stages[stage]
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedVersion:
+    """A probe plan that was given to the ranks.
+
+    Attributes:
+        version: its number.
+        first_step: from which all ranks run it; None: not named yet.
+    """
+
+    version: int
+    first_step: int | None
+    plan: ProbePlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstructionTimes:
+    """A stage's instructions of one class that ran at one clock in one step.
+
+    Attributes:
+        sm_clock_mhz: that was asked for; None: the driver's own choice.
+        variance_s2: of single instructions about the mean, divided by count - 1; 0 of one.
+    """
+
+    kind: InstructionKind
+    chunk: int
+    sm_clock_mhz: int | None
+    count: int
+    mean_s: float
+    variance_s2: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageStep:
+    """One stage in one step, its ranks taken together.
+
+    Attributes:
+        version: of the plan that it ran; None: none.
+        iteration_time_s: of its slowest rank, s.
+        energy_j: by the counters of all its ranks, from the step's begin to its end, J; None
+            where one could not be read.
+        instructions: of its slowest rank.
+        is_clean: whether it ran as planned: no unplanned instructions, no clock missed.
+    """
+
+    stage: int
+    step: int
+    version: int | None
+    iteration_time_s: float
+    energy_j: float | None
+    instructions: tuple[InstructionTimes, ...]
+    is_clean: bool = True
+
+    @property
+    def busy_s(self) -> float:
+        """How long instructions ran, s."""
+        return math.fsum(times.count * times.mean_s for times in self.instructions)

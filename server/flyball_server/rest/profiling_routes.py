@@ -1,0 +1,72 @@
+"""Profiles that come out: the one a job is planned from, and how far measuring it online is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from fastapi import APIRouter, Response
+
+from flyball_client import routes, wire_loop
+from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_server.jobs.control import ProfilingResult
+from flyball_server.jobs.profiling import ProfilingSummary, get_profile, get_profiling
+from flyball_server.rest import examples, profiling_examples
+from flyball_server.rest.dependencies import JobId, State
+from flyball_server.rest.documentation import READ_ERRORS, answers
+
+ROUTER = APIRouter(tags=["profiling"])
+CSV = "text/csv"
+
+
+@ROUTER.get(
+    routes.PROFILE,
+    name="get_profile",
+    summary="Get the profile that a job is planned from",
+    response_class=Response,
+    responses={
+        **answers(examples.JOB, 404, 409, *READ_ERRORS),
+        200: {
+            "description": "The profile.",
+            "content": {CSV: {"example": examples.PROFILE_CSV, "schema": {"type": "string"}}},
+        },
+    },
+)
+def get_stage_profile(state: State, job_id: JobId) -> Response:
+    """Put or measured online, as CSV: `stage,instruction,frequency,time,energy` (MHz, s, J)."""
+    profile = get_profile(state.services, job_id)
+    return Response(write_stage_profile(profile), media_type=CSV)
+
+
+@ROUTER.get(
+    routes.PROFILING,
+    name="get_profiling",
+    summary="How far is online profiling?",
+    responses=answers(
+        profiling_examples.PROFILING,
+        404,
+        *READ_ERRORS,
+        meaning="What is known and what it has cost.",
+    ),
+)
+def get_online_profiling(state: State, job_id: JobId) -> wire_loop.ProfilingView:
+    """Every operating point as known now, with its standard errors.
+
+    A point without probes is interpolated between those around it.
+    """
+    return _view(get_profiling(state.services, job_id))
+
+
+def _view(summary: ProfilingSummary) -> wire_loop.ProfilingView:
+    result = summary.result or ProfilingResult(state="probing")
+    known = {
+        field.name: getattr(result, field.name)
+        for field in fields(result)
+        if field.name not in {"state", "first_step"}
+    }
+    return wire_loop.ProfilingView(
+        job_id=summary.job_id,
+        state=summary.state,
+        slowdown_limit=summary.spec.profiling_slowdown,
+        emulated=summary.spec.emulated,
+        **known,
+    )
