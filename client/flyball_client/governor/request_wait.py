@@ -16,7 +16,8 @@ ten times a second anyway.
 
 Nothing else is kept waiting. No window is longer than `MAX_WINDOW_NS`, and within one the
 governor looks every `LOOK_AROUND_NS` whether a signal has come, the rank or its launcher is
-gone, or the CPU time that polling may take is used up; each of them ends the window.
+gone, or the CPU time that polling may take is used up; each of them ends the window. Where no
+core is free it does not poll at all (see `polling_rest`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from flyball_client.governor.board import (
     STEP_REQUEST,
     ClockBoard,
 )
+from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.request_rhythm import RequestRhythm, RequestWindow
 
 TICK_S = 0.1
@@ -72,6 +74,7 @@ class RequestWait:
         self._other_fds = list(other_fds)
         self._rhythm = RequestRhythm()
         self._window: RequestWindow | None = None
+        self._rest = PollingRest()
         self._noted = 0
         self._share = polling_share
         self._credit_ns = 0.0
@@ -123,7 +126,8 @@ class RequestWait:
         number = request >> 32
         self._rhythm.note(number, number - words[STEP_REQUEST] - 1, requested_ns)
         self._earn()
-        self._window = self._rhythm.next_window() if self._credit_ns > 0 else None
+        may_poll = self._credit_ns > 0 and not self._rest.lasts(time.monotonic_ns())
+        self._window = self._rhythm.next_window() if may_poll else None
         self._used_ns = time.process_time_ns()
 
     # ------------------------------------------------------------------ inside
@@ -159,15 +163,24 @@ class RequestWait:
         self._earn()
         words[IS_POLLING] = 1
         served, due_ns, end_ns = words[SERVED], window.due_ns, window.end_ns
-        look_around_ns = now_ns() + LOOK_AROUND_NS
+        wakes_ns = now_ns()
+        look_around_ns = wakes_ns + LOOK_AROUND_NS
         while words[REQUEST] == served and (looked_ns := now_ns()) < end_ns:
+            if self._rest.note(looked_ns, looked_ns - wakes_ns):
+                break
             if looked_ns >= look_around_ns:
                 if self._must_stop():
                     break
                 look_around_ns = looked_ns + LOOK_AROUND_NS
             # The later it is already, the less a little more matters.
             more_s = MAX_MORE_LATE * (looked_ns - due_ns) / 1e9
-            sleep(min(max(POLL_PAUSE_S, more_s), LONGEST_PAUSE_S))
+            pause_s = min(max(POLL_PAUSE_S, more_s), LONGEST_PAUSE_S)
+            wakes_ns = looked_ns + int(pause_s * 1e9)
+            sleep(pause_s)
+        else:
+            # It may have come while this was held up.
+            found_ns = now_ns()
+            self._rest.note(found_ns, found_ns - wakes_ns)
         # All since the last request was served: also going to sleep and waking in between.
         taken_ns = time.process_time_ns() - self._used_ns
         self._used_ns += taken_ns

@@ -1,0 +1,45 @@
+"""When not to poll: while every core is busy, a process that polls waits for its turn.
+
+A scheduler lets a process that has slept run at once when it is woken, and one that has just run
+queue up behind the others. So on a node without a free core polling would delay what it is meant
+to hasten; a governor that was held up while it polled goes back to being woken, for a while.
+"""
+
+from __future__ import annotations
+
+# A pause that lasts so much longer than asked for: somebody else had the core.
+HELD_UP_NS = 500_000
+# Once is chance, as often as this within so long a time is not.
+NUM_HELD_UP, WITHIN_NS = 2, 1_000_000_000
+FIRST_REST_NS, LONGEST_REST_NS = 5_000_000_000, 80_000_000_000
+
+
+class PollingRest:
+    """Counts how often polling was held up; rests grow as long as each trial ends in another."""
+
+    def __init__(self) -> None:
+        self._held_up_ns: list[int] = []
+        self._rest_ns = FIRST_REST_NS
+        # No rest yet: the first is a first one, whenever it comes.
+        self._rests_until_ns = -2 * LONGEST_REST_NS
+
+    def note(self, now_ns: int, late_ns: int) -> bool:
+        """A pause of polling was over so much too late; whether polling is to stop now."""
+        if late_ns <= HELD_UP_NS:
+            return False
+        recent_ns = [at_ns for at_ns in self._held_up_ns if now_ns - at_ns <= WITHIN_NS]
+        self._held_up_ns = [*recent_ns, now_ns]
+        if len(self._held_up_ns) >= NUM_HELD_UP:
+            self._begin(now_ns)
+        return True
+
+    def lasts(self, now_ns: int) -> bool:
+        """Whether nothing is to be polled now."""
+        return now_ns < self._rests_until_ns
+
+    def _begin(self, now_ns: int) -> None:
+        # After a trial that went well for as long as the last rest, start small again.
+        is_again = now_ns - self._rests_until_ns <= self._rest_ns
+        self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS) if is_again else FIRST_REST_NS
+        self._rests_until_ns = now_ns + self._rest_ns
+        self._held_up_ns = []

@@ -1,0 +1,61 @@
+"""A governor that is held up while it polls goes back to being woken."""
+
+from __future__ import annotations
+
+from flyball_client.governor.polling_rest import (
+    FIRST_REST_NS,
+    HELD_UP_NS,
+    LONGEST_REST_NS,
+    NUM_HELD_UP,
+    WITHIN_NS,
+    PollingRest,
+)
+
+
+def held_up_until_it_rests(rest: PollingRest, from_ns: int) -> int:
+    """Hold it up as often as it takes; when the rest began, ns."""
+    now_ns = from_ns
+    for _ in range(NUM_HELD_UP):
+        assert not rest.lasts(now_ns)
+        assert rest.note(now_ns, HELD_UP_NS + 1)
+        now_ns += 1
+    return now_ns - 1
+
+
+def test_pauses_that_are_a_little_late_are_no_reason_to_rest() -> None:
+    rest = PollingRest()
+    for now_ns in range(1000):
+        assert not rest.note(now_ns, HELD_UP_NS)
+    assert not rest.lasts(1000)
+
+
+def test_to_be_held_up_now_and_then_is_chance() -> None:
+    rest = PollingRest()
+    for turn in range(100):
+        now_ns = turn * (WITHIN_NS + 1)
+        assert rest.note(now_ns, HELD_UP_NS + 1)
+        assert not rest.lasts(now_ns)
+
+
+def test_to_be_held_up_again_at_once_begins_a_rest_that_ends() -> None:
+    rest = PollingRest()
+    began_ns = held_up_until_it_rests(rest, 0)
+    assert rest.lasts(began_ns)
+    assert rest.lasts(began_ns + FIRST_REST_NS - 1)
+    assert not rest.lasts(began_ns + FIRST_REST_NS)
+
+
+def test_rests_grow_while_trials_fail_and_are_short_again_after_one_that_went_well() -> None:
+    rest = PollingRest()
+    now_ns, lengths_ns = 0, []
+    for _ in range(7):
+        began_ns = held_up_until_it_rests(rest, now_ns)
+        length_ns = FIRST_REST_NS
+        while rest.lasts(began_ns + length_ns):
+            length_ns *= 2
+        lengths_ns.append(length_ns)
+        now_ns = began_ns + length_ns
+    assert lengths_ns[:5] == [FIRST_REST_NS * 2**turn for turn in range(5)]
+    assert lengths_ns[-1] == LONGEST_REST_NS
+    began_ns = held_up_until_it_rests(rest, now_ns + LONGEST_REST_NS + 1)
+    assert not rest.lasts(began_ns + FIRST_REST_NS)
