@@ -21,12 +21,14 @@ class LinkTimes:
 
     Attributes:
         poll_wait_s: how long one call lets the planner wait for a new plan, at most 60.
+        gather_s: how long measured steps are gathered before they are posted.
         first_retry_s: pause after the first failed call; doubles.
         longest_retry_s: longest such pause.
         flush_timeout_s: how long the last measurements may take to post at the end.
     """
 
     poll_wait_s: float = 10.0
+    gather_s: float = 0.5
     first_retry_s: float = 0.5
     longest_retry_s: float = 15.0
     flush_timeout_s: float = 2.0
@@ -81,6 +83,7 @@ class PlannerLink:
             may_post=self._feed.is_registered,
             presence=self._presence,
             backoff=Backoff(first_s=times.first_retry_s, longest_s=times.longest_retry_s),
+            period_s=times.gather_s,
         )
 
     @property

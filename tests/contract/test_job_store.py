@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.planner.samples import (
-    frequency_plan,
     job_record,
     job_spec,
     plan_record,
@@ -19,6 +18,7 @@ from tests.planner.samples import (
 )
 
 from flyball_client.wire_loop import Timetable, TimetableWindow
+from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.control import (
     Comparison,
     InForce,
@@ -34,6 +34,7 @@ from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
 from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.store import JobStore
 from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Instruction
 
 MAKERS: dict[str, Callable[[Path], JobStore]] = {
     "memory": lambda folder: MemoryJobStore(),
@@ -317,7 +318,10 @@ class TestJobStore:
     def test_a_probe_plan_and_steps_of_the_baseline_come_out_as_they_went_in(
         self, store_with_job: JobStore
     ) -> None:
-        stage = frequency_plan().stages[0]
+        stage = (
+            Instruction(InstructionKind.FORWARD, 0),
+            Instruction(InstructionKind.BACKWARD, 0),
+        )
         probe = ProbePlan(
             schedule="1f1b",
             num_microbatches=1,

@@ -109,23 +109,21 @@ class ProfilingResult:
         state: `probing`, `finished` or `refused`.
         problem: why it was refused; None otherwise.
         num_steps: that it has looked at.
-        first_step: of the steps that count; None: none yet.
-        points: as known.
+        points: as found; empty before the end.
         blocking_power_w, blocking_power_error_w: per stage, measured; None where it was given.
         largest_slowdown: a share; None: not known yet.
-        extra_time_s, extra_energy_j: that it has added so far.
+        extra_time_s, extra_energy_j: that it has added; energy None where it is not known.
     """
 
     state: Literal["probing", "finished", "refused"]
     problem: str | None = None
     num_steps: int = 0
-    first_step: int | None = None
     points: tuple[ProbedPointView, ...] = ()
     blocking_power_w: tuple[float, ...] | None = None
     blocking_power_error_w: tuple[float, ...] | None = None
     largest_slowdown: float | None = None
     extra_time_s: float = 0.0
-    extra_energy_j: float = 0.0
+    extra_energy_j: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,14 @@ from flyball_server.planning.probe_plan import (
     ProbePlan,
     is_probe,
     probe_document,
-    probe_plan_from_document,
+    probe_from_document,
 )
 
 
 def any_plan_document(plan: AnyPlan, *, solve_s: float) -> dict[str, Any]:
     """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
     if isinstance(plan, ProbePlan):
-        return probe_document(plan, solve_s=solve_s)
+        return {**probe_document(plan), "solve_s": solve_s}
     if isinstance(plan, FrequencyPlan):
         return plan_document(plan, solve_s=solve_s)
     return data_parallel_document(plan, solve_s=solve_s)
@@ -37,7 +37,7 @@ def any_plan_from_document(document: object) -> AnyPlan:
         PlanningError: the document is not a plan; `field` says where.
     """
     if is_probe(document):
-        return probe_plan_from_document(document)
+        return probe_from_document(document)
     if is_data_parallel(document):
         return data_parallel_plan_from_document(document)
     return plan_from_document(document)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
+from flyball_client.wire_loop import ProbedPointView
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.jobs import control
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import JobSpec, PlanRecord, RankRecord, StepDetail, StepRecord
 from flyball_server.planning.errors import PlanningError
@@ -21,6 +23,7 @@ from flyball_server.profiling.observations import (
     ProbeSetup,
     StageStep,
 )
+from flyball_server.profiling.profiling_result import ProfilingResult
 
 # What is run until a plan changes the order: both are 1F1B as long as nothing is known.
 _UNTIL_PLANNED = {"envpipe": "1f1b"}
@@ -130,6 +133,35 @@ def stage_steps(
             for stage in sorted(by_stage)
         )
     return tuple(merged)
+
+
+def control_result(result: ProfilingResult) -> control.ProfilingResult:
+    """What was found, as the job keeps it."""
+    return control.ProfilingResult(
+        state="finished",
+        num_steps=result.num_steps,
+        points=tuple(
+            ProbedPointView(
+                stage=point.stage,
+                instruction=str(point.kind),
+                chunk=point.chunk,
+                frequency_mhz=point.frequency_mhz,
+                time_s=point.time_s,
+                time_error_s=point.time_error_s,
+                energy_j=point.energy_j,
+                energy_error_j=point.energy_error_j,
+                num_probes=point.num_probes,
+            )
+            for point in result.points
+        ),
+        blocking_power_w=(
+            None if result.blocking_power_error_w is None else result.blocking_power_w
+        ),
+        blocking_power_error_w=result.blocking_power_error_w,
+        largest_slowdown=result.cost.largest_slowdown,
+        extra_time_s=result.cost.extra_time_s,
+        extra_energy_j=result.cost.extra_energy_j,
+    )
 
 
 def _stage_step(

@@ -13,7 +13,18 @@ from flyball_server.planning.probe_plan import ProbePlan
 
 
 def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
-    """What the rank runs, in the order of execution; of its own pipeline where each has one."""
+    """What the rank runs, in the order of execution; of its own pipeline where each has one.
+
+    Of a probe plan each instruction has the highest clock that it has in the cycle.
+    """
+    if isinstance(plan, ProbePlan):
+        highest_mhz = map(max, zip(*(row[rank.stage] for row in plan.cycle_mhz), strict=True))
+        return tuple(
+            PlannedInstruction(kind=kind, microbatch=microbatch, frequency_mhz=mhz, chunk=chunk)
+            for (kind, microbatch, chunk), mhz in zip(
+                plan.stages[rank.stage], highest_mhz, strict=True
+            )
+        )
     if not isinstance(plan, DataParallelPlan):
         return plan.stages[rank.stage]
     for pipeline in plan.pipelines:

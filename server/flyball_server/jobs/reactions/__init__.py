@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from flyball_server.jobs.reactions._base import Reaction
+from flyball_server.jobs.reactions.comparing import Comparing
+from flyball_server.jobs.reactions.probing import probe
 
-REACTIONS: tuple[Reaction, ...] = ()
+REACTIONS: tuple[Reaction, ...] = (probe, Comparing())

@@ -1,0 +1,226 @@
+"""Emulated ranks in virtual time that train while a planner works in real time.
+
+A step of seconds passes in milliseconds here. So that the planner has as many steps to answer in
+as it would have in real training, the ranks wait for it where it is at work: after the last step
+of a probe plan's cycle for what comes next, and while a version is on its way to the ranks a
+little in each step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from flyball_client.errors import PlannerError
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.planner_client import PlannerClient
+from flyball_client.planner_link import LinkTimes
+from flyball_client.rank_session import RankSession
+from flyball_client.wire import StepMeasurement
+from flyball_integrations.evaluation.emulated_pipeline import EmulatedRank, Order, run_step
+from flyball_integrations.evaluation.rank_clock import RankClock
+from flyball_profiles.stage_profile import StageProfile
+
+PATIENCE_S = 60.0
+# Real time in each step while a version is on its way: a few calls take that.
+ON_ITS_WAY_S = 0.05
+# A step's real time at most, where the planner may have something to decide.
+STEP_S = 3.0
+LINK_TIMES = LinkTimes(poll_wait_s=5.0, gather_s=0.01, first_retry_s=0.05, longest_retry_s=0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStep:
+    """One step of all ranks, as the emulated GPUs had it.
+
+    Attributes:
+        exact_energy_j: without the counters' coarseness, all GPUs, J.
+    """
+
+    measured: tuple[StepMeasurement, ...]
+    exact_energy_j: float
+
+    @property
+    def time_s(self) -> float:
+        """Of the slowest rank, s."""
+        return max(of_rank.time_s for of_rank in self.measured)
+
+    @property
+    def versions(self) -> set[int | None]:
+        """Plan versions that the ranks ran."""
+        return {of_rank.plan_version for of_rank in self.measured}
+
+
+@dataclass(kw_only=True)
+class EmulatedTraining:
+    """Ranks of one job, pipeline after pipeline, and the steps that they have trained.
+
+    Attributes:
+        planner: what the test itself asks; the ranks have clients of their own.
+    """
+
+    job_id: str
+    planner: PlannerClient
+    ranks: Sequence[EmulatedRank]
+    gpus: Sequence[EmulatedGpu]
+    num_stages: int
+    steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
+
+    def train(self, num_steps: int) -> list[TrainedStep]:
+        """Train so many steps."""
+        return [self._step() for _ in range(num_steps)]
+
+    def train_until(self, is_so: Callable[[], bool], *, max_steps: int) -> None:
+        """Train until it is so."""
+        first = len(self.steps)
+        while not is_so():
+            assert len(self.steps) - first < max_steps, f"not within {max_steps} steps"
+            self._step()
+
+    def train_until_in_force(self, version: int, *, max_steps: int = 30) -> None:
+        """Train until all ranks run just this version."""
+        self.train_until(
+            lambda: bool(self.steps) and self.steps[-1].versions == {version}, max_steps=max_steps
+        )
+
+    def newest_version(self) -> int:
+        """Of the job's plans; 0: none."""
+        return self.planner.get_job(self.job_id).newest_version or 0
+
+    def await_version(self, version: int) -> None:
+        """Wait, without training, until the planner has made this version."""
+        wait_until(lambda: self.newest_version() >= version)
+
+    def await_measured(self) -> None:
+        """Wait, without training, until the planner has all steps so far."""
+        last = len(self.steps) - 1
+
+        def is_measured() -> bool:
+            newest = self.planner.list_steps(self.job_id, limit=1)
+            return bool(newest) and (newest[-1].step, newest[-1].num_ranks) == (
+                last,
+                len(self.ranks),
+            )
+
+        wait_until(is_measured)
+
+    def _step(self) -> TrainedStep:
+        before_j = sum(gpu.exact_energy_j() for gpu in self.gpus)
+        measured = run_step(self.ranks, num_stages=self.num_stages)
+        step = TrainedStep(
+            measured=measured,
+            exact_energy_j=sum(gpu.exact_energy_j() for gpu in self.gpus) - before_j,
+        )
+        self.steps.append(step)
+        self._let_planner_work()
+        return step
+
+    def _let_planner_work(self) -> None:
+        try:
+            job = self.planner.get_job(self.job_id)
+            newest = job.newest_version
+            if newest is None or job.active_version != newest:
+                time.sleep(ON_ITS_WAY_S)
+            elif job.state == "profiling":
+                self._await_next_move(newest)
+        except PlannerError:
+            time.sleep(ON_ITS_WAY_S)  # it is away, and training goes on
+
+    def _await_next_move(self, version: int) -> None:
+        plan = self.planner.get_plan(self.job_id, version)
+        if plan.plan["policy"] != "probe" or plan.first_step is None:
+            return
+        if len(self.steps) >= plan.first_step + len(plan.plan["cycle"]):
+            # Where steps of the cycle could not be used, it wants more of them.
+            deadline_s = time.monotonic() + STEP_S
+            while time.monotonic() < deadline_s and not self._has_moved(version):
+                time.sleep(0.01)
+
+    def _has_moved(self, version: int) -> bool:
+        job = self.planner.get_job(self.job_id)
+        return job.newest_version != version or job.state != "profiling"
+
+
+@contextmanager
+def emulated_training(
+    planner_url: str,
+    job_id: str,
+    truth: StageProfile,
+    orders: Sequence[Order],
+    *,
+    blocking_power_w: float,
+    num_pipelines: int = 1,
+    noise: float = 0.0,
+) -> Iterator[EmulatedTraining]:
+    """Ranks on emulated GPUs of this profile (that of one pipeline), registered at the planner.
+
+    Args:
+        orders: per stage, what it runs in a step.
+        noise: of the GPUs, relative; each GPU has a seed of its own.
+    """
+    with ExitStack() as opened:
+        planner = opened.enter_context(PlannerClient(planner_url))
+        ranks: list[EmulatedRank] = []
+        gpus: list[EmulatedGpu] = []
+        for number in range(num_pipelines * truth.num_stages):
+            pipeline, stage = divmod(number, truth.num_stages)
+            clock = RankClock()
+            gpu = EmulatedGpu(
+                truth,
+                stage,
+                blocking_power_w=blocking_power_w,
+                noise=noise,
+                seed=number,
+                clock=clock,
+            )
+            session = RankSession(
+                gpu=gpu,
+                job_id=job_id,
+                rank=number,
+                stage=stage,
+                dp_rank=pipeline,
+                planner=opened.enter_context(PlannerClient(planner_url)),
+                times=LINK_TIMES,
+            )
+            opened.enter_context(session)
+            gpus.append(gpu)
+            ranks.append(
+                EmulatedRank(
+                    pipeline=pipeline,
+                    stage=stage,
+                    order=orders[stage],
+                    session=session,
+                    clock=clock,
+                )
+            )
+        yield EmulatedTraining(
+            job_id=job_id,
+            planner=planner,
+            ranks=ranks,
+            gpus=gpus,
+            num_stages=truth.num_stages,
+        )
+
+
+def one_forward_one_backward(num_stages: int, num_microbatches: int) -> list[Order]:
+    """1F1B, as a training script runs it."""
+    orders: list[Order] = []
+    for stage in range(num_stages):
+        warmup = min(num_stages - 1 - stage, num_microbatches)
+        order = [("forward", microbatch) for microbatch in range(warmup)]
+        for microbatch in range(num_microbatches):
+            if warmup + microbatch < num_microbatches:
+                order.append(("forward", warmup + microbatch))
+            order.append(("backward", microbatch))
+        orders.append(tuple(order))
+    return orders
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Return when it is so; fail after a long while."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never came to be"
+        time.sleep(0.01)
