@@ -74,6 +74,12 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
     )
 
 
+def time_and_energy(model: PipelineModel, assignment: Sequence[int]) -> tuple[float, float]:
+    """Iteration time, s, and energy, J, as `simulate` has them, without the rest of it."""
+    iteration_time_s = max(earliest_finish_s(model.dag, model.durations_s(assignment)))
+    return iteration_time_s, iteration_energy_j(model, assignment, iteration_time_s)
+
+
 def iteration_energy_j(
     model: PipelineModel, assignment: Sequence[int], iteration_time_s: float
 ) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.reactions.comparing import Comparing
-from flyball_server.jobs.reactions.probing import probe
+from flyball_server.jobs.reactions.probing import probing
+from flyball_server.jobs.reactions.reconfiguring import reconfiguring
 
-REACTIONS: tuple[Reaction, ...] = (probe, Comparing())
+REACTIONS: tuple[Reaction, ...] = (probing, Comparing(), reconfiguring)

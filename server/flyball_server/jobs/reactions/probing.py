@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 _UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 
 
-def probe(services: JobServices, job_id: str) -> float | None:
+def probing(services: JobServices, job_id: str) -> float | None:
     """Profile a job that is to be profiled online, one move further."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)

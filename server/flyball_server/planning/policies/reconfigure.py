@@ -56,10 +56,12 @@ def reconfiguring_steps(
         yield list(step)
 
 
-def _raised_step_by_step(
-    model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
-) -> Iterator[Assignment]:
-    """One list, changed between the times that it is given."""
+def path_raise(manner: str, granularity_mhz: int) -> PathRaise:
+    """How `manner` raises a critical path once, wherever that path is known from.
+
+    Raises:
+        PlanningError: as in `reconfigure`.
+    """
     if manner not in RECONFIGURATIONS:
         raise PlanningError(
             f"unknown {manner!r}; known: {', '.join(RECONFIGURATIONS)}", field="reconfigure"
@@ -68,8 +70,15 @@ def _raised_step_by_step(
         raise PlanningError(
             f"must be at least 1 MHz, not {granularity_mhz}", field="reconfigure_granularity_mhz"
         )
+    return RECONFIGURATIONS[manner]
+
+
+def _raised_step_by_step(
+    model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
+) -> Iterator[Assignment]:
+    """One list, changed between the times that it is given."""
+    raise_path = path_raise(manner, granularity_mhz)
     raised = list(assignment)
-    raise_path = RECONFIGURATIONS[manner]
     durations_s = model.durations_s(raised)
     finish_times = FinishTimes(model.dag)
     while True:

@@ -1,0 +1,247 @@
+"""EnvPipe's loop from measured waits beside plans of the frontier, before and after a drift.
+
+Run `python benchmarks/online_reconfiguration.py [--profiles DIR] [--json]`; README.md beside this
+file says how to read it. All times and energies are of emulated GPUs in virtual time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from drifting_cell import (
+    DRIFT_SLOWDOWN,
+    DRIFT_STAGE,
+    TRANSFER_S,
+    DriftingCell,
+    scaled,
+)
+from emulated_loop import Course, EmulatedPipeline, reconfigure_from_waits
+from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_server.jobs.activation import margin_steps
+from flyball_server.planning.pipeline_model import Assignment
+from flyball_server.planning.policies.measured_reconfigure import MeasuredLoop
+from flyball_server.planning.warm_up import warm_up
+from gpt3_cells import A100, SCHEDULE, add_profiles_argument
+
+NUM_MICROBATCHES = (12, 24)
+NOISES = (0.0, 0.02)
+MANNERS = ("greedy", "balanced")
+START, DRIFT = "start", "drift"
+# So many measured steps in a row tell a drift, and how far it went.
+DRIFT_WINDOW_STEPS = 5
+# Of what a loop ends with, and of the baseline.
+MEASURED_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineFigure:
+    """How one way of choosing clocks fared, emulated.
+
+    Attributes:
+        phase: `start`, GPUs as profiled, or `drift`, one stage slower than its profile.
+        num_versions: plan versions made on the way.
+        num_steps: until the last of them took effect, detecting the drift included.
+        mean_slowdown_percent, largest_slowdown_percent: of these steps, against the mean of all
+            clocks at their highest; None: there were none.
+        lost_iterations: what all these steps took longer, in iterations at the highest clocks.
+        final_slowdown_percent: likewise, of the clocks that it ended with.
+        final_energy_to_baseline: of these, an iteration's energy to that at the highest clocks.
+    """
+
+    num_microbatches: int
+    noise: float
+    phase: str
+    way: str
+    num_versions: int
+    num_steps: int
+    mean_slowdown_percent: float | None
+    largest_slowdown_percent: float | None
+    lost_iterations: float
+    final_slowdown_percent: float
+    final_energy_to_baseline: float
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Let every way find its clocks, in every cell."""
+    warm_up()
+    profile = read_stage_profile(A100.profile(arguments.profiles))
+    figures = [
+        figure
+        for num_microbatches in NUM_MICROBATCHES
+        for noise in NOISES
+        for figure in _figures(
+            DriftingCell(profile=profile, num_microbatches=num_microbatches, noise=noise)
+        )
+    ]
+    return Report(
+        figures={
+            "emulated": True,
+            "transfer_s": TRANSFER_S,
+            "drift": {"stage": DRIFT_STAGE, "slowdown": DRIFT_SLOWDOWN},
+            "ways": [asdict(figure) for figure in figures],
+        },
+        text=_text(figures),
+        limits=tuple(_limits(figures)),
+    )
+
+
+def _figures(cell: DriftingCell) -> Iterator[OnlineFigure]:
+    envelope, frontier = cell.planned("envelope"), cell.planned("frontier")
+    ended: dict[str, Assignment] = {}
+    for manner in MANNERS:
+        course = _from_waits(cell, START, manner, envelope)
+        ended[manner] = course.assignment
+        yield _figure(cell, START, manner, course)
+    yield _figure(cell, START, "frontier", _at_once(frontier))
+    for manner in MANNERS:
+        yield _figure(cell, DRIFT, f"{manner}, left alone", _at_once(ended[manner]))
+        course = _from_waits(cell, DRIFT, manner, ended[manner])
+        yield _figure(cell, DRIFT, f"{manner}, going on", course)
+        course = _from_waits(cell, DRIFT, manner, envelope)
+        yield _figure(cell, DRIFT, f"{manner}, begun anew", course)
+    yield _figure(cell, DRIFT, "frontier, left alone", _at_once(frontier))
+    yield _figure(cell, DRIFT, "frontier, solved again", _solved_again(cell, frontier))
+
+
+def _from_waits(cell: DriftingCell, phase: str, manner: str, start: Sequence[int]) -> Course:
+    show_progress(
+        f"{cell.num_microbatches} microbatches, {cell.noise:.0%} noise, {phase}, {manner}"
+    )
+    request = cell.request("envelope")
+    loop = MeasuredLoop(
+        model=cell.model, manner=manner, granularity_mhz=request.reconfigure_granularity_mhz
+    )
+    return reconfigure_from_waits(cell.emulate(drifted=phase == DRIFT), loop, start)
+
+
+def _at_once(assignment: Assignment) -> Course:
+    return Course(assignment=assignment, num_versions=0, times_s=())
+
+
+def _solved_again(cell: DriftingCell, assignment: Assignment) -> Course:
+    """Measure the drifted stage against its profile, and plan with its times scaled."""
+    pipeline = cell.emulate(drifted=True)
+    steps = [pipeline.run_step(assignment) for _ in range(DRIFT_WINDOW_STEPS)]
+    intended_s = cell.model.durations_s(assignment)
+    nodes = [node for node, stage in enumerate(cell.model.dag.stage) if stage == DRIFT_STAGE]
+    measured_s = sum(step.measured.computed_s[node] for step in steps for node in nodes)
+    slowdown = measured_s / (len(steps) * sum(intended_s[node] for node in nodes))
+    again = cell.planned("frontier", scaled(cell.profile, DRIFT_STAGE, slowdown))
+    margin = margin_steps(fmean(step.time_s for step in steps))
+    steps += [pipeline.run_step(assignment) for _ in range(margin)]
+    return Course(assignment=again, num_versions=1, times_s=tuple(step.time_s for step in steps))
+
+
+def _figure(cell: DriftingCell, phase: str, way: str, course: Course) -> OnlineFigure:
+    baseline_s, baseline_j = _mean(cell.emulate(drifted=phase == DRIFT), cell.model.baseline())
+    final_s, final_j = _mean(cell.emulate(drifted=phase == DRIFT), course.assignment)
+    slowdowns_percent = [100 * (time_s / baseline_s - 1) for time_s in course.times_s]
+    return OnlineFigure(
+        num_microbatches=cell.num_microbatches,
+        noise=cell.noise,
+        phase=phase,
+        way=way,
+        num_versions=course.num_versions,
+        num_steps=len(course.times_s),
+        mean_slowdown_percent=fmean(slowdowns_percent) if slowdowns_percent else None,
+        largest_slowdown_percent=max(slowdowns_percent, default=None),
+        lost_iterations=sum(slowdowns_percent) / 100,
+        final_slowdown_percent=100 * (final_s / baseline_s - 1),
+        final_energy_to_baseline=final_j / baseline_j,
+    )
+
+
+def _mean(pipeline: EmulatedPipeline, assignment: Sequence[int]) -> tuple[float, float]:
+    """Time and energy of a step at these clocks, s and J."""
+    steps = [pipeline.run_step(assignment) for _ in range(MEASURED_STEPS)]
+    return fmean(step.time_s for step in steps), fmean(step.energy_j for step in steps)
+
+
+def _limits(figures: Sequence[OnlineFigure]) -> Iterator[Limit]:
+    """All end as fast as the highest clocks; no loop's clocks take less than the frontier's.
+
+    Under noise any of several nearly critical paths may be the longest in a step, which plans of
+    the frontier have more of; and no plan counts transfers, here 0.1 % of an iteration.
+    """
+    for figure in figures:
+        if not figure.way.endswith("left alone"):
+            most_percent = 1.5 if figure.noise else 0.2
+            yield at_most(
+                f"{_name(figure)}: slowdown, %", figure.final_slowdown_percent, most_percent
+            )
+    for phase, way in ((START, "frontier"), (DRIFT, "frontier, solved again")):
+        for frontier in figures:
+            others = [
+                other.final_energy_to_baseline
+                for other in figures
+                if (other.num_microbatches, other.noise, other.phase)
+                == (frontier.num_microbatches, frontier.noise, phase)
+                and not other.way.startswith("frontier")
+                and not other.way.endswith("left alone")
+            ]
+            if (frontier.phase, frontier.way) == (phase, way):
+                energy = frontier.final_energy_to_baseline
+                yield at_most(
+                    f"{_name(frontier)}: energy to the best loop's", energy / min(others), 1.0
+                )
+
+
+def _name(figure: OnlineFigure) -> str:
+    return (
+        f"{figure.num_microbatches} microbatches, {figure.noise:.0%} noise, {figure.phase},"
+        f" {figure.way}"
+    )
+
+
+def _text(figures: Sequence[OnlineFigure]) -> str:
+    rows = [
+        (
+            f"{figure.num_microbatches} {figure.noise:.0%} {figure.phase}: {figure.way}",
+            str(figure.num_versions),
+            str(figure.num_steps),
+            _percent(figure.mean_slowdown_percent),
+            _percent(figure.largest_slowdown_percent),
+            f"{figure.lost_iterations:.1f}",
+            _percent(figure.final_slowdown_percent),
+            f"{figure.final_energy_to_baseline:.4f}",
+        )
+        for figure in figures
+    ]
+    header = (
+        "microbatches, noise, phase: way",
+        "versions",
+        "steps",
+        "mean, %",
+        "largest, %",
+        "lost",
+        "final, %",
+        "energy to baseline",
+    )
+    return (
+        f"GPT-3 175B, {A100.name}, 8 stages, {SCHEDULE}; emulated GPUs, a transfer takes"
+        f" {1e3 * TRANSFER_S:g} ms\n"
+        f"drift: stage {DRIFT_STAGE} takes {DRIFT_SLOWDOWN:g} times as long as profiled; all"
+        " against the highest clocks on the same GPUs\n"
+        "steps: until the clocks changed no more; mean, largest: slowdown of these steps; lost:"
+        f" iterations' worth of time in them\n\n{table(header, rows)}"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def main() -> int:
+    """Print the figures; 0 where all limits are kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_profiles_argument(parser)
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Comparisons: the version with steps at the highest clocks, and the plain plan after it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from flyball_server.jobs.comparisons import PATIENCE, comparison_cycle
+from flyball_server.jobs.control import Comparison, JobControl
+from flyball_server.jobs.inspection import require_job, require_plan
+from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, StepReport
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_reading import num_paired_steps
+from flyball_server.jobs.store import JobReader, JobStore, JobWriter
+from flyball_server.planning.probe_plan import ProbePlan
+
+_LOG = logging.getLogger(__name__)
+
+# Steps are counted anew after so many of those that were asked for, as a share.
+_COUNTING_SHARE = 1 / 16
+
+_Counted = dict[str, tuple[int, int]]
+
+
+class Comparing:
+    """The reaction that begins comparisons and ends them.
+
+    It counts measured pairs only when enough steps have come since it last did; what it remembers
+    of that saves time and decides nothing.
+    """
+
+    def __init__(self) -> None:
+        # By job its version, and the steps on it when they were last counted.
+        self._memories: WeakKeyDictionary[JobStore, _Counted] = WeakKeyDictionary()
+
+    def __call__(self, services: JobServices, job_id: str) -> None:
+        """Begin a comparison, end it, or leave the job as it is."""
+        counted = self._memories.setdefault(services.store, {})
+        with services.store.reading() as reader:
+            situation = _situation(reader, job_id)
+            if situation is None or not _wants_change(reader, situation, counted):
+                return
+        with services.store.writing() as writer:
+            is_same = _situation(writer, job_id) == situation
+            if is_same:
+                _LOG.info("job %s: %s", job_id, _change(services, writer, situation))
+        counted.pop(job_id, None)
+        if is_same:
+            services.wake(job_id)
+        services.notice(job_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Situation:
+    """What a job's comparison is decided on.
+
+    Attributes:
+        running: the comparison, which is not over.
+        newest: of the job's plan versions.
+    """
+
+    job: JobRecord
+    control: JobControl
+    running: Comparison
+    newest: ActivationRecord
+
+
+def _situation(reader: JobReader, job_id: str) -> _Situation | None:
+    """How the job's comparison stands; None: it has none that is not over."""
+    control = reader.find_control(job_id)
+    activations = reader.list_activations(job_id)
+    if control.comparison is None or control.comparison.is_done or not activations:
+        return None
+    return _Situation(
+        job=require_job(reader, job_id),
+        control=control,
+        running=control.comparison,
+        newest=activations[-1],
+    )
+
+
+def _wants_change(reader: JobReader, situation: _Situation, counted: _Counted) -> bool:
+    running, newest = situation.running, situation.newest
+    if running.version is None:
+        return _can_be_compared(reader, situation)
+    return running.version != newest.version or _is_over(reader, situation, counted)
+
+
+def _is_over(reader: JobReader, situation: _Situation, counted: _Counted) -> bool:
+    job_id, newest = situation.job.job_id, situation.newest
+    num_pairs = situation.running.num_pairs
+    steps = reader.list_newest_steps(job_id, 1)
+    if newest.first_step is None or not steps:
+        return False
+    num_steps = steps[0].step - newest.first_step
+    of_version, num_counted = counted.get(job_id, (0, 0))
+    if of_version == newest.version:
+        num_steps_wanted = num_counted + 2 * num_pairs * _COUNTING_SHARE
+    else:
+        num_steps_wanted = 2 * num_pairs
+    if num_steps < num_steps_wanted:
+        return False
+    counted[job_id] = newest.version, num_steps
+    record = require_plan(reader, job_id, newest.version)
+    return (
+        num_steps >= PATIENCE * 2 * num_pairs + record.cycle_length
+        or num_paired_steps(reader, record, situation.job.in_force.num_ranks) >= num_pairs
+    )
+
+
+def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
+    """Whether the newest plan holds, and nothing else is about to change it."""
+    job, newest = situation.job, situation.newest
+    if newest.first_step is None or job.planned_revision != job.inputs_revision:
+        return False
+    record = require_plan(reader, job.job_id, newest.version)
+    return not isinstance(record.plan, ProbePlan) and record.report is not StepReport.INSTRUCTIONS
+
+
+def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> str:
+    """Do what the situation wants; what to say of it."""
+    running = situation.running
+    newest = require_plan(writer, situation.job.job_id, situation.newest.version)
+    if running.version is None:
+        cycle = comparison_cycle(running.num_pairs, newest.plan.iteration_time_s)
+        compared = _add_plan(services, writer, newest, baseline_cycle=cycle)
+        begun = replace(running, version=compared.version, of_version=newest.version)
+        _save(writer, situation, begun)
+        return f"plan {compared.version} compares plan {newest.version} with the highest clocks"
+    if running.version == newest.version:
+        plain = _add_plan(services, writer, newest, baseline_cycle=())
+        _save(writer, situation, replace(running, is_done=True))
+        return f"the comparison is over; plan {plain.version} is plan {running.of_version} again"
+    if newest.baseline_cycle:
+        # The run has started over, and the comparison's version was added again.
+        _save(writer, situation, replace(running, version=newest.version))
+        return f"the comparison goes on as plan {newest.version}"
+    _save(writer, situation, replace(running, is_done=True))
+    return f"plan {newest.version} has ended the comparison that ran as plan {running.version}"
+
+
+def _save(writer: JobWriter, situation: _Situation, comparison: Comparison) -> None:
+    writer.save_control(situation.control.evolve(comparison=comparison))
+
+
+def _add_plan(
+    services: JobServices,
+    writer: JobWriter,
+    record: PlanRecord,
+    *,
+    baseline_cycle: tuple[bool, ...],
+) -> PlanRecord:
+    """The same plan as the next version, with other steps at the highest clocks."""
+    return add_version(
+        services,
+        writer,
+        record.job_id,
+        record.plan,
+        solve_s=record.solve_s,
+        report=record.report,
+        baseline_cycle=baseline_cycle,
+    )

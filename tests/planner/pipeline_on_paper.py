@@ -1,0 +1,110 @@
+"""Ranks that post what a pipeline without noise would measure, as far as a planner can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flyball_client.wire import InstructionReport
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.activation import acknowledge
+from flyball_server.jobs.inspection import get_plan
+from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.registration import register_rank
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.measured_pipeline import receives_from_neighbour
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.recorded_plan import model_of_plan
+from flyball_server.planning.simulator import simulate
+
+Told = Callable[[int, InstructionReport], InstructionReport]
+"""What a rank tells of an instruction, from what it should tell."""
+
+
+def _truly(_: int, report: InstructionReport) -> InstructionReport:
+    return report
+
+
+@dataclass(kw_only=True)
+class PipelineOnPaper:
+    """All ranks of job `job`; times are those of a profile, which may not be the planner's.
+
+    Attributes:
+        services: the planner's.
+        ranks: as registered.
+        profile: how long instructions really take.
+        told: changes what a rank tells of an instruction; to leave something out, say.
+        tells_instructions: whether ranks tell single instructions at all.
+        step: that runs next.
+    """
+
+    services: JobServices
+    ranks: tuple[RankRecord, ...]
+    profile: StageProfile
+    told: Told = _truly
+    tells_instructions: bool = True
+    step: int = 0
+    _held: int = field(default=0, init=False)
+
+    def register(self) -> None:
+        """Make all ranks known."""
+        for rank in self.ranks:
+            register_rank(self.services, rank)
+
+    def take(self, version: int) -> PlanRecord:
+        """All ranks acknowledge the version, and go on to its first step."""
+        for rank in self.ranks:
+            activation = acknowledge(
+                self.services, "job", rank.rank, version=version, current_step=self.step
+            )
+        assert activation.first_step is not None
+        self.step = activation.first_step
+        self._held = version
+        return get_plan(self.services, "job", version)
+
+    def run(
+        self, num_steps: int, *, only: range | None = None, late: dict[int, int] | None = None
+    ) -> None:
+        """Post so many steps of the version that was taken last.
+
+        Args:
+            num_steps: that pass.
+            only: some of the ranks; None: all.
+            late: ranks that still run another version, and which.
+        """
+        record = get_plan(self.services, "job", self._held)
+        reports = self._reports(record)
+        for _ in range(num_steps):
+            for rank in self.ranks if only is None else self.ranks[only.start : only.stop]:
+                version = (late or {}).get(rank.rank, self._held)
+                self._post(rank, reports[rank.stage], version)
+            self.step += 1
+
+    def _post(self, rank: RankRecord, reports: list[InstructionReport], version: int) -> None:
+        told = tuple(self.told(rank.rank, report) for report in reports)
+        step = StepRecord(
+            job_id="job",
+            rank=rank.rank,
+            step=self.step,
+            plan_version=version,
+            time_s=1.0,
+            energy_j=None,
+        )
+        detail = StepDetail(job_id="job", rank=rank.rank, step=self.step, instructions=told)
+        details = (detail,) if self.tells_instructions else ()
+        store_measurements(self.services, "job", rank.rank, [step], details)
+
+    def _reports(self, record: PlanRecord) -> list[list[InstructionReport]]:
+        assert isinstance(record.plan, FrequencyPlan)
+        model, assignment = model_of_plan(self.profile, record.plan)
+        simulated = simulate(model, assignment)
+        reports: list[list[InstructionReport]] = [[] for _ in model.schedule.stages]
+        for node, (kind, microbatch, chunk) in enumerate(model.dag.instruction):
+            receives = receives_from_neighbour(model.dag, node)
+            began_s, ended_s = simulated.start_s[node], simulated.finish_s[node]
+            received_s = simulated.wait_s[node] if receives else 0.0
+            reports[model.dag.stage[node]].append(
+                (kind.value, microbatch, chunk, began_s, ended_s - began_s, received_s, 0.0)
+            )
+        return reports

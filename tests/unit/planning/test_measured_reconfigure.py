@@ -1,0 +1,239 @@
+"""Reconfiguration from measured waits: the walk, the threshold, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.measured_pipeline import MeasuredPipeline, receives_from_neighbour
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.policies.measured_reconfigure import (
+    FINISH_LIMIT,
+    MeasuredLoop,
+    decide,
+    measured_critical_path,
+)
+from flyball_server.planning.policies.reconfigure import reconfigure
+from flyball_server.planning.simulator import simulate
+
+from .tiny_pipelines import (
+    B,
+    F,
+    assigned_any_models,
+    assigned_models,
+    equal_profile,
+    model_of,
+    node_of,
+    profile_of,
+)
+
+MANNERS = st.sampled_from(["greedy", "balanced"])
+Measure = Callable[[PipelineModel, Sequence[int]], MeasuredPipeline]
+
+
+def measured_on_paper(model: PipelineModel, assignment: Sequence[int]) -> MeasuredPipeline:
+    """What ranks without noise would measure where a transfer takes no time."""
+    waits_s = enumerate(simulate(model, assignment).wait_s)
+    return MeasuredPipeline(
+        computed_s=tuple(model.durations_s(assignment)),
+        received_s=tuple(
+            wait_s if receives_from_neighbour(model.dag, node) else 0.0 for node, wait_s in waits_s
+        ),
+    )
+
+
+def reconfigured(
+    loop: MeasuredLoop, start: Sequence[int], measure: Measure
+) -> tuple[list[int], int]:
+    """The clocks that the loop ends with, and how many looks it took."""
+    assignment, looks, num_looks = list(start), list[MeasuredPipeline](), 0
+    while True:
+        looks.append(measure(loop.model, assignment))
+        num_looks += 1
+        decision = decide(loop, assignment, looks)
+        if decision.is_finished:
+            return assignment, num_looks
+        if decision.raised is not None:
+            assert decision.raised != assignment
+            assignment, looks = decision.raised, []
+
+
+def two_by_two(slow_backward_s: float) -> tuple[PipelineModel, list[int]]:
+    """Two stages, two microbatches; F1 and B0 of stage 0 at their lower clock.
+
+    Stage 0: F0 0-1, F1 1-3, B0 from 4, B1 from 7 (or B0's end); stage 1: F0 1-2, B0 2-4,
+    F1 4-5, B1 5-7.
+    """
+    stage = {
+        F: [(200, 1.0, 10.0), (100, 2.0, 5.0)],
+        B: [(200, 2.0, 10.0), (100, slow_backward_s, 5.0)],
+    }
+    model = model_of(profile_of([stage, stage]), 2)
+    start = model.baseline()
+    start[node_of(model, 0, F, 1)] = start[node_of(model, 0, B, 0)] = 1
+    return model, start
+
+
+def with_receive(
+    model: PipelineModel, measured: MeasuredPipeline, waits_s: dict[int, float]
+) -> MeasuredPipeline:
+    received_s = list(measured.received_s)
+    for node, wait_s in waits_s.items():
+        received_s[node] = wait_s
+    return replace(measured, received_s=tuple(received_s))
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "is_long"), [(0.0, False), (0.03, False), (0.04, False), (0.05, True)]
+)
+def test_a_wait_is_long_beyond_four_times_a_receive_that_waits_for_nothing(
+    wait_s: float, is_long: bool
+) -> None:
+    """F1 has reached stage 1 before its B0 is done: receiving it, 0.01 s, waits for nothing."""
+    model, start = two_by_two(2.5)
+    last_backward = node_of(model, 0, B, 1)
+    measured = with_receive(
+        model,
+        measured_on_paper(model, start),
+        {node_of(model, 1, F, 1): 0.01, last_backward: wait_s},
+    )
+    path = measured_critical_path(model.dag, measured)
+    delayed_by = node_of(model, 1, B, 1) if is_long else node_of(model, 0, B, 0)
+    assert path[-2:] == [delayed_by, last_backward]
+    assert path[0] == node_of(model, 0, F, 0)
+    sooner = measured_critical_path(model.dag, measured, threshold_scale=1.0)
+    assert (sooner[-2] == node_of(model, 1, B, 1)) is (wait_s > 0.01)
+
+
+def test_a_light_last_stage_which_always_waits_sets_no_threshold() -> None:
+    """Stage 1 of three is the heavy one; four times stage 2's least wait would hide every wait."""
+    heavy = [(200, 8.0, 1.0), (100, 16.0, 1.0)]
+    light = [(200, 1.0, 1.0), (100, 2.0, 1.0)]
+    stages = [dict.fromkeys((F, B), points) for points in (light, heavy, light)]
+    model = model_of(profile_of(stages), 3)
+    measured = measured_on_paper(model, model.baseline())
+    assert all(
+        received_s >= 6
+        for node, received_s in enumerate(measured.received_s)
+        if model.dag.stage[node] == 2 and receives_from_neighbour(model.dag, node)
+    )
+    simulated = simulate(model, model.baseline())
+    assert measured_critical_path(model.dag, measured) == list(simulated.critical_path)
+
+
+@given(assigned_any_models())
+def test_without_noise_the_measured_path_is_the_models(
+    assigned: tuple[PipelineModel, list[int]],
+) -> None:
+    model, assignment = assigned
+    measured = measured_on_paper(model, assignment)
+    simulated = simulate(model, assignment)
+    assert measured_critical_path(model.dag, measured) == list(simulated.critical_path)
+
+
+@given(assigned_models(), MANNERS, st.sampled_from([1, 15, 30, 5000]))
+def test_without_noise_it_ends_where_the_model_does(
+    assigned: tuple[PipelineModel, list[int]], manner: str, granularity_mhz: int
+) -> None:
+    model, start = assigned
+    loop = MeasuredLoop(model=model, manner=manner, granularity_mhz=granularity_mhz)
+    end, _ = reconfigured(loop, start, measured_on_paper)
+    assert end == reconfigure(model, start, manner, granularity_mhz)
+
+
+@pytest.mark.parametrize("slow_backward_s", [3.0, 2.5])
+@pytest.mark.parametrize("manner", ["greedy", "balanced"])
+def test_only_what_delays_the_iteration_is_raised(manner: str, slow_backward_s: float) -> None:
+    model, start = two_by_two(slow_backward_s)
+    loop = MeasuredLoop(model=model, manner=manner, granularity_mhz=30)
+    end, num_looks = reconfigured(loop, start, measured_on_paper)
+    delays = slow_backward_s == 3.0  # B0 is done when B1's input comes, or just before
+    assert end[node_of(model, 0, B, 0)] == (0 if delays else 1)
+    assert end[node_of(model, 0, F, 1)] == 1
+    assert num_looks == FINISH_LIMIT + delays
+
+
+@given(assigned_models(), MANNERS, st.integers(0, 2**16), st.integers(1, 4))
+def test_whatever_is_measured_it_ends(
+    assigned: tuple[PipelineModel, list[int]], manner: str, seed: int, finish_limit: int
+) -> None:
+    """Waits of pure chance, so that the path is another one each time."""
+    model, start = assigned
+    chance = Random(seed)
+
+    def by_chance(model: PipelineModel, _: Sequence[int]) -> MeasuredPipeline:
+        times_s = [[chance.uniform(0.001, 1) for _ in model.points] for _ in range(2)]
+        return MeasuredPipeline(computed_s=tuple(times_s[0]), received_s=tuple(times_s[1]))
+
+    loop = MeasuredLoop(model=model, manner=manner, granularity_mhz=30, finish_limit=finish_limit)
+    end, num_looks = reconfigured(loop, start, by_chance)
+    assert num_looks <= (sum(start) + 1) * finish_limit
+    assert all(choice <= before for choice, before in zip(end, start, strict=True))
+
+
+@given(assigned_models(), MANNERS, st.integers(0, 2**16))
+def test_noise_of_two_percent_still_ends_at_a_path_of_the_highest_clocks(
+    assigned: tuple[PipelineModel, list[int]], manner: str, seed: int
+) -> None:
+    model, start = assigned
+    chance = Random(seed)
+    seen: list[tuple[list[int], MeasuredPipeline]] = []
+
+    def noisy(model: PipelineModel, assignment: Sequence[int]) -> MeasuredPipeline:
+        exact = measured_on_paper(model, assignment)
+        measured = MeasuredPipeline(
+            computed_s=tuple(time_s * chance.gauss(1, 0.02) for time_s in exact.computed_s),
+            received_s=tuple(time_s * chance.gauss(1, 0.02) for time_s in exact.received_s),
+        )
+        seen.append((list(assignment), measured))
+        return measured
+
+    loop = MeasuredLoop(model=model, manner=manner, granularity_mhz=30)
+    end, num_looks = reconfigured(loop, start, noisy)
+    assert num_looks <= (sum(start) + 1) * FINISH_LIMIT
+    for assignment, measured in seen[-FINISH_LIMIT:]:
+        assert assignment == end
+        assert all(end[node] == 0 for node in measured_critical_path(model.dag, measured))
+
+
+def test_quiet_looks_end_it_only_in_a_row() -> None:
+    model, start = two_by_two(2.5)
+    quiet = measured_on_paper(model, start)
+    busy = with_receive(model, quiet, {node_of(model, 0, B, 1): 0.0})
+    loop = MeasuredLoop(model=model, manner="balanced", granularity_mhz=30, finish_limit=2)
+    assert decide(loop, start, []).raised is None
+    assert not decide(loop, start, [quiet]).is_finished
+    assert decide(loop, start, [quiet, quiet]).is_finished
+    raised = decide(loop, start, [quiet, busy]).raised
+    assert raised is not None
+    assert raised[node_of(model, 0, B, 0)] == 0
+    assert start[node_of(model, 0, B, 0)] == 1, "what it was given must stay as it is"
+
+
+def test_default_raises_nothing_and_ends() -> None:
+    model, start = two_by_two(3.0)
+    loop = MeasuredLoop(model=model, manner="default", granularity_mhz=30)
+    assert reconfigured(loop, start, measured_on_paper) == (start, FINISH_LIMIT)
+
+
+def test_ranks_that_tell_no_waits_cannot_be_reconfigured() -> None:
+    model = model_of(equal_profile(2), 2)
+    silent = replace(
+        measured_on_paper(model, model.baseline()), received_s=(0.0,) * model.dag.num_nodes
+    )
+    loop = MeasuredLoop(model=model, manner="balanced", granularity_mhz=30)
+    with pytest.raises(PlanningError, match="no rank tells how long it waits"):
+        decide(loop, model.baseline(), [silent])
+
+
+def test_an_unknown_manner_is_refused() -> None:
+    model = model_of(equal_profile(1), 1)
+    loop = MeasuredLoop(model=model, manner="boldly", granularity_mhz=30)
+    with pytest.raises(PlanningError, match="unknown 'boldly'"):
+        decide(loop, model.baseline(), [])

@@ -1,0 +1,387 @@
+"""EnvPipe's loop over stored versions and steps: when it goes on, when it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+from tests.planner.pipeline_on_paper import PipelineOnPaper
+from tests.planner.samples import MOMENT, job_spec, rank_record
+
+from flyball_client.wire import InstructionReport
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.errors import PlanningFailedError
+from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.inspection import get_job, get_plan
+from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.reactions.reconfiguring import (
+    PATIENCE_STEPS,
+    STEPS_PER_LOOK,
+    reconfiguring,
+)
+from flyball_server.jobs.records import PlanRecord, StepReport
+from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.store import JobReader, JobStore, JobWriter
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
+
+NUM_STAGES, NUM_MICROBATCHES = 3, 4
+CLOCKS_MHZ = (1400, 1300, 1200, 1100)
+# Stage 1 is the heavy one, so that what is raised is not all on one stage.
+WEIGHTS = (1.0, 1.3, 0.9)
+
+
+def three_stages(weights: tuple[float, ...] = WEIGHTS) -> StageProfile:
+    """Forward 0.1 s times a stage's weight and backward twice that at 1400 MHz; slow saves."""
+    rows = [
+        f"{stage},{kind},{mhz},{weight * time_s * 1400 / mhz:.6f},{weight * time_s * mhz**2 / 6e3}"
+        for stage, weight in enumerate(weights)
+        for kind, time_s in (("forward", 0.1), ("backward", 0.2))
+        for mhz in CLOCKS_MHZ
+    ]
+    return parse_stage_profile("stage,instruction,frequency,time,energy\n" + "\n".join(rows) + "\n")
+
+
+def offline_plan(profile: StageProfile, reconfigure: str) -> FrequencyPlan:
+    """What a planner that knows the true times makes at once."""
+    return make_plan(
+        PlanRequest(
+            profile=profile,
+            num_microbatches=NUM_MICROBATCHES,
+            blocking_power_w=(70.0,),
+            policy="envelope",
+            reconfigure=reconfigure,
+        )
+    )
+
+
+def planner_with(store: MemoryJobStore | SqlJobStore) -> JobServices:
+    store.open()
+    return JobServices(store=store, wake=lambda _: None, now=lambda: MOMENT)
+
+
+def reconfigured_job(
+    services: JobServices,
+    *,
+    num_dp: int = 1,
+    adaptation: str = "reconfigure",
+    reconfigure: str = "balanced",
+) -> PipelineOnPaper:
+    """A job of three stages with its ranks, and plan version 1 taken by all."""
+    spec = job_spec(
+        num_stages=NUM_STAGES,
+        num_microbatches=NUM_MICROBATCHES,
+        num_ranks=NUM_STAGES * num_dp,
+        policy="envelope",
+        reconfigure=reconfigure,
+        adaptation=adaptation,
+    )
+    register_job(services, "job", spec)
+    pipeline = PipelineOnPaper(
+        services=services,
+        ranks=tuple(
+            rank_record(rank, stage=rank % NUM_STAGES, dp_rank=rank // NUM_STAGES)
+            for rank in range(NUM_STAGES * num_dp)
+        ),
+        profile=three_stages(),
+    )
+    pipeline.register()
+    put_profile(services, "job", three_stages())
+    pipeline.take(1)
+    return pipeline
+
+
+@pytest.fixture
+def services() -> JobServices:
+    return planner_with(MemoryJobStore())
+
+
+def newest(services: JobServices) -> PlanRecord:
+    version = get_job(services, "job").newest_version
+    assert version is not None
+    return get_plan(services, "job", version)
+
+
+def stages_of(record: PlanRecord) -> object:
+    assert isinstance(record.plan, FrequencyPlan)
+    return record.plan.stages
+
+
+def go_on(services: JobServices, pipeline: PipelineOnPaper, version: int) -> int:
+    """Train on a version until the planner makes the next one; its number."""
+    for _ in range((FINISH_LIMIT + 1) * STEPS_PER_LOOK):
+        pipeline.run(1)
+        reconfiguring(services, "job")
+        if newest(services).version > version:
+            assert newest(services).version == version + 1
+            pipeline.take(version + 1)
+            return version + 1
+    raise AssertionError(f"version {version} had no successor")
+
+
+def run_to_the_end(services: JobServices, pipeline: PipelineOnPaper) -> PlanRecord:
+    """Train until a version asks for totals."""
+    version = newest(services).version
+    while newest(services).report is not StepReport.TOTALS:
+        version = go_on(services, pipeline, version)
+    return newest(services)
+
+
+@pytest.mark.parametrize("manner", ["greedy", "balanced"])
+def test_version_after_version_ends_where_the_true_profile_would_have_led(
+    services: JobServices, manner: str
+) -> None:
+    """The planner's profile is wrong about stage 2, which really is the heaviest."""
+    pipeline = reconfigured_job(services, reconfigure=manner)
+    pipeline.profile = three_stages((1.0, 1.3, 1.6))
+    first = newest(services)
+    assert first.report is StepReport.INSTRUCTIONS
+    assert stages_of(first) == offline_plan(three_stages(), "default").stages
+    last = run_to_the_end(services, pipeline)
+    assert stages_of(last) == offline_plan(pipeline.profile, manner).stages
+    assert stages_of(last) != offline_plan(three_stages(), manner).stages
+    assert last.version > 2
+    assert last.plan.reconfigure == manner  # type: ignore[union-attr] # no probe's here
+    before = get_plan(services, "job", last.version - 1)
+    assert before.report is StepReport.INSTRUCTIONS
+    assert stages_of(before) == stages_of(last)
+
+
+def test_it_is_over_when_it_is_over(services: JobServices) -> None:
+    pipeline = reconfigured_job(services)
+    last = run_to_the_end(services, pipeline)
+    pipeline.run(20)
+    reconfiguring(services, "job")
+    assert newest(services) == last.evolve(first_step=newest(services).first_step)
+
+
+def test_a_version_carries_the_prediction_of_its_own_clocks(services: JobServices) -> None:
+    pipeline = reconfigured_job(services)
+    last = run_to_the_end(services, pipeline)
+    wanted = offline_plan(three_stages(), "balanced")
+    assert last.plan == wanted
+
+
+def test_calls_without_a_change_do_nothing(services: JobServices) -> None:
+    pipeline = reconfigured_job(services)
+    pipeline.run(1 + STEPS_PER_LOOK)
+    reconfiguring(services, "job")
+    assert newest(services).version == 2
+    for _ in range(3):
+        reconfiguring(services, "job")
+    assert newest(services).version == 2, "a version that nobody has taken cannot be looked at"
+    pipeline.take(2)
+    reconfiguring(services, "job")
+    assert newest(services).version == 2, "nothing was measured on it yet"
+
+
+def test_the_first_step_of_a_version_and_steps_of_some_ranks_do_not_count(
+    services: JobServices,
+) -> None:
+    pipeline = reconfigured_job(services)
+    pipeline.run(STEPS_PER_LOOK)
+    pipeline.run(3, only=range(2))
+    reconfiguring(services, "job")
+    assert newest(services).version == 1
+    pipeline.run(1)
+    reconfiguring(services, "job")
+    assert newest(services).version == 2
+
+
+def test_steps_that_some_rank_ran_on_another_version_do_not_count(services: JobServices) -> None:
+    pipeline = reconfigured_job(services)
+    version = go_on(services, pipeline, 1)
+    pipeline.run(1 + STEPS_PER_LOOK, late={0: 1})
+    reconfiguring(services, "job")
+    assert newest(services).version == version
+    pipeline.run(STEPS_PER_LOOK)
+    reconfiguring(services, "job")
+    assert newest(services).version == version + 1
+
+
+def test_a_planner_that_was_restarted_goes_on(tmp_path: Path) -> None:
+    database = tmp_path / "planner.sqlite"
+    services = planner_with(SqlJobStore(database))
+    pipeline = reconfigured_job(services)
+    version = go_on(services, pipeline, 1)
+    pipeline.run(STEPS_PER_LOOK)
+    services.store.close()
+    services = pipeline.services = planner_with(SqlJobStore(database))
+    pipeline.run(1)
+    reconfiguring(services, "job")
+    assert newest(services).version == version + 1
+    pipeline.take(version + 1)
+    last = run_to_the_end(services, pipeline)
+    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+    services.store.close()
+
+
+def test_a_job_that_is_planned_anew_begins_anew(services: JobServices) -> None:
+    pipeline = reconfigured_job(services)
+    version = go_on(services, pipeline, 1)
+    other = three_stages((1.5, 1.0, 1.0))
+    put_profile(services, "job", other)
+    reconfiguring(services, "job")
+    anew = newest(services)
+    assert (anew.version, anew.report) == (version + 1, StepReport.INSTRUCTIONS)
+    assert stages_of(anew) == offline_plan(other, "default").stages
+    pipeline.profile = other
+    pipeline.take(anew.version)
+    assert stages_of(run_to_the_end(services, pipeline)) == offline_plan(other, "balanced").stages
+
+
+def test_a_job_whose_new_target_failed_stays_as_it_is(services: JobServices) -> None:
+    """What it was planned from is no longer what it is to be planned from."""
+    pipeline = reconfigured_job(services)
+    pipeline.run(1 + STEPS_PER_LOOK)
+    with pytest.raises(PlanningFailedError):
+        change_target(services, "job", TargetUpdate(target="slowdown:0.1"))
+    reconfiguring(services, "job")
+    assert newest(services).version == 1
+
+
+def test_a_version_that_came_while_it_decided_stands(services: JobServices) -> None:
+    """As when the run has started over, and its plan was added again."""
+    pipeline = reconfigured_job(services)
+    pipeline.run(1 + STEPS_PER_LOOK)
+    store, record = services.store, newest(services)
+
+    class Overtaken:
+        """Adds a version as soon as the first look at the store is over."""
+
+        @contextmanager
+        def reading(self) -> Iterator[JobReader]:
+            with store.reading() as reader:
+                yield reader
+            with store.writing() as writer:
+                add_version(services, writer, "job", record.plan, report=record.report)
+
+        def writing(self) -> AbstractContextManager[JobWriter]:
+            return store.writing()
+
+    reconfiguring(replace(services, store=cast("JobStore", Overtaken())), "job")
+    assert newest(services).version == 2
+    assert stages_of(newest(services)) == stages_of(record)
+
+
+def without_waits(rank: int, report: InstructionReport) -> InstructionReport:
+    del rank
+    kind, microbatch, chunk, began_s, computed_s, _, sent_s = report
+    return (kind, microbatch, chunk, began_s, computed_s, 0.0, sent_s)
+
+
+def test_where_waits_are_not_told_the_profile_decides(
+    services: JobServices, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = reconfigured_job(services)
+    pipeline.told = without_waits
+    with caplog.at_level(logging.WARNING):
+        last = run_to_the_end(services, pipeline)
+    assert last.version == 2
+    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+    assert [record.getMessage() for record in caplog.records] == [
+        "job job: no rank tells how long it waits for its input; the profile decides which clocks"
+        " to raise"
+    ]
+
+
+def of_another_microbatch(rank: int, report: InstructionReport) -> InstructionReport:
+    kind, _, chunk, began_s, computed_s, received_s, sent_s = report
+    return report if rank else (kind, 7, chunk, began_s, computed_s, received_s, sent_s)
+
+
+@pytest.mark.parametrize("tells_instructions", [True, False])
+def test_where_nothing_can_be_looked_at_the_profile_decides_after_some_patience(
+    services: JobServices, *, tells_instructions: bool
+) -> None:
+    """Ranks that tell no instructions, or not those of the plan's order."""
+    pipeline = reconfigured_job(services)
+    pipeline.tells_instructions, pipeline.told = tells_instructions, of_another_microbatch
+    pipeline.run(PATIENCE_STEPS)
+    reconfiguring(services, "job")
+    assert newest(services).version == 1
+    pipeline.run(1)
+    reconfiguring(services, "job")
+    last = newest(services)
+    assert (last.version, last.report) == (2, StepReport.TOTALS)
+    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+
+
+def test_a_framework_that_does_not_tell_microbatches_is_looked_at_by_order(
+    services: JobServices,
+) -> None:
+    pipeline = reconfigured_job(services)
+
+    def told(rank: int, report: InstructionReport) -> InstructionReport:
+        del rank
+        kind, _, chunk, began_s, computed_s, received_s, sent_s = report
+        return (kind, None, chunk, began_s, computed_s, received_s, sent_s)
+
+    pipeline.told = told
+    last = run_to_the_end(services, pipeline)
+    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+
+
+def test_of_data_parallel_pipelines_the_slowest_tells_the_waits(services: JobServices) -> None:
+    """The second pipeline is twice as fast, and says that stage 0 never waits for anything."""
+    pipeline = reconfigured_job(services, num_dp=2)
+
+    def told(rank: int, report: InstructionReport) -> InstructionReport:
+        if rank < NUM_STAGES:
+            return report
+        kind, microbatch, chunk, began_s, computed_s, received_s, sent_s = report
+        waited_s = 0.0 if rank == NUM_STAGES else received_s
+        return (kind, microbatch, chunk, began_s, computed_s / 2, waited_s, sent_s)
+
+    pipeline.told = told
+    last = run_to_the_end(services, pipeline)
+    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+
+
+def test_other_jobs_are_left_alone(services: JobServices) -> None:
+    pipeline = reconfigured_job(services, adaptation="announced")
+    pipeline.run(20)
+    reconfiguring(services, "job")
+    assert newest(services).version == 1
+
+
+def test_a_job_without_a_plan_is_left_alone(services: JobServices) -> None:
+    register_job(services, "job", job_spec(policy="envelope", adaptation="reconfigure"))
+    reconfiguring(services, "job")
+    assert get_job(services, "job").newest_version is None
+
+
+def test_a_comparison_is_not_disturbed(services: JobServices) -> None:
+    """Its steps run at other clocks by turns."""
+    pipeline = reconfigured_job(services)
+    with services.store.writing() as writer:
+        add_version(
+            services,
+            writer,
+            "job",
+            newest(services).plan,
+            report=StepReport.INSTRUCTIONS,
+            baseline_cycle=(True, False),
+        )
+    pipeline.take(2)
+    pipeline.run(20)
+    reconfiguring(services, "job")
+    assert newest(services).version == 2
+
+
+def test_a_version_with_a_successor_is_not_looked_at(services: JobServices) -> None:
+    pipeline = reconfigured_job(services)
+    pipeline.run(1 + STEPS_PER_LOOK)
+    put_profile(services, "job", three_stages((1.0, 1.3, 1.6)))
+    reconfiguring(services, "job")
+    assert newest(services).version == 2
