@@ -12,6 +12,12 @@ from typing import Literal
 
 Transfer = Literal["receive", "send"]
 
+Begun = tuple[str, int | None, int, int | None, float]
+"""Kind, microbatch, chunk, SM clock asked for, MHz, and when a computation began, s.
+
+Microbatch and clock are None where nobody told them.
+"""
+
 # Of a step; what comes after them is not recorded, so that memory is bounded whoever calls.
 MAX_INSTRUCTIONS = 16_384
 
@@ -24,6 +30,7 @@ class InstructionTiming:
         kind: `forward`, `backward`, ...
         microbatch: from 0; None where the framework does not tell.
         chunk: of the model; 0 where there are none.
+        sm_clock_mhz: that was asked for, MHz; None where no plan was in force.
         began_s: when its computation began, s since the step's begin.
         compute_time_s: how long it computed, s.
         receive_time_s: how long its input was received before, s, waiting included.
@@ -33,6 +40,7 @@ class InstructionTiming:
     kind: str
     microbatch: int | None
     chunk: int
+    sm_clock_mhz: int | None
     began_s: float
     compute_time_s: float
     receive_time_s: float
@@ -45,28 +53,28 @@ class _Rows:
     def __init__(self) -> None:
         self.num_rows = 0
         self.step_began_s = 0.0
-        self.names: list[tuple[str, int | None, int]] = []
-        self.began_s: list[float] = []
+        self.begun: list[Begun] = []
         self.ended_s: list[float] = []
         self.receive_s: list[float] = []
         self.send_s: list[float] = []
 
     def grow(self) -> None:
-        self.names.append(("", None, 0))
-        for column in (self.began_s, self.ended_s, self.receive_s, self.send_s):
+        self.begun.append(("", None, 0, None, 0.0))
+        for column in (self.ended_s, self.receive_s, self.send_s):
             column.append(0.0)
 
     def timings(self) -> tuple[InstructionTiming, ...]:
         return tuple(self._timing(row) for row in range(self.num_rows))
 
     def _timing(self, row: int) -> InstructionTiming:
-        kind, microbatch, chunk = self.names[row]
+        kind, microbatch, chunk, sm_clock_mhz, began_s = self.begun[row]
         return InstructionTiming(
             kind=kind,
             microbatch=microbatch,
             chunk=chunk,
-            began_s=self.began_s[row] - self.step_began_s,
-            compute_time_s=self.ended_s[row] - self.began_s[row],
+            sm_clock_mhz=sm_clock_mhz,
+            began_s=began_s - self.step_began_s,
+            compute_time_s=self.ended_s[row] - began_s,
             receive_time_s=self.receive_s[row],
             send_time_s=self.send_s[row],
         )
@@ -99,26 +107,23 @@ class TimingRecorder:
         self._running, self._ended = self._ended, self._running
         self._running.num_rows = 0
 
-    def begin(
-        self, kind: str, microbatch: int | None, chunk: int, began_s: float | None = None
-    ) -> None:
-        """A computation begins, or did so at `began_s` and no other call came since."""
+    def begin(self, begun: Begun) -> None:
+        """A computation has begun, and no other call came since."""
         rows = self._running
         row = rows.num_rows
-        if row == len(rows.names):
+        if row == len(rows.begun):
             if row == MAX_INSTRUCTIONS:
                 self._computing = None
                 return
             rows.grow()
         self._computing = row
-        rows.names[row] = (kind, microbatch, chunk)
+        rows.begun[row] = begun
+        kind = begun[0]
         rows.receive_s[row] = self._received_s.pop(kind, 0.0) if self._received_s else 0.0
         rows.send_s[row] = 0.0
         rows.num_rows = row + 1
-        if began_s is None:
-            began_s = self._clock_s()
         # One that never ends, as where only its begin is hooked, took no time.
-        rows.began_s[row] = rows.ended_s[row] = began_s
+        rows.ended_s[row] = begun[4]
 
     def end(self) -> None:
         """The computation that began last is over."""
@@ -140,7 +145,7 @@ class TimingRecorder:
         rows = self._running
         # Most sends are those of the last instruction, so it is looked for from the end.
         for row in range(rows.num_rows - 1, -1, -1):
-            name, of_microbatch, of_chunk = rows.names[row]
+            name, of_microbatch, of_chunk, _, _ = rows.begun[row]
             is_it = microbatch is None or microbatch == of_microbatch
             if is_it and name == kind and of_chunk == chunk:
                 rows.send_s[row] += time_s

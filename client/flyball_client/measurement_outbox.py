@@ -9,6 +9,7 @@ from collections import deque
 from flyball_client.errors import FlyballError, PlannerRefusedError
 from flyball_client.planner_client import PlannerClient
 from flyball_client.planner_presence import Backoff, PlannerPresence
+from flyball_client.step_details import num_details
 from flyball_client.wire import MeasurementBatch, StepMeasurement
 
 _logger = logging.getLogger(__name__)
@@ -16,6 +17,10 @@ _logger = logging.getLogger(__name__)
 # Refusals of the content itself: the same batch would be refused for ever.
 _HOPELESS_STATUSES = frozenset({400, 413, 422})
 _MAX_STEPS_PER_POST = 256
+# Entries of steps' details. Of one post: Python's lock is held for the 3 ms or so in which so many
+# become JSON, and a hook may have to wait. Of all: some 15 MB.
+_MAX_DETAILS_PER_POST = 1024
+_MAX_DETAILS = 65_536
 
 
 class MeasurementOutbox:
@@ -31,6 +36,8 @@ class MeasurementOutbox:
         presence: where changes of the planner's presence are told.
         backoff: pauses after failures.
         capacity: steps that are kept while the planner is away, at least 1.
+        max_details: entries of their details, likewise; the newest step is kept whatever it has.
+        max_details_per_post: likewise; a step is never divided.
         period_s: measurements are gathered this long before they are posted, s.
     """
 
@@ -44,6 +51,8 @@ class MeasurementOutbox:
         presence: PlannerPresence,
         backoff: Backoff,
         capacity: int = 4096,
+        max_details: int = _MAX_DETAILS,
+        max_details_per_post: int = _MAX_DETAILS_PER_POST,
         period_s: float = 0.5,
     ) -> None:
         self._planner = planner
@@ -53,8 +62,12 @@ class MeasurementOutbox:
         self._presence = presence
         self._backoff = backoff
         self._capacity = capacity
+        self._max_details = max_details
+        self._max_details_per_post = max_details_per_post
         self._period_s = period_s
         self._queue: deque[StepMeasurement] = deque()
+        # Of all steps in the queue.
+        self._num_details = 0
         self._num_dropped = 0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -71,6 +84,7 @@ class MeasurementOutbox:
         """Keep a measurement for posting; never waits for the planner."""
         with self._lock:
             self._queue.append(measurement)
+            self._num_details += num_details(measurement)
             self._drop_surplus()
 
     def start(self) -> None:
@@ -119,16 +133,30 @@ class MeasurementOutbox:
         self._presence.lost("measurements", error)
 
     def _take_batch(self) -> tuple[StepMeasurement, ...]:
+        batch: list[StepMeasurement] = []
+        num_in_batch = 0
         with self._lock:
-            num_steps = min(len(self._queue), _MAX_STEPS_PER_POST)
-            return tuple(self._queue.popleft() for _ in range(num_steps))
+            while self._queue and len(batch) < _MAX_STEPS_PER_POST:
+                num_in_batch += num_details(self._queue[0])
+                if batch and num_in_batch > self._max_details_per_post:
+                    break
+                batch.append(self._pop_oldest())
+        return tuple(batch)
 
     def _put_back(self, batch: tuple[StepMeasurement, ...]) -> None:
         with self._lock:
             self._queue.extendleft(reversed(batch))
+            self._num_details += sum(map(num_details, batch))
             self._drop_surplus()
 
     def _drop_surplus(self) -> None:
-        while len(self._queue) > self._capacity:
-            self._queue.popleft()
+        while len(self._queue) > self._capacity or (
+            self._num_details > self._max_details and len(self._queue) > 1
+        ):
+            self._pop_oldest()
             self._num_dropped += 1
+
+    def _pop_oldest(self) -> StepMeasurement:
+        oldest = self._queue.popleft()
+        self._num_details -= num_details(oldest)
+        return oldest

@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from flyball_client.errors import CodecError
-from flyball_client.wire import RankPlan
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledPlan:
@@ -21,6 +18,9 @@ class CompiledPlan:
         sm_clocks_mhz: the clock of each, MHz; each is supported by the GPU.
         highest_sm_clock_mhz: of the GPU, MHz; for whatever the plan does not expect.
         num_raised: clocks that the GPU does not support and that were raised to one it does.
+        cycle_mhz: instead of `sm_clocks_mhz`, such clocks for each step of a cycle that begins at
+            the plan's first step and repeats; None: the same in every step.
+        report: what is told of each measured step, see `step_details`.
     """
 
     version: int
@@ -30,40 +30,13 @@ class CompiledPlan:
     sm_clocks_mhz: tuple[int, ...]
     highest_sm_clock_mhz: int
     num_raised: int
+    cycle_mhz: tuple[tuple[int, ...], ...] | None = None
+    report: str = "totals"
 
-
-def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) -> CompiledPlan:
-    """The plan, checked and ready to follow.
-
-    A clock that the GPU does not support becomes the next one above, so that no instruction
-    takes longer than planned.
-
-    Args:
-        plan: as it came from the planner.
-        stage: that this rank runs.
-        supported_mhz: SM clocks that can be locked, MHz, falling, at least one.
-
-    Raises:
-        CodecError: it is for another stage, or an instruction is not
-            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`.
-    """
-    if plan.stage != stage:
-        raise CodecError(
-            f"plan version {plan.version} is for stage {plan.stage}, and this is stage {stage}"
-        )
-    rows = [_row(item, position) for position, item in enumerate(plan.instructions)]
-    wanted_mhz = [clock_mhz for _, _, clock_mhz, _ in rows]
-    clocks_mhz = tuple(_at_or_above(clock_mhz, supported_mhz) for clock_mhz in wanted_mhz)
-    pairs = zip(wanted_mhz, clocks_mhz, strict=True)
-    return CompiledPlan(
-        version=plan.version,
-        kinds=tuple(kind for kind, _, _, _ in rows),
-        microbatches=tuple(microbatch for _, microbatch, _, _ in rows),
-        chunks=tuple(chunk for _, _, _, chunk in rows),
-        sm_clocks_mhz=clocks_mhz,
-        highest_sm_clock_mhz=supported_mhz[0],
-        num_raised=sum(wanted != given for wanted, given in pairs),
-    )
+    @property
+    def num_clocks(self) -> int:
+        """Clocks that it sets, those of a whole cycle where it has one."""
+        return len(self.kinds) * (1 if self.cycle_mhz is None else len(self.cycle_mhz))
 
 
 PlannedRow = tuple[str, int, int, int]
@@ -81,6 +54,10 @@ class PlanCursor:
     the step: from there to its end every instruction gets the highest clock and is counted in
     `num_unplanned`. Between steps every instruction gets the highest clock, uncounted.
 
+    Args:
+        plan: to follow.
+        first_step: from which all ranks run it: where a cycle of clocks begins.
+
     Attributes:
         plan: that is followed.
         rows: what is expected, from the step's begin, and a row that matches nothing at the
@@ -93,8 +70,11 @@ class PlanCursor:
     """
 
     __slots__ = (
+        "_first_step",
+        "_instructions",
         "_is_in_step",
         "_rows",
+        "_rows_mhz",
         "num_unplanned",
         "plan",
         "position",
@@ -102,20 +82,29 @@ class PlanCursor:
         "surprise",
     )
 
-    def __init__(self, plan: CompiledPlan) -> None:
+    def __init__(self, plan: CompiledPlan, *, first_step: int = 0) -> None:
         self.plan = plan
+        self._first_step = first_step
         # Interned, they are the same objects as a caller's literals and compared at a glance.
         kinds = (sys.intern(kind) for kind in plan.kinds)
-        columns = zip(kinds, plan.microbatches, plan.chunks, plan.sm_clocks_mhz, strict=True)
-        self._rows: tuple[PlannedRow, ...] = (*columns, _NOTHING)
+        self._instructions = tuple(zip(kinds, plan.microbatches, plan.chunks, strict=True))
+        self._rows_mhz = plan.sm_clocks_mhz
+        self._rows = self._rows_at(plan.sm_clocks_mhz)
         self.num_unplanned = 0
         self.surprise: str | None = None
         self._is_in_step = False
         self.rows: tuple[PlannedRow, ...] = _NO_ROWS
         self.position = 0
 
-    def begin_step(self) -> None:
-        """The next instruction is the plan's first."""
+    def begin_step(self, step: int) -> None:
+        """The next instruction is the plan's first; its clocks are those of this step."""
+        cycle_mhz = self.plan.cycle_mhz
+        if cycle_mhz is not None:
+            # By the numbers of the steps, so that all ranks run the same row of it, also where
+            # one took the plan up later or left a step out.
+            row_mhz = cycle_mhz[(step - self._first_step) % len(cycle_mhz)]
+            if row_mhz is not self._rows_mhz:
+                self._rows_mhz, self._rows = row_mhz, self._rows_at(row_mhz)
         self.num_unplanned = 0
         self.surprise = None
         self.rows, self.position = self._rows, 0
@@ -148,6 +137,10 @@ class PlanCursor:
             self.num_unplanned += 1
         return self.plan.highest_sm_clock_mhz
 
+    def _rows_at(self, clocks_mhz: tuple[int, ...]) -> tuple[PlannedRow, ...]:
+        pairs = zip(self._instructions, clocks_mhz, strict=True)
+        return (*((*instruction, clock_mhz) for instruction, clock_mhz in pairs), _NOTHING)
+
     def _leave_plan(self) -> None:
         self.rows, self.position = _NO_ROWS, 0
 
@@ -160,23 +153,6 @@ class PlanCursor:
             plan.kinds[position], plan.microbatches[position], plan.chunks[position]
         )
         return f"{came} at position {position}, where the plan has {planned}"
-
-
-def _row(item: tuple[str | int, ...], position: int) -> tuple[str, int, int, int]:
-    match item:
-        case (str(kind), int(microbatch), int(clock_mhz)) if clock_mhz > 0:
-            return kind, microbatch, clock_mhz, 0
-        case (str(kind), int(microbatch), int(clock_mhz), int(chunk)) if clock_mhz > 0:
-            return kind, microbatch, clock_mhz, chunk
-        case _:
-            raise CodecError(
-                f"instructions[{position}] must be [kind, microbatch, MHz] or"
-                " [kind, microbatch, MHz, chunk]"
-            )
-
-
-def _at_or_above(wanted_mhz: int, supported_mhz: tuple[int, ...]) -> int:
-    return min((mhz for mhz in supported_mhz if mhz >= wanted_mhz), default=supported_mhz[0])
 
 
 def _instruction_name(kind: str, microbatch: int | None, chunk: int) -> str:

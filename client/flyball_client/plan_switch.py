@@ -36,8 +36,8 @@ class PlanSwitch:
         """A plan has come that all ranks run from this step on."""
         self._arrived.append((first_step, plan))
 
-    def take_due(self, step: int) -> CompiledPlan | None:
-        """The plan to run from this step on; None: no other than before."""
+    def take_due(self, step: int) -> tuple[CompiledPlan, int] | None:
+        """The plan to run from this step on, with its first step; None: no other than before."""
         while self._arrived:
             self._awaiting_step.append(self._arrived.popleft())
         due = tuple(plan for first_step, plan in self._awaiting_step if first_step <= step)
@@ -46,5 +46,6 @@ class PlanSwitch:
             return None
         # What came before it is superseded, even where its step is still to come.
         index = next(i for i, (_, plan) in enumerate(self._awaiting_step) if plan is chosen)
+        first_step, _ = self._awaiting_step[index]
         del self._awaiting_step[: index + 1]
-        return chosen
+        return chosen, first_step

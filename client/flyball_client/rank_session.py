@@ -19,20 +19,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from flyball_client.errors import CodecError
 from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
-from flyball_client.instruction_timings import InstructionTiming, TimingRecorder, Transfer
-from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
+from flyball_client.instruction_timings import Begun, InstructionTiming, TimingRecorder, Transfer
+from flyball_client.plan_cursor import PlanCursor
+from flyball_client.plan_follower import PlanFollower
 from flyball_client.plan_switch import PlanChoice, PlanSwitch, newest_plan
 from flyball_client.planner_client import PlannerClient
 from flyball_client.planner_link import LinkTimes, PlannerLink
+from flyball_client.step_details import asks_for_details, with_details
 from flyball_client.step_meter import StepMeter
 from flyball_client.version import flyball_version
-from flyball_client.wire import RankPlan, RankRegistration, StepMeasurement
+from flyball_client.wire import RankRegistration, StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
@@ -103,30 +104,33 @@ class RankSession:
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, not {history_length}")
         self._name = f"job {job_id} rank {rank}"
-        self._stage = stage
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
         self._observer = observer
         self._governor = governor or make_governor(
             gpu, self._name, lease_s=lease_s, polling_share=polling_share
         )
-        self._supported_mhz = self._read_supported_mhz(gpu)
+        supported_mhz = self._read_supported_mhz(gpu)
         self._meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
         self._clock_s = self._meter.clock_s
         self._timings = TimingRecorder(self._clock_s)
-        # What runs and is not in the timings yet: kind, microbatch, chunk, and when it began, s.
-        self._begun: tuple[str, int | None, int, float] | None = None
+        # What runs and is not in the timings yet.
+        self._begun: Begun | None = None
         self._current_step = initial_step
         self._is_in_step = False
         self._is_closed = False
         self._is_started = False
-        self._cursor: PlanCursor | None = None
         self._plans = PlanSwitch(choose_plan or newest_plan)
-        # The plan to run; `_cursor` follows it, unless the planner is lost and that matters.
-        self._plan: CompiledPlan | None = None
-        self._last_version_with_surprise: int | None = None
+        self._follower = PlanFollower(
+            self._plans,
+            stage=stage,
+            supported_mhz=supported_mhz,
+            keeps_plan=without_planner == "last-plan",
+            rank_name=self._name,
+        )
+        # The follower's, within reach of the hook.
+        self._cursor: PlanCursor | None = None
         self._history: deque[StepMeasurement] = deque(maxlen=history_length)
-        self._keeps_plan = without_planner == "last-plan"
         self._link: PlannerLink | None = None
         if planner is not None:
             self._link = PlannerLink(
@@ -135,11 +139,14 @@ class RankSession:
                 rank=rank,
                 rank_name=self._name,
                 registration=replace(
-                    _registration_of(gpu, stage), dp_rank=dp_rank, tp_rank=tp_rank, cp_rank=cp_rank
+                    _registration_of(gpu, supported_mhz, stage),
+                    dp_rank=dp_rank,
+                    tp_rank=tp_rank,
+                    cp_rank=cp_rank,
                 ),
                 times=times or LinkTimes(),
                 current_step=lambda: self._current_step,
-                compile_plan=self._compile,
+                compile_plan=self._follower.compile,
                 activate=self._plans.put,
             )
 
@@ -199,7 +206,7 @@ class RankSession:
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
-        """The last steps measured, in order."""
+        """The last steps measured, in order: their totals."""
         return tuple(self._history)
 
     @property
@@ -229,9 +236,7 @@ class RankSession:
         self._is_in_step = True
         try:
             self._governor.on_step_begin()
-            self._take_due_plan()
-            if self._cursor is not None:
-                self._cursor.begin_step()
+            self._follow_plan()
             self._meter.begin()
             self._begun = None
             self._timings.begin_step()
@@ -259,8 +264,7 @@ class RankSession:
         self._is_in_step = False
         self._current_step += 1
         self._begun = None
-        if self._cursor is not None:
-            self._cursor.end_step()
+        self._follower.break_off_step()
         self._governor.pause()
 
     def on_instruction_begin(
@@ -288,8 +292,10 @@ class RankSession:
                     sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)
                 # Also where it is the clock of the last one: the lease begins anew.
                 self._governor.set_mhz(sm_clock_mhz)
+            else:
+                sm_clock_mhz = None
             if self._is_in_step:
-                self._begun = (kind, microbatch, chunk, self._clock_s())
+                self._begun = (kind, microbatch, chunk, sm_clock_mhz, self._clock_s())
         except Exception as error:
             self._governor.give_up(error)
         if self._observer is not None:
@@ -345,7 +351,7 @@ class RankSession:
         """Put the instruction that runs into the timings, where it is not there yet."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            self._timings.begin(*begun)
+            self._timings.begin(begun)
 
     def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
         """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""
@@ -358,69 +364,37 @@ class RankSession:
             return ()
         return supported_mhz
 
-    def _compile(self, plan: RankPlan) -> CompiledPlan:
-        if not self._supported_mhz:
-            raise CodecError("this rank's GPU has no clocks to set")
-        compiled = compile_plan(plan, stage=self._stage, supported_mhz=self._supported_mhz)
-        if compiled.num_raised:
-            _logger.warning(
-                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next above are set",
-                self._name,
-                compiled.num_raised,
-                len(compiled.kinds),
-                compiled.version,
-            )
-        return compiled
-
-    def _take_due_plan(self) -> None:
-        # Also where clocks are no longer set: an order changes on all ranks or on none.
-        due = self._plans.take_due(self._current_step)
-        if self._governor.is_over:
-            return
-        if due is not None:
-            self._plan = due
-            _logger.info(
-                "%s: plan version %d in force from step %d",
-                self._name,
-                due.version,
-                self._current_step,
-            )
-        if not self._keeps_plan and self._link is not None and self._link.is_lost:
-            if self._cursor is not None:
-                self._cursor = None
-                self._governor.pause()
-        elif self._plan is not None and (self._cursor is None or due is not None):
-            self._cursor = PlanCursor(self._plan)
+    def _follow_plan(self) -> None:
+        had_plan = self._cursor is not None
+        self._follower.begin_step(
+            self._current_step,
+            sets_clocks=not self._governor.is_over,
+            is_planner_lost=self._link is not None and self._link.is_lost,
+        )
+        self._cursor = self._follower.cursor
+        if had_plan and self._cursor is None:
+            self._governor.pause()
 
     def _measure(self) -> None:
         self._note_begun()
         cursor = self._cursor
-        num_unplanned = 0 if cursor is None else cursor.num_unplanned
         measurement = self._meter.end(
             step=self._current_step,
             plan_version=self.active_version,
-            num_unplanned=num_unplanned,
+            num_unplanned=0 if cursor is None else cursor.num_unplanned,
         )
         self._timings.end_step()
         self._history.append(measurement)
+        if cursor is not None and asks_for_details(cursor.plan.report):
+            measurement = with_details(
+                measurement,
+                self._timings.last_step(),
+                cursor.plan.report,
+                were_clocks_set=not self._governor.is_over,
+            )
         if self._link is not None:
             self._link.put(measurement)
-        if cursor is not None:
-            cursor.end_step()
-            self._log_surprise(cursor)
-
-    def _log_surprise(self, cursor: PlanCursor) -> None:
-        version = cursor.plan.version
-        if cursor.surprise is not None and version != self._last_version_with_surprise:
-            self._last_version_with_surprise = version
-            _logger.warning(
-                "%s: plan version %d does not fit step %d: %s; what a plan does not expect"
-                " runs at the highest clock",
-                self._name,
-                version,
-                self._current_step,
-                cursor.surprise,
-            )
+        self._follower.end_step(self._current_step)
 
     def _tell(self, observe: Callable[[str, int], None], kind: str, chunk: int) -> None:
         try:
@@ -439,7 +413,9 @@ def _check_names(*, without_planner: str, timing: str) -> None:
         raise ValueError(f"timing must be host, not {timing!r}")
 
 
-def _registration_of(gpu: GpuDevice, stage: int) -> RankRegistration:
+def _registration_of(
+    gpu: GpuDevice, supported_mhz: tuple[int, ...], stage: int
+) -> RankRegistration:
     """What the planner is told of this rank, its place in the layout apart."""
     return RankRegistration(
         stage=stage,
@@ -448,4 +424,5 @@ def _registration_of(gpu: GpuDevice, stage: int) -> RankRegistration:
         gpu_uuid=gpu.uuid,
         emulated=gpu.is_emulated,
         client_version=flyball_version(),
+        sm_clocks_mhz=supported_mhz or None,
     )

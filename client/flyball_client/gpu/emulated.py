@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import uuid as uuids
 from collections import deque
-from collections.abc import Sequence
 
 from flyball_client.gpu._base import ClockLimit, GpuError
 from flyball_client.gpu.emulation_clock import EmulationClock, WallClock
 from flyball_client.gpu.energy_meter import EnergyMeter
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_client.gpu.instruction_variation import InstructionVariation
+from flyball_client.gpu.profiled_points import points_by_clock, profiled_clocks_mhz
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 
 class EmulatedGpu:
@@ -35,6 +36,9 @@ class EmulatedGpu:
             that the computation is slower than the profile: a larger scale avoids it.
         switch_latency_s: emulated s from a clock's request to its taking effect.
         counter_period_s: emulated s between movements of the energy counter.
+        noise: relative standard deviation of each instruction's time and of its energy, drawn
+            apart, at least 0 and below 0.3.
+        seed: of the noise; GPUs of one run need different ones.
         clock: wall time; tests give their own.
         product: what is emulated, for the name.
 
@@ -52,6 +56,8 @@ class EmulatedGpu:
         time_scale: float = 1.0,
         switch_latency_s: float = 0.0,
         counter_period_s: float = 0.1,
+        noise: float = 0.0,
+        seed: int = 0,
         clock: EmulationClock | None = None,
         product: str = "GPU",
     ) -> None:
@@ -64,7 +70,8 @@ class EmulatedGpu:
         self._stage = stage
         chunks = profile.by_chunk(num_chunks)
         self._clocks_mhz = profiled_clocks_mhz(chunks, stage)
-        self._points = _points_by_clock(chunks, stage, self._clocks_mhz)
+        self._points = points_by_clock(chunks, stage, self._clocks_mhz)
+        self._variation = InstructionVariation(noise=noise, seed=seed)
         self._meter = EnergyMeter(
             blocking_power_w=blocking_power_w, counter_period_s=counter_period_s
         )
@@ -122,6 +129,18 @@ class EmulatedGpu:
         """The energy without the counter's coarseness, J; no real GPU can tell it."""
         return self._meter.exact_j(self.emulated_time_s())
 
+    def set_pace(self, slowdown: float) -> None:
+        """Stand for a GPU that straggles, or catches up.
+
+        Args:
+            slowdown: how many times as long as profiled each instruction takes that begins from
+                now on, at the same power; 1: as profiled, below 1: faster.
+
+        Raises:
+            ValueError: it is not positive and finite.
+        """
+        self._variation.set_pace(slowdown)
+
     # ------------------------------------------------------------------ GpuDevice
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
@@ -178,6 +197,8 @@ class EmulatedGpu:
         if point is None:
             where = f"stage {self._stage}" + (f", chunk {chunk}" if chunk else "")
             raise ValueError(f"the profile has no {kind} of {where} to emulate")
+        self._variation.draw()
+        point = self._variation.apply(point)
         self._meter.begin(point, now_s)
         self._running = (kind, chunk, now_s, point)
 
@@ -217,43 +238,6 @@ class EmulatedGpu:
     def _check_open(self) -> None:
         if self._is_closed:
             raise GpuError(f"{self._name} is closed; make another to go on")
-
-
-def profiled_clocks_mhz(chunks: Sequence[StageProfile], stage: int) -> tuple[int, ...]:
-    """Every frequency that any instruction of the stage was profiled at, MHz, falling."""
-    frequencies = {
-        point.frequency_mhz
-        for chunk in chunks
-        for (of_stage, _), points in chunk.points.items()
-        if of_stage == stage
-        for point in points
-    }
-    return tuple(sorted(frequencies, reverse=True))
-
-
-def _points_by_clock(
-    chunks: Sequence[StageProfile], stage: int, clocks_mhz: tuple[int, ...]
-) -> dict[tuple[str, int, int], OperatingPoint]:
-    return {
-        (kind.value, chunk, clock_mhz): _one_rank(profile, stage, kind, clock_mhz)
-        for chunk, profile in enumerate(chunks)
-        for (of_stage, kind) in profile.points
-        if of_stage == stage
-        for clock_mhz in clocks_mhz
-    }
-
-
-def _one_rank(
-    profile: StageProfile, stage: int, kind: InstructionKind, clock_mhz: int
-) -> OperatingPoint:
-    falling = profile.points[stage, kind]
-    at_or_above = [point for point in falling if point.frequency_mhz >= clock_mhz]
-    point = at_or_above[-1] if at_or_above else falling[0]
-    return OperatingPoint(
-        frequency_mhz=point.frequency_mhz,
-        time_s=point.time_s,
-        energy_j=point.energy_j / profile.num_ranks_per_stage[stage],
-    )
 
 
 def _check(name: str, value: float, *, may_be_zero: bool = False) -> None:

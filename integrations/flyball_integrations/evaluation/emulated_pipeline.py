@@ -48,25 +48,40 @@ class EmulatedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class _Channels:
-    """Per (pipeline, from stage, to stage) what was sent: microbatch and moment, s."""
+    """Per (pipeline, from stage, to stage) what was sent: microbatch and moment of arrival, s."""
 
+    transfer_time_s: float
     queues: defaultdict[tuple[int, int, int], deque[tuple[int, float]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
 
 
-def run_step(ranks: Sequence[EmulatedRank], *, num_stages: int) -> tuple[StepMeasurement, ...]:
+def run_step(
+    ranks: Sequence[EmulatedRank], *, num_stages: int, transfer_time_s: float = 0.0
+) -> tuple[StepMeasurement, ...]:
     """Train one step on all ranks; it ends for all when the slowest is done.
+
+    Each session is told how long its rank waited for a message (`on_transfer`), 0 s where the
+    message was there before.
+
+    Args:
+        ranks: of all data-parallel pipelines.
+        num_stages: of a pipeline.
+        transfer_time_s: from a message's sending to its arrival, s, not negative; what the
+            sender or the receiver computes meanwhile goes on.
 
     Returns:
         What each rank's session measured, in the order of the ranks.
 
     Raises:
         EmulatedDeadlockError: the orders of the ranks do not fit together.
+        ValueError: the transfer time is negative.
     """
+    if not transfer_time_s >= 0:
+        raise ValueError(f"transfer_time_s must not be negative, not {transfer_time_s}")
     for rank in ranks:
         rank.session.on_step_begin()
-    channels = _Channels()
+    channels = _Channels(transfer_time_s=transfer_time_s)
     _run_all({rank: _instructions(rank, channels, num_stages) for rank in ranks})
     # The optimizer's step needs every gradient: nobody begins the next one before the last is done.
     ended_s = max(rank.clock.now_s() for rank in ranks)
@@ -101,18 +116,26 @@ def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _
             queue = channels.queues[rank.pipeline, source, rank.stage]
             while not queue:
                 yield f"{kind} {microbatch} (position {position}) from stage {source}"
-            sent, sent_s = queue.popleft()
+            sent, arrives_s = queue.popleft()
             if sent != microbatch:
                 raise EmulatedDeadlockError(
                     f"stage {rank.stage} receives microbatch {sent} of stage {source} where its"
                     f" order has {kind} {microbatch}"
                 )
-            rank.clock.sleep_until(sent_s)
+            _wait(rank, arrives_s, kind, microbatch)
         rank.session.on_instruction_begin(kind, microbatch=microbatch)
         rank.session.on_instruction_end(kind, microbatch=microbatch)
         if target is not None:
             queue = channels.queues[rank.pipeline, rank.stage, target]
-            queue.append((microbatch, rank.clock.now_s()))
+            queue.append((microbatch, rank.clock.now_s() + channels.transfer_time_s))
+
+
+def _wait(rank: EmulatedRank, arrives_s: float, kind: str, microbatch: int) -> None:
+    """Let the rank wait for an instruction's input, and tell its session how long it did."""
+    began_s = rank.session.clock_s()
+    rank.clock.sleep_until(arrives_s)
+    time_s = rank.session.clock_s() - began_s
+    rank.session.on_transfer("receive", kind, time_s=time_s, microbatch=microbatch)
 
 
 def _neighbours(kind: str, stage: int, num_stages: int) -> tuple[int | None, int | None]:

@@ -42,7 +42,13 @@ class MemoryPlanner:
             retries=Retries(num_attempts=1),
         )
 
-    def publish(self, *instructions: tuple[str | int, ...], stage: int = 0) -> int:
+    def publish(
+        self,
+        *instructions: tuple[str | int, ...],
+        stage: int = 0,
+        cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
+        report: str = "totals",
+    ) -> int:
         """Make a new plan version of these instructions."""
         with self.changed:
             version = len(self.plans) + 1
@@ -54,6 +60,8 @@ class MemoryPlanner:
                     first_step=None,
                     instructions=instructions,
                     predicted_iteration_time_s=1.0,
+                    cycle_mhz=cycle_mhz,
+                    report=report,
                 )
             )
             self.changed.notify_all()

@@ -58,6 +58,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - annotation
     if is_dataclass(hint):
         return objects_of(hint)
     members = get_args(hint)
+    if get_origin(hint) is tuple and members[-1] is not Ellipsis:
+        return st.tuples(*map(values_of, members))
     if get_origin(hint) is tuple:
         return st.lists(values_of(members[0]), max_size=3).map(tuple)
     if get_origin(hint) is dict:

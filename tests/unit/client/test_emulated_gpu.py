@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
+from statistics import correlation, fmean, pstdev
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,8 @@ def make_gpu(
     switch_latency_s: float = 0.0,
     counter_period_s: float = 0.1,
     num_ranks: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> EmulatedGpu:
     return EmulatedGpu(
         tiny_profile(num_ranks=num_ranks),
@@ -29,6 +33,8 @@ def make_gpu(
         time_scale=time_scale,
         switch_latency_s=switch_latency_s,
         counter_period_s=counter_period_s,
+        noise=noise,
+        seed=seed,
         clock=clock,
     )
 
@@ -255,6 +261,107 @@ def test_whatever_runs_the_counter_never_falls_and_lags_by_less_than_a_period(
         assert -1e-6 <= lag_j <= highest_power_w * period_s * (1 + 1e-6) + 1e-6
 
 
+def times_and_energies(gpu: EmulatedGpu, kind: str, num_runs: int) -> list[tuple[float, float]]:
+    """Of each of so many instructions: how long it lasted, s, and what it took, J."""
+    found: list[tuple[float, float]] = []
+    for _ in range(num_runs):
+        before_j = gpu.exact_energy_j()
+        time_s = run(gpu, kind)
+        found.append((time_s, gpu.exact_energy_j() - before_j))
+    return found
+
+
+def test_without_noise_nothing_differs_from_the_profile_by_a_bit() -> None:
+    clock = HandClock()
+    clock.moment_s = 0.0
+    gpu = make_gpu(clock, seed=5)
+    gpu.on_instruction_begin("forward")
+    gpu.on_instruction_end("forward")
+    assert gpu.emulated_time_s() == 1.0
+    assert gpu.exact_energy_j() == 300.0
+    gpu.lock_sm_clock_mhz(900)
+    gpu.on_instruction_begin("backward")
+    gpu.on_instruction_end("backward")
+    assert gpu.emulated_time_s() == 4.0
+    assert gpu.exact_energy_j() == 750.0
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.29])
+def test_noise_has_the_mean_of_the_profile_and_the_deviation_that_was_asked_for(
+    noise: float,
+) -> None:
+    num_runs = 4000
+    gpu = make_gpu(HandClock(), noise=noise, seed=1)
+    found = times_and_energies(gpu, "forward", num_runs)
+    for values, profiled in zip(zip(*found, strict=True), (1.0, 300.0), strict=True):
+        assert fmean(values) == pytest.approx(profiled, rel=4 * noise / math.sqrt(num_runs))
+        assert pstdev(values) / profiled == pytest.approx(noise, rel=0.08)
+    times_s, energies_j = zip(*found, strict=True)
+    assert abs(correlation(times_s, energies_j)) < 4 / math.sqrt(num_runs)
+    assert gpu.num_overruns == 0
+
+
+def test_the_largest_noise_makes_no_time_or_energy_absurd() -> None:
+    gpu = make_gpu(HandClock(), noise=0.2999, seed=2)
+    found = times_and_energies(gpu, "backward", 20_000)
+    assert all(2.0 * 0.29 < time_s < 2.0 * 3.1 for time_s, _ in found)
+    assert all(600.0 * 0.29 < energy_j < 600.0 * 3.1 for _, energy_j in found)
+
+
+def test_the_same_seed_draws_the_same_and_another_one_does_not() -> None:
+    first, again, other = (
+        times_and_energies(make_gpu(HandClock(), noise=0.02, seed=seed), "forward", 5)
+        for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert first[0] != other[0]
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.2, 3)), max_size=8), st.integers(0, 1000))
+def test_with_noise_and_a_changing_pace_the_counter_never_falls(
+    steps: list[tuple[float, float]], seed: int
+) -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock, noise=0.29, seed=seed)
+    shown_j = 0.0
+    for computation_s, slowdown in steps:
+        gpu.set_pace(slowdown)
+        gpu.on_instruction_begin("forward")
+        clock.move(computation_s)
+        assert gpu.total_energy_j() >= shown_j
+        shown_j = gpu.total_energy_j()
+        gpu.on_instruction_end("forward")
+        assert gpu.exact_energy_j() >= gpu.total_energy_j() - 1e-6 >= shown_j - 1e-6
+
+
+def test_a_slower_pace_takes_longer_at_the_same_power_until_it_is_set_back() -> None:
+    gpu = make_gpu(HandClock())
+    gpu.set_pace(1.5)
+    gpu.lock_sm_clock_mhz(900)
+    assert times_and_energies(gpu, "forward", 1) == [pytest.approx((3.0, 300.0))]
+    gpu.set_pace(0.5)
+    assert times_and_energies(gpu, "forward", 1) == [pytest.approx((1.0, 100.0))]
+    gpu.set_pace(1.0)
+    assert times_and_energies(gpu, "forward", 1) == [pytest.approx((2.0, 200.0))]
+
+
+def test_a_pace_that_is_set_while_an_instruction_runs_counts_from_the_next() -> None:
+    gpu = make_gpu(HandClock())
+    gpu.on_instruction_begin("forward")
+    gpu.set_pace(2.0)
+    gpu.on_instruction_end("forward")
+    assert gpu.emulated_time_s() == pytest.approx(1.0)
+    assert run(gpu, "forward") == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, -1.0, math.inf, math.nan])
+def test_a_pace_that_is_none_is_refused_and_changes_nothing(slowdown: float) -> None:
+    gpu = make_gpu(HandClock())
+    with pytest.raises(ValueError, match="slowdown must be positive and finite"):
+        gpu.set_pace(slowdown)
+    assert run(gpu, "forward") == pytest.approx(1.0)
+
+
 def test_what_cannot_be_emulated_is_refused_in_words() -> None:
     gpu = make_gpu(HandClock())
     with pytest.raises(ValueError, match="no recompute of stage 0"):
@@ -275,6 +382,9 @@ def test_what_cannot_be_emulated_is_refused_in_words() -> None:
         ({"blocking_power_w": -1.0}, "blocking_power_w must not be negative"),
         ({"switch_latency_s": -0.1}, "switch_latency_s must not be negative"),
         ({"counter_period_s": 0.0}, "counter_period_s must be positive"),
+        ({"noise": -0.01}, "noise must be at least 0 and below 0.3, not -0.01"),
+        ({"noise": 0.3}, "noise must be at least 0 and below 0.3, not 0.3"),
+        ({"noise": float("nan")}, "noise must be at least 0 and below 0.3, not nan"),
         ({"blocking_power_w": float("inf")}, "blocking_power_w must not be negative and finite"),
     ],
 )

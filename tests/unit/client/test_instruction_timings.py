@@ -63,6 +63,7 @@ def test_a_step_shows_when_each_instruction_ran_and_what_it_waited_for(
             kind="forward",
             microbatch=0,
             chunk=0,
+            sm_clock_mhz=None,
             began_s=0.25,
             compute_time_s=1.0,
             receive_time_s=0.25,
@@ -72,6 +73,7 @@ def test_a_step_shows_when_each_instruction_ran_and_what_it_waited_for(
             kind="backward",
             microbatch=0,
             chunk=0,
+            sm_clock_mhz=None,
             began_s=1.75,
             compute_time_s=2.0,
             receive_time_s=0.375,
@@ -172,7 +174,7 @@ def test_a_step_without_end_takes_bounded_memory_and_keeps_its_first_instruction
     recorder = TimingRecorder(clock)
     recorder.begin_step()
     for microbatch in range(5):
-        recorder.begin("forward", microbatch, 0)
+        recorder.begin(("forward", microbatch, 0, None, clock()))
         clock.move(1.0 + microbatch)
         recorder.end()
     recorder.end_step()
@@ -183,9 +185,9 @@ def test_a_step_without_end_takes_bounded_memory_and_keeps_its_first_instruction
 def test_an_instruction_whose_end_is_not_told_took_no_time(clock: Clock) -> None:
     recorder = TimingRecorder(clock)
     recorder.begin_step()
-    recorder.begin("forward", None, 0)
+    recorder.begin(("forward", None, 0, None, clock()))
     clock.move(1.0)
-    recorder.begin("backward", None, 0)
+    recorder.begin(("backward", None, 0, None, clock()))
     clock.move(2.0)
     recorder.end()
     recorder.end()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -19,19 +20,26 @@ class Inbox:
     def __init__(self, *statuses: int) -> None:
         self._statuses = list(statuses)
         self.batches: list[list[int]] = []
+        self.steps: list[StepMeasurement] = []
         self.posted = threading.Condition()
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         batch = decode(MeasurementBatch, strict_json(request.read()))
         with self.posted:
             self.batches.append([step.step for step in batch.steps])
+            self.steps += batch.steps
             self.posted.notify_all()
         status = self._statuses.pop(0) if self._statuses else 200
         return httpx.Response(status, json={"stored": len(batch.steps)})
 
 
 def make_outbox(
-    inbox: Inbox, *, capacity: int = 100, is_registered: bool = True
+    inbox: Inbox,
+    *,
+    capacity: int = 100,
+    max_details: int = 100,
+    max_details_per_post: int = 100,
+    is_registered: bool = True,
 ) -> MeasurementOutbox:
     may_post = threading.Event()
     if is_registered:
@@ -48,13 +56,23 @@ def make_outbox(
         presence=PlannerPresence("rank 0"),
         backoff=Backoff(first_s=0.001, longest_s=0.002),
         capacity=capacity,
+        max_details=max_details,
+        max_details_per_post=max_details_per_post,
         period_s=0.001,
     )
 
 
-def put(outbox: MeasurementOutbox, steps: range) -> None:
+def put(outbox: MeasurementOutbox, steps: range, *, num_instructions: int = 0) -> None:
+    """Steps that tell of so many instructions each, and of one clock."""
     for step in steps:
-        outbox.put(StepMeasurement(step=step, plan_version=None, time_s=1.0, energy_j=None))
+        measurement = StepMeasurement(step=step, plan_version=None, time_s=1.0, energy_j=None)
+        if num_instructions:
+            measurement = replace(
+                measurement,
+                by_clock=(("forward", 0, 1200, num_instructions, 0.5, 0.0),),
+                instructions=num_instructions * (("forward", None, 0, 0.0, 0.5, 0.0, 0.0),),
+            )
+        outbox.put(measurement)
 
 
 def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
@@ -75,6 +93,46 @@ def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
     outbox.start()
     outbox.stop(10.0)
     assert inbox.batches == [[7, 8, 9]]
+
+
+def test_steps_that_tell_much_are_posted_in_smaller_batches_and_none_is_divided() -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox, max_details=100, max_details_per_post=10)
+    put(outbox, range(2), num_instructions=3)
+    put(outbox, range(2, 8))  # tell nothing
+    put(outbox, range(8, 10), num_instructions=3)
+    put(outbox, range(10, 12), num_instructions=20)
+    outbox.start()
+    outbox.stop(10.0)
+    assert inbox.batches == [[*range(8)], [8, 9], [10], [11]]
+    assert [len(step.instructions or ()) for step in inbox.steps] == [3, 3, *6 * [0], 3, 3, 20, 20]
+    assert outbox.num_dropped == 0
+
+
+def test_steps_that_tell_much_drop_their_oldest_sooner_and_the_newest_is_always_kept() -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox, max_details=12)
+    put(outbox, range(5))
+    put(outbox, range(5, 10), num_instructions=3)
+    assert outbox.num_dropped == 7  # 0 to 6: three times four entries are left
+    put(outbox, range(10, 12), num_instructions=99)
+    assert outbox.num_dropped == 11
+    outbox.start()
+    outbox.stop(10.0)
+    assert inbox.batches == [[11]]
+
+
+def test_a_batch_that_is_put_back_counts_as_much_as_before() -> None:
+    inbox = Inbox(500)
+    outbox = make_outbox(inbox, max_details=12)
+    put(outbox, range(3), num_instructions=3)
+    outbox.start()
+    with inbox.posted:
+        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 2, 30.0)
+    outbox.stop(10.0)
+    assert inbox.batches == [[0, 1, 2]] * 2
+    put(outbox, range(3, 7), num_instructions=3)
+    assert outbox.num_dropped == 1
 
 
 def test_a_batch_that_failed_is_posted_again() -> None:

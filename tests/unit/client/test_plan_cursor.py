@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_client.errors import CodecError
-from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
+from flyball_client.plan_compiler import compile_plan
+from flyball_client.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.wire import RankPlan
 
 SUPPORTED_MHZ = (1410, 1200, 900)
@@ -17,7 +18,14 @@ INSTRUCTIONS: tuple[tuple[str | int, ...], ...] = (
 )
 
 
-def rank_plan(*instructions: tuple[str | int, ...], stage: int = 0) -> RankPlan:
+CYCLE_MHZ = ((1410, 1410, 1410, 1410), (1200, 900, 1200, 900), (900, 900, 900, 900))
+
+
+def rank_plan(
+    *instructions: tuple[str | int, ...],
+    stage: int = 0,
+    cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
+) -> RankPlan:
     return RankPlan(
         job_id="gpt",
         version=1,
@@ -25,6 +33,7 @@ def rank_plan(*instructions: tuple[str | int, ...], stage: int = 0) -> RankPlan:
         first_step=None,
         instructions=instructions,
         predicted_iteration_time_s=1.0,
+        cycle_mhz=cycle_mhz,
     )
 
 
@@ -32,9 +41,27 @@ def compiled(*instructions: tuple[str | int, ...]) -> CompiledPlan:
     return compile_plan(rank_plan(*instructions), stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
+def with_cycle(*cycle_mhz: tuple[int, ...]) -> CompiledPlan:
+    plan = rank_plan(*INSTRUCTIONS, cycle_mhz=cycle_mhz)
+    return compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
+
+
+def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
+    """What the instructions get when the step goes as planned, MHz."""
+    cursor.begin_step(step)
+    clocks_mhz = tuple(
+        cursor.next_sm_clock_mhz(str(kind), int(microbatch), 0)
+        for kind, microbatch, _ in INSTRUCTIONS
+    )
+    cursor.end_step()
+    assert cursor.num_unplanned == 0
+    assert cursor.surprise is None
+    return clocks_mhz
+
+
 def cursor_in_step(*instructions: tuple[str | int, ...]) -> PlanCursor:
     cursor = PlanCursor(compiled(*instructions))
-    cursor.begin_step()
+    cursor.begin_step(0)
     return cursor
 
 
@@ -54,8 +81,8 @@ def test_a_step_that_goes_as_planned_gets_each_planned_clock(
     rows: list[tuple[str, int, int, int]], names_microbatches: bool
 ) -> None:
     cursor = PlanCursor(compiled(*rows))
-    for _ in range(2):
-        cursor.begin_step()
+    for step in range(2):
+        cursor.begin_step(step)
         clocks = [
             cursor.next_sm_clock_mhz(kind, microbatch if names_microbatches else None, chunk)
             for kind, microbatch, _, chunk in rows
@@ -100,7 +127,7 @@ def test_the_next_step_starts_afresh() -> None:
     cursor = cursor_in_step(*INSTRUCTIONS)
     cursor.next_sm_clock_mhz("recompute", None, 0)
     cursor.end_step()
-    cursor.begin_step()
+    cursor.begin_step(0)
     assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1200
     assert cursor.num_unplanned == 0
 
@@ -116,7 +143,7 @@ def test_more_instructions_than_planned_are_unplanned() -> None:
 def test_between_steps_every_instruction_gets_the_highest_clock_uncounted() -> None:
     cursor = PlanCursor(compiled(*INSTRUCTIONS))
     assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1410
-    cursor.begin_step()
+    cursor.begin_step(0)
     cursor.end_step()
     assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1410
     assert cursor.num_unplanned == 0
@@ -137,7 +164,7 @@ def test_the_row_that_comes_next_may_be_taken_by_whoever_sees_it_come() -> None:
 def test_where_nothing_is_expected_the_next_row_matches_no_instruction(leave: str) -> None:
     cursor = PlanCursor(compiled(*INSTRUCTIONS))
     if leave != "before a step":
-        cursor.begin_step()
+        cursor.begin_step(0)
     if leave == "after a surprise":
         cursor.next_sm_clock_mhz("recompute", None, 0)
     elif leave == "after the last":
@@ -171,6 +198,62 @@ def test_a_clock_that_the_gpu_lacks_is_raised_to_the_next_above() -> None:
 def test_an_instruction_of_another_shape_is_refused(instruction: tuple[str | int, ...]) -> None:
     with pytest.raises(CodecError, match=r"^instructions\[1\] must be \[kind, microbatch, MHz\]"):
         compiled(("forward", 0, 1410), instruction)
+
+
+@given(
+    cycle_mhz=st.lists(st.tuples(*4 * [st.sampled_from(SUPPORTED_MHZ)]), min_size=1, max_size=5),
+    first_step=st.integers(0, 50),
+    # Steps may be left out, and a rank may take the plan up late.
+    steps_since=st.lists(st.integers(0, 30)).map(sorted),
+)
+def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
+    cycle_mhz: list[tuple[int, ...]], first_step: int, steps_since: list[int]
+) -> None:
+    cursor = PlanCursor(with_cycle(*cycle_mhz), first_step=first_step)
+    for since in steps_since:
+        expected_mhz = cycle_mhz[since % len(cycle_mhz)]
+        assert clocks_of_step(cursor, first_step + since) == expected_mhz
+
+
+def test_what_a_step_of_a_cycle_does_not_expect_runs_at_the_highest_clock() -> None:
+    cursor = PlanCursor(with_cycle(*CYCLE_MHZ), first_step=7)
+    cursor.begin_step(9)
+    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 900
+    assert cursor.next_sm_clock_mhz("recompute", None, 0) == 1410
+    assert cursor.next_sm_clock_mhz("forward", 1, 0) == 1410
+    cursor.end_step()
+    assert cursor.num_unplanned == 2
+    assert clocks_of_step(cursor, 10) == CYCLE_MHZ[0]
+
+
+def test_clocks_of_a_cycle_that_the_gpu_lacks_are_raised_and_counted() -> None:
+    plan = with_cycle((1410, 1410, 901, 900), (899, 2000, 1200, 1200))
+    assert plan.cycle_mhz == ((1410, 1410, 1200, 900), (900, 1410, 1200, 1200))
+    assert (plan.num_raised, plan.num_clocks) == (3, 8)
+
+
+def test_clocks_that_a_cycle_replaces_are_not_counted_as_raised() -> None:
+    plan = rank_plan(("forward", 0, 901), cycle_mhz=((900,), (1200,)))
+    compiled_plan = compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
+    assert compiled_plan.num_raised == 0
+
+
+@pytest.mark.parametrize(
+    ("cycle_mhz", "text"),
+    [
+        ((), "cycle_mhz must have at least one row"),
+        ((CYCLE_MHZ[0], (1410, 1410, 1410)), r"cycle_mhz\[1\] must have a clock for each of the 4"),
+        (((1410, 1410, 1410, 1410, 900),), r"cycle_mhz\[0\] .* 4 instructions, not 5"),
+        (((),), r"cycle_mhz\[0\] .* 4 instructions, not 0"),
+        ((*CYCLE_MHZ, (1410, 0, 900, 900)), r"cycle_mhz\[3\] must have clocks above 0 MHz"),
+        (((1410, -900, 900, 900),), r"cycle_mhz\[0\] must have clocks above 0 MHz"),
+    ],
+)
+def test_a_row_of_another_shape_is_refused(
+    cycle_mhz: tuple[tuple[int, ...], ...], text: str
+) -> None:
+    with pytest.raises(CodecError, match=text):
+        with_cycle(*cycle_mhz)
 
 
 def test_a_plan_for_another_stage_is_refused() -> None:

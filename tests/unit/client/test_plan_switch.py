@@ -36,11 +36,11 @@ def test_the_newest_plan_whose_step_has_come_is_run_and_older_ones_are_forgotten
     assert switch.take_due(0) is None
     taken = switch.take_due(1)
     assert taken is not None
-    assert taken.version == 2
+    assert (taken[0].version, taken[1]) == (2, 1)
     assert switch.take_due(4) is None
     taken = switch.take_due(5)
     assert taken is not None
-    assert taken.version == 3
+    assert (taken[0].version, taken[1]) == (3, 5)
     assert switch.take_due(6) is None
 
 
@@ -61,11 +61,20 @@ def test_an_older_plan_may_be_chosen_and_the_newer_one_goes_on_waiting() -> None
     chooser.wanted, newer = plan(1), plan(2)
     switch.put(chooser.wanted, 0)
     switch.put(newer, 0)
-    assert switch.take_due(0) is chooser.wanted
+    assert switch.take_due(0) == (chooser.wanted, 0)
     chooser.wanted = newer
-    assert switch.take_due(1) is newer
+    assert switch.take_due(1) == (newer, 0)
     assert switch.take_due(2) is None
     assert chooser.offered == [[1, 2], [2]]
+
+
+def test_a_plan_that_is_taken_late_still_has_its_own_first_step() -> None:
+    switch = PlanSwitch()
+    switch.put(plan(1), 3)
+    assert switch.take_due(2) is None
+    taken = switch.take_due(8)
+    assert taken is not None
+    assert taken[1] == 3
 
 
 def test_plans_that_are_equal_are_still_two() -> None:
@@ -74,6 +83,6 @@ def test_plans_that_are_equal_are_still_two() -> None:
     switch = PlanSwitch(chooser)
     chooser.wanted = plan(1)
     switch.put(plan(1), 0)
-    switch.put(chooser.wanted, 0)
-    assert switch.take_due(0) is chooser.wanted
-    assert switch.take_due(1) is None
+    switch.put(chooser.wanted, 1)
+    assert switch.take_due(1) == (chooser.wanted, 1)
+    assert switch.take_due(2) is None

@@ -17,7 +17,8 @@ from flyball_client.governor._base import ClockReport
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.plan_cursor import CompiledPlan, PlanCursor, compile_plan
+from flyball_client.plan_compiler import compile_plan
+from flyball_client.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.planner_link import LinkTimes
 from flyball_client.rank_session import RankSession
 from flyball_client.wire import RankPlan
@@ -362,11 +363,11 @@ def test_each_instruction_gets_the_clock_that_its_plan_says_by_whichever_way(
     session = RankSession(
         gpu=RecordingGpu(), job_id=JOB_ID, rank=0, stage=0, planner=None, governor=governor
     )
-    session._plan = plan
+    session._plans.put(plan, 0)
     wanted_mhz: list[int] = []
-    for _ in range(2):
+    for step in range(2):
         session.on_step_begin()
-        cursor.begin_step()
+        cursor.begin_step(step)
         for kind, number, chunk, _ in planned if follows_plan else come:
             microbatch = number if names_microbatches else None
             session.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
@@ -384,7 +385,7 @@ def test_a_clock_that_was_given_back_is_asked_for_again(
 ) -> None:
     governor = RecordingGovernor()
     session = make_session(gpu, planner=None, governor=governor)
-    session._plan = compiled_plan(("forward", 0, 1200), ("backward", 0, 1200))
+    session._plans.put(compiled_plan(("forward", 0, 1200), ("backward", 0, 1200)), 0)
     run_step(session)
     run_step(session)
     assert governor.asked_mhz == 4 * [1200]
@@ -399,7 +400,7 @@ def test_where_no_end_is_told_instructions_are_timed_and_their_clocks_asked_for(
 ) -> None:
     governor = RecordingGovernor()
     session = make_session(gpu, planner=None, governor=governor)
-    session._plan = compiled_plan(*(("forward", number, 900) for number in range(3)))
+    session._plans.put(compiled_plan(*(("forward", number, 900) for number in range(3))), 0)
     session.on_step_begin()
     for microbatch in range(3):
         session.on_instruction_begin("forward", microbatch=microbatch)
@@ -427,7 +428,7 @@ class TestTheLease:
     ) -> RankSession:
         """Its plan has one clock, which is in force."""
         session = make_session(gpu, planner=None, governor=governor)
-        session._plan = compiled_plan(*(("forward", number, 900) for number in range(4)))
+        session._plans.put(compiled_plan(*(("forward", number, 900) for number in range(4))), 0)
         session.on_step_begin()
         session.on_instruction_begin("forward", microbatch=0)
         session.on_instruction_end("forward", microbatch=0)

@@ -49,8 +49,16 @@ def order(text: str) -> Order:
 
 
 @contextmanager
-def pipelines(orders: list[Order], *, num_pipelines: int = 1) -> Iterator[list[EmulatedRank]]:
-    """Ranks that run these orders at the highest clocks, closed in the end."""
+def pipelines(
+    orders: list[Order], *, num_pipelines: int = 1, pace: dict[tuple[int, int], float] | None = None
+) -> Iterator[list[EmulatedRank]]:
+    """Ranks that run these orders at the highest clocks, closed in the end.
+
+    Args:
+        orders: of the stages.
+        num_pipelines: alike.
+        pace: slowdowns of GPUs, by pipeline and stage.
+    """
     ranks: list[EmulatedRank] = []
     for pipeline in range(num_pipelines):
         for stage, of_stage in enumerate(orders):
@@ -62,6 +70,7 @@ def pipelines(orders: list[Order], *, num_pipelines: int = 1) -> Iterator[list[E
                 counter_period_s=1e-9,
                 clock=clock,
             )
+            gpu.set_pace((pace or {}).get((pipeline, stage), 1.0))
             session = RankSession(gpu=gpu, job_id="job", rank=len(ranks), stage=stage, planner=None)
             ranks.append(
                 EmulatedRank(
@@ -86,6 +95,58 @@ def test_two_stages_and_three_microbatches_take_what_they_take_by_hand(num_pipel
             assert [measured.energy_j for measured in step] == pytest.approx(
                 [300.0] * len(ranks), abs=1e-5
             )
+
+
+def waits_s(rank: EmulatedRank) -> dict[str, float]:
+    """What each instruction of the last step waited for its input, by name, s."""
+    return {
+        f"{timing.kind[0].upper()}{timing.microbatch}": timing.receive_time_s
+        for timing in rank.session.last_step_timings
+    }
+
+
+def test_each_session_is_told_what_its_instructions_waited_for() -> None:
+    """Stage 0: F0 F1, waits, B0 from 0.4 on; stage 1 gives gradients at 0.4, 0.7 and 1.0 s."""
+    with pipelines(ONE_F_ONE_B) as (first, last):
+        for _ in range(2):
+            run_step([first, last], num_stages=2)
+            assert waits_s(first) == pytest.approx(
+                {"F0": 0.0, "F1": 0.0, "B0": 0.2, "F2": 0.0, "B1": 0.0, "B2": 0.1}
+            )
+            assert waits_s(last) == pytest.approx(
+                {"F0": 0.1, "B0": 0.0, "F1": 0.0, "B1": 0.0, "F2": 0.0, "B2": 0.0}
+            )
+
+
+def test_a_message_that_takes_its_time_is_waited_for_where_nothing_else_is_left_to_do() -> None:
+    """F0 at 0 and 0.15 s, B0 at 0.25 and 0.5 s; F1 of stage 0 is computed meanwhile."""
+    with pipelines([order("F0 F1 B0 B1"), order("F0 B0 F1 B1")]) as (first, last):
+        step = run_step([first, last], num_stages=2, transfer_time_s=0.05)
+    assert waits_s(first) == pytest.approx({"F0": 0.0, "F1": 0.0, "B0": 0.3, "B1": 0.1})
+    assert waits_s(last) == pytest.approx({"F0": 0.15, "B0": 0.0, "F1": 0.0, "B1": 0.0})
+    assert [measured.time_s for measured in step] == pytest.approx([1.0, 1.0])
+
+
+def test_a_transfer_does_not_arrive_before_it_was_sent() -> None:
+    with (
+        pipelines(ONE_F_ONE_B) as ranks,
+        pytest.raises(ValueError, match=r"transfer_time_s must not be negative, not -0\.1"),
+    ):
+        run_step(ranks, num_stages=2, transfer_time_s=-0.1)
+
+
+def test_a_pipeline_with_a_straggler_keeps_the_other_ones_waiting_at_the_end() -> None:
+    """Its stage 1 takes 1.5 times as long: 0.1 s before it, 3 (0.15 + 0.3) s, 0.2 s after it."""
+    with pipelines(ONE_F_ONE_B, num_pipelines=2, pace={(1, 1): 1.5}) as ranks:
+        step = run_step(ranks, num_stages=2)
+        assert [measured.time_s for measured in step] == pytest.approx(4 * [1.65])
+        # The first pipeline does what it did, 0.45 s less of which it waits in the end.
+        energies_j = [measured.energy_j for measured in step]
+        assert energies_j[:2] == pytest.approx(2 * [300.0 + 0.45 * BLOCKING_POWER_W], abs=1e-5)
+        assert energies_j[3] == pytest.approx(1.5 * 276.0 + 0.3 * BLOCKING_POWER_W, abs=1e-5)
+        assert waits_s(ranks[0]) == pytest.approx(
+            {"F0": 0.0, "F1": 0.0, "B0": 0.2, "F2": 0.0, "B1": 0.0, "B2": 0.1}
+        )
 
 
 def test_the_order_of_the_ranks_on_this_machine_changes_nothing() -> None:
@@ -137,6 +198,25 @@ def test_a_clock_that_comes_late_changes_the_rest_of_the_instruction() -> None:
     assert gpu.exact_energy_j() == pytest.approx(15.0 + 7.5)
     assert gpu.sm_clock_mhz() == 700
     assert gpu.num_overruns == 0
+
+
+def test_a_late_clock_of_a_slow_gpu_is_as_late_and_its_instruction_as_slow() -> None:
+    """0.05 of 0.2 s at 1400 MHz; three quarters of 0.4 s at 700 MHz, and of 30 J."""
+    clock = RankClock()
+    gpu = SwitchingGpu(
+        profile(1),
+        0,
+        blocking_power_w=BLOCKING_POWER_W,
+        switch_latency_s=0.05,
+        counter_period_s=1e-9,
+        clock=clock,
+    )
+    gpu.set_pace(2.0)
+    gpu.lock_sm_clock_mhz(700)
+    gpu.on_instruction_begin("forward")
+    gpu.on_instruction_end("forward")
+    assert clock.now_s() == pytest.approx(0.05 + 0.3)
+    assert gpu.exact_energy_j() == pytest.approx(60.0 / 4 + 30.0 * 3 / 4)
 
 
 def test_of_several_late_clocks_each_has_its_share_and_the_last_one_stays() -> None:

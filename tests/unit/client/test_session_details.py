@@ -1,0 +1,219 @@
+"""What a session runs and posts where its plan has a cycle or asks for more than totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
+from tests.unit.client.recording_gpu import SUPPORTED_MHZ, RecordingGpu
+from tests.unit.client.test_rank_session import PLAN, QUICK, wait_until
+from tests.unit.client.tiny_profile import HandClock, tiny_profile
+
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.rank_session import RankSession
+from flyball_client.wire import StepMeasurement
+
+CYCLE_MHZ = ((1400, 1400), (1200, 900), (900, 900))
+
+
+@contextmanager
+def session_of(
+    planner: MemoryPlanner, gpu: RecordingGpu | EmulatedGpu, **arguments: object
+) -> Iterator[RankSession]:
+    """A session that has the planner's newest plan, if there is one with a first step."""
+    with RankSession(
+        gpu=gpu,
+        job_id=JOB_ID,
+        rank=0,
+        stage=0,
+        planner=planner.client(),
+        **(QUICK | arguments),  # type: ignore[arg-type] # mixed
+    ) as session:
+        if planner.first_steps:
+            wait_until(planner, lambda: bool(session._plans._arrived))
+        wait_until(planner, lambda: planner.knows_rank)
+        yield session
+
+
+@pytest.fixture
+def planner() -> MemoryPlanner:
+    return MemoryPlanner()
+
+
+@pytest.fixture
+def emulated() -> EmulatedGpu:
+    """Forward 1 s at 1400 and 1200 MHz, 2 s at 900; backward 2 s at 1400, 3 s at the others."""
+    return EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=HandClock())
+
+
+def run_step(session: RankSession, *, receive_s: float = 0.0) -> None:
+    session.on_step_begin()
+    for kind, microbatch in (("forward", 0), ("backward", 0)):
+        if kind == "backward":
+            session.on_transfer("receive", kind, time_s=receive_s, microbatch=microbatch)
+        session.on_instruction_begin(kind, microbatch=microbatch)
+        session.on_instruction_end(kind, microbatch=microbatch)
+    session.on_step_end()
+
+
+def posted(
+    planner: MemoryPlanner,
+    gpu: RecordingGpu | EmulatedGpu,
+    run: Callable[[RankSession], None],
+) -> tuple[tuple[StepMeasurement, ...], tuple[StepMeasurement, ...]]:
+    """What the planner has got when all is over, and what the session has kept."""
+    with session_of(planner, gpu) as session:
+        run(session)
+    return tuple(measured for _, measured in sorted(planner.measurements.items())), session.history
+
+
+def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_step(
+    planner: MemoryPlanner,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ), 10)
+    gpu = RecordingGpu()
+    with session_of(planner, gpu, initial_step=9) as session:
+        run_step(session)  # before the plan's first step
+        assert gpu.told == []
+        run_step(session)
+        assert gpu.told == [1400]
+        session.on_step_begin()
+        session.on_step_failed()  # step 11, with the second row
+        run_step(session)
+        assert gpu.told[-1] == 900
+        for _ in range(2):  # steps 13 and 14
+            run_step(session)
+        assert gpu.told[-3:] == [1400, 1200, 900]
+    with session_of(planner, late := RecordingGpu(), initial_step=14) as session:
+        run_step(session)
+        assert late.told == [1200, 900]
+
+
+def test_a_cycle_that_cannot_be_run_is_refused_and_the_clocks_are_left_alone(
+    planner: MemoryPlanner, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner.publish(*PLAN, cycle_mhz=((1400, 1400), (900,)))
+    gpu = RecordingGpu()
+    with session_of(planner, gpu) as session:
+        wait_until(planner, lambda: any("refuses plan version 1" in m for m in caplog.messages))
+        run_step(session)
+    assert gpu.told == []
+    assert planner.acknowledgements == []
+    (line,) = (m for m in caplog.messages if "refuses" in m)
+    assert line.endswith("cycle_mhz[1] must have a clock for each of the 2 instructions, not 1")
+
+
+def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_took(
+    planner: MemoryPlanner, emulated: EmulatedGpu
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ, report="clocks"), 1)
+
+    def run(session: RankSession) -> None:
+        for _ in range(4):
+            run_step(session)
+
+    found, kept = posted(planner, emulated, run)
+    assert found[0].by_clock is None  # not on the plan yet
+    times_s = [
+        {(row[0], row[2]): pytest.approx(row[4]) for row in step.by_clock or ()}
+        for step in found[1:]
+    ]
+    assert times_s == [
+        {("forward", 1400): 1.0, ("backward", 1400): 2.0},
+        {("forward", 1200): 1.0, ("backward", 900): 3.0},
+        {("forward", 900): 2.0, ("backward", 900): 3.0},
+    ]
+    assert {row[3:4] + row[5:] for step in found for row in step.by_clock or ()} == {(1, 0.0)}
+    assert [step.instructions for step in found] == 4 * [None]
+    # What is kept here stays small.
+    assert kept == tuple(replace(step, by_clock=None) for step in found)
+
+
+def test_instructions_are_told_with_what_they_waited_for(
+    planner: MemoryPlanner, emulated: EmulatedGpu
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, report="instructions"), 0)
+    (step,), (totals,) = posted(planner, emulated, lambda s: run_step(s, receive_s=0.5))
+    assert step.instructions is not None
+    forward, backward = step.instructions
+    assert forward[:3] == ("forward", 0, 0)
+    assert forward[3:] == pytest.approx((0.0, 1.0, 0.0, 0.0))
+    assert backward[:3] == ("backward", 0, 0)
+    assert backward[3:] == pytest.approx((1.0, 3.0, 0.5, 0.0))
+    assert step.by_clock is not None
+    assert totals.instructions is None
+
+
+@pytest.mark.parametrize("report", ["totals", "all-that-a-newer-planner-knows"])
+def test_a_plan_that_asks_for_nothing_is_answered_with_totals(
+    planner: MemoryPlanner, emulated: EmulatedGpu, report: str
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, report=report), 0)
+    found, kept = posted(planner, emulated, run_step)
+    assert found == kept
+    assert found[0].plan_version == 1
+    assert (found[0].by_clock, found[0].instructions) == (None, None)
+
+
+def test_a_newer_plan_that_asks_for_less_is_answered_with_less(planner: MemoryPlanner) -> None:
+    planner.name_first_step(planner.publish(*PLAN, report="clocks"), 0)
+
+    def run(session: RankSession) -> None:
+        run_step(session)
+        planner.name_first_step(planner.publish(*PLAN), 1)
+        wait_until(planner, lambda: bool(session._plans._arrived))
+        run_step(session)
+
+    found, _ = posted(planner, RecordingGpu(), run)
+    assert [step.plan_version for step in found] == [1, 2]
+    assert [step.by_clock is None for step in found] == [False, True]
+
+
+def test_a_rank_whose_clocks_are_no_longer_set_tells_none(
+    planner: MemoryPlanner, emulated: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, report="clocks"), 0)
+
+    def refuse(sm_clock_mhz: int) -> None:
+        raise ValueError(f"no {sm_clock_mhz} MHz")
+
+    monkeypatch.setattr(emulated, "lock_sm_clock_mhz", refuse)
+    (step,), _ = posted(planner, emulated, run_step)
+    assert step.plan_version is None
+    assert step.by_clock is not None
+    assert [row[:3] for row in step.by_clock] == [("forward", 0, None), ("backward", 0, None)]
+
+
+def test_timings_of_a_step_tell_the_clock_that_was_asked_for_where_a_plan_is_in_force(
+    planner: MemoryPlanner,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 1)
+    with session_of(planner, RecordingGpu()) as session:
+        told: list[list[int | None]] = []
+        for _ in range(2):
+            run_step(session)
+            told.append([timing.sm_clock_mhz for timing in session.last_step_timings])
+    assert told == [[None, None], [1200, 900]]
+
+
+def test_what_the_plan_does_not_expect_is_told_at_the_highest_clock(
+    planner: MemoryPlanner,
+) -> None:
+    planner.name_first_step(planner.publish(("forward", 0, 900)), 0)
+    with session_of(planner, RecordingGpu()) as session:
+        run_step(session)
+        clocks_mhz = [timing.sm_clock_mhz for timing in session.last_step_timings]
+    assert clocks_mhz == [900, SUPPORTED_MHZ[0]]
+
+
+@pytest.mark.parametrize("refuses_clocks", [False, True])
+def test_a_rank_says_which_clocks_its_gpu_has(planner: MemoryPlanner, refuses_clocks: bool) -> None:
+    gpu = RecordingGpu()
+    gpu.refuses_clocks = refuses_clocks
+    with session_of(planner, gpu):
+        pass
+    (registration,) = planner.registrations
+    assert registration.sm_clocks_mhz == (None if refuses_clocks else SUPPORTED_MHZ)
