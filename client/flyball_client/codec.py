@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from flyball_client.errors import CodecError
@@ -82,15 +82,9 @@ def _decode(target: object, data: object, path: str) -> object:
         return _any(data, path)
     if dataclasses.is_dataclass(target):
         return _dataclass(cast("type[object]", target), data, path)
-    origin = get_origin(target)
-    if origin is Union or origin is types.UnionType:
-        return _union(get_args(target), data, path)
-    if origin is tuple:
-        return _tuple(get_args(target), data, path)
-    if origin is Literal:
-        return _one_of(get_args(target), data, path)
-    if origin is dict:
-        return _dict(get_args(target)[1], data, path)
+    by_members = _BY_ORIGIN.get(get_origin(target))
+    if by_members is not None:
+        return by_members(get_args(target), data, path)
     return _scalar(target, data, path)
 
 
@@ -154,10 +148,11 @@ def _tuple(members: tuple[Any, ...], data: object, path: str) -> tuple[object, .
     return tuple(_decode(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(pairs))
 
 
-def _dict(member: object, data: object, path: str) -> dict[str, object]:
+def _dict(members: tuple[Any, ...], data: object, path: str) -> dict[str, object]:
     if not isinstance(data, dict):
         raise CodecError(f"{path} must be an object, not {_describe(data)}")
     entries = cast("dict[object, object]", data)
+    member = members[-1]
     return {
         _key(key, path): _decode(member, item, _member(path, key)) for key, item in entries.items()
     }
@@ -179,9 +174,18 @@ def _one_of(values: tuple[Any, ...], data: object, path: str) -> object:
     raise CodecError(f"{path} must be one of {', '.join(map(str, values))}")
 
 
+_BY_ORIGIN: dict[object, Callable[[tuple[Any, ...], object, str], object]] = {
+    Union: _union,
+    types.UnionType: _union,
+    tuple: _tuple,
+    Literal: _one_of,
+    dict: _dict,
+}
+
+
 def _any(data: object, path: str) -> object:
     if isinstance(data, dict):
-        return _dict(Any, cast("dict[object, object]", data), path)
+        return _dict((Any,), cast("dict[object, object]", data), path)
     if isinstance(data, list):
         items = cast("list[object]", data)
         return [_any(item, f"{path}[{i}]") for i, item in enumerate(items)]
