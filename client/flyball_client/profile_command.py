@@ -13,6 +13,7 @@ from flyball_client.profiling.convert_action import (
     convert,
     join,
 )
+from flyball_client.profiling.online_action import configure_online, online
 from flyball_client.profiling.run_action import run
 from flyball_client.profiling.run_arguments import configure_run
 
@@ -20,6 +21,11 @@ _Action = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argpar
 
 _ACTIONS: dict[str, _Action] = {
     "run": ("measure a stage at each clock of a GPU", configure_run, run),
+    "online": (
+        "how far the profiling of a training job is, and the profile it found",
+        configure_online,
+        online,
+    ),
     "blocking-power": (
         "measure what a GPU draws while it waits for another rank",
         configure_blocking_power,
@@ -42,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    summary="measure a stage profile on a GPU; convert and join profiles",
+    summary="measure a stage profile on a GPU, or look at one being measured; convert and join",
     configure=_configure,
     run=_run,
 )

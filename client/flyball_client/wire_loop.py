@@ -119,10 +119,11 @@ class ComparisonView:
     """How far a comparison is.
 
     Attributes:
-        state: `none`, `running` or `done`.
+        state: `none`, `running`, `done`, or `ended`: another plan came before enough was measured,
+            or the steps could not be used.
         version: the plan version that it runs as; null: none yet.
         num_pairs: asked for.
-        num_measured_pairs: of them measured whole, by all ranks.
+        num_measured_pairs: measured so far by all ranks, as planned.
     """
 
     state: str
@@ -160,14 +161,15 @@ class ProfilingView:
             `refused`.
         problem: why it was refused; null otherwise.
         num_steps: that it has looked at.
-        points: as known now, by stage, instruction, chunk and falling frequency.
+        points: as found, by stage, instruction, chunk and falling frequency; empty before the end.
         blocking_power_w, blocking_power_error_w: per stage, measured; null where it was given,
             or is not known yet.
         slowdown_limit: the cap, as a share.
         largest_slowdown: of a step of probing against the steps at the highest clocks, as a share;
             null: none yet.
-        extra_time_s: iteration time that profiling added so far, measured, s.
-        extra_energy_j: energy that profiling added so far (below zero: it saved some), J.
+        extra_time_s: iteration time that profiling added, measured, s.
+        extra_energy_j: energy that profiling added (below zero: it saved some), measured, J; null:
+            not known.
         emulated: whether the GPUs are.
     """
 
@@ -181,7 +183,7 @@ class ProfilingView:
     slowdown_limit: float
     largest_slowdown: float | None
     extra_time_s: float
-    extra_energy_j: float
+    extra_energy_j: float | None
     emulated: bool
 
 
@@ -191,7 +193,7 @@ class Estimate:
 
     Attributes:
         low, high: null where too few steps were measured for an interval.
-        num_steps: that it is made of.
+        num_steps: that it is made of; of a comparison those of the smaller side.
     """
 
     mean: float
@@ -205,27 +207,32 @@ class SavingView:
     """What one plan version was measured to do, against a measured baseline.
 
     Attributes:
-        time_s, energy_j: of an iteration on the plan, measured.
+        policy, target: that it was planned with.
+        time_s, energy_j: of an iteration on the plan, measured; null: no step was, or not its
+            energy.
         baseline_time_s, baseline_energy_j: at the highest clocks, measured; null: never measured.
-        baseline: how that was measured: `interleaved` with the plan's steps, `earlier` steps at
-            default or highest clocks (drift in between counts as saving), or `none`.
+        baseline: how that was measured: `interleaved` with the plan's steps; `apart`, in the
+            nearest steps of the job at default or highest clocks (drift in between counts as
+            saving); `itself`: the version is all at the highest clocks; or `none`.
         slowdown_percent, saving_percent: of the plan against that baseline; null without one.
-        saved_j: in all of this version's measured steps, J; null without a baseline.
-        num_steps: measured on this version by all ranks.
-        num_left_out: of its steps, those that left the plan, or were mixed or incomplete.
+        saved_j: in `num_steps` steps, J; null without a baseline.
+        num_steps: measured on the plan by all ranks, and counted.
+        num_left_out: of the version's steps: not run as planned, of several versions, not posted by
+            all ranks, or directly after a change of version.
         predicted_time_s, predicted_energy_j, predicted_saving_percent: the planner's.
     """
 
     version: int
+    policy: str
     target: str
-    time_s: Estimate
+    time_s: Estimate | None
     energy_j: Estimate | None
     baseline_time_s: Estimate | None
     baseline_energy_j: Estimate | None
     baseline: str
     slowdown_percent: Estimate | None
     saving_percent: Estimate | None
-    saved_j: float | None
+    saved_j: Estimate | None
     num_steps: int
     num_left_out: int
     predicted_time_s: float
@@ -239,13 +246,14 @@ class ReportView:
 
     Attributes:
         emulated: whether its GPUs are: then all that is called measured was measured there.
-        num_steps: of the job, measured by all ranks.
+        num_steps: of the job, measured by all ranks, on whatever clocks.
         time_s, energy_j: of all these steps together, measured; energy null where a rank could
             not read it.
-        saved_j: in all steps on plans with a measured baseline, what profiling cost taken off, J;
-            null where no baseline was measured.
-        profiling_time_s, profiling_energy_j: that online profiling added, measured; null: none was.
-        versions: per plan version that was run.
+        saved_j: by all versions that have a measured baseline, what profiling cost taken off, J;
+            null where none has. The versions' bounds are added up, as they share baselines.
+        profiling_time_s, profiling_energy_j: that online profiling added, measured; null: none was,
+            or its energy could not be read.
+        versions: per plan version that was run, rising; those of profiling are not among them.
     """
 
     job_id: str
@@ -254,7 +262,7 @@ class ReportView:
     num_steps: int
     time_s: float
     energy_j: float | None
-    saved_j: float | None
+    saved_j: Estimate | None
     profiling_time_s: float | None
     profiling_energy_j: float | None
     versions: tuple[SavingView, ...]

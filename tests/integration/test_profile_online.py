@@ -1,0 +1,123 @@
+"""`flyball profile online` against a planner: every state, the file, and what can be wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.command_in_process import Done, Flyball, in_process, refusal
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.samples import profile_csv
+
+from flyball_client.wire_loop import ProbedPointView
+from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.control import ProfilingResult
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as served:
+        yield served
+
+
+@pytest.fixture
+def online(planner: LivePlanner, capsys: pytest.CaptureFixture[str]) -> Flyball:
+    flyball = in_process(capsys)
+
+    def run(*arguments: str | Path) -> Done:
+        address = str(planner.http.base_url)
+        return flyball("profile", "online", "job", "--planner", address, *arguments)
+
+    return run
+
+
+def found(planner: LivePlanner, result: ProfilingResult) -> None:
+    """As if profiling had come so far."""
+    with planner.state.services.store.writing() as writer:
+        writer.save_control(writer.find_control("job").evolve(profiling=result))
+
+
+def point(frequency_mhz: int, num_probes: int) -> ProbedPointView:
+    return ProbedPointView(
+        stage=0,
+        instruction="forward",
+        chunk=0,
+        frequency_mhz=frequency_mhz,
+        time_s=0.1,
+        time_error_s=0.0005,
+        energy_j=20.0,
+        energy_error_j=0.3,
+        num_probes=num_probes,
+    )
+
+
+def test_a_job_with_a_given_profile_says_so_and_its_profile_can_be_kept(
+    planner: LivePlanner, online: Flyball, tmp_path: Path
+) -> None:
+    planner.put_planned_job()
+    file = tmp_path / "kept.csv"
+    done = online("-o", file)
+    assert done.returncode == 0
+    assert "its profile is given" in done.stdout
+    assert parse_stage_profile(file.read_text()) == parse_stage_profile(profile_csv())
+    assert "is there already; --force writes over it" in refusal(online("-o", file))
+
+
+def test_a_job_that_waits_for_its_ranks_has_no_profile_to_keep(
+    planner: LivePlanner, online: Flyball, tmp_path: Path
+) -> None:
+    planner.put_job(profiling="online").raise_for_status()
+    assert "waiting for all ranks to register" in online().stdout
+    assert "job has no profile yet" in refusal(online("-o", tmp_path / "none.csv"))
+    assert not (tmp_path / "none.csv").exists()
+
+
+def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
+    planner: LivePlanner, online: Flyball
+) -> None:
+    planner.put_job(profiling="online").raise_for_status()
+    found(
+        planner,
+        ProfilingResult(
+            state="finished",
+            num_steps=150,
+            points=(point(1410, 900), point(1395, 0)),
+            blocking_power_w=(83.0, 84.0),
+            blocking_power_error_w=(0.5, 0.6),
+            largest_slowdown=0.08,
+            extra_time_s=12.0,
+            extra_energy_j=-500.0,
+        ),
+    )
+    done = online()
+    out = done.stdout
+    assert done.returncode == 0
+    assert "online profiling of job (emulated): finished" in out
+    assert "slowest step +8.0 % against the highest clocks (limit +10.0 %)" in out
+    assert "it added +12.0 s and -500 J" in out
+    assert "stage 1: blocking power 84.00 W +- 0.60" in out
+    (line,) = [line for line in out.splitlines() if "0 forward" in line]
+    assert line.split() == ["0", "forward", "1410..1395", "1/2", "0.50", "1.50"]
+    document = json.loads(online("--json").stdout)
+    assert document["points"][1]["num_probes"] == 0
+    assert (document["state"], document["output"]) == ("finished", None)
+
+
+def test_a_refusal_says_why(planner: LivePlanner, online: Flyball) -> None:
+    planner.put_job(profiling="online").raise_for_status()
+    found(planner, ProfilingResult(state="refused", problem="stage 0: its counter never moves"))
+    assert online().stdout.splitlines()[1] == "  stage 0: its counter never moves"
+
+
+def test_an_unknown_job_is_one_line(online: Flyball) -> None:
+    assert "has no job 'job', nor any other" in refusal(online())
+
+
+def test_without_an_address_it_says_which_to_give(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FLYBALL_PLANNER_URL", raising=False)
+    line = refusal(in_process(capsys)("profile", "online", "job"))
+    assert "give --planner URL, or set FLYBALL_PLANNER_URL" in line
