@@ -8,6 +8,8 @@ JobsError
 ├── WrongStateError               it exists, but not in a state that allows this
 │   ├── RegistrationConflictError
 │   ├── MissingProfileError
+│   ├── MissingPlanError
+│   ├── NothingToCompareError
 │   └── IllegalMoveError
 ├── InvalidFieldError             a value out of bounds; `field` names it
 │   └── PlanningFailedError       the planner refused the job as it now stands
@@ -65,6 +67,14 @@ class RegistrationConflictError(WrongStateError):
 
 class MissingProfileError(WrongStateError):
     """Job {job_id} has no profile yet; put one first."""
+
+
+class MissingPlanError(WrongStateError):
+    """Job {job_id} has no plan yet; put a profile first."""
+
+
+class NothingToCompareError(WrongStateError):
+    """The plan of job {job_id} is all at the highest clocks; choose another policy first."""
 
 
 class IllegalMoveError(WrongStateError):

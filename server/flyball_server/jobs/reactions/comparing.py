@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -18,38 +19,53 @@ from flyball_server.planning.probe_plan import ProbePlan
 
 _LOG = logging.getLogger(__name__)
 
-# Steps are counted anew after so many of those that were asked for, as a share.
-_COUNTING_SHARE = 1 / 16
+# Where counting steps takes longer than this, s, it pauses for so many times as long.
+_QUICK_S = 0.2
+_PAUSE_FACTOR = 10.0
 
-_Counted = dict[str, tuple[int, int]]
+_Pauses = dict[str, float]
 
 
 class Comparing:
     """The reaction that begins comparisons and ends them.
 
-    It counts measured pairs only when enough steps have come since it last did; what it remembers
-    of that saves time and decides nothing.
+    What it remembers, until when not to count the many steps of a large job again, saves time and
+    decides nothing.
     """
 
     def __init__(self) -> None:
-        # By job its version, and the steps on it when they were last counted.
-        self._memories: WeakKeyDictionary[JobStore, _Counted] = WeakKeyDictionary()
+        # By job, monotonic s.
+        self._pauses: WeakKeyDictionary[JobStore, _Pauses] = WeakKeyDictionary()
 
-    def __call__(self, services: JobServices, job_id: str) -> None:
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Begin a comparison, end it, or leave the job as it is."""
-        counted = self._memories.setdefault(services.store, {})
+        pauses = self._pauses.setdefault(services.store, {})
+        started_s = time.monotonic()
+        if started_s < pauses.get(job_id, started_s):
+            return pauses[job_id] - started_s
         with services.store.reading() as reader:
             situation = _situation(reader, job_id)
-            if situation is None or not _wants_change(reader, situation, counted):
-                return
+            if situation is None or not _wants_change(reader, situation):
+                return _pause(pauses, job_id, started_s)
         with services.store.writing() as writer:
             is_same = _situation(writer, job_id) == situation
             if is_same:
                 _LOG.info("job %s: %s", job_id, _change(services, writer, situation))
-        counted.pop(job_id, None)
+        pauses.pop(job_id, None)
         if is_same:
             services.wake(job_id)
         services.notice(job_id)
+        return None
+
+
+def _pause(pauses: _Pauses, job_id: str, started_s: float) -> float | None:
+    """When to look again, s, after a look that took long; None: after a change."""
+    took_s = time.monotonic() - started_s
+    if took_s <= _QUICK_S:
+        return None
+    pause_s = _PAUSE_FACTOR * took_s
+    pauses[job_id] = started_s + took_s + pause_s
+    return pause_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,28 +97,22 @@ def _situation(reader: JobReader, job_id: str) -> _Situation | None:
     )
 
 
-def _wants_change(reader: JobReader, situation: _Situation, counted: _Counted) -> bool:
+def _wants_change(reader: JobReader, situation: _Situation) -> bool:
     running, newest = situation.running, situation.newest
     if running.version is None:
         return _can_be_compared(reader, situation)
-    return running.version != newest.version or _is_over(reader, situation, counted)
+    return running.version != newest.version or _is_over(reader, situation)
 
 
-def _is_over(reader: JobReader, situation: _Situation, counted: _Counted) -> bool:
+def _is_over(reader: JobReader, situation: _Situation) -> bool:
     job_id, newest = situation.job.job_id, situation.newest
     num_pairs = situation.running.num_pairs
     steps = reader.list_newest_steps(job_id, 1)
     if newest.first_step is None or not steps:
         return False
     num_steps = steps[0].step - newest.first_step
-    of_version, num_counted = counted.get(job_id, (0, 0))
-    if of_version == newest.version:
-        num_steps_wanted = num_counted + 2 * num_pairs * _COUNTING_SHARE
-    else:
-        num_steps_wanted = 2 * num_pairs
-    if num_steps < num_steps_wanted:
+    if num_steps < 2 * num_pairs:
         return False
-    counted[job_id] = newest.version, num_steps
     record = require_plan(reader, job_id, newest.version)
     return (
         num_steps >= PATIENCE * 2 * num_pairs + record.cycle_length

@@ -1,0 +1,120 @@
+"""Use cases of comparing: steps at the highest clocks among those on the plan, on request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from flyball_server.jobs.control import Comparison
+from flyball_server.jobs.errors import MissingPlanError, NothingToCompareError
+from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_reading import num_paired_steps, step_kinds
+from flyball_server.jobs.store import JobReader
+
+# The energy counter moves about every 100 ms: a block of so long loses a few percent at its ends.
+BLOCK_S = 2.0
+# An interval needs some pairs of blocks, however short the steps are.
+MIN_BLOCKS = 6
+# A comparison whose steps are not measured well is given up after so many times the steps.
+PATIENCE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonProgress:
+    """How far a comparison is; as the wire's ComparisonView."""
+
+    state: Literal["none", "running", "done", "ended"]
+    version: int | None = None
+    num_pairs: int = 0
+    num_measured_pairs: int = 0
+
+
+def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> ComparisonProgress:
+    """Ask for a comparison of the job's plan with the highest clocks.
+
+    It begins as soon as a plan holds that is neither probing nor being reconfigured. The same
+    again changes nothing while it runs; another number of pairs changes when it ends.
+
+    Raises:
+        UnknownJobError: no such job.
+        MissingPlanError: it has no plan yet.
+        NothingToCompareError: its plan is all at the highest clocks.
+        InvalidFieldError: too few pairs, or too many.
+    """
+    wanted = Comparison(num_pairs=num_pairs)
+    with services.store.writing() as writer:
+        require_job(writer, job_id)
+        version = newest_version(writer.list_activations(job_id))
+        if version is None:
+            raise MissingPlanError(job_id=job_id)
+        if step_kinds(require_plan(writer, job_id, version)).is_all_baseline:
+            raise NothingToCompareError(job_id=job_id)
+        control = writer.find_control(job_id)
+        known = control.comparison
+        if known is None or known.is_done:
+            writer.save_control(control.evolve(comparison=wanted))
+        elif known.num_pairs != num_pairs:
+            # The steps that it has measured count for the new number too.
+            changed = Comparison(
+                num_pairs=num_pairs, version=known.version, of_version=known.of_version
+            )
+            writer.save_control(control.evolve(comparison=changed))
+        progress = comparison_progress(writer, job_id)
+    services.notice(job_id)
+    return progress
+
+
+def get_comparison(services: JobServices, job_id: str) -> ComparisonProgress:
+    """How far the newest comparison of a job is.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        return comparison_progress(reader, job_id)
+
+
+def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:
+    """How far the newest comparison of a known job is, in the caller's transaction."""
+    comparison = reader.find_control(job_id).comparison
+    if comparison is None:
+        return ComparisonProgress(state="none")
+    num_measured = _num_measured_pairs(reader, job_id, comparison)
+    state: Literal["running", "done", "ended"] = "running"
+    if comparison.is_done:
+        state = "done" if num_measured >= comparison.num_pairs else "ended"
+    return ComparisonProgress(
+        state=state,
+        version=comparison.version,
+        num_pairs=comparison.num_pairs,
+        num_measured_pairs=num_measured,
+    )
+
+
+def comparison_cycle(
+    num_pairs: int, iteration_time_s: float, *, block_steps: int | None = None
+) -> tuple[bool, ...]:
+    """Which steps run at the highest clocks: plan, highest, highest, plan, each a block of steps.
+
+    In that order of blocks a drift of the machine cancels in each four of them.
+
+    Args:
+        num_pairs: steps of either kind that are wanted.
+        iteration_time_s: of a step, predicted.
+        block_steps: of a block; None: so many that it lasts BLOCK_S, but no more than leave
+            MIN_BLOCKS of either kind.
+    """
+    longest = max(1, num_pairs // MIN_BLOCKS)
+    steps = block_steps or min(longest, max(1, math.ceil(BLOCK_S / iteration_time_s)))
+    return (False,) * steps + (True,) * 2 * steps + (False,) * steps
+
+
+def _num_measured_pairs(reader: JobReader, job_id: str, comparison: Comparison) -> int:
+    if comparison.version is None:
+        return 0
+    record = reader.find_plan(job_id, comparison.version)
+    num_ranks = require_job(reader, job_id).in_force.num_ranks
+    return 0 if record is None else num_paired_steps(reader, record, num_ranks)

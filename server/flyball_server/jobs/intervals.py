@@ -1,0 +1,120 @@
+"""A figure with its 95 % confidence interval, and figures made of several means.
+
+Intervals are two-sided, by Student's t.
+"""
+
+# scipy has no types: what it returns is unknown to a type checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from scipy.special import stdtrit
+
+_PROBABILITY = 0.975
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A figure and its 95 % confidence interval.
+
+    Attributes:
+        low, high: None where too little was measured for an interval.
+        num_steps: that were measured for it.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    num_steps: int
+
+    def scaled(self, factor: float, offset: float = 0.0) -> Interval:
+        """`offset + factor * figure`; a negative factor turns the interval over."""
+        if self.low is None or self.high is None:
+            return replace(self, mean=offset + factor * self.mean)
+        ends = sorted((offset + factor * self.low, offset + factor * self.high))
+        return replace(self, mean=offset + factor * self.mean, low=ends[0], high=ends[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanEstimate:
+    """A mean, or what is computed of means, with the variance of that figure.
+
+    Attributes:
+        variance: the standard error squared; None where too little was measured.
+        degrees_of_freedom: of the variance, 0 where it is None.
+        num_steps: that were measured for it.
+    """
+
+    mean: float
+    variance: float | None
+    degrees_of_freedom: float
+    num_steps: int
+
+    def interval(self) -> Interval:
+        """With its confidence interval: mean +- t * standard error."""
+        if self.variance is None:
+            return Interval(mean=self.mean, low=None, high=None, num_steps=self.num_steps)
+        half = quantile_of_t(self.degrees_of_freedom) * math.sqrt(self.variance)
+        return Interval(
+            mean=self.mean, low=self.mean - half, high=self.mean + half, num_steps=self.num_steps
+        )
+
+
+def quantile_of_t(degrees_of_freedom: float) -> float:
+    """What Student's t stays below with a probability of 97.5 %."""
+    return float(stdtrit(degrees_of_freedom, _PROBABILITY))
+
+
+def combined(terms: Iterable[tuple[float, MeanEstimate]]) -> MeanEstimate:
+    """The sum of `factor * mean` over independent estimates (Welch and Satterthwaite)."""
+    known = tuple(terms)
+    mean = math.fsum(factor * term.mean for factor, term in known)
+    num_steps = min(term.num_steps for _, term in known)
+    variances = [
+        (factor**2 * term.variance, term.degrees_of_freedom)
+        for factor, term in known
+        if term.variance is not None
+    ]
+    if len(variances) < len(known):
+        return MeanEstimate(mean=mean, variance=None, degrees_of_freedom=0, num_steps=num_steps)
+    return MeanEstimate(
+        mean=mean,
+        variance=math.fsum(variance for variance, _ in variances),
+        degrees_of_freedom=_degrees_of_freedom(variances),
+        num_steps=num_steps,
+    )
+
+
+def ratio_of(a: MeanEstimate, b: MeanEstimate) -> Interval | None:
+    """Mean of `a` over mean of `b`, measured apart; None where a mean is not above 0.
+
+    The logarithm's variance is the sum of the squared relative errors (delta method), so the
+    interval is not symmetric about the ratio; degrees of freedom by Welch and Satterthwaite.
+    """
+    if a.mean <= 0 or b.mean <= 0:
+        return None
+    ratio = a.mean / b.mean
+    num_steps = min(a.num_steps, b.num_steps)
+    if a.variance is None or b.variance is None:
+        return Interval(mean=ratio, low=None, high=None, num_steps=num_steps)
+    variances = [
+        (each.variance / each.mean**2, each.degrees_of_freedom)
+        for each in (a, b)
+        if each.variance is not None
+    ]
+    variance = math.fsum(each for each, _ in variances)
+    factor = math.exp(quantile_of_t(_degrees_of_freedom(variances)) * math.sqrt(variance))
+    return Interval(mean=ratio, low=ratio / factor, high=ratio * factor, num_steps=num_steps)
+
+
+def _degrees_of_freedom(variances: list[tuple[float, float]]) -> float:
+    total = math.fsum(variance for variance, _ in variances)
+    weighted = math.fsum(variance**2 / degrees for variance, degrees in variances)
+    if weighted == 0:  # no scatter at all
+        return min(degrees for _, degrees in variances)
+    return total**2 / weighted

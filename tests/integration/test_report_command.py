@@ -1,0 +1,231 @@
+"""`flyball report` against a live planner: what it prints, what it refuses, how it compares."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.integration.command_in_process import Flyball, in_process, refusal
+from tests.planner.live import PATIENCE_S, LivePlanner, live_planner
+from tests.planner.measuring import MeasuringRanks, put_enveloped_job
+
+from flyball_client import comparison_wait, routes
+
+TOKEN = "hush-hush"  # noqa: S105 - a test's own
+COMMAND = (
+    sys.executable,
+    "-c",
+    "from flyball_client.__main__ import main; raise SystemExit(main())",
+)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(comparison_wait, "POLL_S", 0.05)
+
+
+@pytest.fixture(scope="module")
+def planner() -> Iterator[LivePlanner]:
+    """A planner with a job that has measured 30 steps without and 30 with its plan."""
+    with live_planner() as live:
+        put_enveloped_job(live)
+        ranks = MeasuringRanks(live)
+        ranks.measure(30)
+        ranks.take_newest_plan()
+        ranks.measure(30)
+        yield live
+
+
+@pytest.fixture
+def fresh() -> Iterator[LivePlanner]:
+    """A planner whose job runs its plan and has nothing compared."""
+    with live_planner() as live:
+        put_enveloped_job(live)
+        yield live
+
+
+@pytest.fixture
+def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
+    return in_process(capsys)
+
+
+def address(planner: LivePlanner) -> str:
+    return str(planner.http.base_url)
+
+
+# ------------------------------------------------------------------ what it prints
+
+
+def test_it_prints_the_saving_with_its_interval_and_what_it_comes_to(
+    flyball: Flyball, planner: LivePlanner
+) -> None:
+    done = flyball(
+        *("report", "job", "--planner", address(planner)),
+        *("--price-per-kwh", "0.25", "--currency", "CHF", "--co2-g-per-kwh", "100"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Report of job job: 2 emulated GPUs\n")
+    assert "Version 1: envelope, target fastest" in done.stdout
+    assert "saves 10." in done.stdout or "saves 9." in done.stdout
+    assert " CHF, " in done.stdout
+    assert " g CO2" in done.stdout
+    assert "no figure here is a real GPU's" in done.stdout
+
+
+def test_json_is_alone_on_stdout_and_has_the_planners_report_whole(
+    flyball: Flyball, planner: LivePlanner
+) -> None:
+    done = flyball(
+        "report", "job", "--planner", address(planner), "--json", "--price-per-kwh", "0.25"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    answered = planner.http.get(routes.fill(routes.REPORT, job_id="job")).json()
+    assert {name: document[name] for name in answered} == answered
+    assert document["emulated"] is True
+    assert document["used"]["kwh"] == pytest.approx(answered["energy_j"] / 3.6e6)
+    assert document["saved"]["cost"]["low"] == pytest.approx(
+        answered["saved_j"]["low"] / 3.6e6 * 0.25
+    )
+    assert document["saved"]["co2_g"] is None
+    assert document["factors"] == {
+        "price_per_kwh": 0.25,
+        "currency": "EUR",
+        "co2_g_per_kwh": None,
+    }
+
+
+def test_markdown_has_a_heading_and_a_table_for_each_version(
+    flyball: Flyball, planner: LivePlanner
+) -> None:
+    done = flyball("report", "job", "--planner", address(planner), "--markdown")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "# Report of job job: 2 emulated GPUs"
+    assert "## Version 1: envelope, target fastest" in lines
+    assert lines.count("| --- | --- | --- | --- | --- |") == 1
+
+
+def test_address_and_token_come_from_the_environment_as_for_ranks(
+    flyball: Flyball, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_planner(token=TOKEN) as guarded:
+        monkeypatch.setenv("FLYBALL_PLANNER_URL", address(guarded))
+        assert "set FLYBALL_TOKEN" in refusal(flyball("report", "job"))
+        monkeypatch.setenv("FLYBALL_TOKEN", "another")
+        error = refusal(flyball("report", "job"))
+        assert "set FLYBALL_TOKEN" in error
+        assert "another" not in error
+        monkeypatch.setenv("FLYBALL_TOKEN", TOKEN)
+        assert "no job 'job'" in refusal(flyball("report", "job"))
+
+
+# ------------------------------------------------------------------ what it refuses
+
+
+def test_an_unknown_job_is_told_with_those_that_are_known(
+    flyball: Flyball, planner: LivePlanner
+) -> None:
+    for arguments in ((), ("--compare", "4")):
+        error = refusal(flyball("report", "jib", "--planner", address(planner), *arguments))
+        assert error.endswith("has no job 'jib'; of 1 the newest: job")
+
+
+def test_a_job_without_steps_is_told_what_is_missing(flyball: Flyball, fresh: LivePlanner) -> None:
+    error = refusal(flyball("report", "job", "--planner", address(fresh)))
+    assert "no steps that all of its 2 ranks measured" in error
+
+
+def test_a_comparison_without_a_plan_is_refused(flyball: Flyball) -> None:
+    with live_planner() as planner:
+        planner.put_job().raise_for_status()
+        error = refusal(flyball("report", "job", "--planner", address(planner), "--compare", "4"))
+    assert "no plan yet" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "--planner URL, or set FLYBALL_PLANNER_URL"),
+        (("--planner", "ftp://x"), "--planner: the planner's address"),
+        (("--planner", "http://127.0.0.1:1"), "cannot be reached"),
+        (("--planner", "http://127.0.0.1:1", "--compare", "1"), "--compare must be from 2"),
+        (("--planner", "http://127.0.0.1:1", "--compare", "many"), "--compare"),
+        (("--planner", "http://127.0.0.1:1", "--price-per-kwh", "-1"), "--price-per-kwh"),
+        (("--planner", "http://127.0.0.1:1", "--price-per-kwh", "nan"), "--price-per-kwh"),
+        (("--planner", "http://127.0.0.1:1", "--co2-g-per-kwh", "inf"), "--co2-g-per-kwh"),
+        (("--planner", "http://127.0.0.1:1", "--currency", "a|b"), "--currency"),
+        (("--planner", "http://127.0.0.1:1", "--timeout", "0"), "--timeout"),
+        (("--json", "--markdown"), "not allowed with"),
+    ],
+)
+def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], named: str) -> None:
+    error = refusal(flyball("report", "job", *arguments))
+    assert error.startswith("flyball report: ")
+    assert named in error
+
+
+# ------------------------------------------------------------------ how it compares
+
+
+def test_compare_waits_for_its_steps_and_prints_what_they_showed(
+    flyball: Flyball, fresh: LivePlanner
+) -> None:
+    ranks = MeasuringRanks(fresh)
+    ranks.take_newest_plan()
+
+    def train() -> None:
+        ranks.wait_for_version(2)
+        ranks.take_newest_plan()
+        ranks.measure(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        training = threads.submit(train)
+        done = flyball("report", "job", "--planner", address(fresh), "--compare", "24", "--json")
+        training.result(timeout=PATIENCE_S)
+    assert done.returncode == 0
+    assert done.stderr.startswith("comparing: 0 of 24 pairs")
+    versions = json.loads(done.stdout)["versions"]
+    assert [version["baseline"] for version in versions][-1] == "interleaved"
+    saving = versions[-1]["saving_percent"]
+    assert saving["low"] < 10 < saving["high"]
+    assert saving["num_steps"] >= 24
+
+
+def test_a_comparison_that_is_not_over_in_time_is_told_and_what_there_is_is_printed(
+    flyball: Flyball, fresh: LivePlanner
+) -> None:
+    MeasuringRanks(fresh).measure(10)
+    done = flyball(
+        *("report", "job", "--planner", address(fresh)), *("--compare", "4", "--timeout", "0.2")
+    )
+    assert done.returncode == 1
+    assert "not over after 0.2 s, 0 of 4 pairs were measured; the comparison goes on" in done.stderr
+    assert done.stdout.startswith("Report of job job")
+
+
+def test_ctrl_c_ends_the_command_and_not_the_comparison(fresh: LivePlanner) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "report", "job", "--planner", address(fresh), "--compare", "4"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("comparing: 0 of 4 pairs")
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert (process.returncode, printed) == (130, "")
+    assert errors == "the comparison goes on; `flyball report job` shows what it has measured\n"
+    comparison = fresh.http.get(routes.fill(routes.COMPARISON, job_id="job")).json()
+    assert comparison["state"] == "running"

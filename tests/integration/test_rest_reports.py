@@ -1,0 +1,176 @@
+"""Reports and comparisons over HTTP, from a planner to which two ranks post their steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.measuring import COMPARISON, REPORT, MeasuringRanks, put_enveloped_job
+from tests.planner.samples import profile_csv
+
+from flyball_client import routes
+from flyball_server.jobs.sql_store import SqlJobStore
+
+TARGET = routes.fill(routes.TARGET, job_id="job")
+TRUE_SAVING_PERCENT = 10.0
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as live:
+        yield live
+
+
+@pytest.fixture
+def ranks(planner: LivePlanner) -> MeasuringRanks:
+    put_enveloped_job(planner)
+    return MeasuringRanks(planner)
+
+
+def report(planner: LivePlanner) -> Any:  # noqa: ANN401 - JSON
+    answer = planner.http.get(REPORT)
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def holds(estimate: dict[str, float], truth: float) -> bool:
+    return estimate["low"] < truth < estimate["high"]
+
+
+def test_an_unknown_job_has_neither_report_nor_comparison(planner: LivePlanner) -> None:
+    for answer in (
+        planner.http.get(REPORT),
+        planner.http.get(COMPARISON),
+        planner.http.put(COMPARISON, json={"num_pairs": 4}),
+    ):
+        assert answer.status_code == 404
+
+
+def test_a_job_that_has_measured_nothing_says_so(
+    ranks: MeasuringRanks, planner: LivePlanner
+) -> None:
+    body = report(planner)
+    assert (body["num_steps"], body["energy_j"], body["saved_j"]) == (0, None, None)
+    assert body["versions"] == []
+    assert (body["emulated"], body["num_ranks"]) == (True, 2)
+
+
+def test_a_plan_is_measured_against_the_steps_before_it(
+    ranks: MeasuringRanks, planner: LivePlanner
+) -> None:
+    ranks.measure(30)
+    ranks.take_newest_plan()
+    num_before = ranks.next_step
+    ranks.measure(60)
+    ranks.measure(5, ranks=[0])
+    body = report(planner)
+    assert body["num_steps"] == num_before + 60
+    assert body["time_s"] == pytest.approx(0.9 * body["num_steps"], rel=0.01)
+    (version,) = body["versions"]
+    assert (version["version"], version["policy"], version["target"]) == (1, "envelope", "fastest")
+    assert (version["baseline"], version["num_steps"], version["num_left_out"]) == ("apart", 59, 1)
+    assert holds(version["saving_percent"], TRUE_SAVING_PERCENT)
+    assert holds(version["slowdown_percent"], 0.0)
+    assert version["baseline_energy_j"]["num_steps"] == num_before - 1
+    assert holds(version["saved_j"], 59 * 50.0)
+    assert body["saved_j"]["mean"] == version["saved_j"]["mean"]
+    plan = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=1)).json()["plan"]
+    assert version["predicted_energy_j"] == plan["energy_j"]
+    assert version["predicted_saving_percent"] == plan["saving_percent"]
+
+
+def test_a_comparison_runs_is_measured_and_gives_the_plain_plan_back(
+    ranks: MeasuringRanks, planner: LivePlanner
+) -> None:
+    ranks.take_newest_plan()
+    ranks.measure(10)
+    assert planner.http.get(COMPARISON).json()["state"] == "none"
+    started = planner.http.put(COMPARISON, json={"num_pairs": 24})
+    assert (started.status_code, started.json()["state"]) == (200, "running")
+    ranks.wait_for_version(2)
+    assert planner.http.put(COMPARISON, json={"num_pairs": 24}).json()["version"] == 2
+    assert ranks.take_newest_plan() == 2
+    ranks.measure(60)
+    done = ranks.wait_for_comparison("done")
+    assert (done.version, done.num_pairs) == (2, 24)
+    assert done.num_measured_pairs >= 24
+    ranks.wait_for_version(3)
+    assert ranks.take_newest_plan() == 3
+    assert not ranks.is_baseline(ranks.next_step)
+    ranks.measure(10)
+    compared = report(planner)["versions"][1]
+    assert compared["baseline"] == "interleaved"
+    assert holds(compared["saving_percent"], TRUE_SAVING_PERCENT)
+    width = compared["saving_percent"]["high"] - compared["saving_percent"]["low"]
+    assert width < 1
+    assert compared["saving_percent"]["num_steps"] == done.num_measured_pairs
+    # The others have the comparison's steps at the highest clocks near them.
+    assert {version["baseline"] for version in report(planner)["versions"]} == {
+        "interleaved",
+        "apart",
+    }
+
+
+def test_another_plan_in_between_ends_the_comparison(
+    ranks: MeasuringRanks, planner: LivePlanner
+) -> None:
+    ranks.take_newest_plan()
+    planner.http.put(COMPARISON, json={"num_pairs": 24})
+    ranks.wait_for_version(2)
+    ranks.take_newest_plan()
+    ranks.measure(10)
+    planner.http.put(TARGET, json={"policy": "uniform"}).raise_for_status()
+    ended = ranks.wait_for_comparison("ended")
+    assert 0 < ended.num_measured_pairs < 24
+    assert ranks.take_newest_plan() == 3
+    assert not ranks.is_baseline(ranks.next_step)
+
+
+def test_a_comparison_that_cannot_be_is_refused(planner: LivePlanner) -> None:
+    planner.put_job(policy="envelope").raise_for_status()
+    early = planner.http.put(COMPARISON, json={"num_pairs": 4})
+    assert (early.status_code, "no plan yet" in early.json()["detail"]) == (409, True)
+    planner.put_profile().raise_for_status()
+    for num_pairs in (1, 10_001, math.inf):
+        content = f'{{"num_pairs": {num_pairs}}}'.replace("inf", "1e999")
+        answer = planner.http.put(
+            COMPARISON, content=content, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 422
+        assert "num_pairs" in answer.json()["detail"]
+    planner.http.put(TARGET, json={"policy": "baseline"}).raise_for_status()
+    useless = planner.http.put(COMPARISON, json={"num_pairs": 4})
+    assert (useless.status_code, "highest clocks" in useless.json()["detail"]) == (409, True)
+
+
+def test_a_restarted_planner_ends_the_comparison_that_was_running(tmp_path: Path) -> None:
+    store = SqlJobStore(tmp_path / "planner.sqlite")
+    with live_planner(store=store) as planner:
+        put_enveloped_job(planner)
+        ranks = MeasuringRanks(planner)
+        ranks.take_newest_plan()
+        planner.http.put(COMPARISON, json={"num_pairs": 6}).raise_for_status()
+        ranks.wait_for_version(2)
+        ranks.take_newest_plan()
+        ranks.measure(6)
+    with live_planner(store=store) as planner:
+        assert planner.http.get(COMPARISON).json()["state"] == "running"
+        ranks = ranks.at(planner)
+        ranks.measure(12)
+        assert ranks.wait_for_comparison("done").version == 2
+        ranks.wait_for_version(3)
+
+
+def test_the_report_of_a_profile_that_changed_keeps_its_versions_apart(
+    ranks: MeasuringRanks, planner: LivePlanner
+) -> None:
+    ranks.take_newest_plan()
+    ranks.measure(10)
+    planner.put_profile(profile_csv(forward_energy_j=31.0)).raise_for_status()
+    ranks.take_newest_plan()
+    ranks.measure(10)
+    assert [version["version"] for version in report(planner)["versions"]] == [1, 2]

@@ -1,0 +1,96 @@
+"""A planned job whose two ranks post what they measure, as clients of a live planner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from tests.planner.live import LivePlanner, wait_until
+
+from flyball_client import routes
+from flyball_client.wire import RankPlan
+from flyball_client.wire_loop import ComparisonView
+
+REPORT = routes.fill(routes.REPORT, job_id="job")
+COMPARISON = routes.fill(routes.COMPARISON, job_id="job")
+BASELINE_J, PLAN_J, NOISE = 250.0, 225.0, 0.005
+
+
+def put_enveloped_job(planner: LivePlanner) -> None:
+    """A job of two ranks with plan version 1, by the policy that is quickest to plan."""
+    planner.put_job(policy="envelope").raise_for_status()
+    planner.put_profile().raise_for_status()
+    planner.put_ranks()
+
+
+class MeasuringRanks:
+    """Two ranks that take 0.9 s a step, and 250 J each at the highest clocks, 225 J on the plan.
+
+    Attributes:
+        next_step: of both.
+    """
+
+    def __init__(self, planner: LivePlanner) -> None:
+        self._http = planner.http
+        self._planner = planner
+        self._chance = random.Random(11)
+        self._plan: RankPlan | None = None
+        self._first_step = 0
+        self.next_step = 0
+
+    def at(self, planner: LivePlanner) -> MeasuringRanks:
+        """The same ranks, going on with a planner that was restarted elsewhere."""
+        self._planner, self._http = planner, planner.http
+        return self
+
+    def take_newest_plan(self) -> int:
+        """Both fetch the newest version, acknowledge it, and train until its first step."""
+        path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+        fields = self._http.get(path).json()
+        version = fields["version"]
+        for rank in (0, 1):
+            answer = self._planner.acknowledge(rank, version, self.next_step)
+        first_step = answer.json()["first_step"]
+        self.measure(first_step - self.next_step)
+        cycle_mhz = fields["cycle_mhz"] and tuple(tuple(row) for row in fields["cycle_mhz"])
+        self._plan = RankPlan(**fields | {"cycle_mhz": cycle_mhz})
+        self._first_step = first_step
+        return int(version)
+
+    def measure(self, num_steps: int, *, ranks: Iterable[int] = (0, 1)) -> None:
+        """Train so many steps and post them."""
+        numbers = range(self.next_step, self.next_step + num_steps)
+        for rank in ranks:
+            steps = [self._step(step) for step in numbers]
+            path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+            self._http.post(path, json={"steps": steps}).raise_for_status()
+        self.next_step += num_steps
+
+    def is_baseline(self, step: int) -> bool:
+        """Whether the version in force lets this step run at the highest clocks."""
+        if self._plan is None:
+            return True
+        if self._plan.cycle_mhz is None:
+            return False
+        highest_mhz = tuple(map(max, *self._plan.cycle_mhz))
+        row = (step - self._first_step) % len(self._plan.cycle_mhz)
+        return self._plan.cycle_mhz[row] == highest_mhz
+
+    def wait_for_version(self, version: int) -> None:
+        """Until the planner has made it."""
+        path = routes.fill(routes.JOB, job_id="job")
+        wait_until(lambda: self._http.get(path).json()["newest_version"] == version)
+
+    def wait_for_comparison(self, state: str) -> ComparisonView:
+        """Until the comparison is in this state."""
+        wait_until(lambda: self._http.get(COMPARISON).json()["state"] == state)
+        return ComparisonView(**self._http.get(COMPARISON).json())
+
+    def _step(self, step: int) -> dict[str, object]:
+        energy_j = BASELINE_J if self.is_baseline(step) else PLAN_J
+        return {
+            "step": step,
+            "plan_version": None if self._plan is None else self._plan.version,
+            "time_s": 0.9 * (1 + self._chance.gauss(0, NOISE)),
+            "energy_j": energy_j * (1 + self._chance.gauss(0, NOISE)),
+        }

@@ -1,0 +1,231 @@
+"""What `flyball report` prints: every figure with its origin, and nothing that was not measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flyball_client.report_factors import (
+    Factors,
+    amounts_text,
+    co2_text,
+    converted,
+    energy_text,
+)
+from flyball_client.report_text import report_as_markdown, report_as_text
+from flyball_client.wire_loop import Estimate, ReportView, SavingView
+
+NO_FACTORS = Factors()
+BOTH = Factors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
+
+
+def estimate(mean: float, half: float | None = None, num_steps: int = 60) -> Estimate:
+    return Estimate(
+        mean=mean,
+        low=None if half is None else mean - half,
+        high=None if half is None else mean + half,
+        num_steps=num_steps,
+    )
+
+
+INTERLEAVED = SavingView(
+    version=2,
+    policy="frontier",
+    target="fastest",
+    time_s=estimate(0.8613, 0.0007),
+    energy_j=estimate(444.3, 2.2),
+    baseline_time_s=estimate(0.8604, 0.0007, 61),
+    baseline_energy_j=estimate(498.5, 2.3, 61),
+    baseline="interleaved",
+    slowdown_percent=estimate(0.1, 0.09),
+    saving_percent=estimate(10.87, 0.51),
+    saved_j=estimate(3250.0, 150.0),
+    num_steps=60,
+    num_left_out=1,
+    predicted_time_s=0.86,
+    predicted_energy_j=442.9,
+    predicted_saving_percent=11.1,
+)
+WITHOUT_BASELINE = replace(
+    INTERLEAVED,
+    baseline="none",
+    baseline_time_s=None,
+    baseline_energy_j=None,
+    slowdown_percent=None,
+    saving_percent=None,
+    saved_j=None,
+)
+
+
+def report(*versions: SavingView, **changes: object) -> ReportView:
+    view = ReportView(
+        job_id="walk",
+        emulated=False,
+        num_ranks=2,
+        num_steps=480,
+        time_s=412.8,
+        energy_j=214_310.0,
+        saved_j=estimate(3250.0, 150.0),
+        profiling_time_s=None,
+        profiling_energy_j=None,
+        versions=versions or (INTERLEAVED,),
+    )
+    return replace(view, **changes)  # type: ignore[arg-type]  # a test's own choice
+
+
+def rows(text: str) -> dict[tuple[str, str], str]:
+    """The table's lines by what they are and where they come from; of one version."""
+    found: dict[tuple[str, str], str] = {}
+    for line in text.splitlines():
+        for name in ("highest clocks", "plan", "difference"):
+            for origin in ("measured (emulated)", "measured", "predicted"):
+                start = line.replace("| ", "", 1).replace(" | ", "  ", 1)
+                if start.startswith(name) and f"  {origin} " in start + " ":
+                    found.setdefault((name, origin), line)
+    return found
+
+
+def test_measured_and_predicted_stand_beside_each_other_and_are_called_so() -> None:
+    table = rows(report_as_text(report(), NO_FACTORS))
+    assert set(table) == {
+        ("highest clocks", "measured"),
+        ("plan", "measured"),
+        ("plan", "predicted"),
+        ("difference", "measured"),
+        ("difference", "predicted"),
+    }
+    assert table["plan", "measured"].split()[2:] == [
+        *("0.8613", "[0.8606,", "0.8620]"),
+        *("444.30", "[442.10,", "446.50]", "60"),
+    ]
+    assert table["plan", "predicted"].split()[2:] == ["0.8600", "442.90"]
+    assert "+0.10 % [+0.01, +0.19]" in table["difference", "measured"]
+    assert "saves 10.87 % [10.36, 11.38]" in table["difference", "measured"]
+    assert "saves 11.10 %" in table["difference", "predicted"]
+
+
+def test_a_real_gpu_is_never_called_emulated_and_an_emulated_one_always() -> None:
+    for printed in (report_as_text, report_as_markdown):
+        assert "emulated" not in printed(report(), BOTH)
+        text = printed(report(emulated=True), BOTH)
+        assert "no figure here is a real GPU's" in text
+        assert "2 emulated GPUs" in text
+        assert text.count("measured") == text.count("measured (emulated)")
+
+
+def test_markdown_has_the_same_figures_in_tables() -> None:
+    plain = rows(report_as_text(report(), BOTH))
+    text = report_as_markdown(report(), BOTH)
+    table = rows(text)
+    assert set(table) == set(plain)
+    for name, line in plain.items():
+        assert table[name].replace("|", " ").split() == line.split()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines} == {6}
+    assert lines[1] == "| --- | --- | --- | --- | --- |"
+
+
+def test_the_columns_of_the_table_stand_under_each_other() -> None:
+    text = report_as_text(report(INTERLEAVED, replace(INTERLEAVED, version=3)), NO_FACTORS)
+    lines = [line for line in text.splitlines() if line.startswith("plan  ")]
+    headers = [line for line in text.splitlines() if line.lstrip().startswith("time, s")]
+    assert len(lines) == 4
+    assert len(headers) == 2
+    for line in lines:
+        assert line.index("0.86") == headers[0].index("time, s")
+        assert line.index("44") == headers[0].index("energy, J")
+
+
+def test_without_a_baseline_nothing_is_saved_and_it_says_how_to_measure_one() -> None:
+    text = report_as_text(report(WITHOUT_BASELINE, saved_j=None), BOTH)
+    assert "what is saved is not known" in text
+    assert "`flyball report walk --compare 60`" in text
+    assert "aved in" not in text
+    assert "saved by" not in text
+    assert ("difference", "measured") not in rows(text)
+    assert ("difference", "predicted") in rows(text)
+
+
+def test_a_baseline_measured_apart_says_that_drift_counts_as_saving() -> None:
+    text = report_as_text(report(replace(INTERLEAVED, baseline="apart")), NO_FACTORS)
+    assert "drifted" in text
+    assert "`flyball report walk --compare 60`" in text
+    assert "drifted" not in report_as_text(report(), NO_FACTORS)
+    both = report_as_text(report(replace(INTERLEAVED, baseline="apart"), INTERLEAVED), NO_FACTORS)
+    assert "drifted" in both
+    assert "--compare" not in both
+
+
+def test_a_version_at_the_highest_clocks_is_said_to_be_one_and_compared_with_nothing() -> None:
+    itself = replace(WITHOUT_BASELINE, policy="baseline", baseline="itself")
+    text = report_as_text(report(itself, saved_j=None), NO_FACTORS)
+    assert "This version is all at the highest clocks." in text
+    assert not any(name == "difference" for name, _ in rows(text))
+
+
+def test_too_few_steps_have_no_interval_and_say_so() -> None:
+    few = replace(
+        INTERLEAVED, time_s=estimate(0.9, None, 1), saved_j=estimate(54.0, None, 1), num_steps=1
+    )
+    text = report_as_text(report(few), NO_FACTORS)
+    assert "0.9000 [too few steps]" in text
+    assert "Saved in 1 step, measured: 54 J, 1.5e-05 kWh [too few steps]." in text
+
+
+def test_what_could_not_be_measured_is_not_known() -> None:
+    blind = replace(INTERLEAVED, energy_j=None, saving_percent=None, saved_j=None)
+    text = report_as_text(report(blind, energy_j=None, saved_j=None), NO_FACTORS)
+    assert "energy not known: a rank could not read it" in text
+    assert rows(text)["plan", "measured"].split()[-3:] == ["not", "known", "60"]
+
+
+def test_what_profiling_added_is_told_and_taken_off() -> None:
+    text = report_as_text(
+        report(profiling_time_s=9.4, profiling_energy_j=-812.0, emulated=True), NO_FACTORS
+    )
+    assert "profiling added, measured (emulated): 9.4 s, -812 J" in text
+    assert "saved by all versions, profiling taken off, measured (emulated): 3250 J" in text
+    unread = report_as_text(report(profiling_time_s=9.4), NO_FACTORS)
+    assert "profiling added, measured: 9.4 s, energy not known" in unread
+    assert "taken off" not in unread
+
+
+def test_cost_and_co2_come_from_the_factors_that_are_given_and_only_then() -> None:
+    text = report_as_text(report(), BOTH)
+    assert "214.3 kJ, 0.05953 kWh, 0.01786 CHF, 22.62 g CO2" in text
+    for word in ("CHF", "EUR", "CO2"):
+        assert word not in report_as_text(report(), NO_FACTORS)
+
+
+def test_the_energy_is_said_to_be_of_the_gpus_alone() -> None:
+    assert "of the GPUs alone" in report_as_text(report(), NO_FACTORS)
+    assert "of the GPUs alone" in report_as_markdown(report(), NO_FACTORS)
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "text"),
+    [
+        (0.0, "0 J"),
+        (-812.0, "-812 J"),
+        (9_999.0, "9999 J"),
+        (12_345.0, "12.35 kJ"),
+        (3.6e6, "3.6 MJ"),
+        (-4.2e9, "-4.2 GJ"),
+    ],
+)
+def test_joules_are_printed_in_the_unit_that_suits_them(energy_j: float, text: str) -> None:
+    assert energy_text(energy_j) == text
+
+
+def test_a_kwh_costs_its_price_and_causes_its_co2() -> None:
+    assert amounts_text(3.6e6, BOTH) == "3.6 MJ, 1 kWh, 0.3 CHF, 380 g CO2"
+    assert co2_text(1500.0) == "1.5 kg CO2"
+
+
+def test_estimates_are_converted_with_their_bounds() -> None:
+    cost = converted(estimate(3.6e6, 1.8e6), BOTH.cost_of)
+    assert cost is not None
+    assert (cost.mean, cost.low, cost.high) == pytest.approx((0.3, 0.15, 0.45))
+    assert converted(estimate(3.6e6), BOTH.cost_of) == estimate(0.3)
+    assert converted(estimate(3.6e6), NO_FACTORS.cost_of) is None

@@ -1,0 +1,262 @@
+"""Comparisons: asked for once, run as a version of their own, and always over in the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.samples import (
+    CountingPlanner,
+    Services,
+    frequency_plan,
+    job_spec,
+    profile,
+    rank_record,
+    step_record,
+)
+
+from flyball_server.jobs.activation import acknowledge
+from flyball_server.jobs.comparisons import (
+    comparison_cycle,
+    get_comparison,
+    start_comparison,
+)
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    MissingPlanError,
+    NothingToCompareError,
+    UnknownJobError,
+)
+from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.reactions.comparing import Comparing
+from flyball_server.jobs.records import PlanRecord, StepReport
+from flyball_server.jobs.registration import register_job, register_rank
+
+
+class ComparedJob:
+    """A job of two ranks whose plan is in force, and the reaction that looks at it.
+
+    Attributes:
+        next_step: of the ranks.
+    """
+
+    def __init__(self, *, is_restarted: bool = False) -> None:
+        self.services = Services(CountingPlanner(iteration_time_s=0.9)).jobs
+        self.next_step = 0
+        self._is_restarted = is_restarted
+        self._reaction = Comparing()
+        register_job(self.services, "job", job_spec())
+        for rank in (0, 1):
+            register_rank(self.services, rank_record(rank))
+
+    def look(self) -> None:
+        """The planner looks at the job, by a reaction that knows nothing after a restart."""
+        if self._is_restarted:
+            self._reaction = Comparing()
+        self._reaction(self.services, "job")
+
+    def plan(self) -> ComparedJob:
+        put_profile(self.services, "job", profile())
+        self.activate()
+        return self
+
+    def activate(self) -> int:
+        """Both ranks take the newest version up; they go on from its first step."""
+        version = self.versions()[-1].version
+        for rank in (0, 1):
+            named = acknowledge(
+                self.services, "job", rank, version=version, current_step=self.next_step
+            )
+        assert named.first_step is not None
+        self.next_step = named.first_step
+        return version
+
+    def measure(
+        self, num_steps: int, *, ranks: tuple[int, ...] = (0, 1), **changes: object
+    ) -> None:
+        """So many steps on the version that is in force."""
+        numbers = range(self.next_step, self.next_step + num_steps)
+        version = max(each.version for each in self.versions() if each.first_step is not None)
+        for rank in ranks:
+            steps = [step_record(step, rank, plan_version=version, **changes) for step in numbers]
+            store_measurements(self.services, "job", rank, steps)
+        self.next_step += num_steps
+
+    def versions(self) -> tuple[PlanRecord, ...]:
+        with self.services.store.reading() as reader:
+            return reader.list_plans("job")
+
+    def progress(self) -> tuple[str, int | None, int]:
+        found = get_comparison(self.services, "job")
+        return found.state, found.version, found.num_measured_pairs
+
+
+@pytest.fixture(params=[False, True], ids=["running", "restarted"])
+def job(request: pytest.FixtureRequest) -> ComparedJob:
+    return ComparedJob(is_restarted=request.param).plan()
+
+
+def test_a_comparison_runs_as_the_same_plan_with_steps_at_the_highest_clocks(
+    job: ComparedJob,
+) -> None:
+    assert start_comparison(job.services, "job", 12).state == "running"
+    job.look()
+    plain, compared = job.versions()
+    assert (compared.plan, compared.report) == (plain.plan, plain.report)
+    # 0.9 s a step: blocks of three steps last 2 s, but 12 pairs make six blocks of two.
+    assert compared.baseline_cycle == (False,) * 2 + (True,) * 4 + (False,) * 2
+    assert job.progress() == ("running", 2, 0)
+
+
+def test_the_plain_plan_comes_back_when_enough_pairs_are_measured(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 6)
+    job.look()
+    assert job.activate() == 2
+    job.measure(12)
+    job.look()
+    # The first step is a warm-up, and its pair is lost.
+    assert job.progress() == ("running", 2, 5)
+    job.measure(2)
+    job.look()
+    assert job.progress() == ("done", 2, 6)
+    plain, _, again = job.versions()
+    assert again.plan == plain.plan
+    assert again.baseline_cycle == ()
+    job.look()
+    assert len(job.versions()) == 3
+
+
+def test_looking_any_number_of_times_without_a_change_does_nothing(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 6)
+    for _ in range(3):
+        job.look()
+    assert len(job.versions()) == 2
+
+
+def test_the_same_again_changes_nothing_while_it_runs_and_begins_anew_afterwards(
+    job: ComparedJob,
+) -> None:
+    start_comparison(job.services, "job", 4)
+    job.look()
+    job.activate()
+    assert start_comparison(job.services, "job", 4).version == 2
+    job.look()
+    assert len(job.versions()) == 2
+    job.measure(11)
+    job.look()
+    job.activate()
+    assert job.progress()[0] == "done"
+    assert start_comparison(job.services, "job", 4).version is None
+    job.look()
+    assert job.progress() == ("running", 4, 0)
+
+
+def test_another_number_of_pairs_changes_when_it_ends(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 1000)
+    job.look()
+    job.activate()
+    job.measure(21)
+    start_comparison(job.services, "job", 4)
+    job.look()
+    assert job.progress()[:2] == ("done", 2)
+
+
+def test_a_new_plan_in_between_ends_the_comparison_and_is_not_undone(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 10)
+    job.look()
+    job.activate()
+    job.measure(10)
+    change_target(job.services, "job", TargetUpdate(target="least-energy"))
+    job.look()
+    assert job.progress() == ("ended", 2, 4)
+    assert len(job.versions()) == 3
+    job.activate()
+    job.measure(30)
+    assert job.progress() == ("ended", 2, 4)
+
+
+def test_steps_that_one_rank_has_not_posted_are_not_measured(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 4)
+    job.look()
+    job.activate()
+    job.measure(11, ranks=(0,))
+    job.look()
+    assert job.progress() == ("running", 2, 0)
+
+
+def test_a_comparison_whose_steps_are_never_good_is_given_up(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 4)
+    job.look()
+    job.activate()
+    job.measure(30, num_unplanned=1)
+    job.look()
+    assert job.progress() == ("ended", 2, 0)
+    assert job.versions()[-1].baseline_cycle == ()
+
+
+def test_a_run_that_starts_over_goes_on_with_the_comparison(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 4)
+    job.next_step = 500
+    job.look()
+    job.activate()
+    job.next_step = 0
+    for rank in (0, 1):
+        register_rank(job.services, rank_record(rank))
+        acknowledge(job.services, "job", rank, version=2, current_step=0)
+    assert [each.version for each in job.versions()] == [1, 2, 3]
+    job.look()
+    assert job.progress() == ("running", 3, 0)
+    job.activate()
+    job.measure(11)
+    job.look()
+    assert job.progress()[0] == "done"
+    assert job.versions()[-1].baseline_cycle == ()
+
+
+def test_a_plan_that_does_not_hold_yet_is_waited_for() -> None:
+    job = ComparedJob()
+    put_profile(job.services, "job", profile())
+    start_comparison(job.services, "job", 4)
+    job.look()
+    assert job.progress() == ("running", None, 0)
+    job.activate()
+    job.look()
+    assert job.progress() == ("running", 2, 0)
+
+
+def test_a_plan_that_is_being_reconfigured_is_waited_for(job: ComparedJob) -> None:
+    with job.services.store.writing() as writer:
+        add_version(job.services, writer, "job", frequency_plan(), report=StepReport.INSTRUCTIONS)
+    job.activate()
+    start_comparison(job.services, "job", 4)
+    job.look()
+    assert len(job.versions()) == 2
+
+
+def test_without_a_plan_or_with_nothing_to_compare_it_is_refused() -> None:
+    job = ComparedJob()
+    with pytest.raises(UnknownJobError):
+        start_comparison(job.services, "other", 4)
+    with pytest.raises(MissingPlanError):
+        start_comparison(job.services, "job", 4)
+    with job.services.store.writing() as writer:
+        add_version(job.services, writer, "job", replace(frequency_plan(), policy="baseline"))
+    with pytest.raises(NothingToCompareError):
+        start_comparison(job.services, "job", 4)
+    with pytest.raises(InvalidFieldError, match="num_pairs"):
+        start_comparison(job.services, "job", 1)
+    assert job.progress() == ("none", None, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "iteration_time_s", "block"),
+    [(2, 0.001, 1), (60, 0.001, 10), (60, 0.5, 4), (60, 7.0, 1), (10_000, 0.01, 200)],
+)
+def test_a_block_lasts_two_seconds_unless_that_leaves_too_few(
+    num_pairs: int, iteration_time_s: float, block: int
+) -> None:
+    cycle = comparison_cycle(num_pairs, iteration_time_s)
+    assert cycle == (False,) * block + (True,) * 2 * block + (False,) * block
+    assert comparison_cycle(num_pairs, iteration_time_s, block_steps=3).count(True) == 6

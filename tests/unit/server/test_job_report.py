@@ -1,0 +1,216 @@
+"""A job's report: which steps it takes for what, in pieces, and what profiling adds to it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.planner.samples import (
+    CountingPlanner,
+    Services,
+    frequency_plan,
+    job_spec,
+    plan_record,
+    rank_record,
+    step_record,
+)
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.jobs import step_reading
+from flyball_server.jobs.control import ProfilingResult
+from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.records import PlanRecord, StepTotals
+from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.report import JobReport, get_report
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_reading import all_step_kinds, step_kinds, whole_step
+from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Instruction
+
+TOTALS = StepTotals(
+    step=3,
+    num_ranks=2,
+    lowest_version=1,
+    newest_version=1,
+    num_with_plan=2,
+    time_s=0.9,
+    energy_j=200.0,
+    num_unplanned=0,
+    num_clock_misses=0,
+    num_power_capped=0,
+    num_thermally_capped=0,
+)
+
+
+# ------------------------------------------------------------------ what a step is taken for
+
+
+def test_a_step_is_complete_when_all_ranks_have_posted_it() -> None:
+    assert whole_step(TOTALS, 2).is_complete
+    assert not whole_step(TOTALS, 3).is_complete
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lowest_version": 1, "newest_version": 2}, {"num_with_plan": 1}],
+    ids=["two versions", "one rank at default clocks"],
+)
+def test_a_step_of_several_versions_is_mixed(changes: dict[str, Any]) -> None:
+    assert whole_step(TOTALS.evolve(**changes), 2).is_mixed
+    assert not whole_step(TOTALS, 2).is_mixed
+
+
+def test_a_step_at_default_clocks_is_not_mixed() -> None:
+    totals = TOTALS.evolve(lowest_version=None, newest_version=None, num_with_plan=0)
+    step = whole_step(totals, 2)
+    assert (step.version, step.is_mixed, step.left_plan) == (None, False, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_plan"),
+    [
+        ({"num_unplanned": 1}, True),
+        ({"num_clock_misses": 3, "num_power_capped": 2}, True),
+        ({"num_clock_misses": 3, "num_power_capped": 2, "num_thermally_capped": 1}, False),
+    ],
+    ids=["unplanned", "a clock missed for no known reason", "held down by power and heat"],
+)
+def test_clocks_held_down_by_power_or_heat_belong_to_the_plan_and_others_do_not(
+    changes: dict[str, Any], left_plan: bool
+) -> None:
+    assert whole_step(TOTALS.evolve(**changes), 2).left_plan is left_plan
+
+
+# ------------------------------------------------------------------ which steps are baseline
+
+
+def probe(*rows_mhz: tuple[int, int]) -> ProbePlan:
+    """Two stages of one forward each."""
+    forward = Instruction(InstructionKind.FORWARD, 0)
+    return ProbePlan(
+        schedule="1f1b",
+        num_microbatches=1,
+        stages=((forward,), (forward,)),
+        cycle_mhz=tuple(((first,), (second,)) for first, second in rows_mhz),
+        iteration_time_s=1.0,
+    )
+
+
+def test_rows_of_a_probe_at_the_first_versions_clocks_are_baseline() -> None:
+    records = [
+        plan_record(1, plan=probe((1410, 1980))),
+        plan_record(2, plan=probe((1410, 1980), (1410, 1200), (1200, 1980)), first_step=7),
+        plan_record(3),
+    ]
+    kinds = all_step_kinds(records)
+    assert kinds[1].baseline_cycle == (True,)
+    assert kinds[2].baseline_cycle == (True, False, False)
+    assert kinds[2].is_baseline(10)
+    assert all(kinds[version].is_probe for version in (1, 2))
+    assert not kinds[2].is_interleaved
+    assert kinds[3].baseline_cycle == ()
+
+
+def test_policy_baseline_is_all_baseline() -> None:
+    record = plan_record(plan=replace(frequency_plan(), policy="baseline"))
+    assert step_kinds(record).is_all_baseline
+    assert not step_kinds(plan_record()).is_all_baseline
+
+
+# ------------------------------------------------------------------ the report
+
+
+@pytest.fixture
+def services() -> JobServices:
+    made = Services(CountingPlanner()).jobs
+    register_job(made, "job", job_spec(emulated=False))
+    for rank in (0, 1):
+        register_rank(made, rank_record(rank, emulated=False))
+    return made
+
+
+def run(services: JobServices, *versions: PlanRecord, num_steps: int = 20) -> None:
+    """Steps at default clocks, then on each version, with 100 and 90 J for each rank."""
+    chance = random.Random(4)
+    with services.store.writing() as writer:
+        for record in versions:
+            writer.add_plan(record)
+            writer.name_first_step("job", record.version, num_steps * record.version)
+    for rank in (0, 1):
+        steps = [
+            step_record(
+                step,
+                rank,
+                plan_version=step // num_steps or None,
+                energy_j=(90 if step >= num_steps else 100) + chance.gauss(0, 0.5),
+            )
+            for step in range(num_steps * (1 + len(versions)))
+        ]
+        store_measurements(services, "job", rank, steps)
+
+
+def mean_saved_j(report: JobReport) -> float:
+    assert report.saved_j is not None
+    return report.saved_j.mean
+
+
+def test_a_report_has_each_version_measured_and_predicted(services: JobServices) -> None:
+    run(services, plan_record(1), plan_record(2))
+    report = get_report(services, "job")
+    assert [each.measured.version for each in report.versions] == [1, 2]
+    assert {each.predicted for each in report.versions} == {frequency_plan()}
+    assert (report.emulated, report.num_ranks, report.savings.num_steps) == (False, 2, 60)
+    assert mean_saved_j(report) == pytest.approx(2 * 19 * 20, rel=0.02)
+
+
+def test_steps_read_in_small_pieces_make_the_same_report(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(services, plan_record(1))
+    whole = get_report(services, "job")
+    for size in (1, 7, 40):
+        monkeypatch.setattr(step_reading, "STEPS_A_PIECE", size)
+        assert get_report(services, "job") == whole
+
+
+def test_a_job_of_which_any_gpu_is_emulated_is_emulated(services: JobServices) -> None:
+    register_rank(services, rank_record(1, emulated=True))
+    assert get_report(services, "job").emulated
+
+
+def test_what_profiling_added_is_taken_off_and_its_versions_are_left_out(
+    services: JobServices,
+) -> None:
+    run(services, plan_record(1, plan=probe((1410, 1410))), plan_record(2))
+    before = get_report(services, "job")
+    assert [each.measured.version for each in before.versions] == [2]
+    for extra_energy_j, taken_off_j in ((150.0, 150.0), (None, 0.0)):
+        result = ProfilingResult(state="finished", extra_energy_j=extra_energy_j)
+        with services.store.writing() as writer:
+            writer.save_control(writer.find_control("job").evolve(profiling=result))
+        report = get_report(services, "job")
+        assert report.profiling == result
+        assert mean_saved_j(report) == pytest.approx(mean_saved_j(before) - taken_off_j)
+
+
+def test_a_plan_of_several_pipelines_is_reported_like_any(services: JobServices) -> None:
+    plain = frequency_plan()
+    pipeline = PlannedPipeline(
+        dp_rank=0,
+        iteration_time_s=plain.iteration_time_s,
+        energy_j=plain.energy_j,
+        stages=plain.stages,
+    )
+    fields = {name: getattr(plain, name) for name in vars(plain) if name != "stages"}
+    run(services, plan_record(1, plan=DataParallelPlan(**fields, pipelines=(pipeline,))))
+    [version] = get_report(services, "job").versions
+    assert version.predicted.energy_j == plain.energy_j
+
+
+def test_an_unknown_job_has_no_report(services: JobServices) -> None:
+    with pytest.raises(UnknownJobError):
+        get_report(services, "other")

@@ -1,0 +1,329 @@
+"""Stragglers and drift: found when they are there, and never in noise or planned clocks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from flyball_profiles.examples import load_example_profile
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.control import RankPace, StagePace
+from flyball_server.jobs.pace import PaceRules, Paces, find_paces
+from flyball_server.jobs.pace_steps import RankStep, clock_times, rank_step
+from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
+
+PROFILE = load_example_profile().select_stages((0, 1))
+CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})
+NOW_S = 1000.0
+RULES = PaceRules()
+Factor = Callable[[int, int, str], float]
+"""(rank, step, kind) -> how many times as long instructions take."""
+
+
+def a_rank(rank: int, stage: int, dp_rank: int = 0, tp_rank: int = 0) -> RankRecord:
+    return RankRecord(
+        job_id="job",
+        rank=rank,
+        stage=stage,
+        dp_rank=dp_rank,
+        tp_rank=tp_rank,
+        host="node",
+        gpu_name="A100",
+        gpu_uuid=f"GPU-{rank}",
+        emulated=True,
+        client_version="0",
+    )
+
+
+ONE_PIPELINE = [a_rank(0, 0), a_rank(1, 1)]
+THREE_PIPELINES = [a_rank(2 * dp + stage, stage, dp) for dp in range(3) for stage in range(2)]
+
+
+def measured(
+    rank: RankRecord,
+    step: int,
+    factor: Factor,
+    *,
+    clock_mhz: int = 1410,
+    rng: random.Random | None = None,
+    num_microbatches: int = 12,
+    profile: StageProfile = PROFILE,
+    **changes: Any,  # noqa: ANN401 - fields of a StepRecord
+) -> RankStep | None:
+    """A step whose single instructions scatter by 2 %, if there is an `rng`."""
+    times_s = clock_times(profile, rank.stage)
+    rows: list[tuple[str, int, int | None, int, float, float]] = []
+    for kind in ("forward", "backward"):
+        mean_s = times_s[kind, 0, clock_mhz] * factor(rank.rank, step, kind)
+        sd_s = 0.02 * mean_s if rng else 0.0
+        mean_s += rng.gauss(0, sd_s / num_microbatches**0.5) if rng else 0.0
+        rows.append((kind, 0, clock_mhz, num_microbatches, mean_s, sd_s**2))
+    record = StepRecord(
+        job_id="job", rank=rank.rank, step=step, plan_version=1, time_s=1.0, energy_j=1.0
+    )
+    detail = StepDetail(job_id="job", rank=rank.rank, step=step, by_clock=tuple(rows))
+    return rank_step(record.evolve(**changes), detail, times_s)
+
+
+def walked(
+    ranks: Sequence[RankRecord],
+    factor: Factor,
+    num_steps: int,
+    *,
+    rng: random.Random | None = None,
+    known: Paces | None = None,
+    clock_mhz: int = 1410,
+    announced: tuple[int, ...] = (),
+) -> Iterator[tuple[int, Paces]]:
+    """Step by step, what is found then."""
+    observed: list[RankStep] = []
+    found = known or Paces()
+    for number in range(num_steps):
+        steps = [measured(rank, number, factor, clock_mhz=clock_mhz, rng=rng) for rank in ranks]
+        observed = [*observed, *(step for step in steps if step)][-80 * len(ranks) :]
+        before = found
+        found = find_paces(observed, ranks, found, now_unix_s=NOW_S, announced=announced)
+        if found != before:
+            observed = []  # the job is planned again, and looked at from the new version on
+        yield number, found
+
+
+def as_profiled(rank: int, step: int, kind: str) -> float:
+    return 1.0
+
+
+def changes_of(walk: Iterator[tuple[int, Paces]]) -> list[tuple[int, Paces]]:
+    """The steps after which something else was found than before."""
+    walk_list = [(-1, Paces()), *walk]
+    return [after for before, after in pairwise(walk_list) if before[1] != after[1]]
+
+
+# ------------------------------------------------------------------ stragglers
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_noise_of_two_percent_is_never_a_straggler_nor_drift(seed: int) -> None:
+    walk = walked(ONE_PIPELINE, as_profiled, 600, rng=random.Random(seed))
+    assert changes_of(walk) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_neither_is_noise_that_all_of_a_step_shares(seed: int) -> None:
+    rng = random.Random(seed)
+    noise = {(rank, step): 1 + rng.gauss(0, 0.02) for rank in range(2) for step in range(1000)}
+    walk = walked(ONE_PIPELINE, lambda rank, step, kind: noise[rank, step], 600)
+    assert changes_of(walk) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_is_eight_percent_slower_is_found_within_ten_steps(seed: int) -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        return 1.08 if rank == 1 and step >= 20 else 1.0
+
+    walk = walked(ONE_PIPELINE, factor, 60, rng=random.Random(seed))
+    [(step, found)] = changes_of(walk)
+    assert 24 <= step < 30
+    [pace] = found.stragglers
+    assert (pace.rank, pace.reason, pace.since_unix_s) == (1, "slow", NOW_S)
+    assert pace.slowdown == pytest.approx(1.08, abs=0.01)
+    assert found.drifts == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_straggler_that_comes_and_goes_is_two_changes(seed: int) -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        return 1.2 if rank == 0 and 30 <= step < 130 else 1.0
+
+    changes = changes_of(walked(ONE_PIPELINE, factor, 300, rng=random.Random(seed)))
+    assert [len(found.stragglers) for _, found in changes] == [1, 0]
+    assert 34 <= changes[0][0] < 40
+    assert 134 <= changes[1][0] < 140
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_ratio_that_wanders_about_the_threshold_does_not_flap(seed: int) -> None:
+    rng = random.Random(seed)
+    wandering, level = [], 1.05
+    for _ in range(1000):
+        level += 0.1 * (1.05 - level) + rng.gauss(0, 0.004)
+        wandering.append(min(1.075, max(1.03, level)))
+
+    def factor(rank: int, step: int, kind: str) -> float:
+        return wandering[step] if rank == 1 else 1.0
+
+    changes = changes_of(walked(ONE_PIPELINE, factor, 1000, rng=rng))
+    assert 1 <= len(changes) <= 3  # found once or twice, as a straggler or a drift, then left alone
+
+
+def test_a_rank_at_the_lowest_clocks_that_takes_as_long_as_profiled_is_none() -> None:
+    walk = walked(ONE_PIPELINE, as_profiled, 40, clock_mhz=CLOCKS_MHZ[0])
+    assert changes_of(walk) == []
+
+
+def test_a_slowdown_that_changes_much_is_found_anew_and_a_little_is_not() -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        if rank == 0:
+            return 1.0
+        return 1.2 if step < 30 else (1.24 if step < 60 else 1.4)
+
+    changes = changes_of(walked(ONE_PIPELINE, factor, 100))
+    assert [round(found.stragglers[0].slowdown, 6) for _, found in changes] == [1.2, 1.4]
+
+
+def test_four_slow_steps_are_nothing() -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        return 2.0 if rank == 1 and step % 10 < 4 else 1.0
+
+    walk = walked(ONE_PIPELINE, factor, 18)
+    assert not any(found.stragglers for _, found in walk)
+
+
+@pytest.mark.parametrize(
+    ("power", "thermal", "reason"),
+    [(0, 0, "slow"), (3, 0, "power"), (0, 1, "thermal"), (2, 2, "thermal")],
+)
+def test_what_held_the_clocks_down_is_the_reason(power: int, thermal: int, reason: str) -> None:
+    steps = [
+        measured(
+            rank,
+            step,
+            lambda rank, step, kind: 1.3 if rank else 1.0,
+            num_power_capped=power,
+            num_thermally_capped=thermal,
+        )
+        for rank in ONE_PIPELINE
+        for step in range(5)
+    ]
+    observed = [step for step in steps if step]
+    found = find_paces(observed, ONE_PIPELINE, Paces(), now_unix_s=NOW_S)
+    assert [pace.reason for pace in found.stragglers] == [reason]
+
+
+def test_of_ranks_that_wait_for_each_other_within_an_instruction_one_stands_for_all() -> None:
+    ranks = [a_rank(rank, 0, tp_rank=rank) for rank in range(4)]
+    changes = changes_of(walked(ranks, lambda rank, step, kind: 1.2 + 0.001 * (rank == 2), 30))
+    [(_, found)] = changes
+    assert [pace.rank for pace in found.stragglers] == [2]
+
+
+def test_nothing_is_found_before_all_ranks_of_the_stage_have_measured_enough() -> None:
+    steps = [
+        step
+        for number in range(5)
+        if (step := measured(ONE_PIPELINE[1], number, lambda *_: 1.5)) is not None
+    ]
+    ranks = [*ONE_PIPELINE, a_rank(2, 1, dp_rank=1)]
+    assert find_paces(steps, ranks, Paces(), now_unix_s=NOW_S) == Paces()
+    known = Paces(stragglers=(RankPace(rank=1, slowdown=1.2),))
+    assert find_paces(steps, ranks, known, now_unix_s=NOW_S) == known
+
+
+# ------------------------------------------------------------------ several pipelines, and drift
+
+
+def test_in_one_of_three_pipelines_a_slow_rank_is_a_straggler() -> None:
+    changes = changes_of(
+        walked(THREE_PIPELINES, lambda rank, step, kind: 1.1 if rank == 3 else 1.0, 40)
+    )
+    [(step, found)] = changes
+    assert step == RULES.num_steps - 1
+    assert [(pace.rank, round(pace.slowdown, 6)) for pace in found.stragglers] == [(3, 1.1)]
+    assert found.drifts == ()
+
+
+@pytest.mark.parametrize("factor", [1.08, 1.03, 0.95])
+def test_a_stage_that_is_slower_or_faster_in_all_pipelines_has_drifted(factor: float) -> None:
+    changes = changes_of(
+        walked(THREE_PIPELINES, lambda rank, step, kind: factor if rank % 2 else 1.0, 90)
+    )
+    [(step, found)] = changes
+    assert step == RULES.num_drift_steps - 1
+    assert found.stragglers == ()
+    assert [(pace.stage, pace.kind) for pace in found.drifts] == [(1, "backward"), (1, "forward")]
+    assert all(pace.slowdown == pytest.approx(factor) for pace in found.drifts)
+
+
+def test_one_kind_may_drift_and_the_other_not() -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        return 1.04 if rank == 0 and kind == "forward" else 1.0
+
+    [(_, found)] = changes_of(walked(ONE_PIPELINE, factor, 90))
+    assert [(pace.stage, pace.kind) for pace in found.drifts] == [(0, "forward")]
+
+
+def test_a_drift_that_is_over_is_forgotten() -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        return 1.04 if step < 90 else 1.0
+
+    changes = changes_of(walked(THREE_PIPELINES, factor, 240))
+    assert [len(found.drifts) for _, found in changes] == [4, 0]
+    assert all(pace.slowdown == pytest.approx(1.04) for pace in changes[0][1].drifts)
+
+
+def test_a_straggler_is_slow_beyond_what_its_stage_has_drifted() -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        return {1: 1.32, 3: 1.1, 5: 1.1}.get(rank, 1.0)
+
+    changes = changes_of(walked(THREE_PIPELINES, factor, 90))
+    _, found = changes[-1]
+    [pace] = found.stragglers
+    assert pace.rank == 1
+    assert pace.slowdown == pytest.approx(1.2)
+    assert [round(drift.slowdown, 6) for drift in found.drifts] == [1.1, 1.1]
+
+
+def test_what_is_announced_is_no_drift() -> None:
+    def factor(rank: int, step: int, kind: str) -> float:
+        return 1.04 if rank == 1 else 1.0
+
+    assert changes_of(walked(ONE_PIPELINE, factor, 90, announced=(1,))) == []
+
+
+def test_against_a_known_drift_a_stage_that_keeps_to_it_has_not_moved() -> None:
+    drifts = tuple(StagePace(stage=1, kind=kind, slowdown=1.1) for kind in ("backward", "forward"))
+    walk = walked(
+        ONE_PIPELINE,
+        lambda rank, step, kind: 1.1 if rank == 1 else 1.0,
+        40,
+        known=Paces(drifts=drifts),
+    )
+    assert {found for _, found in walk} == {Paces(drifts=drifts)}
+
+
+# ------------------------------------------------------------------ what a step tells
+
+
+@pytest.mark.parametrize(
+    "changes", [{"plan_version": None}, {"num_unplanned": 1}, {"num_overruns": 2}]
+)
+def test_a_step_that_was_not_run_as_planned_tells_nothing(changes: dict[str, Any]) -> None:
+    assert measured(ONE_PIPELINE[0], 0, as_profiled, **changes) is None
+
+
+def test_clocks_that_the_profile_does_not_have_tell_nothing() -> None:
+    record = StepRecord(job_id="job", rank=0, step=0, plan_version=1, time_s=1.0, energy_j=1.0)
+    rows = (("forward", 0, None, 4, 0.1, 0.0), ("forward", 0, 7, 4, 0.1, 0.0))
+    detail = StepDetail(job_id="job", rank=0, step=0, by_clock=rows)
+    assert rank_step(record, detail, clock_times(PROFILE, 0)) is None
+    assert rank_step(record, replace(detail, by_clock=None), clock_times(PROFILE, 0)) is None
+
+
+def test_times_are_summed_by_kind_over_clocks_and_chunks() -> None:
+    profile = replace(PROFILE, chunks=(PROFILE, PROFILE))
+    times_s = clock_times(profile, 1)
+    low, high = CLOCKS_MHZ[0], CLOCKS_MHZ[-1]
+    rows = (("forward", 0, high, 2, 0.5, 0.1), ("forward", 1, low, 3, 0.25, 0.2))
+    record = StepRecord(job_id="job", rank=1, step=0, plan_version=1, time_s=1.0, energy_j=1.0)
+    step = rank_step(record, StepDetail(job_id="job", rank=1, step=0, by_clock=rows), times_s)
+    assert step is not None
+    forward = step.by_kind["forward"]
+    assert forward.measured_s == pytest.approx(1.75)
+    assert forward.variance_s2 == pytest.approx(0.8)
+    assert forward.profiled_s == pytest.approx(
+        2 * times_s["forward", 0, high] + 3 * times_s["forward", 1, low]
+    )

@@ -1,0 +1,235 @@
+"""The reaction that profiles a job in its training: one move after the other, over the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
+from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.jobs.activation import acknowledge
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.inputs import put_profile
+from flyball_server.jobs.inspection import get_job, list_plans
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.profiling import get_profiling
+from flyball_server.jobs.reactions.probing import probing
+from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
+from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.schedules._base import ScheduleContext
+
+CLOCKS_MHZ = tuple(range(1400, 700, -100))
+NUM_MICROBATCHES = 16
+BLOCKING_POWER_W = 80.0
+
+
+def truth_profile() -> StageProfile:
+    """Two stages whose times grow with 1/f and whose power falls with f^2, both beside a rest."""
+    points = {
+        (stage, kind): tuple(
+            OperatingPoint(
+                frequency_mhz=mhz,
+                time_s=scale * (0.3 + 0.7 * 1400 / mhz),
+                energy_j=scale * (0.3 + 0.7 * 1400 / mhz) * (90 + 210 * (mhz / 1400) ** 2),
+            )
+            for mhz in CLOCKS_MHZ
+        )
+        for stage in (0, 1)
+        for kind, scale in ((InstructionKind.FORWARD, 0.1), (InstructionKind.BACKWARD, 0.2))
+    }
+    return StageProfile(points=points, num_ranks_per_stage=(1, 1))
+
+
+@dataclass(kw_only=True)
+class ProbedJob:
+    """A job of two ranks that do what their plans say, and the planner's reaction to it."""
+
+    services: Services
+    noise: float = 0.0
+    tells: bool = True
+    step: int = 0
+    _acknowledged: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        spec = job_spec().evolve(
+            num_microbatches=NUM_MICROBATCHES,
+            profiling="online",
+            blocking_power_w=None,
+            gpu=None,
+        )
+        register_job(self.services.jobs, "job", spec)
+        true = truth_profile()
+        schedule = make_schedule(
+            "1f1b", ScheduleContext(profile=true, num_microbatches=NUM_MICROBATCHES)
+        )
+        truth = Truth(
+            profile=true,
+            schedule=schedule,
+            blocking_power_w=(BLOCKING_POWER_W,) * 2,
+            noise=self.noise,
+        )
+        self._training = EmulatedTraining(truth, seed=1)
+
+    def register_ranks(self) -> None:
+        for rank in (0, 1):
+            register_rank(self.services.jobs, rank_record(rank, sm_clocks_mhz=CLOCKS_MHZ))
+
+    def look(self) -> None:
+        assert probing(self.services.jobs, "job") is None
+
+    def state(self) -> JobState:
+        return get_job(self.services.jobs, "job").job.state
+
+    def run_newest_version(self, *, steps: int | None = None) -> None:
+        """All ranks take up the newest version and train its cycle, at least 12 steps of it."""
+        newest = list_plans(self.services.jobs, "job")[-1]
+        assert isinstance(newest.plan, ProbePlan)
+        if newest.version > self._acknowledged:
+            self._acknowledged = newest.version
+            for rank in (0, 1):
+                named = acknowledge(
+                    self.services.jobs, "job", rank, version=newest.version, current_step=self.step
+                )
+            assert named.first_step is not None
+            self.step = named.first_step
+        newest = list_plans(self.services.jobs, "job")[-1]
+        assert isinstance(newest.plan, ProbePlan)
+        for _ in range(steps or max(12, newest.plan.num_steps)):
+            row = newest.plan.row_of(self.step, newest.first_step or 0)
+            self._post(newest.version, row)
+
+    def _post(self, version: int, row: tuple[tuple[int, ...], ...]) -> None:
+        for measured in self._training.run_step(self.step, version, row):
+            record = StepRecord(
+                job_id="job",
+                rank=measured.stage,
+                step=self.step,
+                plan_version=version,
+                time_s=measured.iteration_time_s,
+                energy_j=measured.energy_j,
+            )
+            detail = StepDetail(
+                job_id="job",
+                rank=measured.stage,
+                step=self.step,
+                by_clock=tuple(
+                    (
+                        str(times.kind),
+                        times.chunk,
+                        times.sm_clock_mhz,
+                        times.count,
+                        times.mean_s,
+                        times.variance_s2,
+                    )
+                    for times in measured.instructions
+                ),
+            )
+            details = [detail] if self.tells else []
+            store_measurements(self.services.jobs, "job", measured.stage, [record], details)
+        self.step += 1
+
+    def profile_to_the_end(self) -> None:
+        self.register_ranks()
+        self.look()
+        for _ in range(20):
+            if self.state() is not JobState.PROFILING:
+                return
+            self.run_newest_version()
+            self.look()
+        pytest.fail("profiling did not end")
+
+
+@pytest.fixture
+def planner() -> CountingPlanner:
+    return CountingPlanner()
+
+
+@pytest.fixture
+def job(planner: CountingPlanner) -> ProbedJob:
+    return ProbedJob(services=Services(planner))
+
+
+def test_nothing_is_probed_before_all_ranks_are_there(job: ProbedJob) -> None:
+    register_rank(job.services.jobs, rank_record(0, sm_clocks_mhz=CLOCKS_MHZ))
+    job.look()
+    assert job.state() is JobState.AWAITING_PROFILE
+    assert get_profiling(job.services.jobs, "job").state == "waiting"
+
+
+def test_first_come_steps_at_the_highest_clocks_that_tell_of_their_clocks(job: ProbedJob) -> None:
+    job.register_ranks()
+    job.look()
+    assert job.state() is JobState.PROFILING
+    (first,) = list_plans(job.services.jobs, "job")
+    assert first.report is StepReport.CLOCKS
+    assert isinstance(first.plan, ProbePlan)
+    assert {mhz for row in first.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
+
+
+def test_looking_again_before_a_version_is_measured_does_nothing(job: ProbedJob) -> None:
+    job.register_ranks()
+    job.look()
+    job.look()
+    assert len(list_plans(job.services.jobs, "job")) == 1
+    job.run_newest_version(steps=3)
+    job.look()
+    assert len(list_plans(job.services.jobs, "job")) == 1
+
+
+def test_a_profile_is_found_and_planned_from(job: ProbedJob, planner: CountingPlanner) -> None:
+    job.profile_to_the_end()
+    assert job.state() is JobState.PLANNED
+    (request,) = planner.requests
+    true = truth_profile()
+    for (stage, kind), points in request.profile.points.items():
+        for point in points:
+            expected = true.at(stage, kind, point.frequency_mhz)
+            assert point.time_s == pytest.approx(expected.time_s, rel=0.01)
+            assert point.energy_j == pytest.approx(expected.energy_j, rel=0.03)
+    assert request.blocking_power_w == pytest.approx((BLOCKING_POWER_W,) * 2, rel=0.1)
+    summary = get_profiling(job.services.jobs, "job")
+    assert summary.result is not None
+    assert summary.state == "finished"
+    assert summary.result.largest_slowdown is not None
+    assert summary.result.largest_slowdown <= 0.1
+
+
+def test_a_profile_that_somebody_puts_meanwhile_ends_it(job: ProbedJob) -> None:
+    job.register_ranks()
+    job.look()
+    job.run_newest_version()
+    with pytest.raises(InvalidFieldError, match="blocking_power_w"):
+        # Nobody has measured what a GPU draws while it waits.
+        put_profile(job.services.jobs, "job", profile())
+    num_versions = len(list_plans(job.services.jobs, "job"))
+    job.look()
+    assert len(list_plans(job.services.jobs, "job")) == num_versions
+
+
+def test_ranks_that_tell_nothing_of_their_clocks_are_refused_and_run_at_the_highest_again() -> None:
+    job = ProbedJob(services=Services(CountingPlanner()), tells=False)
+    job.profile_to_the_end()
+    assert job.state() is JobState.PLANNING_FAILED
+    problem = get_job(job.services.jobs, "job").job.problem
+    assert problem is not None
+    assert problem.startswith("profiling: ")
+    last = list_plans(job.services.jobs, "job")[-1]
+    assert isinstance(last.plan, ProbePlan)
+    assert last.report is StepReport.TOTALS
+    assert {mhz for row in last.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
+    assert get_profiling(job.services.jobs, "job").state == "refused"
+
+
+def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(job: ProbedJob) -> None:
+    for rank in (0, 1):
+        register_rank(job.services.jobs, rank_record(rank))
+    job.look()
+    problem = get_job(job.services.jobs, "job").job.problem
+    assert problem is not None
+    assert "stage 0 name no SM clock" in problem
+    assert list_plans(job.services.jobs, "job") == ()

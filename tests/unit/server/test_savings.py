@@ -1,0 +1,327 @@
+"""What plan versions saved, from steps: which steps count, and against which baseline."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from flyball_server.jobs.savings import JobSavings, SavingsFold, VersionSavings
+from flyball_server.jobs.step_pairs import StepKinds, WholeStep, pairs_of
+
+PLAIN = StepKinds()
+ABBA = (False, False, True, True, True, True, False, False)
+
+
+def steps(
+    numbers: Iterable[int],
+    version: int | None,
+    *,
+    time_s: float = 1.0,
+    energy_j: float | None = 90.0,
+    is_complete: bool = True,
+    is_mixed: bool = False,
+    left_plan: bool = False,
+) -> list[WholeStep]:
+    return [
+        WholeStep(
+            step=number,
+            version=version,
+            is_complete=is_complete,
+            is_mixed=is_mixed,
+            left_plan=left_plan,
+            time_s=time_s,
+            energy_j=energy_j,
+        )
+        for number in numbers
+    ]
+
+
+def default_steps(numbers: Iterable[int]) -> list[WholeStep]:
+    return steps(numbers, None, energy_j=100.0)
+
+
+def interleaved(kinds: StepKinds, numbers: Iterable[int], chance: random.Random) -> list[WholeStep]:
+    """Version 2 takes 90 J and 1.01 s of the baseline's 100 J and 1 s, all with 1 % of noise."""
+    return [
+        each
+        for number in numbers
+        for each in steps(
+            [number],
+            2,
+            time_s=(1.0 if kinds.is_baseline(number) else 1.01) * (1 + chance.gauss(0, 0.01)),
+            energy_j=(100 if kinds.is_baseline(number) else 90) * (1 + chance.gauss(0, 0.01)),
+        )
+    ]
+
+
+def fold(measured: Iterable[WholeStep], **kinds: StepKinds) -> JobSavings:
+    """The savings, of versions named `v1=...`."""
+    folded = SavingsFold({int(name[1:]): kind for name, kind in kinds.items()})
+    for step in measured:
+        folded.add(step)
+    return folded.finish()
+
+
+def only(savings: JobSavings) -> VersionSavings:
+    (version,) = savings.versions
+    return version
+
+
+def mean(figure: object) -> float:
+    value = getattr(figure, "mean", None)
+    assert isinstance(value, float)
+    return value
+
+
+# ------------------------------------------------------------------ which steps count
+
+
+def test_a_job_without_steps_has_saved_nothing_and_says_no_more() -> None:
+    savings = fold([])
+    assert savings == JobSavings(num_steps=0, time_s=0.0, energy_j=None, saved_j=None, versions=())
+
+
+def test_the_first_step_of_each_version_is_a_warm_up() -> None:
+    measured = [
+        *steps([0], None, energy_j=500.0),
+        *default_steps(range(1, 11)),
+        *steps([11], 1, energy_j=500.0),
+        *steps(range(12, 22), 1),
+    ]
+    version = only(fold(measured, v1=PLAIN))
+    assert (version.num_steps, version.num_left_out) == (10, 1)
+    assert mean(version.energy_j) == 90
+    assert mean(version.against.energy_j) == 100
+
+
+def test_a_mixed_step_and_the_one_behind_it_are_left_out() -> None:
+    measured = [
+        *default_steps(range(10)),
+        *steps([10], 1, energy_j=500.0, is_mixed=True),
+        *steps([11], 1, energy_j=500.0),
+        *steps(range(12, 15), 1),
+    ]
+    version = only(fold(measured, v1=PLAIN))
+    assert (version.num_steps, version.num_left_out) == (3, 2)
+    assert mean(version.energy_j) == 90
+
+
+def test_steps_that_left_the_plan_are_left_out_and_counted() -> None:
+    measured = [
+        *steps(range(4), 1),
+        *steps([4], 1, energy_j=500.0, left_plan=True),
+        *steps(range(5, 8), 1),
+    ]
+    version = only(fold(measured, v1=PLAIN))
+    assert (version.num_steps, version.num_left_out) == (6, 2)
+    assert mean(version.energy_j) == 90
+
+
+def test_steps_that_some_rank_never_posted_count_once_later_ones_are_whole() -> None:
+    measured = [*steps(range(4), 1), *steps([4, 5], 1, is_complete=False), *steps([6], 1)]
+    savings = fold(measured, v1=PLAIN)
+    assert (only(savings).num_steps, only(savings).num_left_out) == (4, 3)
+    assert (savings.num_steps, savings.time_s, savings.energy_j) == (5, 5.0, 450.0)
+
+
+def test_the_newest_steps_that_are_still_on_their_way_are_not_left_out() -> None:
+    measured = [*steps(range(4), 1), *steps([4, 5], 1, is_complete=False)]
+    assert only(fold(measured, v1=PLAIN)).num_left_out == 1
+
+
+def test_where_one_energy_is_unknown_the_sum_is_unknown_and_the_mean_is_of_the_others() -> None:
+    measured = [*steps(range(5), 1), *steps([5], 1, energy_j=None)]
+    savings = fold(measured, v1=PLAIN)
+    assert savings.energy_j is None
+    version = only(savings)
+    assert version.energy_j is not None
+    assert (version.energy_j.num_steps, version.num_steps) == (4, 5)
+
+
+def test_without_any_energy_time_is_told_all_the_same() -> None:
+    measured = [
+        *steps(range(10), None, energy_j=None),
+        *steps(range(10, 20), 1, time_s=1.1, energy_j=None),
+    ]
+    version = only(fold(measured, v1=PLAIN))
+    assert version.energy_j is None
+    assert version.saved_j is None
+    assert version.against.energy_ratio is None
+    assert mean(version.against.time_ratio) == pytest.approx(1.1)
+
+
+# ------------------------------------------------------------------ which baseline
+
+
+def test_steps_at_default_clocks_before_a_plan_are_its_baseline() -> None:
+    measured = [*default_steps(range(11)), *steps(range(11, 32), 1)]
+    savings = fold(measured, v1=PLAIN)
+    version = only(savings)
+    assert version.against.kind == "apart"
+    assert mean(version.against.energy_ratio) == pytest.approx(0.9)
+    assert mean(version.saved_j) == pytest.approx(20 * 10)
+    assert mean(savings.saved_j) == pytest.approx(200)
+
+
+def test_without_a_step_at_the_highest_clocks_nothing_is_compared() -> None:
+    version = only(fold(steps(range(20), 1), v1=PLAIN))
+    assert version.against.kind == "none"
+    assert version.against.time_ratio is None
+    assert version.saved_j is None
+
+
+def test_a_version_at_the_highest_clocks_is_a_baseline_itself() -> None:
+    highest = StepKinds(baseline_cycle=(True,))
+    measured = [*steps(range(10), 1, energy_j=100.0), *steps(range(10, 20), 2)]
+    first, second = fold(measured, v1=highest, v2=PLAIN).versions
+    assert (first.against.kind, first.num_steps, first.saved_j) == ("itself", 9, None)
+    assert mean(first.energy_j) == 100
+    assert mean(second.saved_j) == pytest.approx(90)
+
+
+def test_steps_of_profiling_at_the_highest_clocks_are_a_baseline_and_no_saving() -> None:
+    probe = StepKinds(baseline_cycle=(True, False), is_probe=True)
+    measured = [
+        *(each for step in range(20) for each in steps([step], 1, energy_j=100.0 + 5 * (step % 2))),
+        *steps(range(20, 30), 2),
+    ]
+    version = only(fold(measured, v1=probe, v2=PLAIN))
+    assert version.version == 2
+    assert mean(version.against.energy_j) == 100
+
+
+def test_the_nearest_baseline_of_enough_steps_counts() -> None:
+    kinds = StepKinds(first_step=100, baseline_cycle=ABBA)
+    measured = [
+        *steps(range(11), None, energy_j=200.0),
+        *steps(range(11, 100), 1),
+        *interleaved(kinds, range(100, 180), random.Random(1)),
+        *steps(range(180, 300), 3),
+    ]
+    first, second, third = fold(measured, v1=PLAIN, v2=kinds, v3=PLAIN).versions
+    assert mean(first.against.energy_j) == 200
+    assert second.against.kind == "interleaved"
+    assert mean(third.against.energy_j) == pytest.approx(100, rel=0.01)
+
+
+def test_a_few_steps_are_no_baseline_where_a_later_one_has_enough() -> None:
+    kinds = StepKinds(first_step=100, baseline_cycle=ABBA)
+    measured = [
+        *steps(range(3), None, energy_j=200.0),
+        *steps(range(3, 100), 1),
+        *interleaved(kinds, range(100, 180), random.Random(1)),
+    ]
+    first, _ = fold(measured, v1=PLAIN, v2=kinds).versions
+    assert mean(first.against.energy_j) == pytest.approx(100, rel=0.01)
+    assert mean(only(fold(measured[:100], v1=PLAIN)).against.energy_j) == 200
+
+
+# ------------------------------------------------------------------ interleaved
+
+
+def test_a_cycle_falls_into_its_shortest_balanced_stretches() -> None:
+    assert pairs_of(ABBA) == ((0, 0, 0, 0, 1, 1, 1, 1), (2, 2))
+    assert pairs_of((False, True, True)) == ((0, 0, 1), (1,))
+    assert pairs_of((True,)) == ((0,), ())
+
+
+def test_interleaved_steps_are_compared_in_pairs() -> None:
+    kinds = StepKinds(first_step=3, baseline_cycle=ABBA)
+    version = only(fold(interleaved(kinds, range(2, 83), random.Random(7)), v2=kinds))
+    assert version.against.kind == "interleaved"
+    assert (version.num_steps, version.num_left_out) == (40, 1)
+    for ratio, truth in (
+        (version.against.energy_ratio, 0.9),
+        (version.against.time_ratio, 1.01),
+    ):
+        assert ratio is not None
+        assert ratio.low is not None
+        assert ratio.high is not None
+        assert ratio.low < truth < ratio.high
+        assert ratio.high - ratio.low < 0.02
+        assert ratio.num_steps == 40
+    assert version.saved_j is not None
+    assert version.saved_j.mean == pytest.approx(40 * 10, rel=0.1)
+
+
+def test_drift_between_pairs_does_not_show_in_their_difference() -> None:
+    kinds = StepKinds(baseline_cycle=(False, True))
+    measured = [
+        each
+        for step in range(1, 41)
+        for each in steps([step], 1, energy_j=(90.0 if step % 2 == 0 else 100.0) + 10 * (step // 2))
+    ]
+    version = only(fold(measured, v1=kinds))
+    assert version.saved_j is not None
+    assert version.saved_j.low == pytest.approx(version.saved_j.high)
+    assert version.saved_j.mean == pytest.approx(10 * version.num_steps)
+
+
+def test_a_pair_with_less_than_half_of_its_steps_does_not_count() -> None:
+    kinds = StepKinds(baseline_cycle=(False,) * 3 + (True,) * 3)
+    kept = [*range(1, 12), 12, 15, 16, 17, *range(18, 24)]
+    measured = [
+        each
+        for step in kept
+        for each in steps([step], 1, energy_j=100.0 if kinds.is_baseline(step) else 90.0)
+    ]
+    folded = SavingsFold({1: kinds})
+    folded.add(steps([0], 1)[0])
+    for step in measured:
+        folded.add(step)
+    ratio = only(folded.finish()).against.energy_ratio
+    assert ratio is not None
+    # Pairs of 2, 3, 1 (left out) and 3 steps of the rarer kind.
+    assert ratio.num_steps == 8
+    assert ratio.mean == pytest.approx(0.9)
+
+
+def test_an_interleaved_version_without_a_whole_pair_looks_for_another_baseline() -> None:
+    kinds = StepKinds(first_step=20, baseline_cycle=ABBA)
+    measured = [*default_steps(range(20)), *steps(range(20, 22), 1)]
+    assert only(fold(measured, v1=kinds)).against.kind == "apart"
+
+
+# ------------------------------------------------------------------ sums
+
+
+def test_the_bounds_of_all_versions_add_up() -> None:
+    chance = random.Random(5)
+    measured = [
+        each
+        for step in range(90)
+        for each in steps(
+            [step],
+            None if step < 30 else 1 + step // 60,
+            energy_j=(100 if step < 30 else 90) + chance.gauss(0, 1),
+        )
+    ]
+    savings = fold(measured, v1=PLAIN, v2=PLAIN)
+    parts = [version.saved_j for version in savings.versions]
+    assert savings.saved_j is not None
+    for bound in ("mean", "low", "high"):
+        total = sum(getattr(part, bound) for part in parts)
+        assert getattr(savings.saved_j, bound) == pytest.approx(total)
+    assert savings.saved_j.num_steps == 58
+
+
+def test_a_version_of_one_step_does_not_take_the_interval_from_the_sum() -> None:
+    chance = random.Random(5)
+    measured = [
+        each
+        for step in range(60)
+        for each in steps(
+            [step],
+            None if step < 30 else 1,
+            energy_j=(100 if step < 30 else 90) + chance.gauss(0, 1),
+        )
+    ]
+    measured += steps([60, 61], 2)
+    savings = fold(measured, v1=PLAIN, v2=PLAIN)
+    assert savings.versions[1].saved_j is not None
+    assert savings.versions[1].saved_j.low is None
+    assert savings.saved_j is not None
+    assert savings.saved_j.num_steps == 29
+    assert savings.saved_j.low is not None

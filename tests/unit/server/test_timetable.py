@@ -1,0 +1,280 @@
+"""Targets by the time of day, through midnight, weekends and both changes of the hour."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_client.wire_loop import Timetable, TimetableWindow
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.timetable import (
+    DAYS,
+    MAX_WINDOWS,
+    check_timetable,
+    next_change,
+    parse_moment,
+    target_at,
+)
+
+BERLIN = "Europe/Berlin"
+NIGHT = TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy")
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def table(*windows: TimetableWindow, timezone: str = BERLIN) -> Timetable:
+    timetable = Timetable(windows=windows, timezone=timezone)
+    check_timetable(timetable)
+    return timetable
+
+
+def window(
+    from_time: str, until_time: str, target: str = "power:8000", days: tuple[str, ...] | None = None
+) -> TimetableWindow:
+    return TimetableWindow(from_time=from_time, until_time=until_time, target=target, days=days)
+
+
+def changes(timetable: Timetable, first: str, num_changes: int) -> list[tuple[str, str]]:
+    """The next changes after a moment, in UTC, each with the target from then on."""
+    found: list[tuple[str, str]] = []
+    now: datetime | None = at(first)
+    for _ in range(num_changes):
+        assert now is not None
+        now = next_change(timetable, now)
+        if now is None:
+            break
+        found.append((now.strftime("%d %H:%M"), target_at(timetable, "fastest", now)))
+    return found
+
+
+# ------------------------------------------------------------------ by the wall clock
+
+
+@pytest.mark.parametrize(
+    ("moment", "target"),
+    [
+        ("2026-11-21T21:59:59+01:00", "fastest"),
+        ("2026-11-21T22:00:00+01:00", "least-energy"),
+        ("2026-11-21T23:30:00+00:00", "least-energy"),
+        ("2026-11-22T05:59:59+01:00", "least-energy"),
+        ("2026-11-22T06:00:00+01:00", "fastest"),
+    ],
+)
+def test_a_window_through_midnight_holds_until_the_morning(moment: str, target: str) -> None:
+    assert target_at(table(NIGHT), "fastest", at(moment)) == target
+
+
+def test_of_windows_that_hold_at_once_the_first_counts() -> None:
+    timetable = table(window("12:00", "13:00", "slowdown:0.1"), window("08:00", "18:00"))
+    assert target_at(timetable, "fastest", at("2026-11-21T12:30:00+01:00")) == "slowdown:0.1"
+    assert target_at(timetable, "fastest", at("2026-11-21T13:00:00+01:00")) == "power:8000"
+    assert [when for when, _ in changes(timetable, "2026-11-21T00:00:00+01:00", 4)] == [
+        "21 07:00",
+        "21 11:00",
+        "21 12:00",
+        "21 17:00",
+    ]
+
+
+def test_a_day_names_when_a_window_begins_so_that_fridays_night_ends_on_saturday() -> None:
+    timetable = table(window("22:00", "06:00", "least-energy", ("fri",)))
+    assert changes(timetable, "2026-11-16T12:00:00+01:00", 3) == [
+        ("20 21:00", "least-energy"),
+        ("21 05:00", "fastest"),
+        ("27 21:00", "least-energy"),
+    ]
+
+
+def test_the_same_time_twice_is_a_whole_day() -> None:
+    timetable = table(window("06:00", "06:00", "least-energy", ("sat", "sun")))
+    assert changes(timetable, "2026-11-20T12:00:00+01:00", 2) == [
+        ("21 05:00", "least-energy"),
+        ("23 05:00", "fastest"),
+    ]
+
+
+def test_until_midnight_is_until_the_day_ends() -> None:
+    timetable = table(window("22:00", "00:00"), timezone="UTC")
+    assert changes(timetable, "2026-11-20T12:00:00+00:00", 2) == [
+        ("20 22:00", "power:8000"),
+        ("21 00:00", "fastest"),
+    ]
+
+
+def test_a_window_with_dates_holds_once() -> None:
+    timetable = table(window("2026-11-21T10:00:00+01:00", "2026-12-24T18:00:00Z"))
+    assert changes(timetable, "2026-11-01T00:00:00+00:00", 5) == [
+        ("21 09:00", "power:8000"),
+        ("24 18:00", "fastest"),
+    ]
+
+
+def test_without_windows_nothing_ever_changes() -> None:
+    now = at("2026-11-21T10:00:00+01:00")
+    assert target_at(table(), "fastest", now) == "fastest"
+    assert next_change(table(), now) is None
+    always = table(*(window(f"{hour:02}:00", f"{(hour + 12) % 24:02}:00") for hour in (0, 12)))
+    assert target_at(always, "fastest", now) == "power:8000"
+
+
+# ------------------------------------------------------------------ where the hour changes
+
+
+def test_where_the_hour_is_put_forward_a_night_is_an_hour_shorter() -> None:
+    """29 March 2026, 02:00 becomes 03:00 in Berlin: from 21:00 UTC to 04:00 UTC."""
+    assert changes(table(NIGHT), "2026-03-28T12:00:00+01:00", 2) == [
+        ("28 21:00", "least-energy"),
+        ("29 04:00", "fastest"),
+    ]
+
+
+def test_where_the_hour_is_put_back_a_night_is_an_hour_longer() -> None:
+    """25 October 2026, 03:00 becomes 02:00: from 20:00 UTC to 05:00 UTC."""
+    assert changes(table(NIGHT), "2026-10-24T12:00:00+02:00", 2) == [
+        ("24 20:00", "least-energy"),
+        ("25 05:00", "fastest"),
+    ]
+
+
+def test_a_window_that_begins_in_the_hour_that_is_left_out_begins_when_the_clock_jumps() -> None:
+    timetable = table(window("02:30", "05:00"))
+    assert changes(timetable, "2026-03-28T12:00:00+01:00", 2) == [
+        ("29 01:00", "power:8000"),  # 03:00 is shown
+        ("29 03:00", "fastest"),
+    ]
+
+
+def test_a_window_that_ends_in_the_hour_that_is_left_out_ends_when_the_clock_jumps() -> None:
+    timetable = table(window("01:00", "02:30"))
+    assert changes(timetable, "2026-03-28T12:00:00+01:00", 2) == [
+        ("29 00:00", "power:8000"),
+        ("29 01:00", "fastest"),
+    ]
+
+
+def test_a_window_within_the_hour_that_is_left_out_does_not_hold_that_day() -> None:
+    timetable = table(window("02:15", "02:45"))
+    assert changes(timetable, "2026-03-28T12:00:00+01:00", 2) == [
+        ("30 00:15", "power:8000"),
+        ("30 00:45", "fastest"),
+    ]
+
+
+def test_a_window_within_the_hour_that_is_shown_twice_holds_twice() -> None:
+    timetable = table(window("02:15", "02:45"))
+    assert changes(timetable, "2026-10-24T12:00:00+02:00", 4) == [
+        ("25 00:15", "power:8000"),
+        ("25 00:45", "fastest"),
+        ("25 01:15", "power:8000"),
+        ("25 01:45", "fastest"),
+    ]
+
+
+def test_a_window_that_is_open_when_the_clock_is_put_back_ends_and_begins_again() -> None:
+    """From 02:30 to 04:00: shown from 00:30 UTC, again before 02:30 from 01:00, and from 01:30."""
+    timetable = table(window("02:30", "04:00"))
+    assert changes(timetable, "2026-10-24T12:00:00+02:00", 4) == [
+        ("25 00:30", "power:8000"),
+        ("25 01:00", "fastest"),
+        ("25 01:30", "power:8000"),
+        ("25 03:00", "fastest"),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 95),
+            st.integers(0, 95),
+            st.one_of(st.none(), st.sets(st.sampled_from(DAYS), min_size=1)),
+        ),
+        max_size=3,
+    ),
+    st.sampled_from(["2026-03-27", "2026-10-23", "2026-07-01"]),
+    st.integers(0, 4 * 24 * 3),
+)
+def test_between_now_and_the_next_change_nothing_changes(
+    spans: list[tuple[int, int, set[str] | None]], day: str, quarter: int
+) -> None:
+    def shown(quarter_of_day: int) -> str:
+        return f"{quarter_of_day // 4:02}:{quarter_of_day % 4 * 15:02}"
+
+    timetable = table(
+        *(
+            window(shown(start), shown(end), f"power:{index + 1}", tuple(days) if days else None)
+            for index, (start, end, days) in enumerate(spans)
+        )
+    )
+    now = at(f"{day}T00:00:00+00:00") + timedelta(minutes=15 * quarter)
+    until = next_change(timetable, now)
+    held = target_at(timetable, "fastest", now)
+    for step in range(1, 4 * 24 * 8):
+        moment = now + timedelta(minutes=15 * step)
+        if until is not None and moment >= until:
+            break
+        assert target_at(timetable, "fastest", moment) == held
+    if until is not None:
+        assert until > now
+        assert target_at(timetable, "fastest", until) != held
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        (window("25:00", "06:00"), "windows[1].from_time"),
+        (window("6:00", "07:00"), "windows[1].from_time"),
+        (window("٠٦:00", "07:00"), "windows[1].from_time"),
+        (window("22:00", "midnight"), "windows[1].until_time"),
+        (window("22:00", "2026-11-21T10:00:00Z"), "windows[1].until_time"),
+        (window("2026-11-21T10:00:00Z", "22:00"), "windows[1].until_time"),
+        (window("2026-11-21T10:00:00", "2026-11-21T11:00:00Z"), "windows[1].from_time"),
+        (window("2026-11-21T10:00:00Z", "2026-11-21T10:00:00Z"), "windows[1].until_time"),
+        (window("0001-01-01T00:00:00+14:00", "2026-11-21T10:00:00Z"), "windows[1].from_time"),
+        (window("2026-11-21", "2026-11-22", days=("mon",)), "windows[1].from_time"),
+        (
+            window("2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z", days=("mon",)),
+            "windows[1].days",
+        ),
+        (window("22:00", "06:00", days=()), "windows[1].days"),
+        (window("22:00", "06:00", days=("monday",)), "windows[1].days"),
+        (window("22:00", "06:00", "cheap"), "windows[1].target"),
+        (window("22:00", "06:00", "power:-1"), "windows[1].target"),
+    ],
+)
+def test_a_window_that_cannot_be_used_is_refused_with_its_field(
+    changed: TimetableWindow, field: str
+) -> None:
+    with pytest.raises(InvalidFieldError) as error:
+        table(NIGHT, changed)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    "timezone", ["", "Berlin", "Europe", "../etc/passwd", "/etc", "\0", "x" * 999]
+)
+def test_a_timezone_that_nobody_knows_is_refused(timezone: str) -> None:
+    with pytest.raises(InvalidFieldError, match="give an IANA name") as error:
+        table(NIGHT, timezone=timezone)
+    assert error.value.field == "timezone"
+
+
+def test_more_windows_than_anyone_needs_are_refused() -> None:
+    table(*[NIGHT] * MAX_WINDOWS)
+    with pytest.raises(InvalidFieldError, match="at most 64"):
+        table(*[NIGHT] * (MAX_WINDOWS + 1))
+
+
+def test_a_moment_needs_its_offset() -> None:
+    assert parse_moment("2026-11-21T22:00:00+01:00", "from_time") == datetime(
+        2026, 11, 21, 21, tzinfo=UTC
+    )
+    with pytest.raises(InvalidFieldError, match="from_time: must be a date and time with its"):
+        parse_moment("2026-11-21T22:00:00", "from_time")
