@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 examples/hand_written_loop.py --tiny
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from example_options import example_parser, parse_options
+from example_options import example_parser, parse_options, positive_number
+from flyball_client.errors import PlannerError
 from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.planner_client import PlannerClient
 from flyball_client.rank_session import RankSession
 from flyball_client.rank_settings import RankSettings
 from flyball_client.wire import JobRegistration
@@ -24,29 +27,58 @@ from flyball_profiles.examples import load_example_profile
 JOB_ID = "hand-written"
 BLOCKING_POWER_W = 80.0
 ROWS = 8
+STEPS_BETWEEN_LOOKS = 10
 
 
-def open_session(opened: ExitStack, *, num_stages: int, num_microbatches: int) -> RankSession:
+def open_session(
+    opened: ExitStack, options: argparse.Namespace
+) -> tuple[RankSession, PlannerClient | None]:
     """This rank's session, started; rank 0 makes the job known, too, in the background."""
     rank = dist.get_rank()
     # On a GPU: flyball_client.gpu.open_gpu.open_local_gpu(local_rank, os.environ).
     profile = load_example_profile()
-    gpu = EmulatedGpu(profile, rank % profile.num_stages, blocking_power_w=BLOCKING_POWER_W)
+    gpu = EmulatedGpu(
+        profile,
+        rank % profile.num_stages,
+        blocking_power_w=BLOCKING_POWER_W,
+        time_scale=options.time_scale,
+    )
     planner = RankSettings.read(os.environ).open_planner()
     session = RankSession(gpu=gpu, job_id=JOB_ID, rank=rank, stage=rank, planner=planner)
     if planner is not None:
         opened.callback(planner.close)
+        is_given = options.profiling == "given"
         registration = JobRegistration(
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
+            num_stages=options.stages,
+            num_microbatches=options.microbatches,
             schedule="1f1b",
-            blocking_power_w=(BLOCKING_POWER_W,),
+            blocking_power_w=(BLOCKING_POWER_W,) if is_given else None,
+            profiling=options.profiling,
+            profiling_slowdown=options.profiling_slowdown,
             emulated=gpu.is_emulated,
         )
         if rank == 0:
             registrar = JobRegistrar(planner, job_id=JOB_ID, registration=registration)
             opened.callback(registrar.close)
-    return opened.enter_context(session)
+    return opened.enter_context(session), planner
+
+
+def print_profiling(planner: PlannerClient) -> None:
+    """How far the profile is, to be called between two steps: it waits for the planner."""
+    try:
+        seen = planner.get_profiling(JOB_ID)
+    except PlannerError as error:
+        print(f"profiling: {error}", flush=True)
+        return
+    line = f"profiling {seen.state}: {seen.num_steps} steps"
+    if seen.points:
+        num_probed = sum(point.num_probes > 0 for point in seen.points)
+        line += f", {num_probed} of {len(seen.points)} points probed, the others interpolated"
+    if seen.largest_slowdown is not None:
+        line += f", at most {seen.largest_slowdown:.1%} slower"
+    if seen.problem is not None:
+        line += f"; {seen.problem}"
+    print(f"{line} ({'emulated' if seen.emulated else 'measured'})", flush=True)
 
 
 class Stage:
@@ -148,24 +180,49 @@ def samples(num_microbatches: int, *, width: int) -> Iterator[list[torch.Tensor]
         yield [torch.randn(ROWS, width, generator=generator) for _ in range(num_microbatches)]
 
 
+def loop_parser() -> argparse.ArgumentParser:
+    """What all examples take, how the profile comes to be, and how fast emulated time runs."""
+    parser = example_parser(__doc__)
+    parser.add_argument(
+        "--profiling",
+        choices=("given", "online"),
+        default="given",
+        help="who measures the profile: somebody who puts it, or this training; default: given",
+    )
+    parser.add_argument(
+        "--profiling-slowdown",
+        type=positive_number,
+        default=0.1,
+        help="how much slower an iteration may be while it is measured; default: 0.1",
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=positive_number,
+        default=1.0,
+        help="wall seconds per emulated second, above 0; default: 1",
+    )
+    return parser
+
+
 def main() -> None:
     """Train for the wanted steps; the last rank prints the losses."""
-    parser = example_parser(__doc__)
+    parser = loop_parser()
     options = parse_options(parser)
     width = 64 if options.tiny else 1024
     dist.init_process_group("gloo")
     if options.stages != dist.get_world_size():
         parser.error(f"--stages must be {dist.get_world_size()}: every rank is one stage here")
     with ExitStack() as opened:
-        session = open_session(
-            opened, num_stages=options.stages, num_microbatches=options.microbatches
-        )
+        session, planner = open_session(opened, options)
         stage = Stage(build_layer(dist.get_rank(), width=width), session, width=width)
         data = samples(options.microbatches, width=width)
         for step, microbatches in zip(range(options.steps), data, strict=False):
             loss = stage.train_step(microbatches)
             if dist.get_rank() == options.stages - 1:
                 print(f"step {step}: loss {loss:.9f}", flush=True)
+            is_look_due = options.profiling == "online" and step % STEPS_BETWEEN_LOOKS == 0
+            if is_look_due and planner is not None and dist.get_rank() == 0:
+                print_profiling(planner)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -8,62 +8,109 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from flyball_client.gpu._base import GpuDevice
 from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.plan_switch import PlanChoice
 from flyball_client.planner_client import PlannerClient
-from flyball_client.rank_settings import RankSettings, WithoutPlanner
+from flyball_client.rank_session import RankSession
+from flyball_client.rank_settings import RankSettings
 from flyball_client.wire import JobRegistration
+from flyball_integrations.attach_options import AttachOptions, registered_fields
 from flyball_integrations.job_registrar import JobRegistrar
 from flyball_integrations.rank_memory import RankMemory
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankLayout:
+    """Where a rank stands: its number in the job, its stage, and its place among the stage's."""
+
+    rank: int
+    stage: int
+    dp_rank: int = 0
+    tp_rank: int = 0
+    cp_rank: int = 0
+
+
 class RankEnds:
-    """What a rank's session stands between.
+    """A rank's planner and its GPU, and the session between them.
+
+    Args:
+        opened: closes all of it, but no GPU that was given.
+        options: of `attach`.
+        job_id: the job's name at the planner.
+        layout: of this rank.
+        initial_step: number of the first step, where training resumes.
 
     Attributes:
-        settings: of the rank, from arguments and environment.
-        planner: None: none is asked.
-        gpu: the one given, or this process's own.
-    """
-
-    settings: RankSettings
-    planner: PlannerClient | None
-    gpu: GpuDevice
-
-
-def open_rank(
-    opened: ExitStack,
-    *,
-    planner_url: str | None,
-    token: str | None,
-    without_planner: WithoutPlanner | None,
-    lease_s: float | None,
-    gpu: GpuDevice | None,
-) -> RankEnds:
-    """Open the planner's client and the GPU; `opened` closes them, but no GPU that was given.
+        opened: for whatever else is opened.
 
     Raises:
         ValueError: the planner's address or token cannot be one, or a variable of the
             environment cannot be used.
         GpuError: this rank's GPU cannot be found.
     """
-    settings = RankSettings.read(
-        os.environ,
-        planner_url=planner_url,
-        token=token,
-        without_planner=without_planner,
-        lease_s=lease_s,
-    )
-    planner = settings.open_planner()
-    if planner is not None:
-        opened.callback(planner.close)
-    if gpu is None:
-        gpu = open_local_gpu(settings.local_rank, os.environ)
-        opened.callback(gpu.close)
-    return RankEnds(settings=settings, planner=planner, gpu=gpu)
+
+    def __init__(
+        self,
+        opened: ExitStack,
+        options: AttachOptions,
+        *,
+        job_id: str,
+        layout: RankLayout,
+        initial_step: int,
+    ) -> None:
+        self.opened = opened
+        self._initial_step = initial_step
+        self._options = options
+        self._job_id = job_id
+        self._layout = layout
+        self._settings = RankSettings.read(
+            os.environ,
+            planner_url=options.get("planner_url"),
+            token=options.get("token"),
+            without_planner=options.get("without_planner"),
+            lease_s=options.get("lease_s"),
+        )
+        self._planner = self._settings.open_planner()
+        if self._planner is not None:
+            opened.callback(self._planner.close)
+        gpu = options.get("gpu")
+        if gpu is None:
+            gpu = open_local_gpu(self._settings.local_rank, os.environ)
+            opened.callback(gpu.close)
+        self._gpu = gpu
+
+    def registering(self, pipeline: JobRegistration) -> Registering:
+        """What makes the job known, as the options say; from rank 0, and where a planner is asked.
+
+        Args:
+            pipeline: what is known of it, the options apart.
+        """
+        registration = replace(
+            pipeline, emulated=self._gpu.is_emulated, **registered_fields(self._options)
+        )
+        planner = self._planner if self._layout.rank == 0 else None
+        registering = Registering(planner, job_id=self._job_id, registration=registration)
+        self.opened.callback(registering.close)
+        return registering
+
+    def open_session(self, choose_plan: PlanChoice | None = None) -> RankSession:
+        """The rank's session, not started yet."""
+        session = RankSession(
+            gpu=self._gpu,
+            job_id=self._job_id,
+            planner=self._planner,
+            observer=self._options.get("observer"),
+            without_planner=self._settings.without_planner,
+            lease_s=self._settings.lease_s,
+            polling_share=self._settings.polling_share,
+            initial_step=self._initial_step,
+            choose_plan=choose_plan,
+            **asdict(self._layout),
+        )
+        self.opened.callback(session.close)
+        return session
 
 
 class Registering:
@@ -85,6 +132,11 @@ class Registering:
         self._job_id = job_id
         self._registration = registration
         self._registrar: JobRegistrar | None = None
+
+    @property
+    def registration(self) -> JobRegistration | None:
+        """What is registered from this rank, the memory apart; None: nothing is."""
+        return None if self._planner is None else self._registration
 
     def begin(self, stages: Sequence[RankMemory] = ()) -> None:
         """Register, with the memory of each stage where it counts; in the background."""

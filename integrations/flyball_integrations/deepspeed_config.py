@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -41,35 +41,16 @@ _DEFAULT_JOB_ID = "deepspeed"
 
 @dataclass(frozen=True, kw_only=True)
 class ConfiguredAttachment:
-    """The arguments of `attach` that a config and its environment give.
+    """What a config and its environment make of an attachment.
 
     Attributes:
-        job_id: given, or made from what the launcher calls the run.
+        arguments: of `attach`, as far as they are given; `job_id` always is, made from what the
+            launcher calls the run where nothing else gives it.
         notes: what somebody should be told once, a line each.
-
-    The others are as for `attach`; None: not given, so its default holds.
     """
 
-    job_id: str
-    planner_url: str | None = None
-    policy: str | None = None
-    schedule: str | None = None
-    reconfigure: str | None = None
-    target: str | None = None
-    effort: str | None = None
-    gpu_type: str | None = None
-    blocking_power_w: tuple[float, ...] | None = None
-    p2p: str | None = None
-    without_planner: str | None = None
-    lease_s: float | None = None
-    free_memory_bytes: int | None = None
+    arguments: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-    def arguments(self) -> dict[str, Any]:
-        """What is given, by the names of `attach`."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        del values["notes"]
-        return {name: value for name, value in values.items() if value is not None}
 
 
 def attach_from_config(
@@ -109,7 +90,7 @@ def attach_configured(
     if engine.global_rank == 0:
         for note in configured.notes:
             _logger.warning("%s", note)
-    return attach(engine, **configured.arguments(), **others)
+    return attach(engine, **configured.arguments, **others)
 
 
 def is_asked_for(
@@ -149,19 +130,18 @@ def read_attachment(
     for name in arguments:
         if name not in {setting.key for setting in SETTINGS}:
             raise TypeError(f"attach has no argument {name!r} that a config could stand for")
-    values: dict[str, Any] = {
+    found = {
         setting.key: setting.value(arguments, environ, flyball, envpipe) for setting in SETTINGS
     }
-    if values["schedule"] not in {None, "1f1b"} and values["p2p"] is None:
+    values = {key: value for key, value in found.items() if value is not None}
+    values.setdefault("job_id", _launchers_name(environ))
+    if values.get("schedule", "1f1b") != "1f1b":
         # The only one that carries other orders over every backend.
-        values["p2p"] = "pulled"
+        values.setdefault("p2p", "pulled")
     notes = []
-    if values["job_id"] is None:
-        values["job_id"] = _launchers_name(environ)
     if envpipe.get(_THRESHOLD_SCALE) is not None:
         notes.append(_note_on_threshold_scale(envpipe[_THRESHOLD_SCALE]))
-    notes += _missing(values)
-    return ConfiguredAttachment(**values, notes=tuple(notes))
+    return ConfiguredAttachment(arguments=values, notes=(*notes, *_missing(values)))
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
@@ -206,8 +186,8 @@ def _note_on_threshold_scale(given: object) -> str:
     if positive_number(given) is None:
         raise ValueError(f"envpipe.{_THRESHOLD_SCALE} must be a number above 0, not {given!r}")
     return (
-        f"envpipe.{_THRESHOLD_SCALE} has no effect: the critical path is computed from the"
-        " profile, not told from receive times"
+        f"envpipe.{_THRESHOLD_SCALE} has no effect: the planner finds the critical path from the"
+        " profile, or from receive times with a scale of its own"
     )
 
 
@@ -224,7 +204,7 @@ def _launchers_name(environ: Mapping[str, str]) -> str:
 
 def _missing(values: Mapping[str, Any]) -> list[str]:
     """What will keep the clocks at their default, and what to set."""
-    if values["planner_url"] is None:
+    if "planner_url" not in values:
         return [
             "no planner is asked, so no clock is set: give its address in flyball.planner_url or"
             " FLYBALL_PLANNER_URL"
@@ -235,12 +215,13 @@ def _missing(values: Mapping[str, Any]) -> list[str]:
             f"the planner knows this job as {_DEFAULT_JOB_ID!r}; give it a name of its own in"
             " flyball.job_id or FLYBALL_JOB_ID before a second one uses this planner"
         )
-    gpu_type = values["gpu_type"]
-    if values["blocking_power_w"] is None and _has_no_blocking_power(gpu_type):
+    is_known = "blocking_power_w" in values or values.get("profiling") == "online"
+    gpu_type = values.get("gpu_type")
+    if not is_known and _has_no_blocking_power(gpu_type):
         notes.append(
             f"the blocking power of {gpu_type or 'the GPU'} is not known, and without it the"
             " planner refuses the job: give it, in W, in flyball.blocking_power_w or"
-            " FLYBALL_BLOCKING_POWER_W"
+            " FLYBALL_BLOCKING_POWER_W, or have it measured with flyball.profiling online"
         )
     return notes
 

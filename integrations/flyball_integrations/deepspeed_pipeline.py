@@ -11,20 +11,18 @@ Only attributes of this engine object are set, and `detach` removes them again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.rank_session import RankSession
-from flyball_client.rank_settings import WithoutPlanner
 from flyball_client.wire import JobRegistration
 from flyball_integrations.activation_memory import ActivationMeter
-from flyball_integrations.attachment import Registering, open_rank
+from flyball_integrations.attach_options import AttachOptions, check_options
+from flyball_integrations.attachment import RankEnds, RankLayout, Registering
 from flyball_integrations.deepspeed_engine_patch import EnginePatch
 from flyball_integrations.deepspeed_settings import P2P, SCHEDULES
 from flyball_integrations.eager_p2p import EagerP2P
@@ -47,21 +45,10 @@ def attach(
     engine: PipelineEngine,
     *,
     job_id: str,
-    planner_url: str | None = None,
-    token: str | None = None,
-    without_planner: WithoutPlanner | None = None,
-    lease_s: float | None = None,
-    gpu: GpuDevice | None = None,
-    observer: InstructionObserver | None = None,
     schedule: Literal["1f1b", "gpipe", "envpipe", "auto"] = "1f1b",
     p2p: Literal["stock", "eager", "pulled"] = "stock",
     free_memory_bytes: int | None = None,
-    gpu_type: str | None = None,
-    blocking_power_w: Sequence[float] | None = None,
-    policy: str | None = None,
-    reconfigure: str = "balanced",
-    target: str = "fastest",
-    effort: str = "normal",
+    **options: Unpack[AttachOptions],
 ) -> RankSession:
     """Let the planner set the clocks of this rank; call it once on every rank.
 
@@ -72,15 +59,6 @@ def attach(
     Args:
         engine: DeepSpeed's `PipelineEngine`.
         job_id: the job's name at the planner; the same on all ranks.
-        planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.
-        token: default: `FLYBALL_TOKEN`.
-        without_planner: `last-plan` or `default-clocks`, while the planner is lost; default:
-            `FLYBALL_WITHOUT_PLANNER`, else the last plan.
-        lease_s: without a hook for so long the clock is given back, s; default:
-            `FLYBALL_LEASE_S`, else 30.
-        gpu: the device to set; default: the GPU of this process's local rank.
-        observer: told of every instruction as it begins and ends; default: an emulated
-            `gpu` itself, otherwise nobody.
         schedule: the order to run once there is a plan; `auto`: that of the three which needs
             the least energy, as the planner finds. Until then, and with `1f1b` always, it is
             DeepSpeed's own.
@@ -89,97 +67,34 @@ def attach(
             The last two are those that other orders than 1F1B can be run with.
         free_memory_bytes: bytes of this rank's device free beside what 1F1B holds; default:
             found on a GPU, when two steps are over. Bounds the order of the plan.
-        gpu_type: name in the GPU table (`a100`), for its blocking power.
-        blocking_power_w: W of a waiting GPU, one value or one per stage; wins over `gpu_type`.
-        policy: planning policy; None: the planner's default.
-        reconfigure: `default`, `greedy` or `balanced`.
-        target: what the planner plans for.
-        effort: `low`, `normal` or `high`: how long policy `frontier` searches at the planner.
+        options: how to plan, and the rank's planner and GPU;
+            `help("flyball_integrations.attach_options")` describes them.
 
     Returns:
         The rank's session, already started.
 
     Raises:
-        ValueError: the engine already has Flyball attached, `schedule` and `p2p` are not names
-            or do not go together, `auto` is asked for with another policy than `frontier`,
-            eager P2P is asked for without gloo, free memory must be given, the planner's
-            address or token cannot be one, or a variable of the environment cannot be used.
+        ValueError: Flyball is already attached, an argument or a variable of the environment
+            cannot be used, arguments do not go together, or free memory must be given.
             Nothing stays open then.
+        TypeError: there is no such option.
         GpuError: this rank's GPU cannot be found.
     """
+    check_options(attach, options)
     if _ATTACHMENT in vars(engine):
         raise ValueError("Flyball is already attached to this engine; call detach(engine) first")
-    _check_names(schedule=schedule, p2p=p2p, policy=policy)
+    _check_names(schedule=schedule, p2p=p2p, policy=options.get("policy"))
     if schedule != "1f1b":
         _check_orders(engine, schedule=schedule, p2p=p2p, free_memory_bytes=free_memory_bytes)
     with ExitStack() as opened:
-        # First what may be refused; what every rank has to do at the same time comes last.
-        ends = open_rank(
+        ends = RankEnds(
             opened,
-            planner_url=planner_url,
-            token=token,
-            without_planner=without_planner,
-            lease_s=lease_s,
-            gpu=gpu,
-        )
-        registration = JobRegistration(
-            num_stages=engine.num_stages,
-            num_microbatches=engine.micro_batches,
-            num_ranks=torch.distributed.get_world_size(),
-            schedule=_AUTO if schedule == "auto" else schedule,
-            policy=policy,
-            reconfigure=reconfigure,
-            target=target,
-            effort=effort,
-            blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
-            gpu=gpu_type,
-            emulated=ends.gpu.is_emulated,
-        )
-        registering = Registering(
-            ends.planner if engine.global_rank == 0 else None,
+            options,
             job_id=job_id,
-            registration=registration,
-        )
-        opened.callback(registering.close)
-        eager = None
-        if p2p == "eager":
-            eager = EagerP2P(engine.grid)
-            opened.callback(eager.close)
-        orders = None
-        if schedule != "1f1b":
-            orders = _open_orders(engine, eager, registering, free_memory_bytes)
-            opened.callback(orders.close)
-        session = RankSession(
-            gpu=ends.gpu,
-            job_id=job_id,
-            rank=engine.global_rank,
-            stage=engine.stage_id,
-            dp_rank=engine.grid.get_data_parallel_rank(),
-            # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
-            tp_rank=engine.grid.get_slice_parallel_rank(),
-            planner=ends.planner,
-            observer=observer,
-            without_planner=ends.settings.without_planner,
-            lease_s=ends.settings.lease_s,
-            polling_share=ends.settings.polling_share,
+            layout=_layout(engine),
             initial_step=engine.global_steps,
-            choose_plan=None if orders is None else orders.choose_plan,
         )
-        opened.callback(session.close)
-        patch = EnginePatch(
-            engine,
-            session,
-            synchronize=get_accelerator().synchronize,
-            around_step=nullcontext if eager is None else eager.in_force,
-            around_hooks=nullcontext if orders is None else orders.around_step,
-            wrappers=[part.wrap for part in (eager, orders) if part is not None],
-            schedule_for=None if orders is None else orders.schedule_for,
-            transfers=_transfer_timer(engine, session),
-        )
-        opened.callback(patch.remove)
-        session.start()
-        if orders is None:
-            registering.begin()
+        session = _open_session(ends, engine, schedule, p2p, free_memory_bytes)
         # `detach` closes all of it, the last first.
         vars(engine)[_ATTACHMENT] = opened.pop_all()
     return session
@@ -193,6 +108,62 @@ def detach(engine: PipelineEngine) -> None:
     attachment: ExitStack | None = vars(engine).pop(_ATTACHMENT, None)
     if attachment is not None:
         attachment.close()
+
+
+def _layout(engine: PipelineEngine) -> RankLayout:
+    return RankLayout(
+        rank=engine.global_rank,
+        stage=engine.stage_id,
+        dp_rank=engine.grid.get_data_parallel_rank(),
+        # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
+        tp_rank=engine.grid.get_slice_parallel_rank(),
+    )
+
+
+def _registration(engine: PipelineEngine, schedule: str) -> JobRegistration:
+    """What the planner is told of the pipeline, and of nothing else."""
+    return JobRegistration(
+        num_stages=engine.num_stages,
+        num_microbatches=engine.micro_batches,
+        num_ranks=torch.distributed.get_world_size(),
+        schedule=_AUTO if schedule == "auto" else schedule,
+    )
+
+
+def _open_session(
+    ends: RankEnds,
+    engine: PipelineEngine,
+    schedule: str,
+    p2p: str,
+    free_memory_bytes: int | None,
+) -> RankSession:
+    """The session, started, with the engine's hooks in it, and the job made known."""
+    registering = ends.registering(_registration(engine, schedule))
+    # What may be refused came first; what every rank has to do at the same time comes last.
+    eager = None
+    if p2p == "eager":
+        eager = EagerP2P(engine.grid)
+        ends.opened.callback(eager.close)
+    orders = None
+    if schedule != "1f1b":
+        orders = _open_orders(engine, eager, registering, free_memory_bytes)
+        ends.opened.callback(orders.close)
+    session = ends.open_session(None if orders is None else orders.choose_plan)
+    patch = EnginePatch(
+        engine,
+        session,
+        synchronize=get_accelerator().synchronize,
+        around_step=nullcontext if eager is None else eager.in_force,
+        around_hooks=nullcontext if orders is None else orders.around_step,
+        wrappers=[part.wrap for part in (eager, orders) if part is not None],
+        schedule_for=None if orders is None else orders.schedule_for,
+        transfers=_transfer_timer(engine, session),
+    )
+    ends.opened.callback(patch.remove)
+    session.start()
+    if orders is None:
+        registering.begin()
+    return session
 
 
 def _open_orders(

@@ -14,6 +14,8 @@ POLICIES = ("baseline", "uniform", "envelope", "frontier")
 SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
 RECONFIGURATIONS = ("default", "greedy", "balanced")
 EFFORTS = ("low", "normal", "high")
+PROFILINGS = ("given", "online")
+ADAPTATIONS = ("announced", "reconfigure", "frontier")
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
 
@@ -138,6 +140,11 @@ def positive_number(given: object) -> float | None:
     return number if number is not None and number > 0 else None
 
 
+def _share(given: object) -> float | None:
+    share = positive_number(given)
+    return share if share is not None and share <= 1 else None
+
+
 def _num_bytes(given: object) -> int | None:
     number = _number(given)
     is_one = number is not None and number >= 0 and number.is_integer()
@@ -214,6 +221,14 @@ SETTINGS = (
         must_be="W above 0, one value or one per stage (70 or 70,84)",
         read=_powers_w,
     ),
+    _choice("profiling", "FLYBALL_PROFILING", PROFILINGS),
+    Setting(
+        key="profiling_slowdown",
+        variable="FLYBALL_PROFILING_SLOWDOWN",
+        must_be="a share above 0 and at most 1 (0.1)",
+        read=_share,
+    ),
+    _choice("adaptation", "FLYBALL_ADAPTATION", ADAPTATIONS),
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
     Setting(

@@ -32,10 +32,11 @@ _logger = logging.getLogger(__name__)
 
 
 class EnergyProfiler:
-    """Stands for EnvPipe's `engine.energy_profiler`: no step of training measures a profile.
+    """Stands for EnvPipe's `engine.energy_profiler`: what profiles is the planner, if anything.
 
     Attributes:
-        is_profiling: False always, so a script's profiling phase is one step.
+        is_profiling: False always, so a script's profiling phase is one step on every rank;
+            see `ExecutionGrid`.
     """
 
     is_profiling = False

@@ -74,10 +74,11 @@ class JobRegistrar:
                 self._planner.get_job(self._job_id)
             except PlannerRefusedError as error:
                 if error.status == 404 and was_known:
+                    is_given = self._registration.profiling == "given"
                     logger.warning(
-                        "the planner has forgotten job %s, which is registered again;"
-                        " put its profile again",
+                        "the planner has forgotten job %s, which is registered again; %s",
                         self._job_id,
+                        "put its profile again" if is_given else "it is profiled again",
                     )
                     return
             except PlannerError:

@@ -5,9 +5,12 @@ Taken from Megatron's own functions, which know it by the arguments alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
+
+from flyball_client.wire import JobRegistration
 
 # (microbatch, model chunk), both from 0.
 Place = tuple[int, int]
@@ -87,4 +90,35 @@ def _seen_from(stage: int, num_stages: int, num_chunks: int) -> SimpleNamespace:
     return SimpleNamespace(
         pp_group=SimpleNamespace(size=lambda: num_stages, rank=lambda: stage),
         virtual_pipeline_model_parallel_size=num_chunks,
+    )
+
+
+def registration_of(
+    orders: Sequence[StageOrder], num_microbatches: int, num_ranks: int
+) -> JobRegistration:
+    """What the planner is told of the pipeline, and of nothing else.
+
+    Args:
+        orders: of all stages.
+        num_microbatches: of a step.
+        num_ranks: of the job.
+    """
+    num_stages = len(orders)
+    registration = JobRegistration(
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        num_ranks=num_ranks,
+        schedule="1f1b",
+    )
+    num_chunks = len({chunk for _, chunk in orders[0].forwards})
+    if num_chunks == 1:
+        return registration
+    return replace(
+        registration,
+        schedule="explicit",
+        order=tuple(order.instructions() for order in orders),
+        virtual_stages=tuple(
+            tuple(chunk * num_stages + stage for chunk in range(num_chunks))
+            for stage in range(num_stages)
+        ),
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import megatron.core
 import torch
@@ -27,13 +27,17 @@ import torch.distributed
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
 
-from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.rank_session import RankSession
-from flyball_client.rank_settings import WithoutPlanner
 from flyball_client.wire import JobRegistration
-from flyball_integrations.attachment import Overrides, Registering, open_rank
+from flyball_integrations.attach_options import AttachOptions, check_options
+from flyball_integrations.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.megatron_names import check_names
-from flyball_integrations.megatron_order import StageOrder, interleaved, one_f_one_b
+from flyball_integrations.megatron_order import (
+    StageOrder,
+    interleaved,
+    one_f_one_b,
+    registration_of,
+)
 from flyball_integrations.megatron_patch import patch_schedules
 from flyball_integrations.megatron_timers import HookedTimers
 from flyball_integrations.megatron_training import MegatronTraining
@@ -63,19 +67,8 @@ def attach(
     job_id: str,
     num_microbatches: int,
     hooks: Literal["patch", "timers"] = "patch",
-    planner_url: str | None = None,
-    token: str | None = None,
-    without_planner: WithoutPlanner | None = None,
-    lease_s: float | None = None,
-    gpu: GpuDevice | None = None,
-    observer: InstructionObserver | None = None,
-    gpu_type: str | None = None,
-    blocking_power_w: Sequence[float] | None = None,
-    policy: str | None = None,
-    reconfigure: str = "balanced",
-    target: str = "fastest",
-    effort: str = "normal",
     initial_step: int = 0,
+    **options: Unpack[AttachOptions],
 ) -> RankSession:
     """Let the planner set the clocks of this rank; call it once on every rank.
 
@@ -90,22 +83,9 @@ def attach(
         num_microbatches: that `forward_backward_func` will be called with.
         hooks: `patch` rebinds functions of Megatron's module `schedules`; `timers` changes
             nothing of Megatron's and stands in `config.timers`, which times receives too.
-        planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.
-        token: default: `FLYBALL_TOKEN`.
-        without_planner: `last-plan` or `default-clocks`, while the planner is lost; default:
-            `FLYBALL_WITHOUT_PLANNER`, else the last plan.
-        lease_s: without a hook for so long the clock is given back, s; default:
-            `FLYBALL_LEASE_S`, else 30.
-        gpu: the device to set; default: the GPU of this process's local rank.
-        observer: told of every instruction as it begins and ends; default: an emulated
-            `gpu` itself, otherwise nobody.
-        gpu_type: name in the GPU table (`a100`), for its blocking power.
-        blocking_power_w: W of a waiting GPU, one value or one per stage; wins over `gpu_type`.
-        policy: planning policy; None: the planner's default.
-        reconfigure: `default`, `greedy` or `balanced`.
-        target: what the planner plans for.
-        effort: `low`, `normal` or `high`: how long policy `frontier` searches at the planner.
         initial_step: number of the first step, where training resumes.
+        options: how to plan, and the rank's planner and GPU;
+            `help("flyball_integrations.attach_options")` describes them.
 
     Returns:
         The rank's session, already started.
@@ -114,65 +94,19 @@ def attach(
         ValueError: Flyball is already attached, an argument or a variable of the environment
             cannot be used, model parallelism is not initialized, the config asks for what cannot
             be hooked, or this Megatron lacks what is hooked. Nothing stays open then.
+        TypeError: there is no such option.
         GpuError: this rank's GPU cannot be found.
     """
+    check_options(attach, options)
     _check(config, num_microbatches=num_microbatches, hooks=hooks)
     with ExitStack() as opened:
-        ends = open_rank(
-            opened,
-            planner_url=planner_url,
-            token=token,
-            without_planner=without_planner,
-            lease_s=lease_s,
-            gpu=gpu,
-        )
+        ends = RankEnds(opened, options, job_id=job_id, layout=_layout(), initial_step=initial_step)
         orders = _orders(config, num_microbatches)
-        rank = torch.distributed.get_rank()
-        registration = JobRegistration(
-            **_pipeline(orders, num_microbatches),
-            num_ranks=torch.distributed.get_world_size(),
-            policy=policy,
-            reconfigure=reconfigure,
-            target=target,
-            effort=effort,
-            blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
-            gpu=gpu_type,
-            emulated=ends.gpu.is_emulated,
-        )
-        registering_planner = ends.planner if rank == 0 else None
-        if registering_planner and registration.order and not config.overlap_p2p_comm:
-            _logger.warning(
-                "job %s: without overlap_p2p_comm an interleaved schedule sends a forward's output"
-                " only after the next backward, which a plan does not know: steps may take longer"
-                " than planned, and than without a plan",
-                job_id,
-            )
-        registering = Registering(registering_planner, job_id=job_id, registration=registration)
-        opened.callback(registering.close)
-        stage = parallel_state.get_pipeline_model_parallel_rank()
-        session = RankSession(
-            gpu=ends.gpu,
-            job_id=job_id,
-            rank=rank,
-            stage=stage,
-            dp_rank=parallel_state.get_data_parallel_rank(),
-            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-            cp_rank=parallel_state.get_context_parallel_rank(),
-            planner=ends.planner,
-            observer=observer,
-            without_planner=ends.settings.without_planner,
-            lease_s=ends.settings.lease_s,
-            polling_share=ends.settings.polling_share,
-            initial_step=initial_step,
-        )
-        opened.callback(session.close)
-        overrides = Overrides()
-        opened.callback(overrides.remove)
-        if hooks == "patch":
-            training = MegatronTraining(session, synchronize=_synchronize())
-            patch_schedules(schedules, training, overrides)
-        else:
-            training = _hook_timers(config, session, orders[stage], overrides)
+        num_ranks = torch.distributed.get_world_size()
+        registering = ends.registering(registration_of(orders, num_microbatches, num_ranks))
+        _warn_of_held_back_sends(registering.registration, config, job_id)
+        session = ends.open_session()
+        training = _hook(opened, config, session, orders, hooks=hooks)
         session.start()
         registering.begin()
         # `detach` closes all of it, the last first.
@@ -208,6 +142,40 @@ def training_step() -> AbstractContextManager[None]:
 def _warn_unattached() -> None:
     """Once in a process: a training loop would come here in every step."""
     _logger.warning("Flyball is not attached to Megatron, so training_step() does nothing")
+
+
+def _warn_of_held_back_sends(
+    registration: JobRegistration | None,
+    config: Any,  # noqa: ANN401 - as above
+    job_id: str,
+) -> None:
+    """Where a plan will come, and the config makes it slower than it says."""
+    if registration is None or registration.order is None or config.overlap_p2p_comm:
+        return
+    _logger.warning(
+        "job %s: without overlap_p2p_comm an interleaved schedule sends a forward's output"
+        " only after the next backward, which a plan does not know: steps may take longer"
+        " than planned, and than without a plan",
+        job_id,
+    )
+
+
+def _hook(
+    opened: ExitStack,
+    config: Any,  # noqa: ANN401 - as above
+    session: RankSession,
+    orders: Sequence[StageOrder],
+    *,
+    hooks: str,
+) -> MegatronTraining:
+    overrides = Overrides()
+    opened.callback(overrides.remove)
+    if hooks == "timers":
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        return _hook_timers(config, session, orders[stage], overrides)
+    training = MegatronTraining(session, synchronize=_synchronize())
+    patch_schedules(schedules, training, overrides)
+    return training
 
 
 def _hook_timers(
@@ -254,21 +222,14 @@ def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # no
     )
 
 
-def _pipeline(orders: Sequence[StageOrder], num_microbatches: int) -> dict[str, Any]:
-    """What a registration says of the pipeline."""
-    num_stages = len(orders)
-    pipeline = {"num_stages": num_stages, "num_microbatches": num_microbatches}
-    num_chunks = len({chunk for _, chunk in orders[0].forwards})
-    if num_chunks == 1:
-        return pipeline | {"schedule": "1f1b"}
-    return pipeline | {
-        "schedule": "explicit",
-        "order": tuple(order.instructions() for order in orders),
-        "virtual_stages": tuple(
-            tuple(chunk * num_stages + stage for chunk in range(num_chunks))
-            for stage in range(num_stages)
-        ),
-    }
+def _layout() -> RankLayout:
+    return RankLayout(
+        rank=torch.distributed.get_rank(),
+        stage=parallel_state.get_pipeline_model_parallel_rank(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+    )
 
 
 def _check(config: Any, *, num_microbatches: int, hooks: str) -> None:  # noqa: ANN401 - as above

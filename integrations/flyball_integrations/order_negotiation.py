@@ -43,6 +43,9 @@ class OrderNegotiation:
     Until a plan's order is agreed on, 1F1B runs. Its memory is measured in the second step;
     `on_memory` is told what the stages have before the third begins.
 
+    A plan whose clocks go in a cycle measures something, a profile or a baseline, in an order
+    that runs already: its clocks need no agreement, and it makes nobody change the order.
+
     Args:
         place: of this rank.
         agreement: among the ranks; closed here.
@@ -70,6 +73,11 @@ class OrderNegotiation:
         self._memory: RankMemory | None = None
         self._newest: Offer | None = None
         self._agreed: CompiledPlan | None = None
+        # Of all stages: what was agreed on last, until then 1F1B.
+        self._running = tuple(
+            one_f_one_b(place.num_microbatches, place.num_stages, stage)
+            for stage in range(place.num_stages)
+        )
 
     @property
     def is_measured_step(self) -> bool:
@@ -79,10 +87,11 @@ class OrderNegotiation:
     def choose_plan(self, due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:
         """Of the plans that this rank holds, the one that all ranks run from this step on."""
         newest = due[-1]
-        is_held = self._newest is not None and self._newest.plan is newest
-        if self._memory is not None and not is_held:
-            order = self._order_of(newest, self._memory.num_more)
-            self._newest = Offer(plan=newest, order=order)
+        order = self._offered_order(newest)
+        # Offered all the same: in plans of different orders a stage may have the same one, and
+        # the other stages wait for what it offers.
+        if newest.cycle_mhz is not None and order == self._running[self._place.stage]:
+            return newest
         return next((plan for plan in due if plan is self._agreed), None)
 
     def on_step_begin(self) -> tuple[StageOrder, ...] | None:
@@ -109,6 +118,9 @@ class OrderNegotiation:
                 )
             return None
         self._agreed = plan
+        if plan.cycle_mhz is not None and orders == self._running:
+            return None
+        self._running = orders
         _logger.info(
             "rank %d: order of plan version %d from now on, at most %d microbatches in flight",
             self._place.rank,
@@ -120,6 +132,15 @@ class OrderNegotiation:
     def close(self) -> None:
         """Every rank must call it at the same time."""
         self._agreement.close()
+
+    def _offered_order(self, newest: CompiledPlan) -> StageOrder | None:
+        """Of the newest plan, which is offered from now on; None: this rank cannot run it (yet)."""
+        if self._memory is None:
+            return None
+        if self._newest is None or self._newest.plan is not newest:
+            order = self._order_of(newest, self._memory.num_more)
+            self._newest = Offer(plan=newest, order=order)
+        return self._newest.order
 
     def _gather_memory(self) -> None:
         """Tell the stages' memory; where it fails, no order but 1F1B has room."""

@@ -12,19 +12,18 @@ Only attributes of this schedule and its stages are set, and `detach` removes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.distributed
 
-from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.rank_session import RankSession
-from flyball_client.rank_settings import WithoutPlanner
 from flyball_client.wire import JobRegistration
-from flyball_integrations.attachment import Overrides, Registering, open_rank
+from flyball_integrations.attach_options import AttachOptions, check_options
+from flyball_integrations.attachment import Overrides, RankEnds, RankLayout, Registering
 from flyball_integrations.order_agreement import OrderAgreement
 from flyball_integrations.order_negotiation import OrderNegotiation, RankPlace
 from flyball_integrations.rank_memory import free_cuda_bytes
@@ -54,51 +53,28 @@ def attach(
     *,
     job_id: str,
     optimizer: torch.optim.Optimizer | None = None,
-    planner_url: str | None = None,
-    token: str | None = None,
-    without_planner: WithoutPlanner | None = None,
-    lease_s: float | None = None,
-    gpu: GpuDevice | None = None,
-    observer: InstructionObserver | None = None,
     order: Literal["own", "envpipe"] = "own",
     free_memory_bytes: int | None = None,
     dp_rank: int = 0,
     tp_rank: int = 0,
     cp_rank: int = 0,
     initial_step: int = 0,
-    gpu_type: str | None = None,
-    blocking_power_w: Sequence[float] | None = None,
-    policy: str | None = None,
-    reconfigure: str = "balanced",
-    target: str = "fastest",
-    effort: str = "normal",
+    **options: Unpack[AttachOptions],
 ) -> RankSession:
     """Let the planner set the clocks of this rank; call it once on every rank.
 
     Global rank 0 registers the job, with the order of all pipeline ranks as the schedule has
     it; every rank registers itself. While the planner is away or has no plan, training goes on
-    at the GPU's default clocks. `schedule.eval` stays untouched.
+    at the GPU's default clocks. `schedule.eval` stays untouched. A step is one `schedule.step`.
 
     Where the schedule has overlapped pairs, the order of messages changes with it: all ranks wait
     for each other, and where one fails, all do.
-
-    A step is one `schedule.step`, which is what a plan plans: where gradients are accumulated
-    over several of them, each is a step.
 
     Args:
         schedule: any of torch's that trains, its order final.
         job_id: the job's name at the planner; the same on all ranks.
         optimizer: where given, a step lasts until its `step` is over, or the next
             `schedule.step` begins, so that time and energy of the optimizer are measured too.
-        planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.
-        token: default: `FLYBALL_TOKEN`.
-        without_planner: `last-plan` or `default-clocks`, while the planner is lost; default:
-            `FLYBALL_WITHOUT_PLANNER`, else the last plan.
-        lease_s: without a hook for so long the clock is given back, s; default:
-            `FLYBALL_LEASE_S`, else 30.
-        gpu: the device to set; default: the GPU of this process's local rank.
-        observer: told of every instruction as it begins and ends; default: an emulated
-            `gpu` itself, otherwise nobody.
         order: `own` is the schedule's; `envpipe` is run once there is a plan with it, and 1F1B
             until then; for a `Schedule1F1B` only.
         free_memory_bytes: with `envpipe`: bytes of this rank's device free beside what 1F1B
@@ -107,99 +83,26 @@ def attach(
         tp_rank: within the tensor-parallel group, from 0.
         cp_rank: within the context-parallel group, from 0.
         initial_step: number of the first step, where training resumes.
-        gpu_type: name in the GPU table (`a100`), for its blocking power.
-        blocking_power_w: W of a waiting GPU, one value or one per pipeline rank; wins over
-            `gpu_type`.
-        policy: planning policy; None: the planner's default.
-        reconfigure: `default`, `greedy` or `balanced`.
-        target: what the planner plans for.
-        effort: `low`, `normal` or `high`: how long policy `frontier` searches at the planner.
+        options: how to plan, and the rank's planner and GPU;
+            `help("flyball_integrations.attach_options")` describes them.
 
     Returns:
         The rank's session, already started.
 
     Raises:
-        ValueError: the schedule already has Flyball attached, it is none that Flyball can be
-            attached to, `order` does not go with it or with this torch, free memory must be
-            given, the optimizer cannot tell of its steps, the planner's address or token cannot
-            be one, a variable of the environment cannot be used, or of a schedule with overlapped
-            pairs, another rank failed or did not come. Nothing stays open then.
+        ValueError: Flyball is already attached, or cannot be to this schedule, an argument or a
+            variable of the environment cannot be used, or of a schedule with overlapped pairs,
+            another rank failed or did not come. Nothing stays open then.
+        TypeError: there is no such option.
         GpuError: this rank's GPU cannot be found.
     """
-    joint = on_all_ranks_or_none() if has_pairs(schedule) else nullcontext()
+    check_options(attach, options)
     with ExitStack() as opened:
-        with joint:
-            check_schedule(schedule)
-            if _ATTACHMENT in schedule.__dict__:
-                raise ValueError("Flyball is already attached to this schedule; call detach first")
-            check_optimizer(optimizer)
-            _check_order(schedule, order=order, free_memory_bytes=free_memory_bytes)
-            stage = stages_of(schedule)[0]
-            # First what may be refused; what every rank has to do at the same time comes last.
-            ends = open_rank(
-                opened,
-                planner_url=planner_url,
-                token=token,
-                without_planner=without_planner,
-                lease_s=lease_s,
-                gpu=gpu,
-            )
-            registration = registration_of(schedule)
-            rank = torch.distributed.get_rank()
-            registering = Registering(
-                ends.planner if rank == 0 else None,
-                job_id=job_id,
-                registration=replace(
-                    registration,
-                    schedule=registration.schedule if order == "own" else order,
-                    policy=policy,
-                    reconfigure=reconfigure,
-                    target=target,
-                    effort=effort,
-                    blocking_power_w=None if blocking_power_w is None else tuple(blocking_power_w),
-                    gpu=gpu_type,
-                    emulated=ends.gpu.is_emulated,
-                ),
-            )
-            opened.callback(registering.close)
-            meter = ForwardMeter(stage.device)
-            orders = None
-            if order != "own":
-                orders = _open_orders(schedule, meter, registering, free_memory_bytes)
-                opened.callback(orders.close)
-            session = RankSession(
-                gpu=ends.gpu,
-                job_id=job_id,
-                rank=rank,
-                stage=stage.group_rank,
-                dp_rank=dp_rank,
-                tp_rank=tp_rank,
-                cp_rank=cp_rank,
-                planner=ends.planner,
-                observer=observer,
-                without_planner=ends.settings.without_planner,
-                lease_s=ends.settings.lease_s,
-                polling_share=ends.settings.polling_share,
-                initial_step=initial_step,
-                choose_plan=None if orders is None else orders.choose_plan,
-            )
-            opened.callback(session.close)
-            patch = SchedulePatch(
-                schedule,
-                session,
-                synchronize=_synchronize(stage),
-                around_step=nullcontext if orders is None else orders.around_step,
-                wrap_forward=meter.wrap,
-                waits=WaitTimes(session.on_transfer, device=stage.device, clock_s=session.clock_s),
-                optimizer=optimizer,
-            )
-            opened.callback(patch.remove)
-            in_pieces = Overrides()
-            opened.callback(in_pieces.remove)
-            send_at_once(schedule, in_pieces)
-            session.start()
-            if orders is None:
-                registering.begin()
+        with on_all_ranks_or_none() if has_pairs(schedule) else nullcontext():
+            _check(schedule, optimizer, order=order, free_memory_bytes=free_memory_bytes)
+            place = _layout(schedule, dp_rank=dp_rank, tp_rank=tp_rank, cp_rank=cp_rank)
+            ends = RankEnds(opened, options, job_id=job_id, layout=place, initial_step=initial_step)
+            session = _open_session(ends, schedule, optimizer, order, free_memory_bytes)
         # `detach` closes all of it, the last first.
         schedule.__dict__[_ATTACHMENT] = opened.pop_all()
     return session
@@ -242,6 +145,20 @@ def registration_of(schedule: PipelineSchedule) -> JobRegistration:
     return replace(registration, order=with_chunks, virtual_stages=places)
 
 
+def _check(
+    schedule: PipelineSchedule,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    order: str,
+    free_memory_bytes: int | None,
+) -> None:
+    check_schedule(schedule)
+    if _ATTACHMENT in schedule.__dict__:
+        raise ValueError("Flyball is already attached to this schedule; call detach first")
+    check_optimizer(optimizer)
+    _check_order(schedule, order=order, free_memory_bytes=free_memory_bytes)
+
+
 def _check_order(schedule: PipelineSchedule, *, order: str, free_memory_bytes: int | None) -> None:
     if order not in _ORDERS:
         raise ValueError(f"order must be one of {', '.join(_ORDERS)}, not {order!r}")
@@ -260,6 +177,50 @@ def _check_order(schedule: PipelineSchedule, *, order: str, free_memory_bytes: i
     if free_memory_bytes is not None and free_memory_bytes < 0:
         raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")
     rehearse(schedule)
+
+
+def _layout(schedule: PipelineSchedule, **places: int) -> RankLayout:
+    stage = stages_of(schedule)[0].group_rank
+    return RankLayout(rank=torch.distributed.get_rank(), stage=stage, **places)
+
+
+def _open_session(
+    ends: RankEnds,
+    schedule: PipelineSchedule,
+    optimizer: torch.optim.Optimizer | None,
+    order: str,
+    free_memory_bytes: int | None,
+) -> RankSession:
+    """The session, started, with the schedule's hooks in it, and the job made known."""
+    registration = registration_of(schedule)
+    if order != "own":
+        registration = replace(registration, schedule=order)
+    registering = ends.registering(registration)
+    (stage, *_) = stages_of(schedule)
+    meter = ForwardMeter(stage.device)
+    orders = None
+    # First what may be refused; what every rank has to do at the same time comes last.
+    if order != "own":
+        orders = _open_orders(schedule, meter, registering, free_memory_bytes)
+        ends.opened.callback(orders.close)
+    session = ends.open_session(None if orders is None else orders.choose_plan)
+    patch = SchedulePatch(
+        schedule,
+        session,
+        synchronize=_synchronize(stage),
+        around_step=nullcontext if orders is None else orders.around_step,
+        wrap_forward=meter.wrap,
+        waits=WaitTimes(session.on_transfer, device=stage.device, clock_s=session.clock_s),
+        optimizer=optimizer,
+    )
+    ends.opened.callback(patch.remove)
+    in_pieces = Overrides()
+    ends.opened.callback(in_pieces.remove)
+    send_at_once(schedule, in_pieces)
+    session.start()
+    if orders is None:
+        registering.begin()
+    return session
 
 
 def _open_orders(

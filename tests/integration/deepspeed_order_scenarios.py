@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -164,6 +165,39 @@ def trained_in_order(
     }
 
 
+def probed_before_planned() -> Findings:
+    """Two probe plans in DeepSpeed's own order, then a plan of another one."""
+    training = Training(num_stages=2, num_microbatches=4)
+    engine = training.engine
+    session = attach(
+        engine,
+        job_id="probed",
+        gpu=emulated_gpu(engine),
+        schedule="auto",
+        p2p="pulled",
+        free_memory_bytes=_MANY_BYTES,
+        profiling="online",
+    )
+    own, planned = (2, 1)[engine.stage_id], (3, 1)[engine.stage_id]
+    plans = {
+        4: _probe_plan(own, version=1, rows_mhz=(1410, 1200)),
+        8: _probe_plan(own, version=2, rows_mhz=(1200, 1200, 1410)),
+        12: _plan(planned, 4, version=3),
+    }
+    clocks_mhz: list[list[int | None]] = []
+    for step in range(20):
+        if step in plans:
+            session._plans.put(plans[step], step)
+        training.step()
+        clocks_mhz.append(list({timing.sm_clock_mhz for timing in session.last_step_timings}))
+    detach(engine)
+    return training.findings() | {
+        "versions": [measured.plan_version for measured in session.history],
+        "num_unplanned": [measured.num_unplanned for measured in session.history],
+        "clocks_mhz": clocks_mhz,
+    }
+
+
 def refused_orders() -> Findings:
     """One plan whose orders deadlock, and one that has no room; training goes on in 1F1B."""
     training = Training(num_stages=2, num_microbatches=4)
@@ -275,6 +309,7 @@ def _two_stages() -> Iterator[tuple[str, Findings]]:
         "envpipe resized",
         trained_in_order([3, 1], schedule_name="envpipe", sends="pulled", **model, **sizes),
     )
+    yield "probed", probed_before_planned()
     yield "refused", refused_orders()
     yield "bytes", activation_bytes()
     yield "planner", order_of_a_real_planner()
@@ -351,6 +386,13 @@ def _plan(num_in_front: int, num_microbatches: int, *, version: int = 1) -> Comp
         highest_sm_clock_mhz=1410,
         num_raised=0,
     )
+
+
+def _probe_plan(num_in_front: int, *, version: int, rows_mhz: tuple[int, ...]) -> CompiledPlan:
+    """A cycle of steps, each all at one clock."""
+    plan = _plan(num_in_front, 4, version=version)
+    cycle_mhz = tuple((clock_mhz,) * len(plan.kinds) for clock_mhz in rows_mhz)
+    return replace(plan, cycle_mhz=cycle_mhz, report="clocks")
 
 
 def _given_profile(planner: PlannerClient) -> Findings:

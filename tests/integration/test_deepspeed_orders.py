@@ -137,6 +137,21 @@ def test_an_order_agreed_on_while_steps_have_another_size_is_run_once_they_have_
         assert found["num_unplanned"][-2:] == [0, 0]
 
 
+def test_probe_plans_set_clocks_in_deepspeeds_order_and_only_the_real_plan_changes_it(
+    two_ranks: list[Findings],
+) -> None:
+    first_step = _LATE_FIRST_PLANNED_STEP
+    for rank, order in zip(two_ranks, ["FFFBFBBB", "FBFBFBFB"], strict=True):
+        found, stock = rank["probed"], rank["stock late"]
+        assert found["losses"] == stock["losses"]
+        assert found["parameters"] == stock["parameters"]
+        assert found["orders"] == [*stock["orders"][:first_step], *[order] * 2]
+        assert found["versions"] == [None] * 4 + [1] * 4 + [2] * 10 + [3] * 2
+        cycles = [*[1410, 1200] * 2, *[1200, 1200, 1410] * 3, 1200]
+        assert found["clocks_mhz"] == [[clock] for clock in (*[None] * 4, *cycles, 1200, 1200)]
+        assert found["num_unplanned"] == [0] * 20
+
+
 def test_orders_that_would_deadlock_or_have_no_room_are_not_run_and_said_once(
     two_ranks: list[Findings],
 ) -> None:

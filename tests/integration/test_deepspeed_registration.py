@@ -77,6 +77,34 @@ def test_the_job_is_registered_as_attach_was_told(
     assert registered["target"] == "slowdown:0.1"
 
 
+def test_a_job_without_a_profile_and_blocking_power_is_taken_where_it_is_profiled_online(
+    make_engine: Callable[[], Any],
+) -> None:
+    with live_planner() as planner:
+        engine = make_engine()
+        attach(
+            engine,
+            job_id="job",
+            planner_url=str(planner.http.base_url),
+            gpu=RecordingGpu(),
+            profiling="online",
+            profiling_slowdown=0.05,
+            adaptation="frontier",
+        )
+        try:
+            wait_until(lambda: planner.http.get(JOB).status_code == 200)
+            job = planner.http.get(JOB).json()
+            profiling = planner.http.get(routes.fill(routes.PROFILING, job_id="job")).json()
+        finally:
+            detach(engine)
+    registered = job["registration"]
+    assert job["state"] == "awaiting-profile"
+    assert (registered["profiling"], registered["profiling_slowdown"]) == ("online", 0.05)
+    assert registered["adaptation"] == "frontier"
+    assert (registered["blocking_power_w"], registered["gpu"]) == (None, None)
+    assert (profiling["state"], profiling["slowdown_limit"]) == ("waiting", 0.05)
+
+
 def test_a_rank_is_registered_where_the_frameworks_grid_has_it(
     make_engine: Callable[[], Any],
 ) -> None:

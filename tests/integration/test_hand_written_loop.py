@@ -29,6 +29,7 @@ from flyball_profiles.stage_profile_csv import write_stage_profile
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"
 _GUIDE = _ROOT / "docs" / "integration-guide.md"
+_JOB_ID = "hand-written"
 _NUM_STEPS = 16
 _NUM_MICROBATCHES = 2
 _WIDTH = 64  # of --tiny
@@ -40,32 +41,53 @@ _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
     """What the ranks printed, and the job's steps as the planner has them in the end."""
-    folder = tmp_path_factory.mktemp("hand-written")
-    sizes = ("--tiny", "--steps", str(_NUM_STEPS), "--microbatches", str(_NUM_MICROBATCHES))
+    with live_planner() as planner:
+        output = _trained(
+            planner,
+            tmp_path_factory.mktemp("given"),
+            *("--steps", str(_NUM_STEPS)),
+            is_prepared=lambda: _profile_is_taken(planner),
+        )
+        steps = planner.http.get(routes.fill(routes.STEPS, job_id=_JOB_ID))
+    return output, steps.raise_for_status().json()
+
+
+def _trained(
+    planner: LivePlanner, folder: Path, *options: str, is_prepared: Callable[[], bool]
+) -> str:
+    """What two ranks of the example printed; they train until they are done.
+
+    Args:
+        planner: theirs.
+        folder: for their logs.
+        options: of the example.
+        is_prepared: called while they train, until it says so.
+    """
+    sizes = ("--tiny", "--microbatches", str(_NUM_MICROBATCHES))
     torchrun = (
         *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
         *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "torchrun")),
     )
     log = folder / "torchrun.log"
-    with live_planner() as planner, Interruption() as interruption:
-        environment = child_environment(os.environ)
-        environment["FLYBALL_PLANNER_URL"] = str(planner.http.base_url)
-        with ChildProcess(
-            [*torchrun, str(_EXAMPLE), *sizes], environment=environment, log=log
-        ) as ranks:
-            while ranks.exit_status() is None and not _profile_is_taken(planner):
-                interruption.sleep(_POLL_S)
-            status = ranks.wait(interruption, timeout_s=_TIMEOUT_S)
-        assert status == 0, log.read_text()[-4000:]
-        steps = planner.http.get(routes.fill(routes.STEPS, job_id="hand-written"))
-    return log.read_text(), steps.raise_for_status().json()
+    environment = child_environment(os.environ)
+    environment["FLYBALL_PLANNER_URL"] = str(planner.http.base_url)
+    command = [*torchrun, str(_EXAMPLE), *sizes, *options]
+    with (
+        Interruption() as interruption,
+        ChildProcess(command, environment=environment, log=log) as ranks,
+    ):
+        while ranks.exit_status() is None and not is_prepared():
+            interruption.sleep(_POLL_S)
+        status = ranks.wait(interruption, timeout_s=_TIMEOUT_S)
+    assert status == 0, log.read_text()[-4000:]
+    return log.read_text()
 
 
 def _profile_is_taken(planner: LivePlanner) -> bool:
     """Not before the job is known."""
     profile = load_example_profile().select_stages((0, 1))
-    return planner.put_profile(write_stage_profile(profile), job_id="hand-written").is_success
+    return planner.put_profile(write_stage_profile(profile), job_id=_JOB_ID).is_success
 
 
 def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(
@@ -78,6 +100,22 @@ def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(
     assert 0 < first < _NUM_STEPS - 1
     assert versions == [[None]] * first + [[1]] * (_NUM_STEPS - first)
     assert all(step["num_ranks"] == 2 and step["num_unplanned"] == 0 for step in steps)
+
+
+def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(tmp_path: Path) -> None:
+    # Emulated time runs faster than the clock on the wall, so that steps are short.
+    options = ("--profiling", "online", "--time-scale", "0.2", "--steps", "60")
+    with live_planner() as planner:
+        output = _trained(planner, tmp_path, *options, is_prepared=lambda: True)
+        job = planner.http.get(routes.fill(routes.JOB, job_id=_JOB_ID)).json()
+        steps = planner.http.get(routes.fill(routes.STEPS, job_id=_JOB_ID)).json()
+        plan = planner.http.get(routes.fill(routes.PLAN, job_id=_JOB_ID, version=1)).json()
+    assert job["state"] == "profiling"
+    assert job["registration"]["blocking_power_w"] is None
+    assert (plan["plan"]["policy"], plan["plan"]["schedule"]) == ("probe", "1f1b")
+    assert any(step["plan_versions"] == [1] for step in steps)
+    assert all(step["num_unplanned"] == 0 for step in steps)
+    assert re.search(r"^profiling probing: \d+ steps \(emulated\)$", output, re.MULTILINE)
 
 
 def test_the_loops_losses_are_those_of_the_model_in_one_process(

@@ -13,7 +13,7 @@ from tests.unit.integrations.order_world import World
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from flyball_client.wire import JobRegistration
-from flyball_integrations import attachment, deepspeed_pipeline
+from flyball_integrations import attachment, deepspeed_pipeline, order_negotiation
 from flyball_integrations.deepspeed_pipeline import attach, detach
 from flyball_integrations.deepspeed_settings import SCHEDULES
 from flyball_server.planning.schedule_choice import candidate_schedules
@@ -115,6 +115,13 @@ def test_a_bad_address_or_token_is_refused_before_anything_is_opened(
     assert opened.log == []
 
 
+def test_an_option_that_there_is_not_is_refused_before_anything_is_opened(opened: Opened) -> None:
+    wrong: dict[str, Any] = {"polcy": "frontier"}
+    with pytest.raises(TypeError, match=r"deepspeed_pipeline\.attach\(\) got an .* 'polcy'; did"):
+        attach(engine(), job_id="job", p2p="eager", **wrong)
+    assert opened.log == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -171,6 +178,46 @@ def test_a_schedule_is_registered_by_the_planners_name_and_auto_with_what_can_be
     assert known == [registered]
     if schedule == "auto":
         assert set(candidate_schedules(registered)) == {*SCHEDULES} - {"auto"}
+
+
+def test_a_job_whose_order_memory_bounds_is_registered_once_that_is_known(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    World(1, monkeypatch)
+    monkeypatch.setattr(order_negotiation, "gather_memory", lambda memory, **_: (memory,) * 2)
+    registered: list[JobRegistration] = []
+
+    class Registrar:
+        def __init__(self, planner: object, *, job_id: str, registration: JobRegistration) -> None:
+            registered.append(registration)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(attachment, "JobRegistrar", Registrar)
+    made = engine()
+    attach(
+        made,
+        job_id="job",
+        planner_url=LOOPBACK,
+        schedule="envpipe",
+        p2p="pulled",
+        free_memory_bytes=7,
+        profiling="online",
+        profiling_slowdown=0.05,
+    )
+    num_known = []
+    for _ in range(4):
+        made.train_batch()
+        num_known.append(len(registered))
+    detach(made)
+    assert num_known == [0, 0, 1, 1]
+    (registration,) = registered
+    # No forward has held anything here, so there is room for none more.
+    assert (registration.activation_bytes, registration.free_memory_bytes) == ((1, 1), (0, 0))
+    assert (registration.profiling, registration.profiling_slowdown) == ("online", 0.05)
+    assert (registration.blocking_power_w, registration.gpu) == (None, None)
+    assert opened.log[-1] == "close gpu"
 
 
 def test_a_local_rank_that_is_no_number_is_named(

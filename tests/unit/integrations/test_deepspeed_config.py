@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from flyball_integrations import deepspeed_config
+from flyball_integrations.attach_options import AttachOptions
 from flyball_integrations.deepspeed_config import (
     attach_from_config,
     is_asked_for,
@@ -24,14 +25,18 @@ from flyball_integrations.deepspeed_config import (
 )
 from flyball_integrations.deepspeed_pipeline import attach
 from flyball_integrations.deepspeed_settings import (
+    ADAPTATIONS,
     EFFORTS,
     POLICIES,
+    PROFILINGS,
     RECONFIGURATIONS,
     SCHEDULES,
     SETTINGS,
     Setting,
 )
 from flyball_profiles.gpu_windows import gpu_names
+from flyball_server.jobs.records import ADAPTATIONS as PLANNERS_ADAPTATIONS
+from flyball_server.jobs.records import PROFILINGS as PLANNERS_PROFILINGS
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.policies import POLICIES as PLANNERS_POLICIES
@@ -57,6 +62,9 @@ TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "reconfigure": ("greedy", "default"),
     "target": ("slowdown:0.1", "least-energy"),
     "effort": ("low", "high"),
+    "profiling": ("online", "given"),
+    "profiling_slowdown": (0.05, 1.0),
+    "adaptation": ("frontier", "reconfigure"),
     "gpu_type": ("a100", "v100"),
     "blocking_power_w": ((70.0, 84.0), (90.0,)),
     "p2p": ("eager", "stock"),
@@ -94,8 +102,7 @@ class Given:
 
     def read(self, setting: Setting) -> Any:  # noqa: ANN401
         """What attach will be given for it."""
-        read = read_attachment(self.config, self.environ, self.arguments)
-        return getattr(read, setting.key)
+        return read_attachment(self.config, self.environ, self.arguments).arguments[setting.key]
 
 
 def _is_list(value: object) -> bool:
@@ -150,9 +157,10 @@ def test_an_earlier_source_wins_over_a_later_one(setting: Setting, first: str, s
 
 
 def test_the_settings_are_the_arguments_of_attach_that_are_no_objects_or_secrets() -> None:
-    arguments = set(inspect.signature(attach).parameters)
+    arguments = {*inspect.signature(attach).parameters, *AttachOptions.__optional_keys__}
     assert {setting.key for setting in SETTINGS} == arguments - {
         "engine",
+        "options",
         "token",
         "gpu",
         "observer",
@@ -164,10 +172,12 @@ def test_the_names_are_those_that_the_planner_knows() -> None:
     assert set(SCHEDULES) <= {*PLANNERS_SCHEDULES, PLANNERS_AUTO}
     assert set(RECONFIGURATIONS) == set(PLANNERS_MOVES)
     assert set(EFFORTS) == {str(effort) for effort in Effort}
+    assert PROFILINGS == PLANNERS_PROFILINGS
+    assert ADAPTATIONS == PLANNERS_ADAPTATIONS
 
 
 def test_nothing_given_leaves_all_to_attach() -> None:
-    assert read_attachment({}, {}).arguments() == {"job_id": "deepspeed"}
+    assert read_attachment({}, {}).arguments == {"job_id": "deepspeed"}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=_id)
@@ -179,7 +189,7 @@ def test_null_and_an_empty_variable_count_as_not_set(setting: Setting) -> None:
         if setting.envpipe.variable is not None:
             environ[setting.envpipe.variable] = ""
     read = read_attachment(blocks, environ, {setting.key: None})
-    assert read.arguments() == {"job_id": "deepspeed"}
+    assert read.arguments == {"job_id": "deepspeed"}
     assert not is_asked_for({}, environ)
 
 
@@ -188,7 +198,7 @@ def test_a_value_that_another_source_overrides_is_not_looked_at() -> None:
     template = {"envpipe": {"type": "ENVPIPE_TYPE", "reconfig": "ENVPIPE_RECONFIGURE"}}
     environ = {"ENVPIPE_TYPE": "uniform", "ENVPIPE_RECONFIGURE": "balanced"}
     read = read_attachment(template, environ)
-    assert (read.policy, read.reconfigure) == ("uniform", "balanced")
+    assert (read.arguments["policy"], read.arguments["reconfigure"]) == ("uniform", "balanced")
     with pytest.raises(ValueError, match=r"not 'ENVPIPE_TYPE'$"):
         read_attachment(template, {})
 
@@ -197,7 +207,7 @@ def test_a_value_that_another_source_overrides_is_not_looked_at() -> None:
 
 
 def test_envpipes_whole_block_becomes_arguments_of_attach() -> None:
-    assert read_attachment({"envpipe": ENVPIPE}, {}).arguments() == {
+    assert read_attachment({"envpipe": ENVPIPE}, {}).arguments == {
         "job_id": "deepspeed",
         "policy": "envelope",
         "schedule": "1f1b",
@@ -226,9 +236,9 @@ def test_envpipes_whole_block_becomes_arguments_of_attach() -> None:
 def test_each_value_that_envpipe_has_is_understood(
     key: str, variable: str | None, value: str, argument: str, becomes: str
 ) -> None:
-    assert getattr(read_attachment({"envpipe": {key: value}}, {}), argument) == becomes
+    assert read_attachment({"envpipe": {key: value}}, {}).arguments[argument] == becomes
     if variable is not None:
-        assert getattr(read_attachment({}, {variable: value}), argument) == becomes
+        assert read_attachment({}, {variable: value}).arguments[argument] == becomes
 
 
 @pytest.mark.parametrize(
@@ -242,9 +252,10 @@ def test_each_value_that_envpipe_has_is_understood(
 def test_another_order_is_run_with_pulled_sends_unless_told_otherwise(
     block: dict[str, Any], environ: dict[str, str]
 ) -> None:
-    assert read_attachment(block, environ).p2p == "pulled"
-    assert read_attachment(block, {**environ, "FLYBALL_P2P": "eager"}).p2p == "eager"
-    assert read_attachment({"envpipe": {"scheduling": "1f1b"}}, {}).p2p is None
+    assert read_attachment(block, environ).arguments["p2p"] == "pulled"
+    with_variable = read_attachment(block, {**environ, "FLYBALL_P2P": "eager"})
+    assert with_variable.arguments["p2p"] == "eager"
+    assert "p2p" not in read_attachment({"envpipe": {"scheduling": "1f1b"}}, {}).arguments
 
 
 @pytest.mark.parametrize("scale", ["4", "8", 4, "1.5"])
@@ -296,8 +307,8 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
         (
             {"flyball": {"token": "secret"}},
             "flyball.token is unknown; known: job_id, planner_url, policy, schedule, reconfigure,"
-            " target, effort, gpu_type, blocking_power_w, p2p, without_planner, lease_s,"
-            " free_memory_bytes",
+            " target, effort, gpu_type, blocking_power_w, profiling, profiling_slowdown,"
+            " adaptation, p2p, without_planner, lease_s, free_memory_bytes",
         ),
         (
             {"flyball": {"job_id": "a b"}},
@@ -338,6 +349,18 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             " 70,84), not [70, 0]",
         ),
         (
+            {"flyball": {"profiling": "offline"}},
+            "flyball.profiling must be one of given, online, not 'offline'",
+        ),
+        (
+            {"flyball": {"profiling_slowdown": 10}},
+            "flyball.profiling_slowdown must be a share above 0 and at most 1 (0.1), not 10",
+        ),
+        (
+            {"flyball": {"adaptation": "envpipe"}},
+            "flyball.adaptation must be one of announced, reconfigure, frontier, not 'envpipe'",
+        ),
+        (
             {"flyball": {"p2p": "fast"}},
             "flyball.p2p must be one of stock, eager, pulled, not 'fast'",
         ),
@@ -356,8 +379,9 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
         (
             {"flyball": []},
             "flyball must be an object with keys of job_id, planner_url, policy, schedule,"
-            " reconfigure, target, effort, gpu_type, blocking_power_w, p2p, without_planner,"
-            " lease_s, free_memory_bytes, not []",
+            " reconfigure, target, effort, gpu_type, blocking_power_w, profiling,"
+            " profiling_slowdown, adaptation, p2p, without_planner, lease_s, free_memory_bytes,"
+            " not []",
         ),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
@@ -390,7 +414,7 @@ def test_powers_that_are_none_are_refused(value: object) -> None:
     "target", ["fastest", "least-energy", "slowdown:0.05", "deadline:2.9", "power:8000"]
 )
 def test_every_target_that_is_taken_is_one_that_the_planner_reads(target: str) -> None:
-    assert read_attachment({"flyball": {"target": target}}, {}).target == target
+    assert read_attachment({"flyball": {"target": target}}, {}).arguments["target"] == target
     parse_target(target)
 
 
@@ -421,7 +445,7 @@ def test_an_argument_that_attach_does_not_have_is_refused() -> None:
     ],
 )
 def test_a_job_without_a_name_has_its_launchers(environ: dict[str, str], job_id: str) -> None:
-    assert read_attachment({}, environ).job_id == job_id
+    assert read_attachment({}, environ).arguments["job_id"] == job_id
 
 
 # ------------------------------------------------------------------ what is told
@@ -442,6 +466,8 @@ def test_a_job_without_a_name_has_its_launchers(environ: dict[str, str], job_id:
             ["the blocking power of v100 is not known, and without it the planner refuses"],
         ),
         ({"planner_url": URL, "job_id": "gpt", "gpu_type": "v100", "blocking_power_w": 70}, []),
+        ({"planner_url": URL, "job_id": "gpt", "profiling": "online"}, []),
+        ({"planner_url": URL, "job_id": "gpt", "gpu_type": "v100", "profiling": "online"}, []),
     ],
 )
 def test_what_will_keep_clocks_at_their_default_is_told(
@@ -455,7 +481,7 @@ def test_what_will_keep_clocks_at_their_default_is_told(
 def test_a_gpu_type_given_in_the_script_is_left_to_the_planner() -> None:
     arguments = {"gpu_type": "h300", "planner_url": URL, "job_id": "gpt"}
     read = read_attachment({}, {}, arguments)
-    assert (read.gpu_type, read.notes) == ("h300", ())
+    assert (read.arguments["gpu_type"], read.notes) == ("h300", ())
 
 
 @pytest.mark.parametrize(("rank", "num_lines"), [(0, 2), (1, 0)])
@@ -508,7 +534,7 @@ def test_a_file_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text('{\n  # EnvPipe, as before\n  "envpipe": {"type": "uniform"}\n}')
     for config in (file, str(file)):
-        assert read_attachment(config, {}).policy == "uniform"
+        assert read_attachment(config, {}).arguments["policy"] == "uniform"
         assert is_asked_for(config, {})
 
 

@@ -139,7 +139,7 @@ def test_a_block_attaches_however_the_config_is_given(
     engine, *others = initialize(config)
     assert others == ["optimizer", "loader", "scheduler"]
     assert engine.flyball_session == "session"
-    assert [configured.policy for configured in told.attached] == ["envelope"]
+    assert [configured.arguments["policy"] for configured in told.attached] == ["envelope"]
 
 
 def test_deepspeed_is_given_the_very_arguments(told: Told) -> None:
@@ -159,7 +159,7 @@ def test_deepspeed_is_given_the_very_arguments(told: Told) -> None:
 def test_a_variable_attaches_without_a_block(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVPIPE_TYPE", "uniform")
     envpipe.initialize(model=MODEL, config={})
-    assert [configured.policy for configured in told.attached] == ["uniform"]
+    assert [configured.arguments["policy"] for configured in told.attached] == ["uniform"]
 
 
 def test_without_block_and_variable_the_engine_is_plain(told: Told) -> None:

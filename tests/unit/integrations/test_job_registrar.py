@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -73,10 +74,12 @@ def _client(planner: Callable[[httpx.Request], httpx.Response]) -> PlannerClient
 
 
 @contextmanager
-def _registrar(planner: _Planner) -> Iterator[JobRegistrar]:
+def _registrar(
+    planner: _Planner, registration: JobRegistration = _REGISTRATION
+) -> Iterator[JobRegistrar]:
     """A registrar that has come to the end of the planner's list, and is closed at the end."""
     with _client(planner) as client:
-        registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION)
+        registrar = JobRegistrar(client, job_id="gpt", registration=registration)
         try:
             assert planner.over.wait(_TIMEOUT_S)
             yield registrar
@@ -113,6 +116,18 @@ def test_a_job_that_the_planner_has_forgotten_is_registered_again(
         assert planner.methods == ["PUT", "GET", "GET", "GET", "PUT", "PUT", "GET"]
     assert "has forgotten job gpt" in caplog.messages[0]
     assert "put its profile again" in caplog.messages[0]
+
+
+def test_a_job_that_is_profiled_online_needs_no_profile_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planner = _Planner(_KNOWN, _UNKNOWN, _KNOWN)
+    online = replace(_REGISTRATION, profiling="online")
+    with caplog.at_level(logging.WARNING), _registrar(planner, online):
+        assert planner.methods == ["PUT", "GET", "PUT"]
+    assert caplog.messages == [
+        "the planner has forgotten job gpt, which is registered again; it is profiled again"
+    ]
 
 
 def test_a_refused_job_is_said_once_and_not_tried_again(

@@ -88,6 +88,17 @@ def test_what_cannot_be_hooked_is_refused_and_nothing_is_changed(
     assert registered == []
 
 
+def test_an_option_that_there_is_not_is_refused_and_nothing_is_changed(
+    registered: list[JobRegistration],
+) -> None:
+    before = dict(vars(schedules))
+    wrong: dict[str, Any] = {"hook": "patch"}
+    with pytest.raises(TypeError, match=r"megatron_pipeline\.attach\(\) got an .* 'hook'; did you"):
+        attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu(), **wrong)
+    assert vars(schedules) == before
+    assert registered == []
+
+
 def test_attaching_before_the_ranks_have_their_places_is_refused(
     registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +180,25 @@ def test_1f1b_is_registered_by_its_name(registered: list[JobRegistration]) -> No
     assert (registration.schedule, registration.order) == ("1f1b", None)
     assert (registration.num_stages, registration.num_microbatches) == (2, 4)
     assert registration.num_ranks == 2
+
+
+def test_a_job_without_a_profile_is_registered_as_attach_was_told(
+    registered: list[JobRegistration],
+) -> None:
+    attach(
+        config(),
+        job_id="job",
+        num_microbatches=4,
+        planner_url=LOOPBACK,
+        gpu=RecordingGpu(),
+        profiling="online",
+        profiling_slowdown=0.2,
+        adaptation="frontier",
+    )
+    (registration,) = registered
+    assert (registration.profiling, registration.profiling_slowdown) == ("online", 0.2)
+    assert registration.adaptation == "frontier"
+    assert (registration.blocking_power_w, registration.gpu) == (None, None)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
 
+from flyball_client.wire import JobRegistration
 from flyball_integrations import torch_schedules
 from flyball_integrations.stage_orders import one_f_one_b
 from flyball_integrations.torch_joint_attach import on_all_ranks_or_none
@@ -187,6 +188,46 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_touched(
     assert "\n" not in str(refused.value)
     assert vars(schedule) == before
     assert vars(schedule._stage) == stage_before
+
+
+def test_an_option_that_there_is_not_is_refused_and_nothing_is_touched() -> None:
+    schedule = schedule_of_one()
+    before = dict(vars(schedule))
+    wrong: dict[str, Any] = {"schedule_name": "1f1b"}
+    with pytest.raises(TypeError, match=r"torch_pipelining\.attach\(\) got an .* 'schedule_name'"):
+        attach(schedule, job_id="job", gpu=RecordingGpu(), **wrong)
+    assert vars(schedule) == before
+
+
+def test_a_job_without_a_profile_is_registered_as_attach_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: list[JobRegistration] = []
+
+    class Registrar:
+        def __init__(self, planner: object, *, job_id: str, registration: JobRegistration) -> None:
+            registered.append(registration)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("flyball_integrations.attachment.JobRegistrar", Registrar)
+    schedule = schedule_of_one(Schedule1F1B)
+    attach(
+        schedule,
+        job_id="job",
+        planner_url="http://127.0.0.1:9",  # nobody listens there
+        gpu=RecordingGpu(),
+        profiling="online",
+        profiling_slowdown=0.2,
+        adaptation="frontier",
+    )
+    detach(schedule)
+    (registration,) = registered
+    assert registration.schedule == "1f1b"
+    assert (registration.profiling, registration.profiling_slowdown) == ("online", 0.2)
+    assert registration.adaptation == "frontier"
+    assert (registration.blocking_power_w, registration.gpu) == (None, None)
 
 
 def test_a_torch_whose_runtime_cannot_be_made_is_found_before_training(

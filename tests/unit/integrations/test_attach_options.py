@@ -1,0 +1,87 @@
+"""The options that every attach takes: which there are, what is refused, what is registered."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Unpack, get_type_hints
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+from flyball_client.wire import JobRegistration
+from flyball_integrations.attach_options import (
+    AttachOptions,
+    PlanningOptions,
+    RankOptions,
+    check_options,
+    registered_fields,
+)
+
+# What a framework knows of its own pipeline, or a rank of its GPU.
+_NOT_PLANNED = {
+    *("num_stages", "num_microbatches", "num_ranks", "schedule", "order", "virtual_stages"),
+    *("activation_bytes", "free_memory_bytes", "emulated", "checkpoint"),
+}
+GIVEN: dict[str, Any] = {
+    "gpu_type": "a100",
+    "blocking_power_w": [70, 84],
+    "policy": "frontier",
+    "reconfigure": "greedy",
+    "target": "slowdown:0.1",
+    "effort": "low",
+    "profiling": "online",
+    "profiling_slowdown": 0.05,
+    "adaptation": "frontier",
+}
+
+
+def attach(engine: object, *, job_id: str, **options: Unpack[AttachOptions]) -> None:
+    """As an integration's."""
+    check_options(attach, options)
+
+
+def test_all_that_a_job_can_be_planned_with_is_an_option() -> None:
+    named = {field.name for field in fields(JobRegistration)} - _NOT_PLANNED
+    assert PlanningOptions.__optional_keys__ == (named - {"gpu"}) | {"gpu_type"}
+    assert set(GIVEN) == PlanningOptions.__optional_keys__
+
+
+@pytest.mark.parametrize("options", [PlanningOptions, RankOptions])
+def test_every_option_is_described(options: type) -> None:
+    described = options.__doc__ or ""
+    for name in get_type_hints(options):
+        assert f"        {name}: " in described
+
+
+def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> None:
+    pipeline: dict[str, Any] = {"num_stages": 2, "num_microbatches": 4}
+    plain = JobRegistration(**pipeline)
+    nothing: Any = dict.fromkeys(GIVEN)
+    assert JobRegistration(**pipeline, **registered_fields({})) == plain
+    assert JobRegistration(**pipeline, **registered_fields(nothing)) == plain
+    given: Any = GIVEN
+    found = JobRegistration(**pipeline, **registered_fields(given))
+    for name, value in GIVEN.items():
+        expected = (70, 84) if name == "blocking_power_w" else value
+        assert getattr(found, "gpu" if name == "gpu_type" else name) == expected
+
+
+def test_one_blocking_power_needs_no_list() -> None:
+    assert registered_fields({"blocking_power_w": 70.5}) == {"blocking_power_w": (70.5,)}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("tagret", "did you mean 'target'?"),
+        ("job", "did you mean 'job_id'?"),
+        ("frobnicate", "see flyball_integrations.attach_options"),
+    ],
+)
+def test_an_option_that_there_is_not_is_named_with_the_function(name: str, hint: str) -> None:
+    wrong: Any = {name: "fastest"}
+    with pytest.raises(TypeError) as refused:
+        attach(object(), job_id="job", **wrong)
+    function = f"{__name__}.attach()"
+    assert str(refused.value) == f"{function} got an unexpected keyword argument '{name}'; {hint}"
