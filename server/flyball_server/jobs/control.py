@@ -128,17 +128,19 @@ class ProfilingResult:
 
 @dataclass(frozen=True, kw_only=True)
 class InForce:
-    """What of a job's control its newest plan is made for.
+    """What of a job's control it is to be planned for.
 
     Attributes:
         target: None: the specification's.
         rank_paces: announced and detected together, the slower one of a rank.
         stage_paces: drift.
+        effort: lower than the specification's, for an answer at once; None: the specification's.
     """
 
     target: str | None = None
     rank_paces: tuple[RankPace, ...] = ()
     stage_paces: tuple[StagePace, ...] = ()
+    effort: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,8 @@ class JobControl(Record):
         timetable: None: none.
         comparison: the newest; None: never asked for.
         profiling: None: not profiled online, or not begun.
-        in_force: what the job is planned for.
+        in_force: what the job is to be planned for.
+        planned_for: what its newest plan was made for.
     """
 
     job_id: str
@@ -161,3 +164,4 @@ class JobControl(Record):
     comparison: Comparison | None = None
     profiling: ProfilingResult | None = None
     in_force: InForce = InForce()
+    planned_for: InForce = InForce()

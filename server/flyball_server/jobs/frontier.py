@@ -11,6 +11,7 @@ from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.plan_request import plan_request
 from flyball_server.jobs.services import JobServices
+from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
 from flyball_server.planning.planner import DEFAULT_TARGET, PlanRequest, with_named_schedule
@@ -69,11 +70,13 @@ def get_frontier(
         control = reader.find_control(job_id)
     if profile is None:
         raise MissingProfileError(job_id=job_id)
-    # The frontier is of all targets and of one policy: what is in force of them is no matter.
+    # The frontier is of all targets, one policy and the job's own effort: what is in force of
+    # them is no matter.
     request = dataclasses.replace(
         plan_request(job.in_force, profile, services.gpu_window, control),
         policy="frontier",
         target=DEFAULT_TARGET,
+        effort=Effort(job.in_force.effort),
     )
     with services.turns.turn(job_id):
         known = memory.find(request, num_points, job_id)

@@ -12,6 +12,7 @@ from flyball_server.jobs.plan_request import check_spec
 from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.stragglers import forget_measured_paces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
             )
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
+            forget_measured_paces(services, writer, job_id)
             writer.save_job(job.with_change(JobInput.PROFILE))
     return plan_if_needed(services, job_id, JobInput.PROFILE)
 

@@ -142,7 +142,7 @@ def plan_request(
         target=control.in_force.target or spec.target,
         activation_memory=memory,
         reconfigure_granularity_mhz=granularity_mhz,
-        effort=Effort(spec.effort),
+        effort=Effort(control.in_force.effort or spec.effort),
         checkpoint=spec.checkpoint,
         order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
     )

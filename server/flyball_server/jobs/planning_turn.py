@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
+from flyball_server.jobs.control import InForce
 from flyball_server.jobs.errors import InvalidFieldError, PlanningFailedError
 from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.paced_plan import paced_plan
 from flyball_server.jobs.plan_request import plan_request
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import (
@@ -68,24 +70,27 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
         control = reader.find_control(job_id)
+        ranks = reader.list_ranks(job_id)
         is_planned = job.planned_revision == job.inputs_revision
         is_others = job.state is JobState.PLANNING_FAILED and job.changed_input is not asked_by
         if profile is None or is_planned or is_others:
             return summarise(reader, job)
     started_s = time.perf_counter()
     try:
-        plan = services.planner(plan_request(job.in_force, profile, services.gpu_window, control))
+        request = plan_request(job.in_force, profile, services.gpu_window, control)
+        plan = paced_plan(services, job_id, request, control.in_force, ranks)
     except (PlanningError, InvalidFieldError) as error:
         problem = error.message if isinstance(error, PlanningError) else error.problem
         failure = PlanningFailedError(error.field, problem)
         if _store_failure(services, job, failure):
             raise failure from error
         return None
-    return _store_plan(services, job, plan, solve_s=time.perf_counter() - started_s)
+    solve_s = time.perf_counter() - started_s
+    return _store_plan(services, job, plan, planned_for=control.in_force, solve_s=solve_s)
 
 
 def _store_plan(
-    services: JobServices, job: JobRecord, plan: AnyPlan, *, solve_s: float
+    services: JobServices, job: JobRecord, plan: AnyPlan, *, planned_for: InForce, solve_s: float
 ) -> JobSummary | None:
     with services.store.writing() as writer:
         now = require_job(writer, job.job_id)
@@ -95,6 +100,9 @@ def _store_plan(
         record = add_version(services, writer, job.job_id, plan, solve_s=solve_s, report=report)
         planned = now.moved(JobState.PLANNED).evolve(planned_revision=job.inputs_revision)
         writer.save_job(planned)
+        control = writer.find_control(job.job_id)
+        if control.planned_for != planned_for:
+            writer.save_control(control.evolve(planned_for=planned_for))
         summary = summarise(writer, planned)
     services.wake(job.job_id)
     services.notice(job.job_id)

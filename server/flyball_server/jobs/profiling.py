@@ -41,7 +41,7 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingSummary:
         result = reader.find_control(job_id).profiling
         is_given = reader.find_profile(job_id) is not None
     state: ProfilingState = "off"
-    if result is not None:
+    if result is not None and spec.is_profiled_online:
         state = result.state
     elif spec.is_profiled_online and not is_given:
         state = "waiting"

@@ -6,19 +6,21 @@ from dataclasses import fields
 
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
-from flyball_server.jobs.inspection import JobSummary, require_job, summarise
+from flyball_server.jobs.inspection import JobSummary, require_job, require_plan, summarise
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.plan_request import check_spec
 from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.records import LAYOUT_FIELDS, JobRecord, JobSpec, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.planning.probe_plan import ProbePlan
 
 
 def register_job(services: JobServices, job_id: str, spec: JobSpec) -> tuple[JobSummary, bool]:
     """Make a job known; the same again changes nothing.
 
-    A job of which nothing has been planned yet may be registered anew with other values.
+    A job of which nothing has been planned yet may be registered anew with other values; one
+    whose online profiling was refused, to wait for a profile that is put.
 
     Returns:
         The job, and whether it is new.
@@ -73,15 +75,34 @@ def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
         for field in fields(spec)
         if getattr(spec, field.name) != getattr(job.in_force, field.name)
     )
-    if writer.list_activations(job.job_id):
+    if not (_has_no_plan(writer, job) and (_is_untouched(writer, job) or _is_given(spec))):
         raise RegistrationConflictError(job_id=job.job_id, field=changed)
     _check_ranks_fit(writer, job, spec)
     changed_job = job.with_change(JobInput.REGISTRATION, in_force=spec).evolve(registered=spec)
-    if spec.num_stages != job.in_force.num_stages and job.state is JobState.PLANNING_FAILED:
+    is_refused = writer.find_profile(job.job_id) is None
+    is_other = is_refused or spec.num_stages != job.in_force.num_stages
+    if is_other and job.state is JobState.PLANNING_FAILED:
         # The profile is of another pipeline now; what is left is to wait for the right one.
         writer.delete_profile(job.job_id)
         changed_job = changed_job.moved(JobState.AWAITING_PROFILE)
     writer.save_job(changed_job)
+
+
+def _is_untouched(reader: JobReader, job: JobRecord) -> bool:
+    return not reader.list_activations(job.job_id)
+
+
+def _has_no_plan(reader: JobReader, job: JobRecord) -> bool:
+    """Whether all that its ranks have run was to measure it, and that is over."""
+    return job.state is not JobState.PROFILING and all(
+        isinstance(require_plan(reader, job.job_id, entry.version).plan, ProbePlan)
+        for entry in reader.list_activations(job.job_id)
+    )
+
+
+def _is_given(spec: JobSpec) -> bool:
+    """Whether somebody puts the profile: to measure it again takes a job of its own."""
+    return not spec.is_profiled_online
 
 
 def _check_ranks_fit(reader: JobReader, job: JobRecord, spec: JobSpec) -> None:

@@ -33,7 +33,12 @@ from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.planning.schedules.virtual_stages import VirtualStages
-from flyball_server.planning.simulator import Simulation, iteration_energy_j, simulate
+from flyball_server.planning.simulator import (
+    Simulation,
+    iteration_energy_j,
+    simulate,
+    time_and_energy,
+)
 
 ItemT = TypeVar("ItemT")
 
@@ -132,36 +137,59 @@ def make_data_parallel_plan(
     """
     report(BUILDING)
     models = [model_of_request(pipeline) for pipeline in request.pipelines]
+    return plan_models(request.pipelines[0], models, report)
+
+
+def plan_models(
+    request: PlanRequest,
+    models: Sequence[PipelineModel],
+    report: PhaseReport = lambda _: None,
+    *,
+    dp_ranks: Sequence[tuple[int, ...]] = (),
+) -> DataParallelPlan:
+    """The plan of pipelines whose models are made already; its own profile is not used.
+
+    Args:
+        request: how to plan.
+        models: of the pipelines; all run the same schedule with as many microbatches.
+        report: told what is about to be done.
+        dp_ranks: of each model, the pipelines that it stands for; left out: one each.
+
+    Raises:
+        PlanningError, TargetUnreachableError: as for `make_data_parallel_plan`.
+    """
     joint = join_pipelines(models)
     report(SEARCHING)
     choice = _choose(request, models, joint)
-    assignments = split_assignment(models, choice.assignment)
-    predicted = simulate_jointly(models, assignments)
-    baseline = simulate(joint, joint.baseline())
-    first = request.pipelines[0]
+    iteration_time_s, energy_j = time_and_energy(joint, choice.assignment)
+    baseline_time_s, baseline_energy_j = time_and_energy(joint, joint.baseline())
     return DataParallelPlan(
-        policy=first.policy,
-        reconfigure=first.reconfigure,
-        schedule=first.schedule,
-        target=first.target,
-        num_microbatches=first.num_microbatches,
+        policy=request.policy,
+        reconfigure=request.reconfigure,
+        schedule=request.schedule,
+        target=request.target,
+        num_microbatches=request.num_microbatches,
         blocking_power_w=joint.blocking_power_w,
-        iteration_time_s=predicted.whole.iteration_time_s,
-        energy_j=predicted.whole.energy_j,
-        baseline_iteration_time_s=baseline.iteration_time_s,
-        baseline_energy_j=baseline.energy_j,
+        iteration_time_s=iteration_time_s,
+        energy_j=energy_j,
+        baseline_iteration_time_s=baseline_time_s,
+        baseline_energy_j=baseline_energy_j,
         lower_bound_j=choice.lower_bound_j,
         virtual_stages=chunk_places(models[0].schedule),
         weight_versions=models[0].schedule.weight_versions,
         pipelines=tuple(
             PlannedPipeline(
-                dp_rank=dp_rank,
-                iteration_time_s=own.iteration_time_s,
-                energy_j=own.energy_j,
+                dp_rank=stands_for[0],
+                iteration_time_s=time_and_energy(model, assignment)[0],
+                energy_j=iteration_energy_j(model, assignment, iteration_time_s),
                 stages=planned_stages(model, assignment),
+                dp_ranks=stands_for if len(stands_for) > 1 else (),
             )
-            for dp_rank, (model, assignment, own) in enumerate(
-                zip(models, assignments, predicted.pipelines, strict=True)
+            for stands_for, model, assignment in zip(
+                dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
+                models,
+                split_assignment(models, choice.assignment),
+                strict=True,
             )
         ),
     )
@@ -230,14 +258,11 @@ def _simulate_until(end_s: float, model: PipelineModel, assignment: Assignment) 
 
 
 def _choose(
-    request: DataParallelRequest, models: Sequence[PipelineModel], joint: PipelineModel
+    request: PlanRequest, models: Sequence[PipelineModel], joint: PipelineModel
 ) -> PolicyChoice:
-    policy = request.pipelines[0].policy
+    policy = request.policy
     if policy in ENVPIPE_POLICIES:
-        choices = [
-            choose(policy, policy_request(pipeline, model)).assignment
-            for pipeline, model in zip(request.pipelines, models, strict=True)
-        ]
+        choices = [choose(policy, policy_request(request, model)).assignment for model in models]
         return PolicyChoice(assignment=list(itertools.chain(*choices)))
     if policy in POLICIES and policy not in JOINT_POLICIES:
         raise PlanningError(
@@ -245,7 +270,7 @@ def _choose(
             f" {', '.join([*ENVPIPE_POLICIES, *sorted(JOINT_POLICIES)])}",
             field="policy",
         )
-    return choose(policy, policy_request(request.pipelines[0], joint))
+    return choose(policy, policy_request(request, joint))
 
 
 def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:

@@ -26,7 +26,7 @@ from flyball_server.planning.schedules._base import (
     ScheduleContext,
 )
 from flyball_server.planning.schedules.virtual_stages import VirtualStages, one_chunk_each
-from flyball_server.planning.simulator import simulate
+from flyball_server.planning.simulator import time_and_energy
 
 DEFAULT_POLICY = "frontier"
 DEFAULT_RECONFIGURE = "balanced"
@@ -83,10 +83,11 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Fre
             assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
         )
         named = replace(request, schedule=chosen.name)
-        return replace(_plan(named, chosen.model, choice), considered=chosen.considered)
+        return replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
     model = model_of_request(request)
     report(SEARCHING)
-    return _plan(request, model, choose(request.policy, policy_request(request, model)))
+    choice = choose(request.policy, policy_request(request, model))
+    return plan_of_choice(request, model, choice)
 
 
 def with_named_schedule(request: PlanRequest) -> PlanRequest:
@@ -147,9 +148,12 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
         raise PlanningError(error.message, field="order") from None
 
 
-def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> FrequencyPlan:
-    predicted = simulate(model, choice.assignment)
-    baseline = simulate(model, model.baseline())
+def plan_of_choice(
+    request: PlanRequest, model: PipelineModel, choice: PolicyChoice
+) -> FrequencyPlan:
+    """What a policy chose for the model, with its prediction there."""
+    iteration_time_s, energy_j = time_and_energy(model, choice.assignment)
+    baseline_time_s, baseline_energy_j = time_and_energy(model, model.baseline())
     return FrequencyPlan(
         policy=request.policy,
         reconfigure=request.reconfigure,
@@ -157,10 +161,10 @@ def _plan(request: PlanRequest, model: PipelineModel, choice: PolicyChoice) -> F
         target=request.target,
         num_microbatches=request.num_microbatches,
         blocking_power_w=model.blocking_power_w,
-        iteration_time_s=predicted.iteration_time_s,
-        energy_j=predicted.energy_j,
-        baseline_iteration_time_s=baseline.iteration_time_s,
-        baseline_energy_j=baseline.energy_j,
+        iteration_time_s=iteration_time_s,
+        energy_j=energy_j,
+        baseline_iteration_time_s=baseline_time_s,
+        baseline_energy_j=baseline_energy_j,
         lower_bound_j=choice.lower_bound_j,
         virtual_stages=chunk_places(model.schedule),
         weight_versions=model.schedule.weight_versions,

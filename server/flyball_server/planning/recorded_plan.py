@@ -12,6 +12,7 @@ from flyball_server.planning.plan import (
     DataParallelPlan,
     FrequencyPlan,
     PlannedInstruction,
+    PlannedPipeline,
     PlanPrediction,
 )
 from flyball_server.planning.schedules._base import Instruction, Schedule
@@ -45,7 +46,7 @@ def models_of_data_parallel_plan(
     plan: DataParallelPlan,
     blocking_power_w: tuple[float, ...] | None = None,
 ) -> list[tuple[PipelineModel, Assignment]]:
-    """Likewise of each pipeline, by `dp_rank`.
+    """Likewise of each pipeline, by `dp_rank`, those that run alike one by one.
 
     Args:
         profiles: measured points of each pipeline.
@@ -56,33 +57,38 @@ def models_of_data_parallel_plan(
     Raises:
         PlanningError: there are more or fewer profiles than pipelines, or as `model_of_plan`.
     """
-    if len(profiles) != len(plan.pipelines):
+    by_dp_rank = plan.by_dp_rank
+    if len(profiles) != len(by_dp_rank):
         raise PlanningError(
-            f"has {len(plan.pipelines)} pipelines, the profile {len(profiles)}", field="pipelines"
+            f"has {len(by_dp_rank)} pipelines, the profile {len(profiles)}", field="pipelines"
         )
-    power_w = blocking_power_by_pipeline(
-        blocking_power_w or plan.blocking_power_w, len(profiles), profiles[0].num_stages
-    )
+    num_stages = profiles[0].num_stages
+    if blocking_power_w:
+        power_w = blocking_power_by_pipeline(blocking_power_w, len(profiles), num_stages)
+    else:
+        planned_w = blocking_power_by_pipeline(
+            plan.blocking_power_w, len(plan.pipelines), num_stages
+        )
+        power_w = [planned_w[plan.pipelines.index(pipeline)] for pipeline in by_dp_rank]
     return [
-        _model_of_pipeline(profile, plan, dp_rank, of_pipeline_w)
-        for dp_rank, (profile, of_pipeline_w) in enumerate(zip(profiles, power_w, strict=True))
+        _model_of_pipeline(profile, plan, pipeline, of_pipeline_w)
+        for profile, pipeline, of_pipeline_w in zip(profiles, by_dp_rank, power_w, strict=True)
     ]
 
 
 def _model_of_pipeline(
-    profile: StageProfile, plan: DataParallelPlan, dp_rank: int, blocking_power_w: tuple[float, ...]
+    profile: StageProfile,
+    plan: DataParallelPlan,
+    pipeline: PlannedPipeline,
+    blocking_power_w: tuple[float, ...],
 ) -> tuple[PipelineModel, Assignment]:
     try:
-        return _model_of_stages(
-            profile,
-            plan,
-            plan.pipelines[dp_rank].stages,
-            blocking_power_w=blocking_power_w,
-        )
+        return _model_of_stages(profile, plan, pipeline.stages, blocking_power_w=blocking_power_w)
     except PlanningError as error:
         if error.field == "blocking_power_w":  # of all pipelines, and an option's
             raise
-        raise PlanningError(error.message, field=f"pipelines[{dp_rank}].{error.field}") from None
+        where = f"pipelines[{plan.pipelines.index(pipeline)}]"
+        raise PlanningError(error.message, field=f"{where}.{error.field}") from None
 
 
 def _model_of_stages(

@@ -59,9 +59,7 @@ def get_online_profiling(state: State, job_id: JobId) -> wire_loop.ProfilingView
 def _view(summary: ProfilingSummary) -> wire_loop.ProfilingView:
     result = summary.result or ProfilingResult(state="probing")
     known = {
-        field.name: getattr(result, field.name)
-        for field in fields(result)
-        if field.name not in {"state", "first_step"}
+        field.name: getattr(result, field.name) for field in fields(result) if field.name != "state"
     }
     return wire_loop.ProfilingView(
         job_id=summary.job_id,

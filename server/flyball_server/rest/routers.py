@@ -13,7 +13,10 @@ from flyball_server.rest import (
     profile_routes,
     profiling_routes,
     rank_routes,
+    report_routes,
     step_routes,
+    straggler_routes,
+    timetable_routes,
 )
 from flyball_server.rest.token import TOKEN_SCHEME
 
@@ -30,7 +33,10 @@ def api_router() -> APIRouter:
         rank_routes,
         plan_routes,
         frontier_routes,
+        straggler_routes,
+        timetable_routes,
         step_routes,
+        report_routes,
     ):
         router.include_router(resource.ROUTER, dependencies=[Security(TOKEN_SCHEME)])
     return router

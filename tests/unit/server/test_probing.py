@@ -10,7 +10,7 @@ from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.activation import acknowledge
-from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import get_job, list_plans
 from flyball_server.jobs.job_state import JobState
@@ -222,7 +222,33 @@ def test_ranks_that_tell_nothing_of_their_clocks_are_refused_and_run_at_the_high
     assert isinstance(last.plan, ProbePlan)
     assert last.report is StepReport.TOTALS
     assert {mhz for row in last.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
-    assert get_profiling(job.services.jobs, "job").state == "refused"
+    refused = get_profiling(job.services.jobs, "job")
+    assert refused.state == "refused"
+    assert refused.result is not None
+    assert refused.result.num_steps >= 12
+
+
+def test_a_job_that_was_refused_can_be_registered_to_wait_for_a_profile_but_not_to_try_again() -> (
+    None
+):
+    job = ProbedJob(services=Services(CountingPlanner()), tells=False)
+    job.profile_to_the_end()
+    given = job_spec().evolve(num_microbatches=NUM_MICROBATCHES)
+    again = given.evolve(profiling="online", profiling_slowdown=0.5)
+    with pytest.raises(RegistrationConflictError):
+        register_job(job.services.jobs, "job", again)
+    register_job(job.services.jobs, "job", given)
+    assert job.state() is JobState.AWAITING_PROFILE
+    put_profile(job.services.jobs, "job", profile())
+    assert job.state() is JobState.PLANNED
+    assert get_profiling(job.services.jobs, "job").state == "off"
+
+
+def test_a_job_that_is_being_profiled_cannot_be_registered_otherwise(job: ProbedJob) -> None:
+    job.register_ranks()
+    job.look()
+    with pytest.raises(RegistrationConflictError):
+        register_job(job.services.jobs, "job", job_spec().evolve(num_microbatches=NUM_MICROBATCHES))
 
 
 def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(job: ProbedJob) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.reactions.comparing import Comparing
+from flyball_server.jobs.reactions.pacing import Pacing
 from flyball_server.jobs.reactions.probing import probing
 from flyball_server.jobs.reactions.reconfiguring import reconfiguring
+from flyball_server.jobs.reactions.timetabled import timetabled
 
-REACTIONS: tuple[Reaction, ...] = (probing, Comparing(), reconfiguring)
+REACTIONS: tuple[Reaction, ...] = (
+    probing,
+    timetabled,
+    Pacing(),
+    Comparing(),
+    reconfiguring,
+)

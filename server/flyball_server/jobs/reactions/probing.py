@@ -37,7 +37,7 @@ def probing(services: JobServices, job_id: str) -> float | None:
     try:
         setup = record.setup(services.gpu_window)
     except (InvalidFieldError, PlanningError, GpuTableError) as error:
-        _refuse(services, job, str(error), None)
+        _refuse(services, job, str(error), record, None)
         return None
     move = next_move(setup, record.versions, record.observed)
     if isinstance(move, Probe):
@@ -47,7 +47,7 @@ def probing(services: JobServices, job_id: str) -> float | None:
     elif isinstance(move, Finished):
         _finish(services, job, setup, move)
     else:
-        _refuse(services, job, move.problem, setup if record.versions else None)
+        _refuse(services, job, move.problem, record, setup if record.versions else None)
     return None
 
 
@@ -84,13 +84,19 @@ def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Fini
         services.wake(job.job_id)
 
 
-def _refuse(services: JobServices, job: JobRecord, problem: str, setup: ProbeSetup | None) -> None:
+def _refuse(
+    services: JobServices,
+    job: JobRecord,
+    problem: str,
+    record: ProbingRecord,
+    setup: ProbeSetup | None,
+) -> None:
     """Say why, and let the ranks run at their highest clocks where they are probing."""
     with services.store.writing() as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
             return
-        result = ProfilingResult(state="refused", problem=problem)
+        result = ProfilingResult(state="refused", problem=problem, num_steps=record.num_steps)
         writer.save_control(writer.find_control(job.job_id).evolve(profiling=result))
         writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=f"profiling: {problem}"))
         if setup is not None:

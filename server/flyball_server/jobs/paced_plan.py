@@ -1,0 +1,73 @@
+"""Making a job's plan for the paces that are in force: its slow ranks, its drifted stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.jobs.control import InForce
+from flyball_server.jobs.inspection import newest_version, require_plan
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedule_choice import is_auto
+
+
+def paced_plan(
+    services: JobServices,
+    job_id: str,
+    request: PlanRequest,
+    in_force: InForce,
+    ranks: Sequence[RankRecord],
+) -> FrequencyPlan | DataParallelPlan:
+    """The plan for a request, with what is in force of paces.
+
+    Args:
+        services: the seams; their planner makes a plan without paces.
+        job_id: whose plan it is.
+        request: of the job.
+        in_force: of its control.
+        ranks: of the job, as registered so far.
+
+    Raises:
+        PlanningError: the planner refused.
+    """
+    paces = planned_paces(in_force, ranks)
+    if not paces:
+        return services.planner(request)
+    if is_auto(request.schedule):
+        request = replace(request, schedule=_schedule(services, job_id) or request.schedule)
+    num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
+    return make_paced_plan(PacedRequest(request=request, paces=paces, num_pipelines=num_pipelines))
+
+
+def planned_paces(in_force: InForce, ranks: Sequence[RankRecord]) -> tuple[Pace, ...]:
+    """Paces as the planner takes them; of ranks that run a stage together the slowest counts."""
+    place = {rank.rank: (rank.stage, rank.dp_rank) for rank in ranks}
+    slowdowns: dict[tuple[int, int], float] = {}
+    for pace in in_force.rank_paces:
+        if pace.rank in place and pace.slowdown != 1:
+            where = place[pace.rank]
+            slowdowns[where] = max(pace.slowdown, slowdowns.get(where, 0.0))
+    return (
+        *(
+            Pace(stage=stage, dp_rank=dp_rank, slowdown=slowdown)
+            for (stage, dp_rank), slowdown in sorted(slowdowns.items())
+        ),
+        *(
+            Pace(stage=pace.stage, kind=InstructionKind(pace.kind), slowdown=pace.slowdown)
+            for pace in in_force.stage_paces
+        ),
+    )
+
+
+def _schedule(services: JobServices, job_id: str) -> str | None:
+    """The order that the job runs: a slow GPU is no reason to choose anew. None: none yet."""
+    with services.store.reading() as reader:
+        version = newest_version(reader.list_activations(job_id))
+        plan = None if version is None else require_plan(reader, job_id, version).plan
+    return None if plan is None or isinstance(plan, ProbePlan) else plan.schedule

@@ -1,0 +1,156 @@
+"""Stragglers and drift: what the job's plan is made for follows what is announced and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
+
+from flyball_server.jobs.control import InForce, JobControl
+from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.pace import Paces
+from flyball_server.jobs.pace_look import SeenSteps, measured_paces, newest_measured_step
+from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.steering import steer
+from flyball_server.jobs.store import JobReader, JobStore
+from flyball_server.jobs.stragglers import paces_at
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.planner import DEFAULT_POLICY
+
+# A plan holds for so many steps before what is measured on it may change it.
+MIN_STEPS = 10
+# Of a job with many ranks the measured steps are looked at less often: ranks per step.
+_RANKS_PER_STEP = 64
+
+
+class Pacing:
+    """The reaction that brings stragglers in force, and takes them back.
+
+    Announced ones hold from their time on and until their end; detected ones, and drift, in jobs
+    whose `adaptation` is `frontier`. A change is answered at once with the least effort; once
+    that plan holds, one with the job's own effort follows.
+
+    What it remembers saves looking at the same steps again, and decides nothing.
+    """
+
+    def __init__(self) -> None:
+        self._memories: WeakKeyDictionary[JobStore, dict[str, _Memory]] = WeakKeyDictionary()
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Bring in force what holds now; look again when an announced time comes."""
+        now_unix_s = services.now().timestamp()
+        with services.store.reading() as reader:
+            job = require_job(reader, job_id)
+            control = reader.find_control(job_id)
+            found = self._look(services, reader, job, control, now_unix_s)
+            is_refined = _wants_refining(reader, job, control)
+
+        def changed(current: JobControl) -> JobControl:
+            return _with_paces(current, found, now_unix_s, _quick_effort(job))
+
+        if changed(control) != control:
+            steer(services, job_id, changed, "planned for the paces of its ranks as they now are")
+        elif is_refined:
+            steer(services, job_id, _refined, "planned again with its own effort")
+        with services.store.reading() as reader:
+            return _next_moment_s(reader.find_control(job_id), now_unix_s)
+
+    def _look(
+        self,
+        services: JobServices,
+        reader: JobReader,
+        job: JobRecord,
+        control: JobControl,
+        now_unix_s: float,
+    ) -> Paces | None:
+        """What was measured since the last look; None: nothing that matters."""
+        if job.in_force.adaptation != ADAPT_FRONTIER:
+            return None
+        memory = self._memories.setdefault(services.store, {}).setdefault(job.job_id, _Memory())
+        newest_step = newest_measured_step(reader, job.job_id)
+        pause = 1 + job.in_force.num_ranks // _RANKS_PER_STEP
+        if newest_step is None or 0 <= newest_step - memory.newest_step < pause:
+            return None
+        memory.newest_step = newest_step
+        return measured_paces(
+            reader,
+            job.job_id,
+            control,
+            memory.seen,
+            now_unix_s=now_unix_s,
+            min_steps=MIN_STEPS,
+        )
+
+
+@dataclass(kw_only=True)
+class _Memory:
+    """Of one job: the newest step when it was last looked at, and the steps that were read."""
+
+    newest_step: int = -1_000_000
+    seen: SeenSteps = field(default_factory=SeenSteps)
+
+
+def _with_paces(
+    control: JobControl, found: Paces | None, now_unix_s: float, effort: str | None
+) -> JobControl:
+    """The control with what holds now; announced ones that are over are dropped."""
+    left = tuple(
+        one
+        for one in control.stragglers
+        if one.until_unix_s is None or now_unix_s < one.until_unix_s
+    )
+    control = control.evolve(
+        stragglers=left, detected=control.detected if found is None else found.stragglers
+    )
+    before = control.in_force
+    after = replace(
+        before,
+        rank_paces=paces_at(control, now_unix_s),
+        stage_paces=before.stage_paces if found is None else found.drifts,
+    )
+    return control.evolve(
+        in_force=after if _same_times(before, after) else replace(after, effort=effort)
+    )
+
+
+def _same_times(before: InForce, after: InForce) -> bool:
+    slowdowns = [
+        {pace.rank: pace.slowdown for pace in one.rank_paces if pace.slowdown != 1}
+        for one in (before, after)
+    ]
+    return slowdowns[0] == slowdowns[1] and before.stage_paces == after.stage_paces
+
+
+def _quick_effort(job: JobRecord) -> str | None:
+    """What a change is answered with at once; None: the job's own effort is no more than that."""
+    is_searched = (job.in_force.policy or DEFAULT_POLICY) == "frontier"
+    return Effort.LOW.value if is_searched and job.in_force.effort != Effort.LOW else None
+
+
+def _refined(control: JobControl) -> JobControl:
+    return control.evolve(in_force=replace(control.in_force, effort=None))
+
+
+def _wants_refining(reader: JobReader, job: JobRecord, control: JobControl) -> bool:
+    """Whether the newest plan was made at once, and all ranks have it by now.
+
+    One that is being compared with the highest clocks is left alone until that is over.
+    """
+    if control.in_force.effort is None or job.planned_revision != job.inputs_revision:
+        return False
+    version = newest_version(reader.list_activations(job.job_id))
+    if version is None:
+        return False
+    newest = require_plan(reader, job.job_id, version)
+    return newest.first_step is not None and not newest.baseline_cycle
+
+
+def _next_moment_s(control: JobControl, now_unix_s: float) -> float | None:
+    """How long until something announced begins or ends, s."""
+    moments = [
+        moment
+        for one in control.stragglers
+        for moment in (one.from_unix_s, one.until_unix_s)
+        if moment is not None and moment > now_unix_s
+    ]
+    return min(moments) - now_unix_s if moments else None

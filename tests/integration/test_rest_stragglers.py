@@ -1,0 +1,208 @@
+"""Stragglers and timetables over HTTP, with the planner's own reactions behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import TypeAdapter
+from tests.planner.live import LivePlanner, live_planner, wait_until
+
+from flyball_client import routes
+from flyball_client.planner_client import PlannerClient
+from flyball_client.wire_loop import (
+    StragglerReport,
+    StragglerView,
+    Timetable,
+    TimetableView,
+    TimetableWindow,
+)
+from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.timetable import check_timetable
+from flyball_server.rest import loop_examples
+from flyball_server.rest.documentation import plain
+
+STRAGGLERS = routes.fill(routes.STRAGGLERS, job_id="job")
+STRAGGLER = routes.fill(routes.STRAGGLER, job_id="job", rank=1)
+TIMETABLE = routes.fill(routes.TIMETABLE, job_id="job")
+PLANS = routes.fill(routes.PLANS, job_id="job")
+ALWAYS = {"from_time": "00:00", "until_time": "00:00", "target": "slowdown:0.1"}
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as live:
+        plan_quickly(live)
+        yield live
+
+
+def plan_quickly(planner: LivePlanner) -> None:
+    """A job of two ranks with plan version 1, searched for with little effort."""
+    planner.put_job(effort="low").raise_for_status()
+    planner.put_profile().raise_for_status()
+    planner.put_ranks()
+
+
+def plans(planner: LivePlanner) -> list[dict[str, Any]]:
+    views: list[dict[str, Any]] = planner.http.get(PLANS).json()
+    return [view["plan"] for view in views]
+
+
+def announced(planner: LivePlanner, **changes: object) -> httpx.Response:
+    return planner.http.post(STRAGGLERS, json={"rank": 1, "slowdown": 1.5, **changes})
+
+
+def test_an_announcement_is_answered_at_once_and_the_plan_follows(planner: LivePlanner) -> None:
+    answer = announced(planner)
+    assert answer.status_code == 200
+    view = answer.json()
+    assert (view["rank"], view["source"], view["reason"]) == (1, "announced", "slow")
+    assert view["slowdown"] == 1.5
+    assert view["until_time"] is None
+    assert datetime.fromisoformat(view["from_time"]).utcoffset() == timedelta(0)
+    rank_plan = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+    plan = planner.http.get(rank_plan, params={"after_version": 1, "wait_s": 60}).json()
+    assert plan["version"] == 2
+    before, after = plans(planner)
+    assert after["baseline"]["iteration_time_s"] > before["baseline"]["iteration_time_s"]
+    assert after["lower_bound_j"] <= after["energy_j"]
+    [listed] = planner.http.get(STRAGGLERS).json()
+    assert listed == {**view, "is_in_force": True}
+
+
+def test_withdrawn_the_older_plan_comes_back_and_again_nothing_happens(
+    planner: LivePlanner,
+) -> None:
+    announced(planner)
+    wait_until(lambda: len(plans(planner)) == 2)
+    for _ in range(2):
+        answer = planner.http.delete(STRAGGLER)
+        assert (answer.status_code, answer.content) == (204, b"")
+    wait_until(lambda: len(plans(planner)) == 3)
+    first, _, last = plans(planner)
+    assert first["stages"] == last["stages"]
+    assert planner.http.get(STRAGGLERS).json() == []
+
+
+def test_a_straggler_of_tomorrow_changes_nothing_today(planner: LivePlanner) -> None:
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    view = announced(planner, from_time=tomorrow.isoformat()).json()
+    assert datetime.fromisoformat(view["from_time"]) == tomorrow
+    wait_until(lambda: len(planner.http.get(STRAGGLERS).json()) == 1)
+    assert planner.http.get(STRAGGLERS).json()[0]["is_in_force"] is False
+    assert len(plans(planner)) == 1
+
+
+def test_one_that_ends_by_itself_is_gone_and_so_is_its_plan(planner: LivePlanner) -> None:
+    announced(planner)
+    wait_until(lambda: len(plans(planner)) == 2)
+    soon = datetime.now(UTC) + timedelta(seconds=1.5)
+    assert announced(planner, until_time=soon.isoformat()).status_code == 200
+    wait_until(lambda: len(plans(planner)) == 3)
+    assert planner.http.get(STRAGGLERS).json() == []
+    first, _, last = plans(planner)
+    assert first["stages"] == last["stages"]
+
+
+def test_a_planner_that_was_restarted_brings_what_was_announced_to_its_end(tmp_path: Path) -> None:
+    store = SqlJobStore(tmp_path / "jobs.sqlite")
+    with live_planner(store=store) as planner:
+        plan_quickly(planner)
+        announced(planner)
+        wait_until(lambda: len(plans(planner)) == 2)
+        soon = datetime.now(UTC) + timedelta(seconds=1.5)
+        assert announced(planner, until_time=soon.isoformat()).status_code == 200
+    with live_planner(store=store) as planner:
+        wait_until(lambda: planner.http.get(STRAGGLERS).json() == [])
+        wait_until(lambda: len(plans(planner)) == 3)
+
+
+def test_an_announcement_that_cannot_be_used_names_its_field(planner: LivePlanner) -> None:
+    for field, value in (
+        ("slowdown", 0.5),
+        ("slowdown", "much"),
+        ("from_time", "22:00"),
+        ("from_time", "2026-11-21T22:00:00"),
+        ("until_time", "2001-01-01T00:00:00Z"),
+        ("colour", "red"),
+    ):
+        answer = announced(planner, **{field: value})
+        assert answer.status_code == 422
+        assert field in str(answer.json())
+    assert planner.http.get(STRAGGLERS).json() == []
+
+
+def test_unknown_jobs_and_ranks_are_404(planner: LivePlanner) -> None:
+    assert announced(planner, rank=7).status_code == 404
+    assert (
+        planner.http.delete(routes.fill(routes.STRAGGLER, job_id="job", rank=7)).status_code == 404
+    )
+    for path in (routes.STRAGGLERS, routes.TIMETABLE):
+        assert planner.http.get(routes.fill(path, job_id="nobody")).status_code == 404
+    assert planner.http.delete(routes.fill(routes.TIMETABLE, job_id="nobody")).status_code == 404
+
+
+def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
+    planner: LivePlanner,
+) -> None:
+    assert planner.http.get(TIMETABLE).json() == {
+        "timetable": None,
+        "target_in_force": "fastest",
+        "next_change": None,
+    }
+    answer = planner.http.put(TIMETABLE, json={"windows": [ALWAYS]})
+    assert answer.status_code == 200
+    assert answer.json()["timetable"]["windows"][0] == {**ALWAYS, "days": None}
+    wait_until(lambda: len(plans(planner)) == 2)
+    view = planner.http.get(TIMETABLE).json()
+    assert (view["target_in_force"], view["next_change"]) == ("slowdown:0.1", None)
+    assert plans(planner)[1]["target"] == "slowdown:0.1"
+    assert planner.http.delete(TIMETABLE).status_code == 204
+    wait_until(lambda: len(plans(planner)) == 3)
+    first, _, last = plans(planner)
+    assert first == {**last, "solve_s": first["solve_s"]}
+
+
+def test_a_window_that_cannot_be_used_is_named(planner: LivePlanner) -> None:
+    windows = [ALWAYS, ALWAYS, {**ALWAYS, "from_time": "25:00"}]
+    answer = planner.http.put(TIMETABLE, json={"windows": windows})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == "windows[2].from_time"
+    answer = planner.http.put(TIMETABLE, json={"windows": [], "timezone": "Nowhere/Town"})
+    assert answer.status_code == 422
+    assert "timezone" in answer.json()["detail"]
+
+
+def test_the_client_speaks_of_stragglers_and_timetables(planner: LivePlanner) -> None:
+    with PlannerClient(str(planner.http.base_url)) as client:
+        view = client.post_straggler("job", StragglerReport(rank=0, slowdown=1.2))
+        assert isinstance(view, StragglerView)
+        assert [one.rank for one in client.list_stragglers("job")] == [0]
+        client.delete_straggler("job", 0)
+        assert client.list_stragglers("job") == ()
+        window = TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy")
+        timetable = Timetable(windows=(window,), timezone="Europe/Berlin")
+        assert client.put_timetable("job", timetable).timetable == timetable
+        assert isinstance(client.get_timetable("job"), TimetableView)
+        client.delete_timetable("job")
+        assert client.get_timetable("job").timetable is None
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        value
+        for value in vars(loop_examples).values()
+        if type(value).__module__ == StragglerView.__module__
+    ],
+    ids=lambda example: type(example).__name__,
+)
+def test_every_example_is_valid_by_its_own_type(example: object) -> None:
+    read = TypeAdapter(type(example)).validate_python(plain(example))
+    assert plain(read) == plain(example)
+    if isinstance(example, Timetable):
+        check_timetable(example)

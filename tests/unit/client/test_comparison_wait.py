@@ -1,0 +1,131 @@
+"""Waiting for a comparison: as long as it runs, no longer than asked, and Ctrl-C leaves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from flyball_client.codec import encode
+from flyball_client.comparison_wait import ProgressLine, Waited, wait_for_comparison
+from flyball_client.errors import PlannerRefusedError
+from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.wire_loop import ComparisonView
+
+
+def view(state: str, num_measured: int, version: int | None = 2) -> ComparisonView:
+    return ComparisonView(
+        state=state, version=version, num_pairs=60, num_measured_pairs=num_measured
+    )
+
+
+class Waiting:
+    """A planner that gives these answers in turn, the last one for ever, and a clock.
+
+    An answer that is a number is an HTTP status.
+    """
+
+    def __init__(self, *answers: ComparisonView | int) -> None:
+        self.answers: Iterator[ComparisonView | int] = iter(answers)
+        self.last: ComparisonView | int = answers[-1]
+        self.bodies: list[object] = []
+        self.now_s = 100.0
+        self.interrupt_at_s = float("inf")
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/api/v1/jobs/walk/comparison"
+        self.bodies.append(json.loads(request.content or b"null"))
+        answer = next(self.answers, self.last)
+        if isinstance(answer, int):
+            return httpx.Response(answer, json={"detail": "no", "errors": []})
+        return httpx.Response(200, json=encode(answer))
+
+    def sleep(self, pause_s: float) -> None:
+        assert 0 < pause_s <= 1
+        self.now_s += pause_s
+        if self.now_s >= self.interrupt_at_s:
+            raise KeyboardInterrupt
+
+    def wait(self, timeout_s: float = 1000.0) -> Waited:
+        with PlannerClient(
+            "http://planner.test",
+            transport=httpx.MockTransport(self.handle),
+            retries=Retries(num_attempts=1),
+        ) as planner:
+            return wait_for_comparison(
+                planner,
+                "walk",
+                60,
+                timeout_s=timeout_s,
+                now_s=lambda: self.now_s,
+                sleep=self.sleep,
+            )
+
+
+def test_it_waits_until_the_comparison_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = Waiting(view("running", 0, None), view("running", 30), view("done", 61))
+    waited = waiting.wait()
+    assert waited == Waited(comparison=view("done", 61), problem=None)
+    assert waiting.bodies == [{"num_pairs": 60}, None, None]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    # Not a terminal: one line, at the beginning.
+    assert printed.err == (
+        "comparing: 0 of 60 pairs of steps measured, waiting for the plan to take effect;"
+        " Ctrl-C leaves it running\n"
+    )
+
+
+def test_one_that_is_over_at_once_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Waiting(view("done", 61)).wait().problem is None
+    assert capsys.readouterr().err == ""
+
+
+def test_it_waits_no_longer_than_asked() -> None:
+    waiting = Waiting(view("running", 7))
+    waited = waiting.wait(timeout_s=2.5)
+    assert waiting.now_s == 102.5
+    assert waited.problem == (
+        "not over after 2.5 s, 7 of 60 pairs were measured; the comparison goes on;"
+        " `flyball report walk` shows what it has measured"
+    )
+
+
+def test_one_that_another_plan_has_ended_is_told() -> None:
+    waited = Waiting(view("running", 7), view("ended", 12)).wait()
+    assert waited.problem is not None
+    assert waited.problem.startswith("the comparison has ended early, 12 of 60 pairs")
+
+
+def test_a_planner_that_is_away_for_a_while_is_waited_for() -> None:
+    waiting = Waiting(view("running", 7), 503, 503, view("done", 60))
+    assert waiting.wait().problem is None
+
+
+def test_what_the_planner_refuses_is_refused() -> None:
+    with pytest.raises(PlannerRefusedError):
+        Waiting(409).wait()
+
+
+def test_after_ctrl_c_the_comparison_is_said_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = Waiting(view("running", 7))
+    waiting.interrupt_at_s = 103.0
+    with pytest.raises(KeyboardInterrupt):
+        waiting.wait()
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "the comparison goes on; `flyball report walk` shows what it has measured"
+    ]
+    assert waiting.bodies == [{"num_pairs": 60}, None, None]
+
+
+def test_on_a_terminal_the_line_is_written_over_and_wiped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    line = ProgressLine()
+    line.show("long text")
+    line.show("short")
+    line.clear()
+    assert capsys.readouterr().err == "\rlong text\rshort    \r     \r"

@@ -1,0 +1,388 @@
+"""GPUs that are slower than their profile: the others stretch to the time of the slowest."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.data_parallel import make_data_parallel_plan, separate_pipelines
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.paced_pipelines import (
+    Pace,
+    PacedRequest,
+    make_paced_plan,
+)
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
+from flyball_server.planning.plan_document import (
+    data_parallel_document,
+    data_parallel_plan_from_document,
+)
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.recorded_plan import models_of_data_parallel_plan
+
+from .oracles import every_plan
+from .tiny_pipelines import B, F, equal_profile, profile_of, profiles
+
+# One pipeline of one stage takes 3 s and 40 J at its highest clocks; with its forward slow 3.25 s
+# and 38 J, its backward slow 3.5 s and 30 J, both slow 3.75 s and 28 J. Waiting takes 5 W.
+
+
+def merged(num_pipelines: int, num_stages: int = 1) -> StageProfile:
+    """`equal_profile` of so many pipelines, energies summed."""
+    one = equal_profile(num_stages)
+    return StageProfile(
+        points={
+            key: tuple(replace(point, energy_j=num_pipelines * point.energy_j) for point in points)
+            for key, points in one.points.items()
+        },
+        num_ranks_per_stage=(num_pipelines,) * num_stages,
+    )
+
+
+def paced(
+    profile: StageProfile,
+    *paces: Pace,
+    num_pipelines: int = 1,
+    num_microbatches: int = 1,
+    **changes: str,
+) -> PacedRequest:
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=num_microbatches,
+        blocking_power_w=(5.0,),
+        effort=Effort.LOW,
+    )
+    return PacedRequest(
+        request=replace(request, **changes),  # type: ignore[arg-type]
+        paces=paces,
+        num_pipelines=num_pipelines,
+    )
+
+
+def planned(request: PacedRequest) -> FrequencyPlan:
+    plan = make_paced_plan(request)
+    assert isinstance(plan, FrequencyPlan)
+    return plan
+
+
+def planned_apart(request: PacedRequest) -> DataParallelPlan:
+    plan = make_paced_plan(request)
+    assert isinstance(plan, DataParallelPlan)
+    return plan
+
+
+def clocks_mhz(pipeline: PlannedPipeline | FrequencyPlan, stage: int = 0) -> list[int]:
+    return [item.frequency_mhz for item in pipeline.stages[stage]]
+
+
+# ------------------------------------------------------------------ on paper
+
+
+def test_the_other_stages_stretch_to_what_a_slow_stage_leaves_them() -> None:
+    """Stage 1 takes 1.5 times as long, 1.5 and 3 s: two microbatches end after 1 + 9 + 2 = 12 s.
+
+    Stage 0 then has 0.5 s to spare after its second forward, and 1 s between its backwards.
+    """
+    plan = planned(paced(equal_profile(2), Pace(stage=1, slowdown=1.5), num_microbatches=2))
+    assert plan.iteration_time_s == plan.baseline_iteration_time_s == 12.0
+    assert set(clocks_mhz(plan, 1)) == {1410}
+    first = {(item.kind, item.microbatch): item.frequency_mhz for item in plan.stages[0]}
+    assert first == {(F, 0): 1410, (F, 1): 1000, (B, 0): 1000, (B, 1): 1410}
+    # Stage 1: 1.5 times 80 J. Stage 0: 10 + 8 + 20 + 30 J, busy for 6.75 s, else 5 W; stage 1
+    # is busy for 9 s.
+    assert plan.energy_j == pytest.approx(120 + 68 + 5 * (12 - 6.75) + 5 * (12 - 9))
+    assert plan.lower_bound_j is not None
+    assert plan.lower_bound_j <= plan.energy_j
+
+
+def test_pipelines_without_a_slow_gpu_stretch_to_its_pipelines_time() -> None:
+    """The slow one takes 3.5 s, 7/6 of 3 s and of 40 J: the three others slow their backward."""
+    plan = planned_apart(
+        paced(merged(4), Pace(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4)
+    )
+    assert plan.iteration_time_s == pytest.approx(3.5)
+    assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0, 1, 3), (2,)]
+    assert [clocks_mhz(pipeline) for pipeline in plan.pipelines] == [[1410, 1000], [1410, 1410]]
+    assert plan.energy_j == pytest.approx(3 * 30 + 40 * 7 / 6)
+    assert plan.lower_bound_j == pytest.approx(plan.energy_j)
+    assert [pipeline.energy_j for pipeline in plan.pipelines] == pytest.approx([90, 40 * 7 / 6])
+    assert plan.baseline_energy_j == pytest.approx(3 * (40 + 0.5 * 5) + 40 * 7 / 6)
+    assert plan.blocking_power_w == (5.0, 5.0)
+
+
+def test_a_slowdown_is_relative_to_the_time_of_the_slow_one() -> None:
+    """3.5 s and 1/14 of it: 3.75 s. The slow one's backward would take 0.58 s more: it waits."""
+    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=0)
+    plan = planned_apart(paced(merged(2), slow, num_pipelines=2, target=f"slowdown:{1 / 14}"))
+    assert plan.baseline_iteration_time_s == pytest.approx(3.5)
+    assert plan.iteration_time_s <= 3.75 * (1 + 1e-12)
+    assert clocks_mhz(plan.pipelines[1]) == [1000, 1000]
+
+
+def test_a_deadline_is_kept_as_it_is_and_refused_where_the_slow_one_misses_it() -> None:
+    slow = Pace(stage=0, slowdown=1.5, dp_rank=0)
+    with pytest.raises(TargetUnreachableError, match=r"the fastest takes 4\.5 s"):
+        make_paced_plan(paced(merged(2), slow, num_pipelines=2, target="deadline:4"))
+    plan = planned_apart(paced(merged(2), slow, num_pipelines=2, target="deadline:5"))
+    assert plan.iteration_time_s <= 5.0
+
+
+def test_a_drift_of_a_stage_of_all_pipelines_is_one_plan_for_all() -> None:
+    drift = Pace(stage=1, slowdown=1.5)
+    plan = planned(paced(merged(2, 2), drift, num_pipelines=2, num_microbatches=2))
+    alone = planned(paced(equal_profile(2), drift, num_microbatches=2))
+    assert plan.stages == alone.stages
+    assert plan.energy_j == pytest.approx(2 * alone.energy_j)
+
+
+def test_a_kind_that_drifted_leaves_the_other_as_it_was() -> None:
+    """Forward 1.2 s instead of 1 s, backward 2 s; at 6/5 of the energy too."""
+    plan = planned(paced(equal_profile(1), Pace(stage=0, slowdown=1.2, kind=F), policy="baseline"))
+    assert plan.iteration_time_s == pytest.approx(3.2)
+    assert plan.energy_j == pytest.approx(12 + 30)
+
+
+def test_paces_of_the_same_instructions_multiply() -> None:
+    both = (Pace(stage=0, slowdown=1.25), Pace(stage=0, slowdown=2.0, kind=B))
+    plan = planned(paced(equal_profile(1), *both, policy="baseline"))
+    assert plan.iteration_time_s == pytest.approx(1.25 + 5.0)
+
+
+def test_two_pipelines_that_are_slow_alike_are_planned_once() -> None:
+    slow = [Pace(stage=0, slowdown=7 / 6, dp_rank=dp_rank) for dp_rank in (0, 2)]
+    plan = planned_apart(paced(merged(3), *slow, num_pipelines=3))
+    assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0, 2), (1,)]
+    assert [pipeline.dp_rank for pipeline in plan.by_dp_rank] == [0, 1, 0]
+
+
+def test_a_profile_of_fewer_ranks_than_pipelines_still_gives_the_energy_that_it_holds() -> None:
+    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=1)
+    plan = planned_apart(paced(equal_profile(1), slow, num_pipelines=2))
+    assert plan.energy_j == pytest.approx((30 + 40 * 7 / 6) / 2)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_without_paces_the_plan_is_the_ordinary_one(policy: str) -> None:
+    request = paced(merged(3, 2), num_pipelines=3, num_microbatches=3, policy=policy)
+    assert make_paced_plan(request) == make_plan(request.request)
+    as_profiled = replace(request, paces=(Pace(stage=0, slowdown=1.0, dp_rank=1),))
+    assert make_paced_plan(as_profiled) == make_plan(request.request)
+
+
+@pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])
+def test_envpipes_policies_plan_each_class_as_if_it_were_alone(policy: str) -> None:
+    slow = Pace(stage=1, slowdown=1.5, dp_rank=0)
+    plan = planned_apart(
+        paced(merged(2, 2), slow, num_pipelines=2, num_microbatches=3, policy=policy)
+    )
+    alone = [
+        planned(paced(equal_profile(2), *paces, num_microbatches=3, policy=policy))
+        for paces in ([replace(slow, dp_rank=None)], [])
+    ]
+    assert [pipeline.stages for pipeline in plan.pipelines] == [one.stages for one in alone]
+    assert plan.iteration_time_s == max(one.iteration_time_s for one in alone)
+
+
+def test_every_pipeline_keeps_its_order_although_envpipes_would_change_with_the_times() -> None:
+    """With stage 1 four times as slow EnvPipe's order would put more forwards before it."""
+    request = paced(merged(2, 3), num_pipelines=2, num_microbatches=6, schedule="envpipe")
+    slow = replace(request, paces=(Pace(stage=0, slowdown=4.0, dp_rank=1),))
+    as_profiled = planned(request)
+    order = [[(item.kind, item.microbatch) for item in stage] for stage in as_profiled.stages]
+    for pipeline in planned_apart(slow).pipelines:
+        kept = [[(item.kind, item.microbatch) for item in stage] for stage in pipeline.stages]
+        assert kept == order
+
+
+def test_schedule_auto_keeps_the_order_that_it_chooses_without_paces() -> None:
+    request = paced(merged(2, 2), num_pipelines=2, num_microbatches=4, schedule="auto:gpipe")
+    slow = replace(request, paces=(Pace(stage=0, slowdown=1.3, dp_rank=1),))
+    assert planned_apart(slow).schedule == planned(request).schedule
+
+
+def test_a_plan_of_little_effort_keeps_the_deadline_and_its_bound() -> None:
+    slow = Pace(stage=1, slowdown=1.3, dp_rank=1)
+    request = paced(merged(3, 3), slow, num_pipelines=3, num_microbatches=8)
+    quick = planned_apart(request)
+    full = planned_apart(replace(request, request=replace(request.request, effort=Effort.NORMAL)))
+    assert quick.baseline_iteration_time_s == full.baseline_iteration_time_s
+    assert quick.iteration_time_s <= quick.baseline_iteration_time_s
+    assert quick.lower_bound_j is not None
+    assert full.lower_bound_j is not None
+    assert max(quick.lower_bound_j, full.lower_bound_j) <= min(quick.energy_j, full.energy_j)
+
+
+# ------------------------------------------------------------------ against every plan
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from(["fastest", "slowdown:0.1"]))
+def test_bound_below_best_of_all_below_plan_and_no_plan_late(seed: int, target: str) -> None:
+    rng = random.Random(seed)
+    num_pipelines = rng.randint(2, 3)
+    points = {
+        kind: [
+            (1410, rng.randint(4, 30) / 64, float(rng.randint(40, 60))),
+            (1000, rng.randint(31, 50) / 64, float(rng.randint(10, 39))),
+        ]
+        for kind in (F, B)
+    }
+    profile = profile_of([points], [num_pipelines])
+    slow = Pace(stage=0, slowdown=1 + rng.randint(1, 8) / 16, dp_rank=rng.randrange(num_pipelines))
+    request = paced(profile, slow, num_pipelines=num_pipelines, target=target)
+    plan = planned_apart(request)
+    limit = 1.1 if target.startswith("slowdown") else 1.0
+    deadline_s = plan.baseline_iteration_time_s * limit * (1 + 1e-12)
+    best_j = best_energy_j(profile, slow, num_pipelines, deadline_s)
+    assert plan.iteration_time_s <= deadline_s
+    assert plan.lower_bound_j is not None
+    assert plan.lower_bound_j <= best_j * (1 + 1e-9)
+    assert plan.energy_j >= best_j * (1 - 1e-9)
+
+
+def best_energy_j(
+    profile: StageProfile, slow: Pace, num_pipelines: int, deadline_s: float
+) -> float:
+    """The least energy of all choices of one plan for the slow pipeline and one for the others."""
+    model = model_of_request(
+        PlanRequest(profile=profile, num_microbatches=1, blocking_power_w=(5.0,))
+    )
+    plans = [(time_s, energy_j / num_pipelines) for time_s, energy_j in every_plan(model)]
+    best_j = float("inf")
+    for (time_s, energy_j), (others_s, others_j) in itertools.product(plans, plans):
+        slow_s, slow_j = slow.slowdown * time_s, slow.slowdown * energy_j
+        end_s = max(slow_s, others_s)
+        waiting_j = 5 * ((end_s - slow_s) + (num_pipelines - 1) * (end_s - others_s))
+        if end_s <= deadline_s:
+            best_j = min(best_j, slow_j + (num_pipelines - 1) * others_j + waiting_j)
+    return best_j
+
+
+@settings(max_examples=25)
+@given(profiles(max_stages=3), st.integers(1, 4), st.sampled_from([0.8, 1.1, 1.5]), st.data())
+def test_classes_are_what_separate_pipelines_of_these_profiles_would_be(
+    profile: StageProfile, num_microbatches: int, slowdown: float, data: st.DataObject
+) -> None:
+    one = replace(profile, num_ranks_per_stage=(1,) * profile.num_stages)
+    stage = data.draw(st.integers(0, profile.num_stages - 1))
+    request = PlanRequest(
+        profile=one, num_microbatches=num_microbatches, blocking_power_w=(12.5,), effort=Effort.LOW
+    )
+    slow = StageProfile(
+        points={
+            key: tuple(
+                replace(point, time_s=slowdown * point.time_s, energy_j=slowdown * point.energy_j)
+                if key[0] == stage
+                else point
+                for point in points
+            )
+            for key, points in one.points.items()
+        },
+        num_ranks_per_stage=one.num_ranks_per_stage,
+    )
+    apart = make_data_parallel_plan(separate_pipelines(request, [one, slow]))
+    classes = planned_apart(
+        PacedRequest(
+            request=request,
+            paces=(Pace(stage=stage, slowdown=slowdown, dp_rank=1),),
+            num_pipelines=2,
+        )
+    )
+    # The profile is of one pipeline, so that two have its energy together.
+    assert classes.iteration_time_s == pytest.approx(apart.iteration_time_s)
+    assert classes.baseline_energy_j == pytest.approx(apart.baseline_energy_j / 2)
+    assert classes.lower_bound_j == pytest.approx((apart.lower_bound_j or 0) / 2, rel=1e-4)
+
+
+# ------------------------------------------------------------------ documents
+
+
+def slow_in_the_middle() -> DataParallelPlan:
+    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=1)
+    return planned_apart(paced(merged(4), slow, num_pipelines=4, policy="envelope"))
+
+
+def fresh_document() -> dict[str, Any]:
+    document = data_parallel_document(slow_in_the_middle(), solve_s=0.5)
+    return cast("dict[str, Any]", json.loads(json.dumps(document)))
+
+
+def test_a_document_says_which_pipelines_run_alike_and_reads_back_as_the_plan() -> None:
+    document = fresh_document()
+    assert [entry.get("dp_ranks") for entry in document["pipelines"]] == [[0, 2, 3], None]
+    assert data_parallel_plan_from_document(document) == slow_in_the_middle()
+
+
+@pytest.mark.parametrize(
+    ("position", "dp_rank", "dp_ranks", "said"),
+    [
+        (0, 0, [2, 3], r"pipelines\[0\]\.dp_ranks: must rise, from 0 on"),
+        (0, 0, [0, 3, 2], r"pipelines\[0\]\.dp_ranks: must rise, from 0 on"),
+        (0, 0, [0, 2, 2], r"pipelines\[0\]\.dp_ranks: must rise, from 0 on"),
+        (0, 0, [0, 2, 10**9], r"pipelines\[0\]\.dp_ranks: must be below"),
+        (0, 0, "all", r"pipelines\[0\]\.dp_ranks: must be a list"),
+        (0, 0, [0, 1, 3], r"pipelines\[1\]\.dp_rank: must be 2"),
+        (0, 0, [0, 2, 4], "pipelines: none stands for dp_rank 3"),
+        (1, 1, [1, 3], r"pipelines\[1\]\.dp_ranks: a pipeline before has some of them"),
+        (1, 3, [3], r"pipelines\[1\]\.dp_rank: must be 1"),
+    ],
+)
+def test_each_pipeline_of_a_document_must_be_stood_for_once(
+    position: int, dp_rank: int, dp_ranks: object, said: str
+) -> None:
+    document = fresh_document()
+    document["pipelines"][position] |= {"dp_rank": dp_rank, "dp_ranks": dp_ranks}
+    with pytest.raises(PlanningError, match=said):
+        data_parallel_plan_from_document(document)
+
+
+def test_held_against_a_profile_of_each_pipeline_those_that_run_alike_are_shown_one_by_one() -> (
+    None
+):
+    plan = slow_in_the_middle()
+    models, assignments = zip(
+        *models_of_data_parallel_plan([equal_profile(1)] * 4, plan), strict=True
+    )
+    assert len(models) == 4
+    assert assignments[0] == assignments[2] == assignments[3]
+    with pytest.raises(PlanningError, match="has 4 pipelines, the profile 2"):
+        models_of_data_parallel_plan([equal_profile(1)] * 2, plan)
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("slowdown", [0.0, -1.0, 101.0, float("nan"), float("inf")])
+def test_a_slowdown_that_no_gpu_has_is_refused(slowdown: float) -> None:
+    with pytest.raises(PlanningError, match=r"must be 0\.01 to 100 times as long") as error:
+        Pace(stage=0, slowdown=slowdown)
+    assert error.value.field == "slowdown"
+
+
+@pytest.mark.parametrize(
+    ("pace", "field"),
+    [
+        (Pace(stage=2, slowdown=1.1), "stage"),
+        (Pace(stage=-1, slowdown=1.1), "stage"),
+        (Pace(stage=0, slowdown=1.1, dp_rank=2), "dp_rank"),
+    ],
+)
+def test_a_pace_of_what_there_is_not_is_refused(pace: Pace, field: str) -> None:
+    with pytest.raises(PlanningError, match="there is no") as error:
+        paced(merged(2, 2), pace, num_pipelines=2)
+    assert error.value.field == field
+
+
+def test_no_pipeline_is_refused() -> None:
+    with pytest.raises(PlanningError, match="must be at least 1"):
+        paced(merged(1), num_pipelines=0)
