@@ -21,6 +21,7 @@ class CompiledPlan:
         cycle_mhz: instead of `sm_clocks_mhz`, such clocks for each step of a cycle that begins at
             the plan's first step and repeats; None: the same in every step.
         report: what is told of each measured step, see `step_details`.
+        counter_reads: after how many of a step's instructions the energy counter is read.
     """
 
     version: int
@@ -32,6 +33,7 @@ class CompiledPlan:
     num_raised: int
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     report: str = "totals"
+    counter_reads: frozenset[int] = frozenset()
 
     @property
     def num_clocks(self) -> int:

@@ -130,6 +130,7 @@ class RankSession:
         )
         # The follower's, within reach of the hook.
         self._cursor: PlanCursor | None = None
+        self._counter_reads: frozenset[int] = frozenset()
         self._history: deque[StepMeasurement] = deque(maxlen=history_length)
         self._link: PlannerLink | None = None
         if planner is not None:
@@ -314,6 +315,8 @@ class RankSession:
             if self._is_in_step:
                 self._note_begun()
                 self._timings.end()
+                if self._counter_reads and self._is_counter_read():
+                    self._meter.read_within()
             self._governor.on_instruction_end()
         except Exception as error:
             self._governor.give_up(error)
@@ -372,8 +375,16 @@ class RankSession:
             is_planner_lost=self._link is not None and self._link.is_lost,
         )
         self._cursor = self._follower.cursor
+        self._counter_reads = (
+            frozenset() if self._cursor is None else self._cursor.plan.counter_reads
+        )
         if had_plan and self._cursor is None:
             self._governor.pause()
+
+    def _is_counter_read(self) -> bool:
+        """Whether the plan wants the energy counter to be read after the instruction that ended."""
+        cursor = self._cursor
+        return cursor is not None and cursor.position in self._counter_reads
 
     def _measure(self) -> None:
         self._note_begun()

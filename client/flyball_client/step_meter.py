@@ -47,13 +47,23 @@ class StepMeter:
         self._began_j: float | None = None
         self._began_overruns = 0
         self._began_report = ClockReport()
+        self._readings: list[tuple[float, float] | None] = []
 
     def begin(self) -> None:
         """A step begins."""
         self._began_j = self._energy_j()
         self._began_overruns = self._num_overruns()
         self._began_report = self._governor.report()
+        self._readings.clear()
         self._began_s = self.clock_s()
+
+    def read_within(self) -> None:
+        """Read the counter now, within the step."""
+        now_j, began_j = self._energy_j(), self._began_j
+        is_read = now_j is not None and began_j is not None
+        self._readings.append(
+            (self.clock_s() - self._began_s, (now_j or 0.0) - (began_j or 0.0)) if is_read else None
+        )
 
     def end(self, *, step: int, plan_version: int | None, num_unplanned: int) -> StepMeasurement:
         """The step is over: what it took."""
@@ -71,7 +81,13 @@ class StepMeter:
             num_clock_misses=report.num_misses - began.num_misses,
             num_power_capped=report.num_power_capped - began.num_power_capped,
             num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
+            counter_readings=self._whole_readings(),
         )
+
+    def _whole_readings(self) -> tuple[tuple[float, float], ...] | None:
+        """The readings within the step; None: there were none, or one failed."""
+        readings = tuple(reading for reading in self._readings if reading is not None)
+        return readings if readings and len(readings) == len(self._readings) else None
 
     def _energy_j(self) -> float | None:
         if not self._has_counter:

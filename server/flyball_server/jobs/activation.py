@@ -15,6 +15,7 @@ from flyball_server.jobs.inspection import (
 )
 from flyball_server.jobs.rank_part import (
     intended_times_s,
+    rank_counter_reads,
     rank_cycle_mhz,
     rank_instructions,
 )
@@ -40,6 +41,7 @@ class StagePlan:
         instructions: of its stage, and pipeline, in the order of execution.
         cycle_mhz: per step of a cycle, the clock of each instruction; None: always its own.
         intended_times_s: of each instruction at its own clock; None: not known.
+        counter_reads: after how many instructions its energy counter is read; None: nowhere.
     """
 
     plan: PlanRecord
@@ -47,6 +49,7 @@ class StagePlan:
     instructions: tuple[PlannedInstruction, ...]
     cycle_mhz: tuple[tuple[int, ...], ...] | None
     intended_times_s: tuple[float, ...] | None
+    counter_reads: tuple[int, ...] | None
 
 
 def newer_plan(
@@ -73,6 +76,7 @@ def newer_plan(
         instructions=instructions,
         cycle_mhz=rank_cycle_mhz(plan, record.stage, instructions, profile),
         intended_times_s=intended_times_s(record, instructions, profile, control.in_force),
+        counter_reads=rank_counter_reads(plan.plan, record.stage),
     )
 
 

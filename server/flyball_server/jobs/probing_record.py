@@ -90,4 +90,5 @@ def _observed(
         return ()
     newest = reader.list_newest_steps(job_id, 1)
     steps = reader.list_steps(job_id, first_step, newest[-1].step + 1) if newest else ()
-    return stage_steps(ranks, steps, reader.list_step_details(job_id, first_step))
+    details = reader.list_step_details(job_id, first_step)
+    return stage_steps(probed_versions(plans), ranks, steps, details)

@@ -21,9 +21,11 @@ from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbedVersion,
     ProbeSetup,
+    RunReading,
     StageStep,
 )
 from flyball_server.profiling.profiling_result import ProfilingResult
+from flyball_server.profiling.runs import run_readings
 
 # What is run until a plan changes the order: both are 1F1B as long as nothing is known.
 _UNTIL_PLANNED = {"envpipe": "1f1b"}
@@ -106,16 +108,21 @@ def probed_versions(plans: Iterable[PlanRecord]) -> tuple[ProbedVersion, ...]:
 
 
 def stage_steps(
-    ranks: Sequence[RankRecord], steps: Sequence[StepRecord], details: Sequence[StepDetail]
+    versions: Sequence[ProbedVersion],
+    ranks: Sequence[RankRecord],
+    steps: Sequence[StepRecord],
+    details: Sequence[StepDetail],
 ) -> tuple[StageStep, ...]:
     """Each stage in each step that all ranks have told of, by step, then stage.
 
     Args:
+        versions: that were probed.
         ranks: all of the job's.
         steps: measured, by step, then rank.
         details: of these steps.
     """
     stage_of = {rank.rank: rank.stage for rank in ranks}
+    by_version = {version.version: version for version in versions}
     told = {(detail.step, detail.rank): detail for detail in details}
     merged: list[StageStep] = []
     for step, group in groupby(steps, key=lambda record: record.step):
@@ -127,9 +134,10 @@ def stage_steps(
         for record in records:
             pair = (record, told.get((step, record.rank)))
             by_stage.setdefault(stage_of[record.rank], []).append(pair)
-        versions = {record.plan_version for record in records}
+        ran = {record.plan_version for record in records}
+        version = by_version.get(ran.pop() or 0) if len(ran) == 1 else None
         merged.extend(
-            _stage_step(stage, by_stage[stage], time_s, is_mixed=len(versions) > 1)
+            _stage_step(stage, by_stage[stage], time_s, version=version)
             for stage in sorted(by_stage)
         )
     return tuple(merged)
@@ -169,8 +177,9 @@ def _stage_step(
     members: Sequence[tuple[StepRecord, StepDetail | None]],
     iteration_time_s: float,
     *,
-    is_mixed: bool,
+    version: ProbedVersion | None,
 ) -> StageStep:
+    """The stage's ranks together; `version` is the one that all ranks ran, if it was one."""
     records = [record for record, _ in members]
     energies_j = [record.energy_j for record in records if record.energy_j is not None]
     times = [_instruction_times(detail) for _, detail in members]
@@ -181,10 +190,29 @@ def _stage_step(
         iteration_time_s=iteration_time_s,
         energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
         instructions=max(times, key=_busy_s),
-        is_clean=not is_mixed
+        is_clean=version is not None
         and all(times)
         and not any(record.num_unplanned or record.num_clock_misses for record in records),
+        runs=_runs(stage, records[0].step, [detail for _, detail in members], version),
     )
+
+
+def _runs(
+    stage: int, step: int, details: Sequence[StepDetail | None], version: ProbedVersion | None
+) -> tuple[RunReading, ...]:
+    """What the counters of all ranks of the stage say of runs within the step."""
+    if version is None or version.first_step is None:
+        return ()
+    num_readings = len(version.plan.reading_positions(stage))
+    by_rank = [() if detail is None else detail.counter_readings or () for detail in details]
+    if not num_readings or any(len(readings) != num_readings for readings in by_rank):
+        return ()
+    together = [
+        (max(time_s for time_s, _ in at), sum(energy_j for _, energy_j in at))
+        for at in zip(*by_rank, strict=True)
+    ]
+    clocks_mhz = version.plan.row_of(step, version.first_step)[stage]
+    return run_readings(version.plan, stage, clocks_mhz, together)
 
 
 def _instruction_times(detail: StepDetail | None) -> tuple[InstructionTimes, ...]:

@@ -57,6 +57,12 @@ def rank_cycle_mhz(
     return tuple(highest_mhz if is_base else planned_mhz for is_base in record.baseline_cycle)
 
 
+def rank_counter_reads(plan: AnyPlan, stage: int) -> tuple[int, ...] | None:
+    """After how many of its instructions a rank's counter is read; None: nowhere."""
+    positions = plan.reading_positions(stage) if isinstance(plan, ProbePlan) else ()
+    return positions or None
+
+
 def intended_times_s(
     rank: RankRecord,
     instructions: Sequence[PlannedInstruction],

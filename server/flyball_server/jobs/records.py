@@ -367,7 +367,7 @@ class StepDetail(Record):
     """What a rank's instructions took in one step, where its plan asked for it.
 
     Attributes:
-        by_clock, instructions: as in the wire's StepMeasurement.
+        by_clock, instructions, counter_readings: as in the wire's StepMeasurement.
     """
 
     job_id: str
@@ -375,6 +375,7 @@ class StepDetail(Record):
     step: int
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
+    counter_readings: tuple[tuple[float, float], ...] | None = None
 
     def __post_init__(self) -> None:
         check_count("step", self.step)
@@ -389,3 +390,6 @@ class StepDetail(Record):
             check_count("instructions", chunk)
             for time_s in times_s:
                 check_quantity("instructions", time_s)
+        for time_s, energy_j in self.counter_readings or ():
+            check_quantity("counter_readings", time_s)
+            check_quantity("counter_readings", energy_j)

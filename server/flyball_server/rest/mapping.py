@@ -86,6 +86,7 @@ def step_details(job_id: str, rank: int, batch: wire.MeasurementBatch) -> tuple[
             step=step.step,
             by_clock=step.by_clock,
             instructions=step.instructions,
+            counter_readings=step.counter_readings,
         )
         for step in batch.steps
         if step.by_clock is not None or step.instructions is not None
@@ -149,6 +150,7 @@ def rank_plan(stage_plan: StagePlan) -> wire.RankPlan:
         cycle_mhz=stage_plan.cycle_mhz,
         intended_times_s=stage_plan.intended_times_s,
         report=str(record.report),
+        counter_reads=stage_plan.counter_reads,
     )
 
 

@@ -217,3 +217,36 @@ def test_a_rank_says_which_clocks_its_gpu_has(planner: MemoryPlanner, refuses_cl
         pass
     (registration,) = planner.registrations
     assert registration.sm_clocks_mhz == (None if refuses_clocks else SUPPORTED_MHZ)
+
+
+def test_the_counter_is_read_after_the_instructions_that_the_plan_names(
+    planner: MemoryPlanner,
+) -> None:
+    # Coarse counters would hide it: this one moves at once.
+    gpu = EmulatedGpu(
+        tiny_profile(), 0, blocking_power_w=80.0, counter_period_s=1e-9, clock=HandClock()
+    )
+    version = planner.publish(*PLAN, counter_reads=(1, 2), report="clocks")
+    planner.name_first_step(version, 0)
+    steps, _ = posted(planner, gpu, run_step)
+    [step] = steps
+    assert step.counter_readings is not None
+    # A forward of 1 s and 300 J, then a backward of 3 s and 450 J.
+    assert step.counter_readings[0] == pytest.approx((1.0, 300.0))
+    assert step.counter_readings[1] == pytest.approx((4.0, 750.0))
+    assert step.energy_j == pytest.approx(750.0)
+
+
+def test_a_step_that_leaves_the_plan_has_no_readings_where_it_left(planner: MemoryPlanner) -> None:
+    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2), report="clocks"), 0)
+
+    def run_another(session: RankSession) -> None:
+        session.on_step_begin()
+        session.on_instruction_begin("backward", microbatch=0)
+        session.on_instruction_end("backward", microbatch=0)
+        session.on_step_end()
+
+    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=HandClock())
+    steps, _ = posted(planner, gpu, run_another)
+    assert [step.counter_readings for step in steps] == [None]
+    assert steps[0].num_unplanned == 1

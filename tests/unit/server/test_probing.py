@@ -15,6 +15,7 @@ from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import get_job, list_plans
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.probing_setup import probed_versions
 from flyball_server.jobs.profiling import get_profiling
 from flyball_server.jobs.reactions.probing import probing
 from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
@@ -22,6 +23,7 @@ from flyball_server.jobs.registration import register_job, register_rank
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_server.profiling.observations import ProbedVersion
 
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
 NUM_MICROBATCHES = 16
@@ -99,17 +101,17 @@ class ProbedJob:
             self.step = named.first_step
         newest = list_plans(self.services.jobs, "job")[-1]
         assert isinstance(newest.plan, ProbePlan)
+        [version] = probed_versions([newest])
         for _ in range(steps or max(12, newest.plan.num_steps)):
-            row = newest.plan.row_of(self.step, newest.first_step or 0)
-            self._post(newest.version, row)
+            self._post(version)
 
-    def _post(self, version: int, row: tuple[tuple[int, ...], ...]) -> None:
-        for measured in self._training.run_step(self.step, version, row):
+    def _post(self, version: ProbedVersion) -> None:
+        for measured in self._training.run_step(self.step, version):
             record = StepRecord(
                 job_id="job",
                 rank=measured.stage,
                 step=self.step,
-                plan_version=version,
+                plan_version=version.version,
                 time_s=measured.iteration_time_s,
                 energy_j=measured.energy_j,
             )
