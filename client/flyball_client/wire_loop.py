@@ -167,9 +167,8 @@ class ProfilingView:
         slowdown_limit: the cap, as a share.
         largest_slowdown: of a step of probing against the steps at the highest clocks, as a share;
             null: none yet.
-        extra_time_s: iteration time that profiling added, measured, s.
-        extra_energy_j: energy that profiling added (below zero: it saved some), measured, J; null:
-            not known.
+        extra_time_s: iteration time that profiling added, measured, s; null: not known.
+        extra_energy_j: energy that it added (below zero: it saved some), measured, J; likewise.
         emulated: whether the GPUs are.
     """
 
@@ -182,7 +181,7 @@ class ProfilingView:
     blocking_power_error_w: tuple[float, ...] | None
     slowdown_limit: float
     largest_slowdown: float | None
-    extra_time_s: float
+    extra_time_s: float | None
     extra_energy_j: float | None
     emulated: bool
 

@@ -65,7 +65,7 @@ def _lines(view: ProfilingView) -> list[str]:
         )
     if view.points:
         energy = "unknown" if view.extra_energy_j is None else f"{view.extra_energy_j:+.0f} J"
-        lines.append(f"  it added {view.extra_time_s:+.1f} s and {energy}")
+        lines.append(f"  it added {view.extra_time_s or 0.0:+.1f} s and {energy}")
     for stage, (power_w, error_w) in enumerate(
         zip(view.blocking_power_w or (), view.blocking_power_error_w or (), strict=True)
     ):

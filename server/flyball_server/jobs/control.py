@@ -112,7 +112,7 @@ class ProfilingResult:
         points: as found; empty before the end.
         blocking_power_w, blocking_power_error_w: per stage, measured; None where it was given.
         largest_slowdown: a share; None: not known yet.
-        extra_time_s, extra_energy_j: that it has added; energy None where it is not known.
+        extra_time_s, extra_energy_j: that it has added; None where that is not known.
     """
 
     state: Literal["probing", "finished", "refused"]
@@ -122,7 +122,7 @@ class ProfilingResult:
     blocking_power_w: tuple[float, ...] | None = None
     blocking_power_error_w: tuple[float, ...] | None = None
     largest_slowdown: float | None = None
-    extra_time_s: float = 0.0
+    extra_time_s: float | None = None
     extra_energy_j: float | None = None
 
 

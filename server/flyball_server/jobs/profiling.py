@@ -42,7 +42,8 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingSummary:
         is_given = reader.find_profile(job_id) is not None
     state: ProfilingState = "off"
     if result is not None and spec.is_profiled_online:
-        state = result.state
+        # One that somebody else's profile has ended is not measured any more.
+        state = "off" if is_given and result.state == "probing" else result.state
     elif spec.is_profiled_online and not is_given:
         state = "waiting"
     return ProfilingSummary(job_id=job_id, state=state, spec=spec, result=result)

@@ -18,6 +18,8 @@ _LOG = logging.getLogger(__name__)
 SHORTEST_PAUSE_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 _STORE_RETRY_S = 5.0
+# A condition cannot wait for centuries, and a reaction may ask for that.
+_LONGEST_WAIT_S = 600.0
 
 
 class Reactor:
@@ -90,7 +92,8 @@ class Reactor:
                     del self._due_s[job_id]
                     self._looked_s[job_id] = now_s
                     return job_id
-                self._changed.wait(None if job_id is None else self._due_s[job_id] - now_s)
+                wait_s = _LONGEST_WAIT_S if job_id is None else self._due_s[job_id] - now_s
+                self._changed.wait(min(wait_s, _LONGEST_WAIT_S))
             return None
 
     def _look(self, services: JobServices, job_id: str) -> None:

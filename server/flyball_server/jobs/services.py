@@ -42,6 +42,12 @@ class PlanningTurns:
         with lock:
             yield
 
+    def is_taken(self, job_id: str) -> bool:
+        """Whether a thread has the turn now."""
+        with self._guard:
+            lock = self._locks.get(job_id)
+        return lock is not None and lock.locked()
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobServices:

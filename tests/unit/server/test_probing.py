@@ -15,9 +15,11 @@ from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import get_job, list_plans
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.probing_record import PATIENCE_STEPS
 from flyball_server.jobs.probing_setup import probed_versions
 from flyball_server.jobs.profiling import get_profiling
 from flyball_server.jobs.reactions.probing import probing
+from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
 from flyball_server.jobs.registration import register_job, register_rank
 from flyball_server.planning.probe_plan import ProbePlan
@@ -54,6 +56,7 @@ class ProbedJob:
     services: Services
     noise: float = 0.0
     tells: bool = True
+    silent_rank: int | None = None
     step: int = 0
     _acknowledged: int = field(default=0, init=False)
 
@@ -83,6 +86,7 @@ class ProbedJob:
 
     def look(self) -> None:
         assert probing(self.services.jobs, "job") is None
+        assert replanning(self.services.jobs, "job") is None
 
     def state(self) -> JobState:
         return get_job(self.services.jobs, "job").job.state
@@ -107,6 +111,8 @@ class ProbedJob:
 
     def _post(self, version: ProbedVersion) -> None:
         for measured in self._training.run_step(self.step, version):
+            if measured.stage == self.silent_rank:
+                continue
             record = StepRecord(
                 job_id="job",
                 rank=measured.stage,
@@ -208,9 +214,64 @@ def test_a_profile_that_somebody_puts_meanwhile_ends_it(job: ProbedJob) -> None:
     with pytest.raises(InvalidFieldError, match="blocking_power_w"):
         # Nobody has measured what a GPU draws while it waits.
         put_profile(job.services.jobs, "job", profile())
-    num_versions = len(list_plans(job.services.jobs, "job"))
     job.look()
-    assert len(list_plans(job.services.jobs, "job")) == num_versions
+    job.look()
+    assert [plan.report for plan in list_plans(job.services.jobs, "job")] == [
+        StepReport.CLOCKS,
+        StepReport.TOTALS,
+    ]
+    assert_all_at_the_highest(job)
+    assert get_profiling(job.services.jobs, "job").state == "off"
+
+
+def test_a_profile_that_was_found_is_planned_from_although_the_planner_died_in_between(
+    job: ProbedJob, planner: CountingPlanner
+) -> None:
+    job.register_ranks()
+    job.look()
+    while job.state() is JobState.PROFILING and planner.requests == []:
+        job.run_newest_version()
+        assert probing(job.services.jobs, "job") is None
+        with job.services.jobs.store.reading() as reader:
+            if reader.find_profile("job") is not None:
+                break
+    # As if it had been killed here, and started again.
+    assert planner.requests == []
+    job.look()
+    assert job.state() is JobState.PLANNED
+
+
+def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
+    job.register_ranks()
+    job.look()
+    job.silent_rank = 1
+    job.run_newest_version(steps=12 + PATIENCE_STEPS)
+    job.look()
+    problem = get_job(job.services.jobs, "job").job.problem
+    assert problem is not None
+    assert "rank 1 told nothing of its steps while others ran" in problem
+    job.look()
+    assert_all_at_the_highest(job)
+
+
+def test_a_run_that_starts_over_is_measured_from_the_highest_clocks_again(job: ProbedJob) -> None:
+    job.step = 500
+    job.register_ranks()
+    job.look()
+    job.run_newest_version()
+    job.look()
+    job.step = 0
+    job.register_ranks()
+    job.run_newest_version()
+    job.look()
+    assert_all_at_the_highest(job)
+    assert job.state() is JobState.PROFILING
+
+
+def assert_all_at_the_highest(job: ProbedJob) -> None:
+    last = list_plans(job.services.jobs, "job")[-1]
+    assert isinstance(last.plan, ProbePlan)
+    assert {mhz for row in last.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
 
 
 def test_ranks_that_tell_nothing_of_their_clocks_are_refused_and_run_at_the_highest_again() -> None:
@@ -220,10 +281,8 @@ def test_ranks_that_tell_nothing_of_their_clocks_are_refused_and_run_at_the_high
     problem = get_job(job.services.jobs, "job").job.problem
     assert problem is not None
     assert problem.startswith("profiling: ")
-    last = list_plans(job.services.jobs, "job")[-1]
-    assert isinstance(last.plan, ProbePlan)
-    assert last.report is StepReport.TOTALS
-    assert {mhz for row in last.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
+    assert list_plans(job.services.jobs, "job")[-1].report is StepReport.TOTALS
+    assert_all_at_the_highest(job)
     refused = get_profiling(job.services.jobs, "job")
     assert refused.state == "refused"
     assert refused.result is not None

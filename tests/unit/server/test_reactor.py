@@ -97,3 +97,11 @@ def test_stopping_ends_the_thread_and_may_come_before_starting() -> None:
     with running(Looking()):
         pass
     assert "flyball-reactor" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_reaction_that_asks_for_a_look_in_centuries_ends_nothing() -> None:
+    looking = Looking(again_s=3e11)
+    with running(looking, job_ids=("job",)) as reactor:
+        looking.wait_for(1)
+        reactor.notice("job")
+        looking.wait_for(2)

@@ -7,9 +7,11 @@ from flyball_server.jobs.reactions.comparing import Comparing
 from flyball_server.jobs.reactions.pacing import Pacing
 from flyball_server.jobs.reactions.probing import probing
 from flyball_server.jobs.reactions.reconfiguring import reconfiguring
+from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.reactions.timetabled import timetabled
 
 REACTIONS: tuple[Reaction, ...] = (
+    replanning,
     probing,
     timetabled,
     Pacing(),

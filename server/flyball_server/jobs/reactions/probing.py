@@ -6,49 +6,68 @@ import logging
 
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.control import ProfilingResult
-from flyball_server.jobs.errors import InvalidFieldError, PlanningFailedError
-from flyball_server.jobs.inspection import require_job
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.inspection import require_job, require_plan
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.probing_record import ProbingRecord, read_probing
 from flyball_server.jobs.probing_setup import control_result
 from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.records import JobRecord, StepReport
+from flyball_server.jobs.records import JobRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store import JobWriter
+from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.profiling.moves import Finished, KeepWatching, Probe, next_move
+from flyball_server.profiling.moves import Finished, KeepWatching, Move, Probe, Refused, next_move
 from flyball_server.profiling.observations import ProbeSetup
-from flyball_server.profiling.version_design import baseline_plan
 
 _LOG = logging.getLogger(__name__)
 _UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 
 
 def probing(services: JobServices, job_id: str) -> float | None:
-    """Profile a job that is to be profiled online, one move further."""
+    """Profile a job that is to be profiled online, one move further.
+
+    Once it is over, and there is no plan, the ranks go back to their highest clocks.
+    """
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         is_due = job.in_force.is_profiled_online and job.state in _UNPROFILED
         record = read_probing(reader, job) if is_due else None
+    if job.state is JobState.PLANNING_FAILED:
+        _back_to_highest(services, job_id)
     if record is None:
         return None
     try:
         setup = record.setup(services.gpu_window)
     except (InvalidFieldError, PlanningError, GpuTableError) as error:
-        _refuse(services, job, str(error), record, None)
+        _refuse(services, job, str(error), record)
         return None
-    move = next_move(setup, record.versions, record.observed)
+    _make(services, job, record, setup, _next_move(job_id, setup, record))
+    return None
+
+
+def _next_move(job_id: str, setup: ProbeSetup, record: ProbingRecord) -> Move:
+    if record.problem is not None:
+        return Refused(problem=record.problem)
+    try:
+        return next_move(setup, record.versions, record.observed)
+    except Exception:
+        # It would fail again at each look, and the ranks go on probing.
+        _LOG.exception("job %s: profiling failed", job_id)
+        return Refused(problem="it failed inside the planner, whose log says why")
+
+
+def _make(
+    services: JobServices, job: JobRecord, record: ProbingRecord, setup: ProbeSetup, move: Move
+) -> None:
     if isinstance(move, Probe):
         _publish(services, job, move.plan, record)
     elif isinstance(move, KeepWatching):
-        _LOG.debug("job %s: %d more steps to be measured", job_id, move.num_steps)
+        _LOG.debug("job %s: %d more steps to be measured", job.job_id, move.num_steps)
     elif isinstance(move, Finished):
         _finish(services, job, setup, move)
     else:
-        _refuse(services, job, move.problem, record, setup if record.versions else None)
-    return None
+        _refuse(services, job, move.problem, record)
 
 
 def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: ProbingRecord) -> None:
@@ -66,6 +85,7 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
 
 
 def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Finished) -> None:
+    """Keep what was found; reaction `replanning` plans from it."""
     with services.store.writing() as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
@@ -74,24 +94,11 @@ def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Fini
         writer.save_profile(job.job_id, move.result.profile(setup))
         writer.save_control(writer.find_control(job.job_id).evolve(profiling=result))
         writer.save_job(now.with_change(JobInput.PROFILE))
+    services.notice(job.job_id)
     _LOG.info("job %s: profiled in %d steps", job.job_id, result.num_steps)
-    try:
-        plan_if_needed(services, job.job_id, JobInput.PROFILE)
-    except PlanningFailedError as error:
-        _LOG.warning("job %s: profiled, but not planned: %s", job.job_id, error.message)
-        with services.store.writing() as writer:
-            _back_to_highest(services, writer, job, setup)
-        services.wake(job.job_id)
 
 
-def _refuse(
-    services: JobServices,
-    job: JobRecord,
-    problem: str,
-    record: ProbingRecord,
-    setup: ProbeSetup | None,
-) -> None:
-    """Say why, and let the ranks run at their highest clocks where they are probing."""
+def _refuse(services: JobServices, job: JobRecord, problem: str, record: ProbingRecord) -> None:
     with services.store.writing() as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
@@ -99,19 +106,38 @@ def _refuse(
         result = ProfilingResult(state="refused", problem=problem, num_steps=record.num_steps)
         writer.save_control(writer.find_control(job.job_id).evolve(profiling=result))
         writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=f"profiling: {problem}"))
-        if setup is not None:
-            _back_to_highest(services, writer, job, setup)
-    services.wake(job.job_id)
     _LOG.warning("job %s: profiling refused: %s", job.job_id, problem)
+    _back_to_highest(services, job.job_id)
 
 
-def _back_to_highest(
-    services: JobServices, writer: JobWriter, job: JobRecord, setup: ProbeSetup
-) -> None:
-    add_version(services, writer, job.job_id, baseline_plan(setup))
+def _back_to_highest(services: JobServices, job_id: str) -> None:
+    """Where the ranks of a job without a plan still probe, end that with a last version."""
+    with services.store.writing() as writer:
+        job = require_job(writer, job_id)
+        plans = _probe_plans(writer, job_id)
+        if job.state is not JobState.PLANNING_FAILED or not plans:
+            return
+        newest = plans[-1]
+        if newest.report is StepReport.TOTALS:
+            return
+        # The first one is all at the highest clocks.
+        add_version(services, writer, job_id, plans[0].plan)
+    services.wake(job_id)
+
+
+def _probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
+    """The job's versions, if all of them probe; else it has a plan, and none are told."""
+    plans: list[PlanRecord] = []
+    for entry in reversed(reader.list_activations(job_id)):
+        plan = require_plan(reader, job_id, entry.version)
+        if not isinstance(plan.plan, ProbePlan):
+            return []
+        plans.insert(0, plan)
+    return plans
 
 
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
-    """The job as it stands; None: meanwhile somebody has put a profile."""
+    """The job as it stands; None: meanwhile it was changed, or somebody has put a profile."""
     now = require_job(writer, job.job_id)
-    return now if now.state in _UNPROFILED and writer.find_profile(job.job_id) is None else None
+    is_same = now.state in _UNPROFILED and now.in_force == job.in_force
+    return now if is_same and writer.find_profile(job.job_id) is None else None

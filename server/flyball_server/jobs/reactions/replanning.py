@@ -1,0 +1,38 @@
+"""The reaction that finishes what was begun: a change that is stored and was not planned yet.
+
+A planner that is killed, or whose store fails, between the two leaves it so; whoever asked for
+the change may not ask again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from flyball_server.jobs.errors import PlanningFailedError
+from flyball_server.jobs.inspection import require_job
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.planning_turn import plan_if_needed
+from flyball_server.jobs.services import JobServices
+
+_LOG = logging.getLogger(__name__)
+
+# While a request plans the job, which then has its turn.
+_LOOK_AGAIN_S = 1.0
+
+
+def replanning(services: JobServices, job_id: str) -> float | None:
+    """Plan a job whose inputs have changed since it was planned, unless that has failed."""
+    with services.store.reading() as reader:
+        job = require_job(reader, job_id)
+        is_planned = job.planned_revision == job.inputs_revision
+        if is_planned or job.state is JobState.PLANNING_FAILED:
+            return None
+        if reader.find_profile(job_id) is None:
+            return None
+    if services.turns.is_taken(job_id):
+        return _LOOK_AGAIN_S
+    try:
+        plan_if_needed(services, job_id, job.changed_input)
+    except PlanningFailedError as error:
+        _LOG.warning("job %s: not planned: %s", job_id, error.message)
+    return None
