@@ -26,8 +26,12 @@ from flyball_profiles.stage_profile import StageProfile
 PATIENCE_S = 60.0
 # Real time in each step while a version is on its way: a few calls take that.
 ON_ITS_WAY_S = 0.05
+# A step's real time at least, once there is a plan: the planner looks at a job ten times a second.
+AT_LEAST_S = 0.02
 # A step's real time at most, where the planner may have something to decide.
 STEP_S = 3.0
+# Looked at of any version, also of one whose cycle is shorter.
+FEWEST_STEPS = 12
 LINK_TIMES = LinkTimes(poll_wait_s=5.0, gather_s=0.01, first_retry_s=0.05, longest_retry_s=0.2)
 
 
@@ -37,9 +41,11 @@ class TrainedStep:
 
     Attributes:
         exact_energy_j: without the counters' coarseness, all GPUs, J.
+        clocks_mhz: that any instruction ran at; None: the driver's choice.
     """
 
     measured: tuple[StepMeasurement, ...]
+    clocks_mhz: set[int | None]
     exact_energy_j: float
 
     @property
@@ -85,6 +91,35 @@ class EmulatedTraining:
             lambda: bool(self.steps) and self.steps[-1].versions == {version}, max_steps=max_steps
         )
 
+    def train_until_newest_in_force(
+        self, is_so: Callable[[], bool] = lambda: True, *, max_steps: int = 200
+    ) -> int:
+        """Train until it is so and all ranks run the newest version; which that is."""
+        self.train_until(
+            lambda: is_so() and self.steps[-1].versions == {self.newest_version()},
+            max_steps=max_steps,
+        )
+        return self.newest_version()
+
+    def predicted_time_s(self) -> float:
+        """Of an iteration on the newest plan."""
+        plan = self.planner.get_plan(self.job_id, self.newest_version()).plan
+        return float(plan["iteration_time_s"])
+
+    def state(self) -> str:
+        """Of the job, at the planner."""
+        return self.planner.get_job(self.job_id).state
+
+    def steps_of_comparison(self, version: int) -> tuple[list[TrainedStep], list[TrainedStep]]:
+        """The steps on a version that were on its plan, and those at the highest clocks."""
+        highest_mhz = max(self.gpus[0].supported_sm_clocks_mhz())
+        on_plan: list[TrainedStep] = []
+        at_baseline: list[TrainedStep] = []
+        for step in self.steps:
+            if step.versions == {version}:
+                (at_baseline if step.clocks_mhz == {highest_mhz} else on_plan).append(step)
+        return on_plan, at_baseline
+
     def newest_version(self) -> int:
         """Of the job's plans; 0: none."""
         return self.planner.get_job(self.job_id).newest_version or 0
@@ -111,6 +146,11 @@ class EmulatedTraining:
         measured = run_step(self.ranks, num_stages=self.num_stages)
         step = TrainedStep(
             measured=measured,
+            clocks_mhz={
+                timing.sm_clock_mhz
+                for rank in self.ranks
+                for timing in rank.session.last_step_timings
+            },
             exact_energy_j=sum(gpu.exact_energy_j() for gpu in self.gpus) - before_j,
         )
         self.steps.append(step)
@@ -125,6 +165,8 @@ class EmulatedTraining:
                 time.sleep(ON_ITS_WAY_S)
             elif job.state == "profiling":
                 self._await_next_move(newest)
+            else:
+                time.sleep(AT_LEAST_S)
         except PlannerError:
             time.sleep(ON_ITS_WAY_S)  # it is away, and training goes on
 
@@ -132,7 +174,8 @@ class EmulatedTraining:
         plan = self.planner.get_plan(self.job_id, version)
         if plan.plan["policy"] != "probe" or plan.first_step is None:
             return
-        if len(self.steps) >= plan.first_step + len(plan.plan["cycle"]):
+        num_steps = max(len(plan.plan["cycle"]), FEWEST_STEPS)
+        if len(self.steps) >= plan.first_step + num_steps:
             # Where steps of the cycle could not be used, it wants more of them.
             deadline_s = time.monotonic() + STEP_S
             while time.monotonic() < deadline_s and not self._has_moved(version):
@@ -154,14 +197,12 @@ def emulated_training(
     num_pipelines: int = 1,
     noise: float = 0.0,
 ) -> Iterator[EmulatedTraining]:
-    """Ranks on emulated GPUs of this profile (that of one pipeline), registered at the planner.
+    """Ranks on emulated GPUs of `truth`, the profile of one pipeline, known to the planner.
 
-    Args:
-        orders: per stage, what it runs in a step.
-        noise: of the GPUs, relative; each GPU has a seed of its own.
+    Each GPU's noise (relative) has a seed of its own; `orders` are what each stage runs in a step.
     """
     with ExitStack() as opened:
-        planner = opened.enter_context(PlannerClient(planner_url))
+        planner = opened.enter_context(PlannerClient(planner_url, timeout_s=PATIENCE_S))
         ranks: list[EmulatedRank] = []
         gpus: list[EmulatedGpu] = []
         for number in range(num_pipelines * truth.num_stages):

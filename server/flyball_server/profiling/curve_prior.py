@@ -17,6 +17,7 @@ from flyball_server.profiling.mixed_model import FloatArray, VarianceComponent
 
 # Of the window of clocks on a log scale: over so much a curve stays much the same.
 CORRELATION_LENGTH = 0.5
+OWN_CORRELATION_LENGTH = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,10 @@ class CurvePrior:
 
     Attributes:
         level: of all curves together.
-        offset: of one class's curve from the common one, the same at all clocks.
+        offset: of one class's curve from the common one, as at the highest clock.
         shape: of the common curve about its level: guess and spread.
-        own_shape: of one class's curve from the common one, smooth: guess and spread.
+        own_shape: of one class's curve from the common one and the offset, smooth: guess and
+            spread.
         roughness: of one point from its smooth curve: guess and spread.
     """
 
@@ -56,15 +58,21 @@ class CurvePrior:
             part(every_class, flat, (self.level, 0.0)),
             part(same_class, flat, (self.offset, 0.0)),
             part(every_class, smooth, self.shape),
-            part(same_class, smooth, self.own_shape),
+            part(same_class, _pinned(smooth_covariance(clocks_mhz, OWN_CORRELATION_LENGTH)), self.own_shape),
             part(same_class, np.eye(num_clocks), self.roughness),
         )
 
 
-def smooth_covariance(clocks_mhz: Sequence[int]) -> FloatArray:
+def smooth_covariance(clocks_mhz: Sequence[int], length: float = CORRELATION_LENGTH) -> FloatArray:
     """Matern 5/2 covariance of a smooth curve's values at these clocks, on a log scale."""
     position = np.log(np.array(clocks_mhz, dtype=np.float64))
     position /= position[0] - position[-1]
-    distance = np.abs(position[:, None] - position[None, :]) * np.sqrt(5) / CORRELATION_LENGTH
+    distance = np.abs(position[:, None] - position[None, :]) * np.sqrt(5) / length
     smooth: FloatArray = (1 + distance + distance**2 / 3) * np.exp(-distance)
     return smooth
+
+
+def _pinned(smooth: FloatArray) -> FloatArray:
+    """The covariance of the same curves less what they are at the highest clock."""
+    at_highest = smooth[:, :1]
+    return smooth - at_highest - at_highest.T + smooth[0, 0]

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from flyball_server.profiling.curve_prior import CurvePrior
-from flyball_server.profiling.mixed_model import FloatArray, MixedModel, VarianceComponent
+from flyball_server.profiling.mixed_model import (
+    FloatArray,
+    MixedModel,
+    Posterior,
+    VarianceComponent,
+    conditioned,
+    covariance_of,
+)
 from flyball_server.profiling.stage_points import StagePoints, StepTable
 
 # Of the logarithm of the time. Classes differ by their work, so by any factor; what they share is
@@ -16,8 +23,8 @@ TIME_PRIOR = CurvePrior(
     level=10.0,
     offset=3.0,
     shape=(0.3, 1.0),
-    own_shape=(0.05, 1.0),
-    roughness=(0.004, 0.8),
+    own_shape=(0.03, 1.0),
+    roughness=(0.002, 0.8),
 )
 # As if so many instructions with so much scatter (share) had been seen before: of a handful of
 # probes alone the scatter is not known.
@@ -55,10 +62,11 @@ def estimate_times(points: StagePoints, table: StepTable) -> StageTimes:
     scatter = _scatter(points, table, grand_s)
     probed = np.flatnonzero(num_probes)
     per_point = np.repeat(scatter, len(points.clocks_mhz))[probed]
+    readings = np.log(grand_s[probed])
     model = MixedModel(
-        readings=np.log(grand_s[probed]),
+        readings=readings,
         design=np.eye(points.num_points)[probed],
-        prior_mean=np.full(points.num_points, float(np.log(grand_s[probed]).mean())),
+        prior_mean=np.full(points.num_points, float(readings.mean())),
         prior=TIME_PRIOR.components(len(points.classes), points.clocks_mhz),
         noise=[
             VarianceComponent(
@@ -66,7 +74,15 @@ def estimate_times(points: StagePoints, table: StepTable) -> StageTimes:
             )
         ],
     )
-    posterior = model.posterior(model.scales())
+    scales = model.scales()
+    posterior = conditioned(
+        readings,
+        model.design,
+        covariance_of(model.noise, scales.noise),
+        Posterior(
+            mean=model.prior_mean, covariance=covariance_of(model.prior, scales.prior)
+        ),
+    )
     mean_s = np.exp(posterior.mean)
     return StageTimes(
         mean_s=mean_s,

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-_MAX_ROUNDS = 60
-_CONVERGED = 1e-4
+_MAX_ROUNDS = 40
+# Of log s: far below the error with which any s is known.
+_CONVERGED = 0.01
 # Standard deviations of log s beyond which no search goes.
 _FARTHEST = 4.0
 _LARGEST_MOVE = 1.0
@@ -41,7 +42,7 @@ class VarianceComponent:
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """The unknowns, given the readings.
+    """What is known of unknowns.
 
     Attributes:
         mean: shape (p,).
@@ -70,29 +71,50 @@ class MixedModel:
     prior: Sequence[VarianceComponent]
     noise: Sequence[VarianceComponent]
 
-    def scales(self) -> tuple[float, ...]:
-        """Standard deviation s of each component, those of the prior first."""
-        matrices = [
-            *(self.design @ part.covariance @ self.design.T for part in self.prior),
-            *(part.covariance for part in self.noise),
-        ]
+    def scales(self) -> Scales:
+        """Standard deviation s of each component, the most probable ones."""
+        matrices = np.array(
+            [
+                *(self.design @ part.covariance @ self.design.T for part in self.prior),
+                *(part.covariance for part in self.noise),
+            ]
+        )
         residual = self.readings - self.design @ self.prior_mean
-        return _most_probable(residual, matrices, (*self.prior, *self.noise))
+        found = _most_probable(residual, matrices, (*self.prior, *self.noise))
+        return Scales(prior=found[: len(self.prior)], noise=found[len(self.prior) :])
 
-    def posterior(self, scales: Sequence[float]) -> Posterior:
-        """The unknowns at these standard deviations of the components."""
-        prior, noise = scales[: len(self.prior)], scales[len(self.prior) :]
-        covariance = _weighted(prior, [part.covariance for part in self.prior])
-        to_readings = self.design @ covariance
-        total = to_readings @ self.design.T + _weighted(
-            noise, [part.covariance for part in self.noise]
-        )
-        residual = self.readings - self.design @ self.prior_mean
-        gain = np.linalg.solve(total, to_readings).T
-        remaining = covariance - gain @ to_readings
-        return Posterior(
-            mean=self.prior_mean + gain @ residual, covariance=(remaining + remaining.T) / 2
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Standard deviations of a model's components."""
+
+    prior: tuple[float, ...]
+    noise: tuple[float, ...]
+
+
+def covariance_of(parts: Sequence[VarianceComponent], scales: Sequence[float]) -> FloatArray:
+    """What the components add up to."""
+    return _weighted(scales, [part.covariance for part in parts])
+
+
+def conditioned(
+    readings: FloatArray, design: FloatArray, noise: FloatArray, prior: Posterior
+) -> Posterior:
+    """The unknowns, given readings of them.
+
+    Args:
+        readings: shape (n,).
+        design: shape (n, p).
+        noise: covariance of the readings' errors; shape (n, n).
+        prior: what is known of the unknowns before.
+    """
+    to_readings = design @ prior.covariance
+    gain = np.linalg.solve(to_readings @ design.T + noise, to_readings).T
+    remaining = prior.covariance - gain @ to_readings
+    return Posterior(
+        mean=prior.mean + gain @ (readings - design @ prior.mean),
+        covariance=(remaining + remaining.T) / 2,
+    )
 
 
 def _weighted(scales: Sequence[float], matrices: Sequence[FloatArray]) -> FloatArray:
@@ -103,7 +125,7 @@ def _weighted(scales: Sequence[float], matrices: Sequence[FloatArray]) -> FloatA
 
 
 def _most_probable(
-    residual: FloatArray, matrices: Sequence[FloatArray], parts: Sequence[VarianceComponent]
+    residual: FloatArray, matrices: FloatArray, parts: Sequence[VarianceComponent]
 ) -> tuple[float, ...]:
     """Scoring with the average information matrix (Gilmour et al., Biometrics 51, 1995)."""
     guess = np.log([part.guess for part in parts])
@@ -139,16 +161,16 @@ def _penalty(log_scale: FloatArray, guess: FloatArray, spread: FloatArray) -> fl
 
 
 def _log_density(
-    residual: FloatArray, matrices: Sequence[FloatArray], log_scale: FloatArray
+    residual: FloatArray, matrices: FloatArray, log_scale: FloatArray
 ) -> tuple[float, FloatArray, FloatArray]:
     """Log density of the readings, its slope over each log s, and the average information."""
-    weighted = [np.exp(2 * log) * part for log, part in zip(log_scale, matrices, strict=True)]
-    inverse = np.linalg.inv(sum(weighted[1:], weighted[0]))
+    weights = np.exp(2 * log_scale)
+    num_readings = len(residual)
+    flat = matrices.reshape(len(weights), -1)
+    inverse = np.linalg.inv((weights @ flat).reshape(num_readings, num_readings))
     _, log_determinant = np.linalg.slogdet(inverse)
     solved = inverse @ residual
-    applied = np.array([part @ solved for part in weighted])
-    quadratic = applied @ solved
-    traces = np.array([(inverse * part).sum() for part in weighted])
-    information = 2 * applied @ inverse @ applied.T
+    applied = weights[:, None] * (matrices @ solved)
+    slope = applied @ solved - weights * (flat @ inverse.ravel())
     density = 0.5 * (log_determinant - residual @ solved)
-    return float(density), quadratic - traces, information
+    return float(density), slope, 2 * applied @ inverse @ applied.T

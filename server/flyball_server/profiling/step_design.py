@@ -1,10 +1,12 @@
 """Which instructions of a step can run slower, so that it still ends within the slowdown cap.
 
-A node may finish later than in the quickest iteration by the float it has, and by a share of the
-allowance that grows evenly over the iteration. Going through the DAG in topological order, a
-node is slowed where it still finishes by then. As the latest finish of a node is never after
-that of its successors less their times, every node that is not slowed keeps its own limit, and
-the iteration ends within the allowance: one pass a step, and the cap holds by construction.
+Stages are taken one after the other: first those whose wanted instructions take the most extra
+time, of about equal ones those with the least float. A stage's node may finish later by the
+float it then has, and by what is left of the allowance, a share that grows over the iteration in
+stairs, so that slow instructions are spread over it. Going through the DAG in topological order,
+a node is slowed where it still finishes by then. As the latest finish of a node is never after
+that of its successors less their times, every node that is not slowed keeps its own limit: the
+cap holds by construction, after two passes through the DAG for each stage.
 """
 
 # Inside compiled code a subscript is one number; numpy's types cannot say so.
@@ -23,6 +25,9 @@ from flyball_server.planning.schedules._base import Schedule
 from flyball_server.profiling.mixed_model import FloatArray
 
 IndexArray = NDArray[np.int64]
+
+# Extra times that differ by less than this factor are served alike.
+_ABOUT_EQUAL = 1.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,35 +77,6 @@ class StepGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Allowance:
-    """By when each node has to finish.
-
-    Attributes:
-        durations_s: of the nodes at the highest clocks; shape (num_nodes,).
-        limit_s: latest finishes; same shape.
-        iteration_time_s: at the highest clocks, s.
-    """
-
-    durations_s: FloatArray
-    limit_s: FloatArray
-    iteration_time_s: float
-
-    @classmethod
-    def of_graph(
-        cls, graph: StepGraph, durations_s: FloatArray, allowance_s: float
-    ) -> Allowance:
-        """With an iteration that takes at most so much longer than at these durations."""
-        finish_s = graph.finish_s(durations_s)
-        iteration_time_s = float(finish_s.max())
-        latest_s = _latest_s(graph.order, graph.predecessors, durations_s, iteration_time_s)
-        return cls(
-            durations_s=durations_s,
-            limit_s=latest_s + allowance_s * finish_s / iteration_time_s,
-            iteration_time_s=iteration_time_s,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class SlowedStep:
     """One step's design.
 
@@ -113,16 +89,65 @@ class SlowedStep:
     iteration_time_s: float
 
 
-def slow_nodes(graph: StepGraph, allowance: Allowance, slower_s: FloatArray) -> SlowedStep:
-    """Slow as many wanted nodes as the allowance bears, spread evenly over the iteration.
+def slow_nodes(
+    graph: StepGraph, durations_s: FloatArray, slower_s: FloatArray, deadline_s: float
+) -> SlowedStep:
+    """Slow as many wanted nodes as the deadline bears.
 
     Args:
-        slower_s: per node, its time at the clock wanted for it, s; 0 or less where none is.
+        durations_s: of the nodes at the highest clocks, s; shape (num_nodes,).
+        slower_s: per node, its time at the clock wanted for it, s; 0 where none is wanted.
+        deadline_s: for the iteration, not before its end at the highest clocks, s.
     """
-    is_slow, finish_s = _slowed(
-        graph.order, graph.predecessors, allowance.durations_s, slower_s, allowance.limit_s
-    )
+    durations_s = durations_s.copy()
+    is_slow = np.zeros(len(durations_s), dtype=np.bool_)
+    finish_s = graph.finish_s(durations_s)
+    for stage in _stages_in_turn(graph, durations_s, slower_s, finish_s):
+        nodes = np.flatnonzero(graph.stage == stage)
+        wanted_s = np.zeros(len(durations_s))
+        wanted_s[nodes] = slower_s[nodes]
+        slowed, finish_s = _slowed(
+            graph.order,
+            graph.predecessors,
+            durations_s,
+            wanted_s,
+            _limits_s(graph, durations_s, wanted_s, finish_s, deadline_s),
+        )
+        is_slow |= slowed
+        durations_s = np.where(slowed, wanted_s, durations_s)
     return SlowedStep(is_slow=is_slow, iteration_time_s=float(finish_s.max()))
+
+
+def _stages_in_turn(
+    graph: StepGraph, durations_s: FloatArray, slower_s: FloatArray, finish_s: FloatArray
+) -> list[int]:
+    """The stages with wanted nodes, in the order in which they are served."""
+    latest_s = _latest_s(graph.order, graph.predecessors, durations_s, float(finish_s.max()))
+    num_stages = int(graph.stage[-1]) + 1
+    extra_s = np.zeros(num_stages)
+    np.maximum.at(extra_s, graph.stage, np.where(slower_s > 0, slower_s - durations_s, 0.0))
+    floats_s = np.bincount(graph.stage, latest_s - finish_s, num_stages)
+    wanting = np.flatnonzero(extra_s > 0)
+    size = np.round(np.log(extra_s[wanting]) / np.log(_ABOUT_EQUAL))
+    return [int(stage) for stage in wanting[np.lexsort((floats_s[wanting], -size))]]
+
+
+def _limits_s(
+    graph: StepGraph,
+    durations_s: FloatArray,
+    wanted_s: FloatArray,
+    finish_s: FloatArray,
+    deadline_s: float,
+) -> FloatArray:
+    """By when each node has to finish, s: a stair for about each slow node of the stage."""
+    end_s = float(finish_s.max())
+    allowance_s = max(0.0, deadline_s - end_s)
+    stair_s = float((wanted_s - durations_s).max())
+    num_stairs = max(1, int(allowance_s / stair_s)) if stair_s > 0 else 1
+    stair = np.floor(finish_s / end_s * num_stairs + 0.5) / num_stairs
+    latest_s = _latest_s(graph.order, graph.predecessors, durations_s, end_s)
+    limits_s: FloatArray = latest_s + allowance_s * np.minimum(stair, 1.0)
+    return limits_s
 
 
 @compiled_function

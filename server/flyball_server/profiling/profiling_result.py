@@ -1,0 +1,150 @@
+"""What profiling found: the stage profile with its errors, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.profiling.findings import StageFindings
+from flyball_server.profiling.iterations import ProbingCost
+from flyball_server.profiling.observations import Z_95, ErrorLimits, ProbeSetup
+from flyball_server.profiling.walk import needed_points
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledPoint:
+    """One operating point as found.
+
+    Attributes:
+        time_error_s: standard error, s.
+        energy_error_j: standard error, J, the division between kinds included.
+        num_probes: instructions that ran at it; 0: interpolated.
+    """
+
+    stage: int
+    kind: InstructionKind
+    chunk: int
+    frequency_mhz: int
+    time_s: float
+    time_error_s: float
+    energy_j: float
+    energy_error_j: float
+    num_probes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingResult:
+    """What is known after so many steps.
+
+    Attributes:
+        points: by stage, kind and chunk, each in falling frequency.
+        blocking_power_w: per stage, of one of its GPUs.
+        blocking_power_error_w: standard errors; None: it was given.
+        num_steps: from the first version's first step on.
+        cost: measured.
+    """
+
+    points: tuple[ProfiledPoint, ...]
+    blocking_power_w: tuple[float, ...]
+    blocking_power_error_w: tuple[float, ...] | None
+    num_steps: int
+    cost: ProbingCost
+
+    def profile(self, setup: ProbeSetup) -> StageProfile:
+        """The stage profile of these points; where there are chunks, with each one's."""
+        by_chunk = [
+            _points_of(self.points, chunk) for chunk in range(setup.schedule.num_chunks)
+        ]
+        whole = by_chunk[0] if len(by_chunk) == 1 else _whole_stage(by_chunk)
+        return StageProfile(
+            points=whole,
+            num_ranks_per_stage=setup.num_ranks,
+            chunks=()
+            if len(by_chunk) == 1
+            else tuple(
+                StageProfile(points=points, num_ranks_per_stage=setup.num_ranks)
+                for points in by_chunk
+            ),
+        )
+
+
+def result_of(
+    setup: ProbeSetup, findings: Sequence[StageFindings], num_steps: int, cost: ProbingCost
+) -> ProfilingResult:
+    """The points down to each class's floor; interpolated ones within their limits only."""
+    known = [of_stage.energies for of_stage in findings if of_stage.energies is not None]
+    is_given = setup.blocking_power_w is not None
+    return ProfilingResult(
+        points=tuple(point for of_stage in findings for point in _found(of_stage, setup.limits)),
+        blocking_power_w=tuple(energies.blocking_power_w for energies in known),
+        blocking_power_error_w=None
+        if is_given
+        else tuple(energies.blocking_power_error_w for energies in known),
+        num_steps=num_steps,
+        cost=cost,
+    )
+
+
+def _found(findings: StageFindings, limits: ErrorLimits) -> Iterator[ProfiledPoint]:
+    points, times, energies = findings.points, findings.times, findings.energies
+    if energies is None:
+        return
+    error_j = energies.error_j
+    is_known = (Z_95 * findings.time_share_error() <= limits.time) & (
+        Z_95 * findings.energy_share_error() <= limits.energy
+    )
+    for number in needed_points(findings):
+        if not (times.num_probes[number] or is_known[number]):
+            continue
+        class_index, clock_index = divmod(int(number), len(points.clocks_mhz))
+        kind, chunk = points.classes[class_index]
+        yield ProfiledPoint(
+            stage=findings.stage,
+            kind=kind,
+            chunk=chunk,
+            frequency_mhz=points.clocks_mhz[clock_index],
+            time_s=float(times.mean_s[number]),
+            time_error_s=float(times.error_s[number]),
+            energy_j=float(energies.mean_j[number]),
+            energy_error_j=float(error_j[number]),
+            num_probes=int(times.num_probes[number]),
+        )
+
+
+_Points = Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]]
+
+
+def _points_of(points: Sequence[ProfiledPoint], chunk: int) -> _Points:
+    of_chunk: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
+    for point in points:
+        if point.chunk == chunk:
+            key = (point.stage, point.kind)
+            of_chunk[key] = (*of_chunk.get(key, ()), _operating_point(point))
+    return of_chunk
+
+
+def _operating_point(point: ProfiledPoint) -> OperatingPoint:
+    return OperatingPoint(
+        frequency_mhz=point.frequency_mhz, time_s=point.time_s, energy_j=point.energy_j
+    )
+
+
+def _whole_stage(chunks: Sequence[_Points]) -> _Points:
+    """All chunks of a stage at one clock together, at the clocks that each of them has."""
+    whole: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
+    for key in chunks[0]:
+        by_clock = [{point.frequency_mhz: point for point in chunk[key]} for chunk in chunks]
+        shared = [mhz for mhz in by_clock[0] if all(mhz in points for points in by_clock)]
+        whole[key] = tuple(
+            OperatingPoint(
+                frequency_mhz=mhz,
+                time_s=sum(points[mhz].time_s for points in by_clock),
+                energy_j=sum(points[mhz].energy_j for points in by_clock),
+            )
+            for mhz in shared
+        )
+    return whole
+
+

@@ -1,0 +1,143 @@
+"""A probe plan's steps: for each of them, which instructions run at which lower clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules.virtual_stages import one_chunk_each
+from flyball_server.profiling.findings import StageFindings
+from flyball_server.profiling.iterations import Baseline
+from flyball_server.profiling.mixed_model import FloatArray
+from flyball_server.profiling.noisy_pipeline import NoisyPipeline
+from flyball_server.profiling.observations import InstructionClass, ProbeSetup
+from flyball_server.profiling.runs import counter_runs
+from flyball_server.profiling.step_design import IndexArray, SlowedStep, StepGraph, slow_nodes
+from flyball_server.profiling.walk import Arm
+
+# How often a step that noise could take beyond the cap is designed again, for a shorter time.
+_MAX_ATTEMPTS = 6
+
+
+def baseline_plan(setup: ProbeSetup) -> ProbePlan:
+    """Every instruction at its stage's highest clock."""
+    row = tuple(
+        (clocks[0],) * len(instructions)
+        for clocks, instructions in zip(setup.clocks_mhz, setup.schedule.stages, strict=True)
+    )
+    return _plan(setup, (row,), iteration_time_s=1.0)
+
+
+def probe_plan(
+    setup: ProbeSetup,
+    findings: Sequence[StageFindings],
+    arms: Sequence[Sequence[Arm | None]],
+    *,
+    block: int,
+    baseline: Baseline,
+    margin: float,
+) -> ProbePlan:
+    """So many steps a block in which each stage probes one of its arms, each arm in turn.
+
+    Stages take their arms in turns that are shifted against each other, so that what one does
+    is not what all do.
+
+    Args:
+        arms: per stage; None, or none at all: the stage stays at its highest clock.
+        block: number of steps, at least 1.
+        margin: share of the iteration time to keep free beside what noise needs.
+    """
+    graph = StepGraph.of_schedule(setup.schedule)
+    classes = _class_of_nodes(setup, findings)
+    pipeline = NoisyPipeline.measured(
+        graph,
+        durations_s=_per_node(graph, classes, [f.times.mean_s[f.points.highest()] for f in findings]),
+        scatter=_per_node(graph, classes, [f.times.scatter for f in findings]),
+        baseline=baseline,
+    )
+    longest_s = (1 + setup.slowdown_cap - margin) * baseline.iteration_time_s
+    rows: list[tuple[tuple[int, ...], ...]] = []
+    predicted_s = pipeline.predicted_s(pipeline.durations_s)
+    for turn in range(max(map(len, arms))):
+        slower_s = np.zeros(len(classes))
+        clocks = np.zeros(len(classes), dtype=np.int64)
+        for stage, of_stage in enumerate(arms):
+            arm = of_stage[(turn + stage) % len(of_stage)] if of_stage else None
+            if arm is not None:
+                nodes = (graph.stage == stage) & (classes == arm.class_index)
+                slower_s[nodes] = findings[stage].time_bound_s(arm.class_index, arm.clock_index)
+                clocks[nodes] = arm.clock_index
+        slowed, step_s = _within_cap(pipeline, slower_s, longest_s)
+        predicted_s = max(predicted_s, step_s)
+        clocks[~slowed.is_slow] = 0
+        rows += [_row(setup, graph, clocks)] * block
+    plan = _plan(setup, tuple(rows), iteration_time_s=predicted_s)
+    return replace(plan, counter_runs=counter_runs(setup.schedule, findings))
+
+
+def _within_cap(
+    pipeline: NoisyPipeline, slower_s: FloatArray, longest_s: float
+) -> tuple[SlowedStep, float]:
+    """A step whose predicted time, noise included, is at most `longest_s`; and that time, s."""
+    quickest_s = pipeline.quickest_s
+    deadline_s = max(quickest_s, quickest_s + longest_s - pipeline.predicted_s(pipeline.durations_s))
+    for _ in range(_MAX_ATTEMPTS):
+        slowed = slow_nodes(pipeline.graph, pipeline.durations_s, slower_s, deadline_s)
+        durations_s = np.where(slowed.is_slow, slower_s, pipeline.durations_s)
+        predicted_s = pipeline.predicted_s(durations_s)
+        if predicted_s <= longest_s:
+            return slowed, predicted_s
+        deadline_s = max(quickest_s, deadline_s - 1.1 * (predicted_s - longest_s))
+    none = np.zeros(len(slower_s), dtype=np.bool_)
+    at_highest = SlowedStep(is_slow=none, iteration_time_s=quickest_s)
+    return at_highest, pipeline.predicted_s(pipeline.durations_s)
+
+
+def _plan(
+    setup: ProbeSetup,
+    cycle_mhz: tuple[tuple[tuple[int, ...], ...], ...],
+    *,
+    iteration_time_s: float,
+) -> ProbePlan:
+    schedule = setup.schedule
+    is_plain = schedule.virtual_stages == one_chunk_each(schedule.num_stages)
+    return ProbePlan(
+        schedule=schedule.name,
+        num_microbatches=schedule.num_microbatches,
+        stages=schedule.stages,
+        cycle_mhz=cycle_mhz,
+        iteration_time_s=iteration_time_s,
+        virtual_stages=() if is_plain else schedule.virtual_stages,
+    )
+
+
+def _class_of_nodes(setup: ProbeSetup, findings: Sequence[StageFindings]) -> IndexArray:
+    return np.array(
+        [
+            findings[stage].points.classes.index(InstructionClass(kind, chunk))
+            for stage, instructions in enumerate(setup.schedule.stages)
+            for kind, _, chunk in instructions
+        ],
+        dtype=np.int64,
+    )
+
+
+def _per_node(
+    graph: StepGraph, classes: IndexArray, of_classes: Sequence[FloatArray]
+) -> FloatArray:
+    """Per node, what its stage has for its class."""
+    values = np.empty(len(classes))
+    for stage, of_stage in enumerate(of_classes):
+        nodes = graph.stage == stage
+        values[nodes] = of_stage[classes[nodes]]
+    return values
+
+
+def _row(setup: ProbeSetup, graph: StepGraph, clocks: IndexArray) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(np.array(clocks_mhz)[clocks[graph.stage == stage]].tolist())
+        for stage, clocks_mhz in enumerate(setup.clocks_mhz)
+    )

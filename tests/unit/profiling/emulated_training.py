@@ -1,0 +1,238 @@
+"""A training job on paper: true times and energies, noise, and energy counters as coarse as NVML's.
+
+It runs what `next_move` asks for, with the delays that a change of version has, and hands back
+what ranks would have posted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_server.planning.dag import NONE, build_dag
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Schedule
+from flyball_server.profiling.moves import Finished, Move, Probe, Refused, next_move
+from flyball_server.profiling.observations import (
+    InstructionTimes,
+    ProbedVersion,
+    ProbeSetup,
+    RunReading,
+    StageStep,
+)
+from flyball_server.profiling.runs import run_readings
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What the emulated GPUs take.
+
+    Attributes:
+        blocking_power_w: of a waiting rank, per stage.
+        noise: standard deviation of each instruction's time and energy, as a share.
+        counter_period_s: between movements of an energy counter.
+        delay_steps: least and most steps from a version's making to its first step.
+        reads_runs: energy counters are also read within steps.
+    """
+
+    profile: StageProfile
+    schedule: Schedule
+    blocking_power_w: tuple[float, ...]
+    noise: float = 0.02
+    counter_period_s: float = 0.1
+    delay_steps: tuple[int, int] = (3, 6)
+    reads_runs: bool = True
+
+    def point(self, stage: int, kind: InstructionKind, chunk: int, mhz: int) -> tuple[float, float]:
+        """True time, s, and energy, J."""
+        chunks = self.profile.by_chunk(self.schedule.num_chunks)
+        point = chunks[chunk].at(stage, kind, mhz)
+        return point.time_s, point.energy_j
+
+
+class EmulatedTraining:
+    """Runs steps one after the other."""
+
+    def __init__(self, truth: Truth, *, seed: int) -> None:
+        self._truth = truth
+        self._random = np.random.default_rng(seed)
+        self._dag = build_dag(truth.schedule)
+        self._stage = np.array(self._dag.stage)
+        self._now_s = float(self._random.uniform(0, truth.counter_period_s))
+        self._exact_j = np.zeros(truth.schedule.num_stages)
+        self._shown_j = np.zeros(truth.schedule.num_stages)
+        self._table: dict[tuple[int, InstructionKind, int, int], tuple[float, float]] = {}
+
+    def run_step(self, step: int, version: ProbedVersion) -> list[StageStep]:
+        """One step of a version; one entry per stage."""
+        plan = version.plan
+        assert version.first_step is not None
+        clocks_mhz = plan.row_of(step, version.first_step)
+        keys = [
+            (stage, instruction.kind, instruction.chunk, mhz)
+            for stage, (instructions, mhzs) in enumerate(
+                zip(self._truth.schedule.stages, clocks_mhz, strict=True)
+            )
+            for instruction, mhz in zip(instructions, mhzs, strict=True)
+        ]
+        for key in set(keys) - self._table.keys():
+            self._table[key] = self._truth.point(*key)
+        true = np.array([self._table[key] for key in keys])
+        drawn = true * (1 + self._truth.noise * self._random.standard_normal(true.shape))
+        finish_s = self._finish_s(drawn[:, 0])
+        iteration_time_s = float(finish_s.max())
+        runs = self._read_runs(plan, clocks_mhz, drawn, finish_s)
+        shown_j = self._read_counters(drawn, finish_s, iteration_time_s)
+        return [
+            StageStep(
+                stage=stage,
+                step=step,
+                version=version.version,
+                iteration_time_s=iteration_time_s,
+                energy_j=float(shown_j[stage]),
+                instructions=_rows(
+                    [key for key in keys if key[0] == stage], drawn[self._stage == stage, 0]
+                ),
+                runs=runs[stage],
+            )
+            for stage in range(self._truth.schedule.num_stages)
+        ]
+
+    def _finish_s(self, durations_s: FloatArray) -> FloatArray:
+        durations = durations_s.tolist()
+        finish = [0.0] * (len(durations) + 1)
+        before, source = self._dag.order_predecessor, self._dag.data_predecessor
+        assert NONE == -1
+        for node in self._dag.topological_order:
+            finish[node] = max(finish[before[node]], finish[source[node]]) + durations[node]
+        return np.array(finish[:-1])
+
+    def _read_runs(
+        self,
+        plan: ProbePlan,
+        clocks_mhz: Sequence[Sequence[int]],
+        drawn: FloatArray,
+        finish_s: FloatArray,
+    ) -> list[tuple[RunReading, ...]]:
+        """What the readings within the step say, per stage."""
+        runs: list[tuple[RunReading, ...]] = []
+        for stage in range(plan.num_stages):
+            if not self._truth.reads_runs:
+                runs.append(())
+                continue
+            ends_s = finish_s[self._stage == stage]
+            readings = [
+                (float(ends_s[position - 1]), self._shown_within(stage, position, drawn, finish_s))
+                for position in plan.reading_positions(stage)
+            ]
+            runs.append(run_readings(plan, stage, clocks_mhz[stage], readings))
+        return runs
+
+    def _shown_within(
+        self, stage: int, position: int, drawn: FloatArray, finish_s: FloatArray
+    ) -> float:
+        """What a counter has moved by since the step began, just after an instruction, J."""
+        read_s = float(finish_s[self._stage == stage][position - 1])
+        moved_s = self._last_move_s(read_s)
+        if moved_s < 0:
+            return 0.0
+        exact_j = self._exact_within(moved_s, drawn, finish_s)[stage]
+        return float(exact_j - self._shown_j[stage])
+
+    def _last_move_s(self, read_s: float) -> float:
+        """When counters that are read now have last moved, s from the step's begin."""
+        period_s = self._truth.counter_period_s
+        return math.floor((self._now_s + read_s) / period_s) * period_s - self._now_s
+
+    def _exact_within(
+        self, until_s: float, drawn: FloatArray, finish_s: FloatArray
+    ) -> FloatArray:
+        """Each stage's true energy up to so long after the step's begin, J."""
+        num_stages = self._truth.schedule.num_stages
+        ran_s = np.clip(until_s - (finish_s - drawn[:, 0]), 0, drawn[:, 0])
+        busy_s = np.bincount(self._stage, ran_s, num_stages)
+        busy_j = np.bincount(self._stage, ran_s * drawn[:, 1] / drawn[:, 0], num_stages)
+        waiting_w = np.array(self._truth.blocking_power_w) * np.array(
+            self._truth.profile.num_ranks_per_stage
+        )
+        energies: FloatArray = self._exact_j + busy_j + waiting_w * (until_s - busy_s)
+        return energies
+
+    def _read_counters(
+        self, drawn: FloatArray, finish_s: FloatArray, iteration_time_s: float
+    ) -> FloatArray:
+        """What each stage's counter has moved by since the last step's end, J."""
+        moved_s = self._last_move_s(iteration_time_s)
+        assert moved_s >= 0, "steps are longer than the counter's period here"
+        before = self._shown_j
+        self._shown_j = self._exact_within(moved_s, drawn, finish_s)
+        self._exact_j = self._exact_within(iteration_time_s, drawn, finish_s)
+        self._now_s += iteration_time_s
+        return self._shown_j - before
+
+
+def _rows(
+    keys: Sequence[tuple[int, InstructionKind, int, int]], times_s: FloatArray
+) -> tuple[InstructionTimes, ...]:
+    rows: dict[tuple[int, InstructionKind, int, int], list[float]] = {}
+    for key, time_s in zip(keys, times_s.tolist(), strict=True):
+        rows.setdefault(key, []).append(time_s)
+    return tuple(
+        InstructionTimes(
+            kind=kind,
+            chunk=chunk,
+            sm_clock_mhz=mhz,
+            count=len(values),
+            mean_s=float(np.mean(values)),
+            variance_s2=float(np.var(values, ddof=1)) if len(values) > 1 else 0.0,
+        )
+        for (_, kind, chunk, mhz), values in rows.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingRun:
+    """How a whole profiling went.
+
+    Attributes:
+        last: the move that ended it.
+        versions: given to the ranks.
+        observed: every step of every stage.
+    """
+
+    last: Move
+    versions: tuple[ProbedVersion, ...]
+    observed: tuple[StageStep, ...]
+
+
+def profile_online(setup: ProbeSetup, truth: Truth, *, seed: int, max_steps: int = 400) -> ProfilingRun:
+    """Run until the profiler has finished or refused."""
+    training = EmulatedTraining(truth, seed=seed)
+    random = np.random.default_rng(seed + 1)
+    versions: list[ProbedVersion] = []
+    observed: list[StageStep] = []
+    for step in range(max_steps):
+        newest = versions[-1] if versions else None
+        if newest is None or (newest.first_step is not None and newest.first_step < step):
+            move = next_move(setup, versions, observed)
+            if isinstance(move, (Finished, Refused)):
+                return ProfilingRun(last=move, versions=tuple(versions), observed=tuple(observed))
+            if isinstance(move, Probe):
+                delay = int(random.integers(*truth.delay_steps, endpoint=True)) if versions else 0
+                versions.append(
+                    ProbedVersion(
+                        version=len(versions) + 1, first_step=step + delay, plan=move.plan
+                    )
+                )
+        in_force = [
+            version for version in versions if (version.first_step or 0) <= step
+        ][-1]
+        observed += training.run_step(step, in_force)
+    raise AssertionError("profiling did not end")
