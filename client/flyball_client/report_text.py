@@ -74,8 +74,7 @@ def _sums(report: ReportView, factors: Factors) -> list[str]:
         lines.append(f"profiling added, {how}: {report.profiling_time_s:.1f} s, {cost}")
     if report.saved_j is not None:
         saved = _amounts(report.saved_j, factors)
-        whole = "profiling taken off, " if report.profiling_energy_j is not None else ""
-        lines.append(f"saved by all versions, {whole}{how}: {saved}")
+        lines.append(f"saved by all versions, {how}: {saved}")
     return lines
 
 

@@ -15,7 +15,7 @@ from flyball_client.wire_loop import ProbedPointView, ProfilingView
 
 _STATES = {
     "off": "its profile is given, none is measured",
-    "waiting": "waiting for all ranks to register",
+    "waiting": "waiting for all ranks to register, or for their first steps",
     "probing": "probing",
     "finished": "finished",
     "refused": "refused",
@@ -70,6 +70,10 @@ def _lines(view: ProfilingView) -> list[str]:
         zip(view.blocking_power_w or (), view.blocking_power_error_w or (), strict=True)
     ):
         lines.append(f"  stage {stage}: blocking power {power_w:.2f} W +- {error_w:.2f}")
+    if view.blocking_power_w is not None:
+        # A profile's file has no place for it.
+        given = ",".join(f"{power_w:.2f}" for power_w in view.blocking_power_w)
+        lines.append(f"  with the profile give blocking_power_w (--blocking-power) {given}")
     return [*lines, *_point_lines(view.points)]
 
 

@@ -44,10 +44,8 @@ class JobReport:
 
     @property
     def saved_j(self) -> Interval | None:
-        """Saved by all versions together, what profiling cost (where known) taken off, J."""
-        saved_j = self.savings.saved_j
-        cost_j = None if self.profiling is None else self.profiling.extra_energy_j
-        return saved_j if saved_j is None or cost_j is None else saved_j.scaled(1, -cost_j)
+        """Saved by all versions together, J; what profiling added is told apart."""
+        return self.savings.saved_j
 
 
 def get_report(services: JobServices, job_id: str) -> JobReport:
