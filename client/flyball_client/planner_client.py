@@ -189,6 +189,10 @@ class PlannerClient(PlannerConnection):
         """How far a job's comparison is."""
         return self.one(ComparisonView, "GET", routes.fill(routes.COMPARISON, job_id=job_id))
 
+    def delete_comparison(self, job_id: str) -> None:
+        """End a job's comparison; where one runs the plain plan comes back."""
+        self.send("DELETE", routes.fill(routes.COMPARISON, job_id=job_id))
+
     def get_report(self, job_id: str) -> ReportView:
         """What a job has measured so far."""
         path = routes.fill(routes.REPORT, job_id=job_id)

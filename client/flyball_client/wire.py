@@ -251,7 +251,6 @@ class RankView:
     dp_rank: int = 0
     tp_rank: int = 0
     cp_rank: int = 0
-    sm_clocks_mhz: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +284,9 @@ class PlanView:
             own what `--data-parallel separate` does; of a profiling version `policy` is `probe`
             and `cycle` has the clocks of each step.
         first_step: the step from which all ranks run it; null until all have acknowledged it.
+        report: what ranks tell of each step on it, as in RankPlan.
+        baseline_cycle: of a comparison, whether a step runs at the highest clocks instead: step
+            `k` does what entry `(k - first_step) mod length` says; empty: none does.
     """
 
     job_id: str
@@ -292,6 +294,8 @@ class PlanView:
     first_step: int | None
     created_at: str
     plan: dict[str, Any]
+    report: str = "totals"
+    baseline_cycle: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,7 @@ class TestJobStore:
             assert reader.find_job("job") is None
             assert reader.find_rank("job", 0) is None
             assert reader.list_ranks("job") == ()
+            assert reader.count_ranks_holding("job", 1) == 0
             assert reader.find_profile("job") is None
             assert reader.find_plan("job", 1) is None
             assert reader.list_plans("job") == ()
@@ -128,6 +129,16 @@ class TestJobStore:
             assert reader.find_rank("job", 1) == second
             assert reader.find_rank("job", 2) is None
 
+    def test_ranks_are_counted_that_hold_just_this_version(self, store_with_job: JobStore) -> None:
+        with store_with_job.writing() as writer:
+            writer.save_job(job_record("other"))
+            writer.save_rank(rank_record(0, job_id="other", acknowledged_version=2))
+            for rank, version in enumerate((2, 1, None, 2)):
+                writer.save_rank(rank_record(rank, acknowledged_version=version))
+            assert writer.count_ranks_holding("job", 2) == 2
+        with store_with_job.reading() as reader:
+            assert [reader.count_ranks_holding("job", version) for version in (1, 3)] == [1, 0]
+
     def test_a_profile_comes_out_to_the_last_bit_and_is_replaced(
         self, store_with_job: JobStore
     ) -> None:
@@ -189,6 +200,25 @@ class TestJobStore:
         with store_with_job.reading() as reader:
             assert reader.list_newest_steps("job", 2) == steps[2:]
             assert reader.list_newest_steps("job", 100) == steps
+
+    def test_the_newest_step_is_told_of_all_of_a_version_and_between_two(
+        self, store_with_job: JobStore
+    ) -> None:
+        with store_with_job.writing() as writer:
+            assert writer.newest_step("job") is None
+            writer.save_rank(rank_record(0))
+            writer.save_rank(rank_record(1))
+            writer.save_steps((step_record(0, 1), step_record(5, 1, plan_version=1)))
+            writer.save_steps((step_record(9, plan_version=2), step_record(7, plan_version=1)))
+        with store_with_job.reading() as reader:
+            assert reader.newest_step("job") == 9
+            assert reader.newest_step("job", version=1) == 7
+            assert reader.newest_step("job", version=3) is None
+            assert reader.newest_step("job", before_step=7) == 5
+            assert reader.newest_step("job", before_step=1) == 0
+            assert reader.newest_step("job", after_step=9) is None
+            assert reader.newest_step("job", version=1, after_step=5, before_step=9) == 7
+            assert reader.newest_step("other") is None
 
     def test_a_step_posted_again_is_replaced(self, store_with_job: JobStore) -> None:
         newer = step_record(
@@ -293,6 +323,7 @@ class TestJobStore:
             writer.save_step_details(details)
             writer.save_step_details((replacing,))
             assert writer.list_step_details("job", 5) == (replacing, details[2])
+            assert writer.list_step_details("job", 5, limit=1) == (replacing,)
             writer.drop_step_details("job", 5)
         with store_with_job.reading() as reader:
             assert reader.list_step_details("job", 0) == (replacing, details[2])

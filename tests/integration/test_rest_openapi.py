@@ -67,7 +67,7 @@ def test_every_route_of_the_wire_is_served_and_no_other(document: dict[str, Any]
 
 
 def test_every_operation_says_what_it_is_for(operations: tuple[Operation, ...]) -> None:
-    assert len(operations) == 26
+    assert len(operations) == 27
     for path, method, operation in operations:
         assert operation["summary"], (method, path)
         assert operation["description"], (method, path)

@@ -19,7 +19,7 @@ from flyball_server.jobs.rank_part import (
     rank_cycle_mhz,
     rank_instructions,
 )
-from flyball_server.jobs.records import ActivationRecord, PlanRecord
+from flyball_server.jobs.records import ActivationRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.plan import PlannedInstruction
@@ -75,7 +75,7 @@ def newer_plan(
         stage=record.stage,
         instructions=instructions,
         cycle_mhz=rank_cycle_mhz(plan, record.stage, instructions, profile),
-        intended_times_s=intended_times_s(record, instructions, profile, control.in_force),
+        intended_times_s=intended_times_s(record, instructions, profile, control.planned_for),
         counter_reads=rank_counter_reads(plan.plan, record.stage),
     )
 
@@ -125,6 +125,8 @@ def acknowledge(
             if _is_overtaken(version, activations):
                 return activation
             writer.name_first_step(job_id, version, first_step)
+            if plan.report is StepReport.TOTALS:
+                writer.drop_step_details(job_id, first_step)  # nothing will look at them again
             activation = activation.evolve(first_step=first_step)
         elif activation.first_step > first_step and version == newest_version(activations):
             _plan_anew(services, writer, plan)
@@ -153,9 +155,8 @@ def _activation(
 
 def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
     """Whether just this version was the last that each rank acknowledged."""
-    ranks = reader.list_ranks(job_id)
     num_ranks = require_job(reader, job_id).in_force.num_ranks
-    return len(ranks) == num_ranks and all(rank.acknowledged_version == version for rank in ranks)
+    return reader.count_ranks_holding(job_id, version) == num_ranks
 
 
 def _is_overtaken(version: int, activations: tuple[ActivationRecord, ...]) -> bool:

@@ -21,14 +21,16 @@ def check_count(field: str, value: int, *, least: int = 0, most: int = MAX_COUNT
         raise InvalidFieldError(field, f"must be {least} to {most}, not {_shown(value)}")
 
 
-def check_quantity(field: str, value: float) -> None:
-    """A finite number that is not negative.
+def check_quantity(field: str, value: float, *, most: float = math.inf) -> None:
+    """A finite number from 0 to `most`.
 
     Raises:
         InvalidFieldError: it is not.
     """
     if not (math.isfinite(value) and value >= 0):
         raise InvalidFieldError(field, f"must be a finite number, at least 0, not {value}")
+    if value > most:
+        raise InvalidFieldError(field, f"must be at most {most:g}, not {value:g}")
 
 
 def check_text(field: str, value: str) -> None:

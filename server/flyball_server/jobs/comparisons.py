@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flyball_server.jobs.control import Comparison
 from flyball_server.jobs.errors import MissingPlanError, NothingToCompareError
 from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_reading import num_paired_steps, step_kinds
-from flyball_server.jobs.store import JobReader
+from flyball_server.jobs.store import JobReader, JobWriter
 
 # The energy counter moves about every 100 ms: a block of so long loses a few percent at its ends.
 BLOCK_S = 2.0
@@ -75,6 +77,50 @@ def get_comparison(services: JobServices, job_id: str) -> ComparisonProgress:
     with services.store.reading() as reader:
         require_job(reader, job_id)
         return comparison_progress(reader, job_id)
+
+
+def delete_comparison(services: JobServices, job_id: str) -> None:
+    """End the comparison that runs or is asked for; nothing where there is none.
+
+    Where it runs the plain plan comes back as the next version.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.writing() as writer:
+        require_job(writer, job_id)
+        control = writer.find_control(job_id)
+        running = control.comparison
+        if running is None or running.is_done:
+            return
+        ended = None if running.version is None else replace(running, is_done=True)
+        writer.save_control(control.evolve(comparison=ended))
+        version = newest_version(writer.list_activations(job_id))
+        newest = None if version is None else require_plan(writer, job_id, version)
+        # It may run as another version than its own, after a run that started over.
+        if ended is not None and newest is not None and newest.baseline_cycle:
+            add_with_cycle(services, writer, newest, baseline_cycle=())
+    services.wake(job_id)
+    services.notice(job_id)
+
+
+def add_with_cycle(
+    services: JobServices,
+    writer: JobWriter,
+    record: PlanRecord,
+    *,
+    baseline_cycle: tuple[bool, ...],
+) -> PlanRecord:
+    """The same plan as the next version, with other steps at the highest clocks."""
+    return add_version(
+        services,
+        writer,
+        record.job_id,
+        record.plan,
+        solve_s=record.solve_s,
+        report=record.report,
+        baseline_cycle=baseline_cycle,
+    )
 
 
 def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:

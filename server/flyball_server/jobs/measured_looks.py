@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.store import JobReader
@@ -25,9 +26,14 @@ _Pipeline = list[list[int]]
 
 
 def measured_looks(
-    reader: JobReader, plan: PlanRecord, model: PipelineModel, *, steps_per_look: int
+    reader: JobReader,
+    plan: PlanRecord,
+    model: PipelineModel,
+    *,
+    steps_per_look: int,
+    most_looks: int,
 ) -> list[MeasuredPipeline]:
-    """Looks at a version that is in force, in the order of time.
+    """The first looks at a version that is in force, in the order of time.
 
     Each is made of so many steps that all ranks measured, and ran in the version's order; the
     version's first step is left out. Of data-parallel pipelines it is the slowest.
@@ -37,30 +43,39 @@ def measured_looks(
         plan: a version whose first step is named.
         model: of its order.
         steps_per_look: steps whose median a look is, at least 1.
+        most_looks: no step is read that these do not need.
     """
     ranks = reader.list_ranks(plan.job_id)
-    first_step = (plan.first_step or 0) + 1
-    details = reader.list_step_details(plan.job_id, first_step)
-    if not details:
-        return []
-    complete = set(complete_steps(reader, plan, len(ranks), first_step=details[0].step))
-    ran_by_step: dict[int, dict[int, _Ran]] = defaultdict(dict)
-    for detail in details:
-        if detail.step in complete and detail.instructions is not None:
-            ran_by_step[detail.step][detail.rank] = _instruction_times(detail)
-    usable = [ran for _, ran in sorted(ran_by_step.items()) if _is_usable(model, ranks, ran)]
     pipelines = _whole_pipelines(model, ranks)
+    if not pipelines:
+        return []
+    all_usable = (
+        ran for ran in _ran_steps(reader, plan, len(ranks)) if _is_usable(model, ranks, ran)
+    )
+    usable = list(islice(all_usable, most_looks * steps_per_look))
     return [
         _look(model, pipelines, usable[end - steps_per_look : end])
         for end in range(steps_per_look, len(usable) + 1, steps_per_look)
-        if pipelines
     ]
+
+
+def _ran_steps(reader: JobReader, plan: PlanRecord, num_ranks: int) -> Iterator[dict[int, _Ran]]:
+    """What the ranks ran, by rank, in one complete step after another; read one by one."""
+    kept = reader.list_step_details(plan.job_id, (plan.first_step or 0) + 1, limit=1)
+    if not kept:
+        return
+    for step in complete_steps(reader, plan, num_ranks, first_step=kept[0].step):
+        yield {
+            detail.rank: _instruction_times(detail)
+            for detail in reader.list_step_details(plan.job_id, step, limit=num_ranks)
+            if detail.step == step and detail.instructions is not None
+        }
 
 
 def complete_steps(
     reader: JobReader, plan: PlanRecord, num_ranks: int, *, first_step: int
 ) -> list[int]:
-    """Steps among MOST_STEPS from this one on that all ranks ran on this version."""
+    """Steps among MOST_STEPS from this one on that all ranks ran on this version, rising."""
     num_by_step = Counter(
         record.step
         for record in reader.list_steps(plan.job_id, first_step, first_step + MOST_STEPS)

@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from flyball_server.jobs.inspection import require_job, require_rank
+from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobWriter
 
 # Of the newest steps of a job: what reactions may still look at.
-KEPT_DETAILS = 1024
-# Of those that hold single instructions, which take megabytes a step in a large pipeline.
-KEPT_INSTRUCTIONS = 32
+KEPT_DETAILS = 256
+# Profiling looks at all its steps, and short ones go on while it decides.
+KEPT_DETAILS_OF_PROFILING = 1024
+# Of those that hold single instructions, which take megabytes a step in a large pipeline, as many
+# as these instructions of all ranks make. Short steps need many: ranks post half a second of them
+# at a time, and one must not drop what another has yet to complete.
+KEPT_INSTRUCTIONS = 65_536
+FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +75,18 @@ def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...
     if not details:
         return
     writer.save_step_details(details)
-    has_instructions = any(detail.instructions is not None for detail in details)
-    num_kept = KEPT_INSTRUCTIONS if has_instructions else KEPT_DETAILS
+    num_kept = _num_kept_steps(writer, job_id, details)
     writer.drop_step_details(job_id, max(detail.step for detail in details) - num_kept + 1)
+
+
+def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> int:
+    job = require_job(writer, job_id)
+    num_instructions = max(len(detail.instructions or ()) for detail in details)
+    if not num_instructions:
+        is_profiling = job.state is JobState.PROFILING
+        return KEPT_DETAILS_OF_PROFILING if is_profiling else KEPT_DETAILS
+    num_a_step = num_instructions * job.in_force.num_ranks
+    return min(max(KEPT_INSTRUCTIONS // num_a_step, FEWEST_KEPT_STEPS), MOST_KEPT_STEPS)
 
 
 def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[StepSummary, ...]:

@@ -111,6 +111,9 @@ class _MemoryTransaction:
         ranks = (rank for rank in self._tables.ranks.values() if rank.job_id == job_id)
         return tuple(sorted(ranks, key=lambda rank: rank.rank))
 
+    def count_ranks_holding(self, job_id: str, version: int) -> int:
+        return sum(rank.acknowledged_version == version for rank in self.list_ranks(job_id))
+
     def find_profile(self, job_id: str) -> StageProfile | None:
         return self._tables.profiles.get(job_id)
 
@@ -133,6 +136,24 @@ class _MemoryTransaction:
         chosen = (step for step in measured if step.step in newest)
         return tuple(sorted(chosen, key=lambda step: (step.step, step.rank)))
 
+    def newest_step(
+        self,
+        job_id: str,
+        *,
+        version: int | None = None,
+        after_step: int = -1,
+        before_step: int | None = None,
+    ) -> int | None:
+        measured = (
+            step.step
+            for step in self._tables.steps.values()
+            if step.job_id == job_id
+            and version in (None, step.plan_version)
+            and step.step > after_step
+            and (before_step is None or step.step < before_step)
+        )
+        return max(measured, default=None)
+
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
         chosen = (
             step
@@ -150,13 +171,15 @@ class _MemoryTransaction:
                 by_step[record.step].append(record)
         return tuple(_totals(step, by_step[step]) for step in sorted(by_step)[:limit])
 
-    def list_step_details(self, job_id: str, first_step: int) -> tuple[StepDetail, ...]:
+    def list_step_details(
+        self, job_id: str, first_step: int, *, limit: int | None = None
+    ) -> tuple[StepDetail, ...]:
         chosen = (
             detail
             for detail in self._tables.details.values()
             if detail.job_id == job_id and detail.step >= first_step
         )
-        return tuple(sorted(chosen, key=lambda detail: (detail.step, detail.rank)))
+        return tuple(sorted(chosen, key=lambda detail: (detail.step, detail.rank)))[:limit]
 
     def find_control(self, job_id: str) -> JobControl:
         return self._tables.controls.get(job_id) or JobControl(job_id=job_id)

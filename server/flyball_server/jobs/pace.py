@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from flyball_server.jobs.control import RankPace, StagePace
 from flyball_server.jobs.pace_steps import RankStep, Ratio, reason_of, window_ratio
 from flyball_server.jobs.records import RankRecord
+from flyball_server.planning.paced_pipelines import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +148,14 @@ class _StageLook:
         has_changed = self._is_above(against_known, factor, at_least=1.0) or self._is_below(
             against_known, 1 / factor, at_most=1.0
         )
-        return [self._pace(slowest, ratio, now_unix_s)] if has_changed else [known]
+        found = self._pace(slowest, ratio, now_unix_s)
+        is_other = (found.rank, found.slowdown) != (known.rank, known.slowdown)
+        return [found] if has_changed and is_other else [known]
 
     def _pace(self, rank: int, ratio: Ratio, now_unix_s: float) -> RankPace:
         return RankPace(
             rank=rank,
-            slowdown=max(1.0, ratio.mean),
+            slowdown=min(max(1.0, ratio.mean), MAX_SLOWDOWN),
             reason=reason_of(self.steps[rank][-self.rules.num_steps :]),
             since_unix_s=now_unix_s,
         )
@@ -195,7 +198,8 @@ class _StageLook:
         earlier, later = slowest.halves
         # Where they differ, the earlier half has steps from before the change.
         has_changed = abs(later / earlier - 1) > self.rules.drift / 2
-        return before * (later if has_changed else slowest.mean)
+        slowdown = before * (later if has_changed else slowest.mean)
+        return min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
 
     def _have_moved(self, ratios: Sequence[Ratio]) -> bool:
         """Whether all went the same way, far enough, surely, and not just for a moment."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.control import InForce
-from flyball_server.jobs.inspection import newest_version, require_plan
+from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
@@ -37,10 +38,11 @@ def paced_plan(
         PlanningError: the planner refused.
     """
     paces = planned_paces(in_force, ranks)
+    if is_auto(request.schedule):
+        kept = _schedule(services, job_id, has_paces=bool(paces))
+        request = replace(request, schedule=kept or request.schedule)
     if not paces:
         return services.planner(request)
-    if is_auto(request.schedule):
-        request = replace(request, schedule=_schedule(services, job_id) or request.schedule)
     num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
     return make_paced_plan(PacedRequest(request=request, paces=paces, num_pipelines=num_pipelines))
 
@@ -65,9 +67,16 @@ def planned_paces(in_force: InForce, ranks: Sequence[RankRecord]) -> tuple[Pace,
     )
 
 
-def _schedule(services: JobServices, job_id: str) -> str | None:
-    """The order that the job runs: a slow GPU is no reason to choose anew. None: none yet."""
+def _schedule(services: JobServices, job_id: str, *, has_paces: bool) -> str | None:
+    """The order that the job runs, where it is to stay. None: it may be chosen anew.
+
+    What changes while a job runs, a slow GPU that comes or goes or a target by the time of day, is
+    no reason to choose anew; a new profile or target is one.
+    """
     with services.store.reading() as reader:
+        job = require_job(reader, job_id)
+        if not has_paces and job.changed_input is not JobInput.CONTROL:
+            return None
         version = newest_version(reader.list_activations(job_id))
         plan = None if version is None else require_plan(reader, job_id, version).plan
     return None if plan is None or isinstance(plan, ProbePlan) else plan.schedule

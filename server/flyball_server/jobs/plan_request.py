@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.control import InForce, JobControl
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.probing_setup import probing_schedule
 from flyball_server.jobs.records import (
@@ -138,7 +138,7 @@ def plan_request(
         schedule=spec.schedule,
         policy=spec.policy or DEFAULT_POLICY,
         # Where waits are measured, they decide what is raised, and not the model.
-        reconfigure="default" if spec.adaptation == ADAPT_RECONFIGURE else spec.reconfigure,
+        reconfigure="default" if is_raised_by_waits(spec, control.in_force) else spec.reconfigure,
         target=control.in_force.target or spec.target,
         activation_memory=memory,
         reconfigure_granularity_mhz=granularity_mhz,
@@ -146,6 +146,17 @@ def plan_request(
         checkpoint=spec.checkpoint,
         order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
     )
+
+
+def is_raised_by_waits(spec: JobSpec, in_force: InForce) -> bool:
+    """Whether measured waits decide which clocks are raised.
+
+    Not while ranks are slower than their profile: then pipelines differ, and the model, which
+    knows their paces, decides.
+    """
+    slowdowns = [pace.slowdown for pace in in_force.rank_paces]
+    slowdowns += [pace.slowdown for pace in in_force.stage_paces]
+    return spec.adaptation == ADAPT_RECONFIGURE and all(each == 1 for each in slowdowns)
 
 
 def _check_name(field: str, name: str, known: Iterable[str]) -> None:

@@ -10,25 +10,19 @@ from flyball_server.jobs.errors import InvalidFieldError, PlanningFailedError
 from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.paced_plan import paced_plan
-from flyball_server.jobs.plan_request import plan_request
+from flyball_server.jobs.plan_request import is_raised_by_waits, plan_request
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import (
     ADAPT_FRONTIER,
-    ADAPT_RECONFIGURE,
     AnyPlan,
     JobRecord,
+    JobSpec,
     StepReport,
 )
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 
 _LOG = logging.getLogger(__name__)
-
-# What an adaptation has to be told of each step.
-_REPORTS = {
-    ADAPT_RECONFIGURE: StepReport.INSTRUCTIONS,
-    ADAPT_FRONTIER: StepReport.CLOCKS,
-}
 
 
 def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary:
@@ -96,7 +90,7 @@ def _store_plan(
         now = require_job(writer, job.job_id)
         if now.inputs_revision != job.inputs_revision:
             return None
-        report = _REPORTS.get(job.in_force.adaptation, StepReport.TOTALS)
+        report = _report(job.in_force, planned_for)
         record = add_version(services, writer, job.job_id, plan, solve_s=solve_s, report=report)
         planned = now.moved(JobState.PLANNED).evolve(planned_revision=job.inputs_revision)
         writer.save_job(planned)
@@ -108,6 +102,14 @@ def _store_plan(
     services.notice(job.job_id)
     _LOG.info("job %s: plan %d made in %.3f s", job.job_id, record.version, solve_s)
     return summary
+
+
+def _report(spec: JobSpec, planned_for: InForce) -> StepReport:
+    """What the job's adaptation has to be told of each step."""
+    if spec.adaptation == ADAPT_FRONTIER:
+        return StepReport.CLOCKS
+    is_looked_at = is_raised_by_waits(spec, planned_for)
+    return StepReport.INSTRUCTIONS if is_looked_at else StepReport.TOTALS
 
 
 def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:

@@ -67,7 +67,7 @@ def intended_times_s(
     rank: RankRecord,
     instructions: Sequence[PlannedInstruction],
     profile: StageProfile | None,
-    in_force: InForce,
+    planned_for: InForce,
 ) -> tuple[float, ...] | None:
     """How long each instruction is meant to take on this rank, s; None where it is not known.
 
@@ -75,8 +75,10 @@ def intended_times_s(
     """
     if profile is None:
         return None
-    slowdown = math.prod(pace.slowdown for pace in in_force.rank_paces if pace.rank == rank.rank)
-    drifts = {pace.kind: pace.slowdown for pace in in_force.stage_paces if pace.stage == rank.stage}
+    slowdown = math.prod(pace.slowdown for pace in planned_for.rank_paces if pace.rank == rank.rank)
+    drifts = {
+        pace.kind: pace.slowdown for pace in planned_for.stage_paces if pace.stage == rank.stage
+    }
     times_s: list[float] = []
     for instruction in instructions:
         time_s = _time_s(_points(profile, rank.stage, instruction), instruction.frequency_mhz)

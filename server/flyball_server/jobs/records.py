@@ -28,6 +28,9 @@ MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
 MAX_SM_CLOCKS = 4096
 MAX_SM_CLOCK_MHZ = 100_000
+# Of one rank in one step: sums and squares of any number of them stay finite.
+MAX_STEP_TIME_S = 1e9
+MAX_STEP_ENERGY_J = 1e12
 _TEXT_FIELDS = (
     "schedule",
     "policy",
@@ -329,9 +332,9 @@ class StepRecord(Record):
         check_count("step", self.step)
         if self.plan_version is not None:
             check_count("plan_version", self.plan_version, least=1, most=MAX_COUNT)
-        check_quantity("time_s", self.time_s)
+        check_quantity("time_s", self.time_s, most=MAX_STEP_TIME_S)
         if self.energy_j is not None:
-            check_quantity("energy_j", self.energy_j)
+            check_quantity("energy_j", self.energy_j, most=MAX_STEP_ENERGY_J)
         for name in _STEP_COUNTS:
             check_count(name, getattr(self, name))
 
@@ -383,13 +386,13 @@ class StepDetail(Record):
             check_count("by_clock", chunk)
             check_count("by_clock", clock_mhz or 0, most=MAX_SM_CLOCK_MHZ)
             check_count("by_clock", count, least=1)
-            check_quantity("by_clock", mean_s)
-            check_quantity("by_clock", variance_s2)
+            check_quantity("by_clock", mean_s, most=MAX_STEP_TIME_S)
+            check_quantity("by_clock", variance_s2, most=MAX_STEP_TIME_S**2)
         for _, microbatch, chunk, *times_s in self.instructions or ():
             check_count("instructions", microbatch or 0)
             check_count("instructions", chunk)
             for time_s in times_s:
-                check_quantity("instructions", time_s)
+                check_quantity("instructions", time_s, most=MAX_STEP_TIME_S)
         for time_s, energy_j in self.counter_readings or ():
-            check_quantity("counter_readings", time_s)
-            check_quantity("counter_readings", energy_j)
+            check_quantity("counter_readings", time_s, most=MAX_STEP_TIME_S)
+            check_quantity("counter_readings", energy_j, most=MAX_STEP_ENERGY_J)

@@ -5,6 +5,7 @@ Pure: steps go in, in rising order, any number of them; memory stays bounded.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,9 @@ from flyball_server.jobs.step_pairs import (
 
 # Fewer steps at the highest clocks are no baseline where there are others.
 MIN_BASELINE_STEPS = 8
+# Ranks post twice a second or after each step: what is older and still not there will not come.
+ON_THEIR_WAY_S = 5.0
+_FEWEST_ON_THEIR_WAY, _MOST_ON_THEIR_WAY = 2, 1024
 
 BaselineKind = Literal["interleaved", "apart", "itself", "none"]
 """How the baseline of a version was measured: in turn with the plan's steps, in other steps of the
@@ -111,7 +115,8 @@ class SavingsFold:
         self._tallies: dict[int | None, _Tally] = {}
         # The version of the step before, alone in a tuple; empty: none that counts.
         self._settled: tuple[int | None, ...] = ()
-        self._pending: list[_Tally] = []
+        self._on_their_way: deque[tuple[_Tally, float]] = deque()
+        self._on_their_way_s = 0.0
         self._num_steps = 0
         self._time_s = 0.0
         self._energy_j: float | None = 0.0
@@ -120,12 +125,10 @@ class SavingsFold:
         """The next step, in rising order."""
         tally = self._tally(step.version)
         if not step.is_complete:
-            # The newest steps are still on their way from some ranks.
-            self._pending.append(tally)
+            self._await(tally, step.time_s)
             return
-        for waiting in self._pending:
-            waiting.num_left_out += 1
-        self._pending.clear()
+        while self._on_their_way:
+            self._give_up_oldest()
         self._num_steps += 1
         self._time_s += step.time_s
         if step.energy_j is None:
@@ -139,6 +142,22 @@ class SavingsFold:
             tally.num_left_out += 1
         else:
             tally.add(step)
+
+    def _await(self, tally: _Tally, time_s: float) -> None:
+        """The newest steps are still on their way from some ranks."""
+        waiting = self._on_their_way
+        waiting.append((tally, time_s))
+        self._on_their_way_s += time_s
+        while len(waiting) > _FEWEST_ON_THEIR_WAY and (
+            self._on_their_way_s - waiting[0][1] >= ON_THEIR_WAY_S
+            or len(waiting) > _MOST_ON_THEIR_WAY
+        ):
+            self._give_up_oldest()
+
+    def _give_up_oldest(self) -> None:
+        tally, time_s = self._on_their_way.popleft()
+        tally.num_left_out += 1
+        self._on_their_way_s -= time_s
 
     def finish(self) -> JobSavings:
         """What all steps so far come to."""

@@ -144,6 +144,12 @@ class _SqlTransaction:
         query = select(RANKS).where(RANKS.c.job_id == job_id).order_by(RANKS.c.rank)
         return tuple(rank_of(row) for row in self._connection.execute(query))
 
+    def count_ranks_holding(self, job_id: str, version: int) -> int:
+        query = select(func.count()).where(
+            RANKS.c.job_id == job_id, RANKS.c.acknowledged_version == version
+        )
+        return self._connection.execute(query).scalar_one()
+
     def find_profile(self, job_id: str) -> StageProfile | None:
         query = select(PROFILES.c.document).where(PROFILES.c.job_id == job_id)
         document = self._connection.execute(query).scalar_one_or_none()
@@ -183,6 +189,23 @@ class _SqlTransaction:
         )
         return tuple(step_of(row) for row in self._connection.execute(query))
 
+    def newest_step(
+        self,
+        job_id: str,
+        *,
+        version: int | None = None,
+        after_step: int = -1,
+        before_step: int | None = None,
+    ) -> int | None:
+        # Not max(): where versions count, that would go through all of the job's steps.
+        query = select(STEPS.c.step).where(STEPS.c.job_id == job_id, STEPS.c.step > after_step)
+        if version is not None:
+            query = query.where(STEPS.c.plan_version == version)
+        if before_step is not None:
+            query = query.where(STEPS.c.step < before_step)
+        newest = query.order_by(STEPS.c.step.desc()).limit(1)
+        return self._connection.execute(newest).scalar_one_or_none()
+
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
         query = (
             select(STEPS)
@@ -203,11 +226,14 @@ class _SqlTransaction:
         )
         return tuple(totals_of(row) for row in self._connection.execute(query))
 
-    def list_step_details(self, job_id: str, first_step: int) -> tuple[StepDetail, ...]:
+    def list_step_details(
+        self, job_id: str, first_step: int, *, limit: int | None = None
+    ) -> tuple[StepDetail, ...]:
         query = (
             select(STEP_DETAILS)
             .where(STEP_DETAILS.c.job_id == job_id, STEP_DETAILS.c.step >= first_step)
             .order_by(STEP_DETAILS.c.step, STEP_DETAILS.c.rank)
+            .limit(limit)
         )
         return tuple(detail_of(row) for row in self._connection.execute(query))
 

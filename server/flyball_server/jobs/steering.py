@@ -10,14 +10,15 @@ from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.planning_turn import plan_if_needed
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 
 _LOG = logging.getLogger(__name__)
 
+Change = Callable[[JobRecord, JobControl], JobControl]
 
-def steer(
-    services: JobServices, job_id: str, change: Callable[[JobControl], JobControl], why: str
-) -> bool:
+
+def steer(services: JobServices, job_id: str, change: Change, why: str) -> bool:
     """Change a job's control; where that changes what is in force, plan the job again.
 
     A job without a profile is planned for it once that has come. Where no plan meets it the job
@@ -26,7 +27,8 @@ def steer(
     Args:
         services: the seams.
         job_id: a known job.
-        change: from the control as it stands to what it is to be; called within the transaction.
+        change: from job and control as they stand to what the control is to be; called within
+            the transaction.
         why: for the log.
 
     Returns:
@@ -38,7 +40,7 @@ def steer(
     with services.store.writing() as writer:
         job = require_job(writer, job_id)
         before = writer.find_control(job_id)
-        after = change(before)
+        after = change(job, before)
         if after != before:
             writer.save_control(after)
         is_planned_anew = _is_other(before.in_force, after.in_force)

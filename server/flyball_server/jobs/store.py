@@ -37,6 +37,10 @@ class JobReader(Protocol):
         """The job's ranks by number."""
         ...
 
+    def count_ranks_holding(self, job_id: str, version: int) -> int:
+        """How many of the job's ranks acknowledged just this plan version last."""
+        ...
+
     def find_profile(self, job_id: str) -> StageProfile | None:
         """The job's newest profile, or None."""
         ...
@@ -57,6 +61,21 @@ class JobReader(Protocol):
         """What all ranks measured in the job's newest `num_steps` steps, by step, then rank."""
         ...
 
+    def newest_step(
+        self,
+        job_id: str,
+        *,
+        version: int | None = None,
+        after_step: int = -1,
+        before_step: int | None = None,
+    ) -> int | None:
+        """The newest step that a rank has measured between these; None: there is none.
+
+        With `version` only steps on that plan version count: those on others that are newer are
+        gone through one by one.
+        """
+        ...
+
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
         """What all ranks measured in steps `first_step` to before `end_step`, likewise."""
         ...
@@ -67,8 +86,10 @@ class JobReader(Protocol):
         """The first `limit` steps after `after_step` (-1: from the beginning), rising."""
         ...
 
-    def list_step_details(self, job_id: str, first_step: int) -> tuple[StepDetail, ...]:
-        """The details that are kept of steps from `first_step` on, by step, then rank."""
+    def list_step_details(
+        self, job_id: str, first_step: int, *, limit: int | None = None
+    ) -> tuple[StepDetail, ...]:
+        """The details kept of steps from `first_step` on, by step, then rank; the first `limit`."""
         ...
 
     def find_control(self, job_id: str) -> JobControl:

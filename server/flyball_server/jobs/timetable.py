@@ -21,6 +21,8 @@ MAX_WINDOWS = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _TIME_OF_DAY = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
 _UTC = "UTC"
+# All arithmetic with time zones holds well beyond these.
+_FIRST_YEAR, _LAST_YEAR = 2000, 2200
 # A week after which everything daily repeats, and a day for what the change of an hour moves.
 _LOOK_AHEAD_DAYS = 8
 
@@ -164,12 +166,15 @@ def parse_moment(text: str, field: str, *, also: str = "") -> datetime:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             raise ValueError
-        return moment.astimezone(UTC)
+        moment = moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise InvalidFieldError(
             field,
             f"must be {also}a date and time with its offset from UTC, as 2026-11-21T22:00:00+01:00",
         ) from None
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise InvalidFieldError(field, f"must be in the years {_FIRST_YEAR} to {_LAST_YEAR}, UTC")
+    return moment
 
 
 def _days(window: TimetableWindow, where: str) -> frozenset[int]:

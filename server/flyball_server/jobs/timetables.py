@@ -42,9 +42,10 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
         job = require_job(writer, job_id)
         _check_policy(job, timetable)
         control = writer.find_control(job_id).evolve(timetable=timetable)
+        summary = _summary(services, job, control)
         writer.save_control(control)
     services.notice(job_id)
-    return _summary(services, job, control)
+    return summary
 
 
 def get_timetable(services: JobServices, job_id: str) -> TimetableSummary:

@@ -123,7 +123,9 @@ def probe_document(plan: ProbePlan) -> dict[str, Any]:
 
 def is_probe(document: object) -> bool:
     """Whether a document is of a probe plan, for `probe_from_document`."""
-    return isinstance(document, dict) and document.get("policy") == PROBE_POLICY
+    if not isinstance(document, dict):
+        return False
+    return bool(cast("dict[str, Any]", document).get("policy") == PROBE_POLICY)
 
 
 def probe_from_document(document: object) -> ProbePlan:

@@ -15,9 +15,9 @@ import numpy as np
 
 from flyball_server.profiling.mixed_model import FloatArray, VarianceComponent
 
-# Of the window of clocks on a log scale: over so much a curve stays much the same.
-CORRELATION_LENGTH = 0.5
-OWN_CORRELATION_LENGTH = 0.2
+# Of the window of clocks on a log scale: over so much a curve stays much the same. Where power
+# begins to limit a GPU differs from class to class, so their own curves bend sooner.
+_COMMON_LENGTH, _OWN_LENGTH = 0.5, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,36 +43,38 @@ class CurvePrior:
         self, num_classes: int, clocks_mhz: Sequence[int]
     ) -> tuple[VarianceComponent, ...]:
         """Covariance of the values at all points, class after class, each in falling clocks."""
-        smooth = smooth_covariance(clocks_mhz)
         num_clocks = len(clocks_mhz)
-        same_class = np.eye(num_classes)
-        every_class = np.ones((num_classes, num_classes))
+        same_class, every_class = np.eye(num_classes), np.ones((num_classes, num_classes))
         flat = np.ones((num_clocks, num_clocks))
-
-        def part(of_class: FloatArray, of_clock: FloatArray, size: tuple[float, float]):
-            return VarianceComponent(
-                covariance=np.kron(of_class, of_clock), guess=size[0], spread=size[1]
+        common = _smooth(clocks_mhz, _COMMON_LENGTH)
+        own = _less_highest(_smooth(clocks_mhz, _OWN_LENGTH))
+        return tuple(
+            VarianceComponent(
+                covariance=np.kron(of_class, of_clock).astype(np.float64),
+                guess=guess,
+                spread=spread,
             )
-
-        return (
-            part(every_class, flat, (self.level, 0.0)),
-            part(same_class, flat, (self.offset, 0.0)),
-            part(every_class, smooth, self.shape),
-            part(same_class, _pinned(smooth_covariance(clocks_mhz, OWN_CORRELATION_LENGTH)), self.own_shape),
-            part(same_class, np.eye(num_clocks), self.roughness),
+            for of_class, of_clock, (guess, spread) in (
+                (every_class, flat, (self.level, 0.0)),
+                (same_class, flat, (self.offset, 0.0)),
+                (every_class, common, self.shape),
+                (same_class, own, self.own_shape),
+                (same_class, np.eye(num_clocks), self.roughness),
+            )
         )
 
 
-def smooth_covariance(clocks_mhz: Sequence[int], length: float = CORRELATION_LENGTH) -> FloatArray:
+def _smooth(clocks_mhz: Sequence[int], length: float) -> FloatArray:
     """Matern 5/2 covariance of a smooth curve's values at these clocks, on a log scale."""
     position = np.log(np.array(clocks_mhz, dtype=np.float64))
     position /= position[0] - position[-1]
-    distance = np.abs(position[:, None] - position[None, :]) * np.sqrt(5) / length
+    distance = np.abs(position[:, None] - position[None, :]) * (np.sqrt(5.0) / length)
     smooth: FloatArray = (1 + distance + distance**2 / 3) * np.exp(-distance)
     return smooth
 
 
-def _pinned(smooth: FloatArray) -> FloatArray:
+def _less_highest(smooth: FloatArray) -> FloatArray:
     """The covariance of the same curves less what they are at the highest clock."""
     at_highest = smooth[:, :1]
-    return smooth - at_highest - at_highest.T + smooth[0, 0]
+    difference: FloatArray = smooth - at_highest - at_highest.T + smooth[0, 0]
+    return difference

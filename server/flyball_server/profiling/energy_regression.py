@@ -1,13 +1,7 @@
 """Energies of a stage's instructions, and its blocking power, by regression over steps.
 
 A step's energy is the sum over its instructions of power times time, the blocking power of its
-ranks times their idle time, and noise. Two of the noise's parts are told apart:
-
-- each instruction's own scatter, independent from step to step;
-- the counter's lateness: it moves about every 100 ms, so a reading is late by up to that much.
-  A reading ends one step and begins the next, so its error enters both with opposite signs, and
-  cancels in the sum of neighbours: a run of steps at the same clocks tells more than the same
-  steps scattered.
+ranks times their idle time, and noise (`step_blocks`).
 
 In every step all classes of instructions run equally often, whatever their clocks are. So whole
 steps tell how each class's energy changes over the clock, and what all classes take together at
@@ -21,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_server.profiling.curve_prior import CurvePrior
 from flyball_server.profiling.instruction_times import StageTimes
@@ -33,6 +26,7 @@ from flyball_server.profiling.mixed_model import (
     covariance_of,
 )
 from flyball_server.profiling.stage_points import StagePoints, StepTable
+from flyball_server.profiling.step_blocks import StepBlocks, StepNoise, step_noise
 
 # Of power, as a share of the stages' mean power while they are busy. In published profiles (GPT-3
 # on A100 and A40) forward and backward differ by 0 to 6 % at one clock.
@@ -48,17 +42,8 @@ _BLOCKING_POWER, _BLOCKING_POWER_ERROR = 0.25, 0.25
 # Of a late reading: standard deviation of a uniform 0.1 s, at mean power while instructions run,
 # and at somewhat less at the end of a step.
 _LATENESS_IN_RUN_S, _LATENESS_S = 0.03, 0.02
-_NOISE_SPREAD = 1.5
+_NOISE_SPREAD = 0.5
 _NOISE_SHARE = 0.02
-
-
-def mean_busy_power_w(table: StepTable, times: StageTimes, num_ranks: int) -> float | None:
-    """Energy of a rank by the time that its instructions run, W; None where it is not known."""
-    known = np.isfinite(table.energy_j)
-    total_j = float(table.energy_j[known].sum())
-    if total_j <= 0:
-        return None
-    return total_j / (num_ranks * float((table.counts[known] @ times.mean_s).sum()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,17 +78,20 @@ class EnergyRegression:
         unit_j_per_s: float,
         blocking_power: float | None,
     ) -> EnergyRegression:
-        """Find the variances.
+        """Find the variances of a stage's steps and runs.
 
         Args:
+            points: of the stage.
+            table: its steps.
+            times: at its points.
             unit_j_per_s: power of all the stage's ranks that counts as 1, W.
             blocking_power: in that unit; None: estimated.
         """
-        known = np.flatnonzero(np.isfinite(table.energy_j))
+        blocks = StepBlocks.of_table(table)
         runs = _Runs.of_table(table, times, unit_j_per_s)
-        energies = np.append(table.energy_j[known] / unit_j_per_s, runs.energies)
-        busy_s = np.vstack([table.counts[known] * times.mean_s, runs.busy_s])
-        idle_s = np.append(table.idle_s[known], runs.idle_s)
+        energies = np.append(blocks.energy_j / unit_j_per_s, runs.energies)
+        busy_s = np.vstack([blocks.counts * times.mean_s, runs.busy_s])
+        idle_s = np.append(blocks.idle_s, runs.idle_s)
         powers = POWER_PRIOR.components(len(points.classes), points.clocks_mhz)
         mean = np.ones(points.num_points)
         if blocking_power is None:
@@ -111,7 +99,8 @@ class EnergyRegression:
             powers = (*map(_beside_blocking_power, powers), _blocking_power_part(len(mean)))
         else:
             energies -= blocking_power * idle_s
-        noise = [*_step_noise(table, known, times, len(runs.energies)), runs.noise(len(known))]
+        about = _BLOCKING_POWER if blocking_power is None else blocking_power
+        noise = _noise(blocks, _step_noise(table, times, about, unit_j_per_s), runs)
         model = MixedModel(
             readings=energies, design=busy_s, prior_mean=mean, prior=powers, noise=noise
         )
@@ -168,10 +157,6 @@ class _Runs:
             scatter=float(np.sqrt((squares + 4 * expected) / (freedom + 4))),
         )
 
-    def noise(self, num_steps: int) -> VarianceComponent:
-        variances = np.append(np.zeros(num_steps), 1 / self.num_readings)
-        return VarianceComponent(covariance=np.diag(variances), guess=self.scatter, spread=0.0)
-
 
 def _beside_blocking_power(part: VarianceComponent) -> VarianceComponent:
     return VarianceComponent(
@@ -186,30 +171,33 @@ def _blocking_power_part(num_powers: int) -> VarianceComponent:
 
 
 def _step_noise(
-    table: StepTable, known: NDArray[np.int64], times: StageTimes, num_runs: int
-) -> list[VarianceComponent]:
-    variances = table.counts[known] @ np.square(_NOISE_SHARE * times.mean_s)
+    table: StepTable, times: StageTimes, blocking_power: float, unit_j_per_s: float
+) -> StepNoise:
+    """Of single steps, in the regression's unit."""
+    variances = table.counts @ np.square(_NOISE_SHARE * times.mean_s)
+    expected = StepNoise(
+        scatter=unit_j_per_s * float(np.sqrt(variances.mean())),
+        lateness=unit_j_per_s * _LATENESS_S,
+    )
+    found_j = step_noise(table, blocking_power * unit_j_per_s, expected)
+    return StepNoise(
+        scatter=found_j.scatter / unit_j_per_s, lateness=found_j.lateness / unit_j_per_s
+    )
+
+
+def _noise(blocks: StepBlocks, of_steps: StepNoise, runs: _Runs) -> list[VarianceComponent]:
+    num_blocks, num_runs = len(blocks.num_steps), len(runs.energies)
+    of_runs = np.append(np.zeros(num_blocks), 1 / runs.num_readings)
     return [
         VarianceComponent(
-            covariance=np.pad(np.eye(len(known)), (0, num_runs)),
-            guess=float(np.sqrt(variances.mean())),
+            covariance=np.pad(np.diag(blocks.num_steps), (0, num_runs)),
+            guess=of_steps.scatter,
             spread=_NOISE_SPREAD,
         ),
         VarianceComponent(
-            covariance=np.pad(lateness_covariance(table.step[known]), (0, num_runs)),
-            guess=_LATENESS_S,
+            covariance=np.pad(blocks.lateness_covariance(), (0, num_runs)),
+            guess=of_steps.lateness,
             spread=_NOISE_SPREAD,
         ),
+        VarianceComponent(covariance=np.diag(of_runs), guess=runs.scatter, spread=0.0),
     ]
-
-
-def lateness_covariance(step: NDArray[np.int64]) -> FloatArray:
-    """Of the steps' energies, where each reading is wrong by an independent unit error.
-
-    Args:
-        step: numbers of the steps, rising; neighbours share a reading. Shape (n,).
-    """
-    follows = (np.diff(step) == 1).astype(np.float64)
-    shared = np.diag(follows, 1)
-    covariance: FloatArray = 2.0 * np.eye(len(step)) - shared - shared.T
-    return covariance

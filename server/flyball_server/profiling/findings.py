@@ -43,7 +43,9 @@ class StageFindings:
         if energies is None:
             return np.full(self.points.num_points, np.inf)
         variance = np.diag(split_free(self.points, energies))[:-1]
-        errors: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / np.abs(energies.mean_j)
+        errors: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / energies.mean_j
+        # An energy below zero is no energy.
+        errors[energies.mean_j <= 0] = np.inf
         return errors
 
     def time_bound_s(self, class_index: int, clock_index: int) -> float:

@@ -79,9 +79,7 @@ def estimate_times(points: StagePoints, table: StepTable) -> StageTimes:
         readings,
         model.design,
         covariance_of(model.noise, scales.noise),
-        Posterior(
-            mean=model.prior_mean, covariance=covariance_of(model.prior, scales.prior)
-        ),
+        Posterior(mean=model.prior_mean, covariance=covariance_of(model.prior, scales.prior)),
     )
     mean_s = np.exp(posterior.mean)
     return StageTimes(
@@ -119,4 +117,5 @@ def _scatter(points: StagePoints, table: StepTable, grand_s: FloatArray) -> Floa
     )
     stepwise = (between + prior) / (np.maximum(num_rows - num_points, 0) + _PRIOR_COUNT)
     has_rows = num_rows - num_points >= _ENOUGH_ROWS
-    return np.sqrt(np.maximum(single, np.where(has_rows, stepwise, 0.0)))
+    scatter: FloatArray = np.sqrt(np.maximum(single, np.where(has_rows, stepwise, 0.0)))
+    return scatter

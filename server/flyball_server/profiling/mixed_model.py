@@ -140,9 +140,7 @@ def _most_probable(
         curvature = (information + np.diag(1 / spread**2))[np.ix_(free, free)]
         curvature[np.diag_indices_from(curvature)] *= damping
         move = np.zeros_like(log_scale)
-        move[free] = np.clip(
-            np.linalg.solve(curvature, gradient), -_LARGEST_MOVE, _LARGEST_MOVE
-        )
+        move[free] = np.clip(np.linalg.solve(curvature, gradient), -_LARGEST_MOVE, _LARGEST_MOVE)
         tried = np.clip(log_scale + move, guess - _FARTHEST * spread, guess + _FARTHEST * spread)
         if np.abs(tried - log_scale).max() < _CONVERGED:
             break

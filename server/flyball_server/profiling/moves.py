@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.findings import StageFindings, find
 from flyball_server.profiling.iterations import (
-    Baseline,
     Iteration,
     baseline_of,
     iterations,
@@ -21,7 +20,7 @@ from flyball_server.profiling.iterations import (
 from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
 from flyball_server.profiling.profiling_result import ProfilingResult, result_of
 from flyball_server.profiling.refining import is_known, refining_arms
-from flyball_server.profiling.refusal import why_refused
+from flyball_server.profiling.refusal import why_uncertain, why_unusable
 from flyball_server.profiling.version_design import baseline_plan, probe_plan
 from flyball_server.profiling.walk import Arm, coarse_levels, walking_arms
 
@@ -41,9 +40,14 @@ _PATIENCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Give the ranks this plan as the next version."""
+    """Give the ranks this plan as the next version.
+
+    Attributes:
+        so_far: what is known when it is made; None: nothing.
+    """
 
     plan: ProbePlan
+    so_far: ProfilingResult | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,15 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """What was measured is not good enough to plan with; `problem` says why in one sentence."""
+    """What was measured is not good enough to plan with.
+
+    Attributes:
+        problem: why, in one sentence.
+        so_far: what is known nevertheless; None: nothing.
+    """
 
     problem: str
+    so_far: ProfilingResult | None = None
 
 
 Move = Probe | KeepWatching | Finished | Refused
@@ -76,6 +86,7 @@ def next_move(
     """What to do next.
 
     Args:
+        setup: what is profiled.
         versions: given to the ranks so far, oldest first.
         observed: every step of every stage so far, in any order.
     """
@@ -95,37 +106,16 @@ def next_move(
     findings = find(setup, observed)
     if baseline is None or len(findings) < setup.schedule.num_stages:
         return Refused(problem=_no_clean_steps(num_steps))
-    problem = why_refused(setup, findings, is_over=False)
-    if problem is not None:
-        return Refused(problem=problem)
-    design = _next_design(setup, findings, remaining)
+    so_far = result_of(setup, findings, num_steps, probing_cost(steps, baseline))
+    problem = why_unusable(setup, findings)
+    design = None if problem else _next_design(setup, findings, remaining)
     if design is not None:
         arms, block = design
-        return Probe(
-            plan=probe_plan(
-                setup,
-                findings,
-                arms,
-                block=block,
-                baseline=baseline,
-                margin=underestimate(steps, baseline, versions),
-            )
-        )
-    return _conclusion(setup, findings, steps, baseline, num_steps)
-
-
-def _conclusion(
-    setup: ProbeSetup,
-    findings: Sequence[StageFindings],
-    steps: Sequence[Iteration],
-    baseline: Baseline,
-    num_steps: int,
-) -> Move:
-    problem = why_refused(setup, findings, is_over=True)
-    if problem is not None:
-        return Refused(problem=problem)
-    cost = probing_cost(steps, baseline)
-    return Finished(result=result_of(setup, findings, num_steps, cost))
+        margin = underestimate(steps, baseline, versions)
+        plan = probe_plan(setup, findings, arms, block=block, baseline=baseline, margin=margin)
+        return Probe(plan=plan, so_far=so_far)
+    problem = problem or why_uncertain(setup, findings)
+    return Refused(problem=problem, so_far=so_far) if problem else Finished(result=so_far)
 
 
 def _no_clean_steps(num_steps: int) -> str:

@@ -50,8 +50,10 @@ class NoisyPipeline:
         """The pipeline whose steps at the highest clocks take what was measured.
 
         Args:
+            graph: its instructions.
             durations_s: per node, mean at the highest clocks, s.
             scatter: per node, standard deviation of a single one, as a share.
+            baseline: the measured steps.
         """
         draws = np.random.default_rng(0).standard_normal((_NUM_DRAWS, len(durations_s)))
         factors = 1 + scatter * draws

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -77,7 +78,7 @@ class ProbeSetup:
                     field=name,
                 )
         for stage, clocks in enumerate(self.clocks_mhz):
-            is_falling = all(above > below > 0 for above, below in zip(clocks, clocks[1:]))
+            is_falling = all(above > below > 0 for above, below in itertools.pairwise(clocks))
             if len(clocks) < 2 or not is_falling:
                 raise PlanningError(
                     f"stage {stage} needs at least two clocks, positive and falling",

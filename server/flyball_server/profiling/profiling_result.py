@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.profiling.findings import StageFindings
 from flyball_server.profiling.iterations import ProbingCost
@@ -54,9 +53,7 @@ class ProfilingResult:
 
     def profile(self, setup: ProbeSetup) -> StageProfile:
         """The stage profile of these points; where there are chunks, with each one's."""
-        by_chunk = [
-            _points_of(self.points, chunk) for chunk in range(setup.schedule.num_chunks)
-        ]
+        by_chunk = [_points_of(self.points, chunk) for chunk in range(setup.schedule.num_chunks)]
         whole = by_chunk[0] if len(by_chunk) == 1 else _whole_stage(by_chunk)
         return StageProfile(
             points=whole,
@@ -146,5 +143,3 @@ def _whole_stage(chunks: Sequence[_Points]) -> _Points:
             for mhz in shared
         )
     return whole
-
-

@@ -52,7 +52,8 @@ def refining_arms(
     variances, all relative to their goals, after those chosen before it.
     """
     energies = findings.energies
-    assert energies is not None
+    if energies is None:  # refused before it comes to this
+        return [None] * num_blocks
     candidates = _Candidates.of_stage(findings, energies)
     needed, goals = needed_points(findings), _Goals.of_stage(findings, limits)
     covariance = split_free(findings.points, energies)
@@ -142,7 +143,7 @@ def _counts_per_step(findings: StageFindings) -> FloatArray:
     """Per point, how many instructions of a step could run at it, from those that did."""
     counts = findings.table.counts
     rows = (counts > 0).sum(axis=0)
-    seen = np.divide(counts.sum(axis=0), rows, out=np.zeros(counts.shape[1]), where=rows > 0)
+    seen = counts.sum(axis=0) / np.maximum(rows, 1)
     num_clocks = len(findings.points.clocks_mhz)
     clocks = np.arange(num_clocks)
     guessed = np.empty_like(seen)
@@ -154,4 +155,5 @@ def _counts_per_step(findings: StageFindings) -> FloatArray:
         guessed[top : top + num_clocks] = (
             np.interp(clocks, below, of_class[below]) if len(below) else of_class[0] / 4
         )
-    return np.maximum(guessed, 1.0)
+    counts_per_step: FloatArray = np.maximum(guessed, 1.0)
+    return counts_per_step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,29 +14,31 @@ from flyball_server.profiling.walk import needed_points
 _MOST_SCATTER = 0.5
 
 
-def why_refused(
-    setup: ProbeSetup, findings: Sequence[StageFindings], *, is_over: bool
-) -> str | None:
-    """One sentence, or None where there is nothing against planning.
+def why_unusable(setup: ProbeSetup, findings: Sequence[StageFindings]) -> str | None:
+    """What no further step can mend, in one sentence; None: nothing."""
+    return _first(findings, lambda of_stage: _unusable(setup, of_stage))
 
-    Args:
-        is_over: no more steps will be probed, so that errors must be within their limits.
-    """
+
+def why_uncertain(setup: ProbeSetup, findings: Sequence[StageFindings]) -> str | None:
+    """Which point is not known well enough, in one sentence; None: none."""
+    return _first(findings, lambda of_stage: _uncertain(setup, of_stage))
+
+
+def _first(
+    findings: Sequence[StageFindings], problem_of: Callable[[StageFindings], str | None]
+) -> str | None:
     for of_stage in findings:
-        problem = _unusable(setup, of_stage)
-        if problem is None and is_over:
-            problem = _too_uncertain(setup, of_stage)
+        problem = problem_of(of_stage)
         if problem is not None:
             return f"stage {of_stage.stage}: {problem}"
     return None
 
 
 def _unusable(setup: ProbeSetup, findings: StageFindings) -> str | None:
-    table = findings.table
-    known = np.isfinite(table.energy_j)
+    known = np.isfinite(findings.table.energy_j)
     if not known.any():
         return "no step's energy could be read from its energy counters"
-    if table.energy_j[known].sum() <= 0:
+    if findings.energies is None:
         return (
             f"its energy counters have not moved in {int(known.sum())} steps; energy cannot be"
             " measured there"
@@ -52,9 +54,16 @@ def _unusable(setup: ProbeSetup, findings: StageFindings) -> str | None:
     return None
 
 
-def _too_uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
-    probed = needed_points(findings)
-    probed = probed[findings.times.num_probes[probed] > 0]
+def _uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
+    points, needed = findings.points, needed_points(findings)
+    probed = needed[findings.times.num_probes[needed] > 0]
+    for index, of_class in enumerate(points.classes):
+        if np.count_nonzero(probed // len(points.clocks_mhz) == index) < 2:
+            named = of_class.named(setup.schedule.num_chunks)
+            return (
+                f"{named} could not be run below {points.clocks_mhz[0]} MHz within a slowdown of"
+                f" {100 * setup.slowdown_cap:g} %; allow more"
+            )
     for name, errors, limit in (
         ("time", findings.time_share_error(), setup.limits.time),
         ("energy", findings.energy_share_error(), setup.limits.energy),
@@ -62,11 +71,11 @@ def _too_uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
         worst = int(probed[np.argmax(errors[probed])])
         error = Z_95 * float(errors[worst])
         if error > limit:
-            class_index, clock_index = divmod(worst, len(findings.points.clocks_mhz))
-            named = findings.points.classes[class_index].named(setup.schedule.num_chunks)
+            class_index, clock_index = divmod(worst, len(points.clocks_mhz))
+            named = points.classes[class_index].named(setup.schedule.num_chunks)
             return (
-                f"the {name} of {named} at {findings.points.clocks_mhz[clock_index]} MHz is known"
-                f" within {100 * error:.1f} % only (95 %) after {len(findings.table.step)} steps;"
-                f" the limit is {100 * limit:.1f} %"
+                f"the {name} of {named} at {points.clocks_mhz[clock_index]} MHz is known within"
+                f" {100 * error:.1f} % only (95 %) after {len(findings.table.step)} steps; the"
+                f" limit is {100 * limit:.1f} %"
             )
     return None

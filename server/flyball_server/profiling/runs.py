@@ -26,9 +26,7 @@ def counter_runs(
     schedule: Schedule, findings: Sequence[StageFindings]
 ) -> tuple[tuple[CounterRun, ...], ...]:
     """Per stage, the longest run of each class that is long enough to be read."""
-    return tuple(
-        _runs_of(schedule.stages[of_stage.stage], of_stage) for of_stage in findings
-    )
+    return tuple(_runs_of(schedule.stages[of_stage.stage], of_stage) for of_stage in findings)
 
 
 def _runs_of(
@@ -63,6 +61,8 @@ def run_readings(
     """What a stage's readings within a step say of runs at one clock.
 
     Args:
+        plan: that the step ran.
+        stage: whose readings they are.
         clocks_mhz: that the stage's instructions ran at in this step.
         readings: at the positions of `plan.reading_positions(stage)`, each the time (s) and the
             energy (J) since the step began.
@@ -87,6 +87,8 @@ def run_reading(
     """Readings just after consecutive instructions, as their least-squares line.
 
     Args:
+        of_class: of the instructions.
+        sm_clock_mhz: that all of them ran at.
         readings: time (s) and energy (J), at least two.
     """
     middle = (len(readings) - 1) / 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flyball_server.profiling.energy_regression import EnergyRegression, mean_busy_power_w
+from flyball_server.profiling.energy_regression import EnergyRegression
 from flyball_server.profiling.instruction_times import StageTimes
 from flyball_server.profiling.mixed_model import FloatArray, Posterior
 from flyball_server.profiling.stage_hierarchy import stage_powers
@@ -67,7 +67,7 @@ def estimate_energies(stages: Mapping[int, MeasuredStage]) -> dict[int, StageEne
     powers_w = {
         stage: power_w
         for stage, each in stages.items()
-        if (power_w := mean_busy_power_w(each.table, each.times, each.num_ranks)) is not None
+        if (power_w := _mean_busy_power_w(each)) is not None
     }
     if not powers_w:
         return {}
@@ -77,6 +77,16 @@ def estimate_energies(stages: Mapping[int, MeasuredStage]) -> dict[int, StageEne
         stage: _in_joules(stages[stage], regressions[stage], powers, unit_w)
         for stage, powers in stage_powers(regressions).items()
     }
+
+
+def _mean_busy_power_w(stage: MeasuredStage) -> float | None:
+    """Energy of a rank by the time that its instructions run, W; None where it is not known."""
+    known = np.isfinite(stage.table.energy_j)
+    total_j = float(stage.table.energy_j[known].sum())
+    if total_j <= 0:
+        return None
+    busy_s = float((stage.table.counts[known] @ stage.times.mean_s).sum())
+    return total_j / (stage.num_ranks * busy_s)
 
 
 def _regression(stage: MeasuredStage, unit_w: float) -> EnergyRegression:
@@ -129,5 +139,3 @@ def split_free(points: StagePoints, energies: StageEnergies) -> FloatArray:
         transform[of_class, top] -= 1.0
         transform[of_class, highest] += share[index]
     return transform @ energies.covariance @ transform.T
-
-

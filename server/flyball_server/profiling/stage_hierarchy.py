@@ -28,7 +28,7 @@ from flyball_server.profiling.mixed_model import (
 
 # Of a stage from the common powers, as shares of the mean power.
 _BETWEEN_STAGES = CurvePrior(
-    level=0.02, offset=0.005, shape=(0.01, 0.0), own_shape=(0.005, 0.0), roughness=(0.002, 0.0)
+    level=0.02, offset=0.007, shape=(0.01, 0.0), own_shape=(0.005, 0.0), roughness=(0.002, 0.0)
 )
 _BLOCKING_POWER_BETWEEN_STAGES = 0.01
 # Factors of these, tried in turn as long as the readings become more probable; and the standard
@@ -137,8 +137,8 @@ def _predicted(
 ) -> dict[int, Posterior]:
     """Each stage's powers as the others tell them."""
     of_common = {stage: each.of_common(departure) for stage, each in evidence.items()}
-    all_precision = np.sum([each.precision for each in of_common.values()], axis=0)
-    all_weighted = np.sum([each.weighted for each in of_common.values()], axis=0)
+    all_precision = sum((each.precision for each in of_common.values()), np.zeros_like(departure))
+    all_weighted = sum((each.weighted for each in of_common.values()), np.zeros(len(departure)))
     identity = np.eye(len(departure))
     expected: dict[int, Posterior] = {}
     for stage, own in of_common.items():

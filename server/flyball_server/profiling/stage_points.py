@@ -106,11 +106,9 @@ class StepTable:
         counts, mean_s, variance_s2 = (np.zeros((len(steps), points.num_points)) for _ in range(3))
         for row, step in enumerate(steps):
             for times in step.instructions:
-                number = points.number_of(times)
-                assert number is not None
-                counts[row, number] = times.count
-                mean_s[row, number] = times.mean_s
-                variance_s2[row, number] = times.variance_s2
+                at = row, points.number_of(times)
+                counts[at], mean_s[at] = times.count, times.mean_s
+                variance_s2[at] = times.variance_s2
         runs = [
             (number, run)
             for step in steps

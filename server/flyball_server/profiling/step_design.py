@@ -14,6 +14,7 @@ cap holds by construction, after two passes through the DAG for each stage.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +96,7 @@ def slow_nodes(
     """Slow as many wanted nodes as the deadline bears.
 
     Args:
+        graph: the nodes.
         durations_s: of the nodes at the highest clocks, s; shape (num_nodes,).
         slower_s: per node, its time at the clock wanted for it, s; 0 where none is wanted.
         deadline_s: for the iteration, not before its end at the highest clocks, s.
@@ -127,9 +129,11 @@ def _stages_in_turn(
     extra_s = np.zeros(num_stages)
     np.maximum.at(extra_s, graph.stage, np.where(slower_s > 0, slower_s - durations_s, 0.0))
     floats_s = np.bincount(graph.stage, latest_s - finish_s, num_stages)
-    wanting = np.flatnonzero(extra_s > 0)
-    size = np.round(np.log(extra_s[wanting]) / np.log(_ABOUT_EQUAL))
-    return [int(stage) for stage in wanting[np.lexsort((floats_s[wanting], -size))]]
+
+    def turn(stage: int) -> tuple[float, float]:
+        return (-round(math.log(extra_s[stage]) / math.log(_ABOUT_EQUAL)), floats_s[stage])
+
+    return sorted(np.flatnonzero(extra_s > 0).tolist(), key=turn)
 
 
 def _limits_s(
@@ -151,9 +155,7 @@ def _limits_s(
 
 
 @compiled_function
-def _finish_s(
-    order: IndexArray, predecessors: IndexArray, durations_s: FloatArray
-) -> FloatArray:
+def _finish_s(order: IndexArray, predecessors: IndexArray, durations_s: FloatArray) -> FloatArray:
     finish_s = np.zeros(len(durations_s) + 1)  # the last one stands for NONE, which is -1
     for node in order:
         before, source = finish_s[predecessors[0, node]], finish_s[predecessors[1, node]]

@@ -46,36 +46,58 @@ def probe_plan(
     is not what all do.
 
     Args:
+        setup: with the cap.
+        findings: of all stages.
         arms: per stage; None, or none at all: the stage stays at its highest clock.
         block: number of steps, at least 1.
+        baseline: steps at the highest clocks, measured.
         margin: share of the iteration time to keep free beside what noise needs.
     """
     graph = StepGraph.of_schedule(setup.schedule)
     classes = _class_of_nodes(setup, findings)
     pipeline = NoisyPipeline.measured(
         graph,
-        durations_s=_per_node(graph, classes, [f.times.mean_s[f.points.highest()] for f in findings]),
-        scatter=_per_node(graph, classes, [f.times.scatter for f in findings]),
+        durations_s=_per_node(
+            graph, classes, [each.times.mean_s[each.points.highest()] for each in findings]
+        ),
+        scatter=_per_node(graph, classes, [each.times.scatter for each in findings]),
         baseline=baseline,
     )
     longest_s = (1 + setup.slowdown_cap - margin) * baseline.iteration_time_s
-    rows: list[tuple[tuple[int, ...], ...]] = []
+    rows: list[_Row] = []
     predicted_s = pipeline.predicted_s(pipeline.durations_s)
     for turn in range(max(map(len, arms))):
-        slower_s = np.zeros(len(classes))
-        clocks = np.zeros(len(classes), dtype=np.int64)
-        for stage, of_stage in enumerate(arms):
-            arm = of_stage[(turn + stage) % len(of_stage)] if of_stage else None
-            if arm is not None:
-                nodes = (graph.stage == stage) & (classes == arm.class_index)
-                slower_s[nodes] = findings[stage].time_bound_s(arm.class_index, arm.clock_index)
-                clocks[nodes] = arm.clock_index
+        in_turn = [
+            of_stage[(turn + stage) % len(of_stage)] if of_stage else None
+            for stage, of_stage in enumerate(arms)
+        ]
+        slower_s, clocks = _wanted(graph, classes, findings, in_turn)
         slowed, step_s = _within_cap(pipeline, slower_s, longest_s)
         predicted_s = max(predicted_s, step_s)
-        clocks[~slowed.is_slow] = 0
-        rows += [_row(setup, graph, clocks)] * block
+        rows += [_row(setup, graph, np.where(slowed.is_slow, clocks, 0))] * block
     plan = _plan(setup, tuple(rows), iteration_time_s=predicted_s)
     return replace(plan, counter_runs=counter_runs(setup.schedule, findings))
+
+
+_Row = tuple[tuple[int, ...], ...]
+"""Per stage, the clock of each of its instructions, MHz."""
+
+
+def _wanted(
+    graph: StepGraph,
+    classes: IndexArray,
+    findings: Sequence[StageFindings],
+    arms: Sequence[Arm | None],
+) -> tuple[FloatArray, IndexArray]:
+    """Per node, its time at the clock that its stage's arm wants, s, and that clock's index."""
+    slower_s = np.zeros(len(classes))
+    clocks = np.zeros(len(classes), dtype=np.int64)
+    for of_stage, arm in zip(findings, arms, strict=True):
+        if arm is not None:
+            nodes = (graph.stage == of_stage.stage) & (classes == arm.class_index)
+            slower_s[nodes] = of_stage.time_bound_s(arm.class_index, arm.clock_index)
+            clocks[nodes] = arm.clock_index
+    return slower_s, clocks
 
 
 def _within_cap(
@@ -83,7 +105,8 @@ def _within_cap(
 ) -> tuple[SlowedStep, float]:
     """A step whose predicted time, noise included, is at most `longest_s`; and that time, s."""
     quickest_s = pipeline.quickest_s
-    deadline_s = max(quickest_s, quickest_s + longest_s - pipeline.predicted_s(pipeline.durations_s))
+    at_highest_s = pipeline.predicted_s(pipeline.durations_s)
+    deadline_s = quickest_s + max(0.0, longest_s - at_highest_s)
     for _ in range(_MAX_ATTEMPTS):
         slowed = slow_nodes(pipeline.graph, pipeline.durations_s, slower_s, deadline_s)
         durations_s = np.where(slowed.is_slow, slower_s, pipeline.durations_s)
@@ -92,13 +115,12 @@ def _within_cap(
             return slowed, predicted_s
         deadline_s = max(quickest_s, deadline_s - 1.1 * (predicted_s - longest_s))
     none = np.zeros(len(slower_s), dtype=np.bool_)
-    at_highest = SlowedStep(is_slow=none, iteration_time_s=quickest_s)
-    return at_highest, pipeline.predicted_s(pipeline.durations_s)
+    return SlowedStep(is_slow=none, iteration_time_s=quickest_s), at_highest_s
 
 
 def _plan(
     setup: ProbeSetup,
-    cycle_mhz: tuple[tuple[tuple[int, ...], ...], ...],
+    cycle_mhz: tuple[_Row, ...],
     *,
     iteration_time_s: float,
 ) -> ProbePlan:
@@ -136,7 +158,7 @@ def _per_node(
     return values
 
 
-def _row(setup: ProbeSetup, graph: StepGraph, clocks: IndexArray) -> tuple[tuple[int, ...], ...]:
+def _row(setup: ProbeSetup, graph: StepGraph, clocks: IndexArray) -> _Row:
     return tuple(
         tuple(np.array(clocks_mhz)[clocks[graph.stage == stage]].tolist())
         for stage, clocks_mhz in enumerate(setup.clocks_mhz)

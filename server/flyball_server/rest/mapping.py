@@ -121,8 +121,12 @@ def job_view(summary: JobSummary) -> wire.JobView:
 
 def rank_view(rank: RankRecord) -> wire.RankView:
     """A rank."""
-    values = asdict(rank)
-    del values["job_id"]
+    # A hundred clocks of thousands of ranks would make every look at a job long.
+    values = {
+        name: value
+        for name, value in asdict(rank).items()
+        if name not in {"job_id", "sm_clocks_mhz"}
+    }
     return wire.RankView(**values)
 
 
@@ -134,6 +138,8 @@ def plan_view(record: PlanRecord) -> wire.PlanView:
         first_step=record.first_step,
         created_at=record.created_at.isoformat(),
         plan=any_plan_document(record.plan, solve_s=record.solve_s),
+        report=str(record.report),
+        baseline_cycle=record.baseline_cycle,
     )
 
 

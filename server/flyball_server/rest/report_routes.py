@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from flyball_client import routes
 from flyball_client.wire_loop import ComparisonRequest, ComparisonView, ReportView
-from flyball_server.jobs.comparisons import get_comparison, start_comparison
+from flyball_server.jobs.comparisons import delete_comparison, get_comparison, start_comparison
 from flyball_server.jobs.report import get_report
 from flyball_server.rest import report_examples
 from flyball_server.rest.dependencies import JobId, JsonBody, State
@@ -72,3 +72,22 @@ def put_comparison(
 def get_job_comparison(state: State, job_id: JobId) -> ComparisonView:
     """The newest comparison of the job; `state` is `none` where none was ever asked for."""
     return comparison_view(get_comparison(state.services, job_id))
+
+
+@ROUTER.delete(
+    routes.COMPARISON,
+    name="delete_comparison",
+    summary="End a comparison",
+    status_code=204,
+    responses={
+        **{
+            status: answer
+            for status, answer in answers(report_examples.COMPARISON, 404, *READ_ERRORS).items()
+            if status != 200
+        },
+        204: {"description": "No comparison runs, nor is one asked for."},
+    },
+)
+def delete_job_comparison(state: State, job_id: JobId) -> None:
+    """Where one runs the plain plan comes back as the next version; what was measured counts."""
+    delete_comparison(state.services, job_id)

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 
 from flyball_server.jobs.activation import acknowledge, get_activation, margin_steps, newer_plan
+from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import UnknownPlanError, UnknownRankError
 from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import get_job, list_plans
-from flyball_server.jobs.records import ActivationRecord
+from flyball_server.jobs.records import ActivationRecord, StepDetail, StepReport
 from flyball_server.jobs.registration import register_job, register_rank
 
 
@@ -267,3 +268,41 @@ def test_versions_are_named_in_their_order_and_ahead_of_all_who_acknowledged(
         assert all(record.acknowledged_version == version for record in ranks)
         assert all(answer > (record.current_step or 0) for record in ranks)
         named[version] = answer
+
+
+def test_a_rank_is_told_times_by_the_paces_that_its_plan_was_made_for(services: Services) -> None:
+    """Planning for what is in force now has failed, say, and the older plan still runs."""
+    make_version(services, 2)
+    with services.jobs.store.writing() as writer:
+        writer.save_control(
+            JobControl(
+                job_id="job",
+                in_force=InForce(rank_paces=(RankPace(rank=1, slowdown=3.0),)),
+                planned_for=InForce(rank_paces=(RankPace(rank=1, slowdown=1.5),)),
+            )
+        )
+    found = newer_plan(services.jobs, "job", 1, after_version=0)
+    assert found is not None
+    assert found.intended_times_s == pytest.approx((1.5 * 0.1, 1.5 * 0.2))
+
+
+def test_details_are_dropped_when_a_version_holds_that_asks_for_totals(
+    services: Services,
+) -> None:
+    def kept() -> list[int]:
+        with services.jobs.store.reading() as reader:
+            return [detail.step for detail in reader.list_step_details("job", 0)]
+
+    with services.jobs.store.writing() as writer:
+        plan = writer.find_plan("job", 1)
+        assert plan is not None
+        writer.add_plan(plan.evolve(version=2, report=StepReport.CLOCKS))
+        writer.save_step_details(tuple(StepDetail(job_id="job", rank=0, step=s) for s in range(9)))
+    for rank in (0, 1):
+        first_step(services, rank, 2, 8)
+    assert kept() == list(range(9))
+    make_version(services, 3)
+    assert first_step(services, 0, 3, 8) is None
+    assert kept() == list(range(9))
+    assert first_step(services, 1, 3, 8) == 13
+    assert kept() == []

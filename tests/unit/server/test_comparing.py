@@ -18,6 +18,7 @@ from tests.planner.samples import (
 from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.comparisons import (
     comparison_cycle,
+    delete_comparison,
     get_comparison,
     start_comparison,
 )
@@ -213,6 +214,51 @@ def test_a_run_that_starts_over_goes_on_with_the_comparison(job: ComparedJob) ->
     job.look()
     assert job.progress()[0] == "done"
     assert job.versions()[-1].baseline_cycle == ()
+
+
+def test_a_comparison_of_a_run_that_started_over_is_not_over_because_of_its_older_steps(
+    job: ComparedJob,
+) -> None:
+    job.next_step = 5000
+    job.measure(3)
+    job.next_step = 0
+    for rank in (0, 1):
+        register_rank(job.services, rank_record(rank))
+    job.activate()
+    start_comparison(job.services, "job", 4)
+    job.look()
+    version = job.activate()
+    job.measure(2)
+    job.look()
+    assert job.progress()[:2] == ("running", version)
+    job.measure(9)
+    job.look()
+    assert job.progress() == ("done", version, 4)
+
+
+def test_a_comparison_that_is_withdrawn_gives_the_plain_plan_back(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 6)
+    job.look()
+    job.activate()
+    job.measure(8)
+    delete_comparison(job.services, "job")
+    plain, _, again = job.versions()
+    assert (again.plan, again.report, again.baseline_cycle) == (plain.plan, plain.report, ())
+    assert job.progress() == ("ended", 2, 3)
+    delete_comparison(job.services, "job")
+    job.look()
+    assert len(job.versions()) == 3
+
+
+def test_withdrawn_before_it_began_a_comparison_never_begins(job: ComparedJob) -> None:
+    delete_comparison(job.services, "job")
+    start_comparison(job.services, "job", 6)
+    delete_comparison(job.services, "job")
+    job.look()
+    assert job.progress() == ("none", None, 0)
+    assert len(job.versions()) == 1
+    with pytest.raises(UnknownJobError):
+        delete_comparison(job.services, "other")
 
 
 def test_a_plan_that_does_not_hold_yet_is_waited_for() -> None:

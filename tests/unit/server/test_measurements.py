@@ -6,7 +6,17 @@ import pytest
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
 
 from flyball_server.jobs.errors import UnknownJobError, UnknownRankError
-from flyball_server.jobs.measurements import StepSummary, list_steps, store_measurements
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.measurements import (
+    FEWEST_KEPT_STEPS,
+    KEPT_DETAILS,
+    KEPT_DETAILS_OF_PROFILING,
+    KEPT_INSTRUCTIONS,
+    StepSummary,
+    list_steps,
+    store_measurements,
+)
+from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registration import register_job, register_rank
 
 
@@ -78,3 +88,55 @@ def test_only_known_ranks_of_known_jobs_measure(services: Services) -> None:
         store_measurements(services.jobs, "job", 7, [])
     with pytest.raises(UnknownJobError):
         list_steps(services.jobs, "other", limit=1)
+
+
+def post_instructions(services: Services, rank: int, steps: range, num_instructions: int) -> None:
+    forward = ("forward", None, 0, 0.0, 0.1, 0.2, 0.3)
+    details = [
+        StepDetail(job_id="job", rank=rank, step=step, instructions=(forward,) * num_instructions)
+        for step in steps
+    ]
+    store_measurements(
+        services.jobs, "job", rank, [step_record(step, rank) for step in steps], details
+    )
+
+
+def kept_steps(services: Services, rank: int) -> list[int]:
+    with services.jobs.store.reading() as reader:
+        return [each.step for each in reader.list_step_details("job", 0) if each.rank == rank]
+
+
+def test_a_rank_that_posts_first_drops_no_short_step_that_another_has_yet_to_post(
+    services: Services,
+) -> None:
+    for begin in (0, 100):
+        for rank in (0, 1):
+            post_instructions(services, rank, range(begin, begin + 100), 4)
+    assert kept_steps(services, 0) == kept_steps(services, 1) == list(range(200))
+
+
+def test_of_steps_with_many_instructions_only_the_newest_are_kept(services: Services) -> None:
+    num_instructions = KEPT_INSTRUCTIONS // FEWEST_KEPT_STEPS
+    for rank in (0, 1):
+        post_instructions(services, rank, range(50), num_instructions)
+    newest = list(range(50 - FEWEST_KEPT_STEPS, 50))
+    assert kept_steps(services, 0) == kept_steps(services, 1) == newest
+
+
+@pytest.mark.parametrize(
+    ("state", "num_kept"),
+    [(JobState.PLANNED, KEPT_DETAILS), (JobState.PROFILING, KEPT_DETAILS_OF_PROFILING)],
+)
+def test_of_steps_told_by_clock_the_newest_are_kept(
+    services: Services, state: JobState, num_kept: int
+) -> None:
+    with services.jobs.store.writing() as writer:
+        job = writer.find_job("job")
+        assert job is not None
+        writer.save_job(job.evolve(state=state))
+    details = [
+        StepDetail(job_id="job", rank=0, step=step, by_clock=(("forward", 0, 1410, 1, 0.1, 0.0),))
+        for step in range(num_kept + 9)
+    ]
+    store_measurements(services.jobs, "job", 0, [], details)
+    assert kept_steps(services, 0) == list(range(9, num_kept + 9))

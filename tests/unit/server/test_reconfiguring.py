@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +16,7 @@ from tests.planner.samples import MOMENT, job_spec, rank_record
 from flyball_client.wire import InstructionReport
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.control import JobControl, RankPace
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.inspection import get_job, get_plan
@@ -26,12 +27,14 @@ from flyball_server.jobs.reactions.reconfiguring import (
     STEPS_PER_LOOK,
     reconfiguring,
 )
-from flyball_server.jobs.records import PlanRecord, StepReport
+from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepReport
 from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.steering import steer
 from flyball_server.jobs.store import JobReader, JobStore, JobWriter
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
 
@@ -54,14 +57,16 @@ def three_stages(weights: tuple[float, ...] = WEIGHTS) -> StageProfile:
 
 def offline_plan(profile: StageProfile, reconfigure: str) -> FrequencyPlan:
     """What a planner that knows the true times makes at once."""
-    return make_plan(
-        PlanRequest(
-            profile=profile,
-            num_microbatches=NUM_MICROBATCHES,
-            blocking_power_w=(70.0,),
-            policy="envelope",
-            reconfigure=reconfigure,
-        )
+    return make_plan(offline_request(profile, reconfigure))
+
+
+def offline_request(profile: StageProfile, reconfigure: str) -> PlanRequest:
+    return PlanRequest(
+        profile=profile,
+        num_microbatches=NUM_MICROBATCHES,
+        blocking_power_w=(70.0,),
+        policy="envelope",
+        reconfigure=reconfigure,
     )
 
 
@@ -260,7 +265,7 @@ def test_a_version_that_came_while_it_decided_stands(services: JobServices) -> N
         """Adds a version as soon as the first look at the store is over."""
 
         @contextmanager
-        def reading(self) -> Iterator[JobReader]:
+        def reading(self) -> Generator[JobReader]:
             with store.reading() as reader:
                 yield reader
             with store.writing() as writer:
@@ -385,3 +390,102 @@ def test_a_version_with_a_successor_is_not_looked_at(services: JobServices) -> N
     put_profile(services, "job", three_stages((1.0, 1.3, 1.6)))
     reconfiguring(services, "job")
     assert newest(services).version == 2
+
+
+def pace_ranks(services: JobServices, *paces: RankPace) -> None:
+    """Plan the job for just these slow ranks."""
+
+    def change(_: JobRecord, control: JobControl) -> JobControl:
+        return control.evolve(in_force=replace(control.in_force, rank_paces=paces))
+
+    assert steer(services, "job", change, "other paces")
+
+
+@pytest.mark.parametrize("num_dp", [1, 2])
+def test_while_a_rank_is_slow_the_model_decides_once_for_the_paces(
+    services: JobServices, num_dp: int
+) -> None:
+    """Of two pipelines each gets its own clocks, which the loop cannot raise."""
+    pipeline = reconfigured_job(services, num_dp=num_dp)
+    pace_ranks(services, RankPace(rank=0, slowdown=1.3))
+    paced = newest(services)
+    wanted = make_paced_plan(
+        PacedRequest(
+            request=offline_request(three_stages(), "balanced"),
+            paces=(Pace(stage=0, dp_rank=0, slowdown=1.3),),
+            num_pipelines=num_dp,
+        )
+    )
+    assert isinstance(paced.plan, DataParallelPlan if num_dp > 1 else FrequencyPlan)
+    assert asdict(paced.plan) == asdict(wanted)
+    assert (paced.version, paced.report) == (2, StepReport.TOTALS)
+    pipeline.take(2)
+    reconfiguring(services, "job")
+    assert newest(services).version == 2
+
+
+def test_once_no_rank_is_slow_any_more_the_loop_begins_anew(services: JobServices) -> None:
+    pipeline = reconfigured_job(services)
+    pace_ranks(services, RankPace(rank=0, slowdown=1.3))
+    pipeline.take(2)
+    pace_ranks(services, RankPace(rank=0, slowdown=1.0))
+    anew = newest(services)
+    assert (anew.version, anew.report) == (3, StepReport.INSTRUCTIONS)
+    assert stages_of(anew) == offline_plan(three_stages(), "default").stages
+    pipeline.take(3)
+    assert stages_of(run_to_the_end(services, pipeline)) == stages_of(
+        replace(anew, plan=offline_plan(three_stages(), "balanced"))
+    )
+
+
+class Watched:
+    """A store whose readers note what is read of them."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self.read: list[str] = []
+        self.num_details = 0
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        with self._store.reading() as reader:
+            yield cast("JobReader", _WatchedReader(self, reader))
+
+    def writing(self) -> AbstractContextManager[JobWriter]:
+        return self._store.writing()
+
+
+class _WatchedReader:
+    def __init__(self, watched: Watched, reader: JobReader) -> None:
+        self._watched, self._reader = watched, reader
+
+    def __getattr__(self, name: str) -> object:
+        self._watched.read.append(name)
+        return getattr(self._reader, name)
+
+    def list_step_details(
+        self, job_id: str, first_step: int, *, limit: int | None = None
+    ) -> tuple[StepDetail, ...]:
+        found = self._reader.list_step_details(job_id, first_step, limit=limit)
+        self._watched.num_details += len(found)
+        return found
+
+
+def test_a_look_at_another_job_reads_no_more_than_the_job(services: JobServices) -> None:
+    pipeline = reconfigured_job(services, adaptation="announced")
+    pipeline.run(20)
+    watched = Watched(services.store)
+    reconfiguring(replace(services, store=cast("JobStore", watched)), "job")
+    assert watched.read == ["find_job"]
+
+
+def test_a_look_reads_only_the_instructions_of_the_steps_that_it_needs(
+    services: JobServices,
+) -> None:
+    """Of 60 steps that are kept it takes the first six."""
+    pipeline = reconfigured_job(services)
+    pipeline.run(60)
+    watched = Watched(services.store)
+    reconfiguring(replace(services, store=cast("JobStore", watched)), "job")
+    assert newest(services).version == 2
+    assert watched.num_details == FINISH_LIMIT * STEPS_PER_LOOK * NUM_STAGES + 1

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
 from tests.planner.samples import job_record, job_spec, rank_record, step_record
 
+from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import IllegalMoveError, InvalidFieldError
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.records import MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES
+from flyball_server.jobs.records import (
+    MAX_MICROBATCHES,
+    MAX_RANKS,
+    MAX_STAGES,
+    MAX_STEP_ENERGY_J,
+    MAX_STEP_TIME_S,
+    StepDetail,
+)
 
 ONE = (("forward", 0), ("backward", 0))
 MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
@@ -100,6 +109,8 @@ def test_a_rank_out_of_bounds_names_its_field(changes: dict[str, object], field:
         ({"time_s": -0.1}, "time_s"),
         ({"time_s": float("inf")}, "time_s"),
         ({"energy_j": float("nan")}, "energy_j"),
+        ({"time_s": 1e200}, "time_s"),
+        ({"energy_j": 1e308}, "energy_j"),
         ({"num_unplanned": -1}, "num_unplanned"),
         ({"num_overruns": -1}, "num_overruns"),
     ],
@@ -129,3 +140,25 @@ def test_only_a_job_whose_planning_failed_goes_back_to_awaiting_its_profile() ->
                 job.moved(new)
         else:
             assert job.moved(new) == job.evolve(state=new, problem=None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"by_clock": (("forward", 0, 1410, 1, 1e10, 0.0),)},
+        {"by_clock": (("forward", 0, 1410, 1, 0.1, 1e200),)},
+        {"instructions": (("forward", 0, 0, 0.0, 1e10, 0.0, 0.0),)},
+        {"counter_readings": ((1e10, 1.0),)},
+        {"counter_readings": ((1.0, 1e13),)},
+    ],
+)
+def test_what_an_instruction_cannot_have_taken_names_its_field(changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidFieldError, match="must be at most") as caught:
+        StepDetail(job_id="job", rank=0, step=1).evolve(**changes)
+    assert caught.value.field == next(iter(changes))
+
+
+def test_the_largest_measurements_still_have_a_sum_and_a_square() -> None:
+    largest = step_record(time_s=MAX_STEP_TIME_S, energy_j=MAX_STEP_ENERGY_J)
+    for most in (largest.time_s, largest.energy_j or 0.0):
+        assert math.isfinite((most * MAX_RANKS) ** 2 * MAX_COUNT)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from flyball_server.jobs.savings import JobSavings, SavingsFold, VersionSavings
+from flyball_server.jobs.savings import ON_THEIR_WAY_S, JobSavings, SavingsFold, VersionSavings
 from flyball_server.jobs.step_pairs import StepKinds, WholeStep, pairs_of
 
 PLAIN = StepKinds()
@@ -225,6 +225,19 @@ def test_a_cycle_falls_into_its_shortest_balanced_stretches() -> None:
     assert pairs_of(ABBA) == ((0, 0, 0, 0, 1, 1, 1, 1), (2, 2))
     assert pairs_of((False, True, True)) == ((0, 0, 1), (1,))
     assert pairs_of((True,)) == ((0,), ())
+
+
+@pytest.mark.parametrize("time_s", [0.125, 1.0, 100.0])
+def test_steps_that_a_rank_never_posts_are_counted_but_for_the_newest(time_s: float) -> None:
+    version = only(fold(steps(range(100), 1, time_s=time_s, is_complete=False), v1=PLAIN))
+    num_awaited = max(2, round(ON_THEIR_WAY_S / time_s))
+    assert (version.num_steps, version.num_left_out) == (0, 100 - num_awaited)
+
+
+def test_incomplete_steps_that_are_counted_once_are_not_counted_again() -> None:
+    measured = [*steps(range(30), 1, is_complete=False), *steps(range(30, 40), 1)]
+    version = only(fold(measured, v1=PLAIN))
+    assert (version.num_steps, version.num_left_out) == (9, 31)
 
 
 def test_interleaved_steps_are_compared_in_pairs() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import inspect
-from tests.planner.samples import job_record, plan_record
+from sqlalchemy import Row, inspect
+from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, rank_record
 
+from flyball_server.jobs import sql_rows, sql_store
+from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.errors import (
     StoreBusyError,
     StoreDamagedError,
@@ -17,6 +20,8 @@ from flyball_server.jobs.errors import (
     StoreTooNewError,
     StoreUnavailableError,
 )
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.sql_migrations import NEWEST_SCHEMA
 from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.sql_tables import METADATA
@@ -143,4 +148,32 @@ def test_a_database_that_another_process_writes_is_busy(
             pass
         with store.reading() as reader:
             assert reader.list_jobs() == ()
+    store.close()
+
+
+def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that time other jobs' ranks wait for the lock."""
+    store = SqlJobStore(tmp_path / "planner.sqlite")
+    store.open()
+    spec = job_spec(num_ranks=8)
+    with store.writing() as writer:
+        writer.save_job(job_record(registered=spec, in_force=spec))
+        writer.add_plan(plan_record())
+        for rank in range(8):
+            writer.save_rank(rank_record(rank, stage=rank % 2, sm_clocks_mhz=(1410, 1395)))
+    read: list[int] = []
+
+    def noted(row: Row[Any]) -> RankRecord:
+        read.append(row.rank)
+        return sql_rows.rank_of(row)
+
+    monkeypatch.setattr(sql_store, "rank_of", noted)
+    services = JobServices(store=store, wake=lambda _: None, now=lambda: MOMENT)
+    for rank in range(7):
+        activation = acknowledge(services, "job", rank, version=1, current_step=0)
+        assert activation.first_step is None
+    assert read == list(range(7))
+    assert acknowledge(services, "job", 7, version=1, current_step=0).first_step is not None
     store.close()

@@ -238,6 +238,8 @@ def test_between_now_and_the_next_change_nothing_changes(
         (window("2026-11-21T10:00:00", "2026-11-21T11:00:00Z"), "windows[1].from_time"),
         (window("2026-11-21T10:00:00Z", "2026-11-21T10:00:00Z"), "windows[1].until_time"),
         (window("0001-01-01T00:00:00+14:00", "2026-11-21T10:00:00Z"), "windows[1].from_time"),
+        (window("1999-12-31T23:59:59Z", "2026-11-21T10:00:00Z"), "windows[1].from_time"),
+        (window("2026-11-21T10:00:00Z", "9999-12-31T23:59:59Z"), "windows[1].until_time"),
         (window("2026-11-21", "2026-11-22", days=("mon",)), "windows[1].from_time"),
         (
             window("2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z", days=("mon",)),
@@ -278,3 +280,10 @@ def test_a_moment_needs_its_offset() -> None:
     )
     with pytest.raises(InvalidFieldError, match="from_time: must be a date and time with its"):
         parse_moment("2026-11-21T22:00:00", "from_time")
+
+
+def test_a_moment_lies_in_years_that_all_time_zones_can_reckon_with() -> None:
+    assert parse_moment("2200-12-31T23:59:59Z", "until_time").year == 2200
+    for text in ("9999-12-31T23:59:59.999999+00:00", "2201-01-01T00:00:00Z", "1999-12-31T00:00Z"):
+        with pytest.raises(InvalidFieldError, match="until_time: must be in the years 2000 to"):
+            parse_moment(text, "until_time")

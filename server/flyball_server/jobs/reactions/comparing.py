@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from flyball_server.jobs.comparisons import PATIENCE, comparison_cycle
+from flyball_server.jobs.comparisons import PATIENCE, add_with_cycle, comparison_cycle
 from flyball_server.jobs.control import Comparison, JobControl
 from flyball_server.jobs.inspection import require_job, require_plan
-from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, StepReport
+from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_reading import num_paired_steps
 from flyball_server.jobs.store import JobReader, JobStore, JobWriter
@@ -107,10 +106,15 @@ def _wants_change(reader: JobReader, situation: _Situation) -> bool:
 def _is_over(reader: JobReader, situation: _Situation) -> bool:
     job_id, newest = situation.job.job_id, situation.newest
     num_pairs = situation.running.num_pairs
-    steps = reader.list_newest_steps(job_id, 1)
-    if newest.first_step is None or not steps:
+    if newest.first_step is None:
         return False
-    num_steps = steps[0].step - newest.first_step
+    # Of this version: a run that started over has left steps with higher numbers.
+    newest_step = reader.newest_step(
+        job_id, version=newest.version, after_step=newest.first_step - 1
+    )
+    if newest_step is None:
+        return False
+    num_steps = newest_step - newest.first_step
     if num_steps < 2 * num_pairs:
         return False
     record = require_plan(reader, job_id, newest.version)
@@ -135,12 +139,12 @@ def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> 
     newest = require_plan(writer, situation.job.job_id, situation.newest.version)
     if running.version is None:
         cycle = comparison_cycle(running.num_pairs, newest.plan.iteration_time_s)
-        compared = _add_plan(services, writer, newest, baseline_cycle=cycle)
+        compared = add_with_cycle(services, writer, newest, baseline_cycle=cycle)
         begun = replace(running, version=compared.version, of_version=newest.version)
         _save(writer, situation, begun)
         return f"plan {compared.version} compares plan {newest.version} with the highest clocks"
     if running.version == newest.version:
-        plain = _add_plan(services, writer, newest, baseline_cycle=())
+        plain = add_with_cycle(services, writer, newest, baseline_cycle=())
         _save(writer, situation, replace(running, is_done=True))
         return f"the comparison is over; plan {plain.version} is plan {running.of_version} again"
     if newest.baseline_cycle:
@@ -153,22 +157,3 @@ def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> 
 
 def _save(writer: JobWriter, situation: _Situation, comparison: Comparison) -> None:
     writer.save_control(situation.control.evolve(comparison=comparison))
-
-
-def _add_plan(
-    services: JobServices,
-    writer: JobWriter,
-    record: PlanRecord,
-    *,
-    baseline_cycle: tuple[bool, ...],
-) -> PlanRecord:
-    """The same plan as the next version, with other steps at the highest clocks."""
-    return add_version(
-        services,
-        writer,
-        record.job_id,
-        record.plan,
-        solve_s=record.solve_s,
-        report=record.report,
-        baseline_cycle=baseline_cycle,
-    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import time
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from flyball_server.jobs.control import InForce, JobControl
 from flyball_server.jobs.inspection import newest_version, require_job, require_plan
 from flyball_server.jobs.pace import Paces
-from flyball_server.jobs.pace_look import SeenSteps, measured_paces, newest_measured_step
+from flyball_server.jobs.pace_look import SeenSteps, measured_paces
 from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.steering import steer
@@ -21,6 +22,8 @@ from flyball_server.planning.planner import DEFAULT_POLICY
 MIN_STEPS = 10
 # Of a job with many ranks the measured steps are looked at less often: ranks per step.
 _RANKS_PER_STEP = 64
+# What is remembered of a job goes after so long without a look, s.
+MEMORY_S = 600.0
 
 
 class Pacing:
@@ -45,10 +48,13 @@ class Pacing:
             found = self._look(services, reader, job, control, now_unix_s)
             is_refined = _wants_refining(reader, job, control)
 
-        def changed(current: JobControl) -> JobControl:
-            return _with_paces(current, found, now_unix_s, _quick_effort(job))
+        def changed(now: JobRecord, current: JobControl) -> JobControl:
+            # What was found is found against a profile: somebody may have put another meanwhile.
+            is_same = now.inputs_revision == job.inputs_revision
+            effort = _quick_effort(now)
+            return _with_paces(current, found if is_same else None, now_unix_s, effort)
 
-        if changed(control) != control:
+        if changed(job, control) != control:
             steer(services, job_id, changed, "planned for the paces of its ranks as they now are")
         elif is_refined:
             steer(services, job_id, _refined, "planned again with its own effort")
@@ -64,30 +70,50 @@ class Pacing:
         now_unix_s: float,
     ) -> Paces | None:
         """What was measured since the last look; None: nothing that matters."""
-        if job.in_force.adaptation != ADAPT_FRONTIER:
+        activations = reader.list_activations(job.job_id)
+        first_step = activations[-1].first_step if activations else None
+        if job.in_force.adaptation != ADAPT_FRONTIER or first_step is None:
             return None
-        memory = self._memories.setdefault(services.store, {}).setdefault(job.job_id, _Memory())
-        newest_step = newest_measured_step(reader, job.job_id)
+        version = activations[-1].version
+        key = (job.inputs_revision, version)
+        memory = self._memory(services.store, job.job_id)
+        if memory.key != key:
+            memory.key, memory.seen = key, SeenSteps(job.job_id, version, first_step)
+            memory.looked_at_step = first_step
+        memory.seen.advance(reader)
         pause = 1 + job.in_force.num_ranks // _RANKS_PER_STEP
-        if newest_step is None or 0 <= newest_step - memory.newest_step < pause:
+        if memory.seen.newest_step - memory.looked_at_step < pause:
             return None
-        memory.newest_step = newest_step
+        memory.looked_at_step = memory.seen.newest_step
         return measured_paces(
-            reader,
-            job.job_id,
-            control,
-            memory.seen,
-            now_unix_s=now_unix_s,
-            min_steps=MIN_STEPS,
+            reader, control, memory.seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
         )
+
+    def _memory(self, store: JobStore, job_id: str) -> _Memory:
+        """Of this job; those of jobs that nobody has looked at for long are dropped."""
+        now_s = time.monotonic()
+        memories = self._memories.setdefault(store, {})
+        for old in [old for old, of in memories.items() if now_s - of.used_s > MEMORY_S]:
+            del memories[old]
+        memory = memories.setdefault(job_id, _Memory(seen=SeenSteps(job_id, 0, 0)))
+        memory.used_s = now_s
+        return memory
 
 
 @dataclass(kw_only=True)
 class _Memory:
-    """Of one job: the newest step when it was last looked at, and the steps that were read."""
+    """Of one job: what was read, and when.
 
-    newest_step: int = -1_000_000
-    seen: SeenSteps = field(default_factory=SeenSteps)
+    Attributes:
+        key: revision of the inputs and version that `seen` is of.
+        looked_at_step: the newest step when paces were last looked for.
+        used_s: when it was last used, monotonic, s.
+    """
+
+    seen: SeenSteps
+    key: tuple[int, int] | None = None
+    looked_at_step: int = 0
+    used_s: float = 0.0
 
 
 def _with_paces(
@@ -127,7 +153,8 @@ def _quick_effort(job: JobRecord) -> str | None:
     return Effort.LOW.value if is_searched and job.in_force.effort != Effort.LOW else None
 
 
-def _refined(control: JobControl) -> JobControl:
+def _refined(job: JobRecord, control: JobControl) -> JobControl:
+    del job
     return control.evolve(in_force=replace(control.in_force, effort=None))
 
 

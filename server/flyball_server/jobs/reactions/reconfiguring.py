@@ -85,9 +85,10 @@ def reconfiguring(services: JobServices, job_id: str) -> None:
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
     """What there is to decide on; None: the job is not one to reconfigure, or not now."""
     job = require_job(reader, job_id)
+    if job.in_force.adaptation != ADAPT_RECONFIGURE:
+        return None  # other jobs cost no more than this one read
     version = newest_version(reader.list_activations(job_id))
-    profile = reader.find_profile(job_id)
-    if job.in_force.adaptation != ADAPT_RECONFIGURE or version is None or profile is None:
+    if version is None:
         return None
     record = require_plan(reader, job_id, version)
     plan = record.plan
@@ -95,18 +96,24 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     is_current = record.first_step is not None and job.planned_revision == job.inputs_revision
     if not (is_open and is_current and isinstance(plan, FrequencyPlan)):
         return None
+    profile = reader.find_profile(job_id)
+    if profile is None:
+        return None
     request = plan_request(job.in_force, profile, services.gpu_window, reader.find_control(job_id))
     model, assignment = model_of_plan(profile, plan)
-    looks = measured_looks(reader, record, model, steps_per_look=STEPS_PER_LOOK)
+    loop = MeasuredLoop(
+        model=model,
+        manner=job.in_force.reconfigure,
+        granularity_mhz=request.reconfigure_granularity_mhz,
+    )
+    looks = measured_looks(
+        reader, record, model, steps_per_look=STEPS_PER_LOOK, most_looks=loop.finish_limit
+    )
     return _Round(
         job=job,
         record=record,
         plan=plan,
-        loop=MeasuredLoop(
-            model=model,
-            manner=job.in_force.reconfigure,
-            granularity_mhz=request.reconfigure_granularity_mhz,
-        ),
+        loop=loop,
         assignment=assignment,
         looks=looks,
         is_hopeless=not looks and _num_measured(reader, record) >= PATIENCE_STEPS,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.inspection import require_job
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.steering import steer
 from flyball_server.jobs.timetable import next_change, target_at
@@ -18,15 +20,16 @@ def timetabled(services: JobServices, job_id: str) -> float | None:
     """The reaction that brings a timetable's target in force, and takes it back."""
     now = services.now()
 
-    def changed(control: JobControl) -> JobControl:
+    def changed(job: JobRecord, control: JobControl) -> JobControl:
+        del job
         held = _NO_TARGET
         if control.timetable is not None:
             held = target_at(control.timetable, _NO_TARGET, now)
         return control.evolve(in_force=replace(control.in_force, target=held or None))
 
     with services.store.reading() as reader:
-        control = reader.find_control(job_id)
-    wanted = changed(control)
+        job, control = require_job(reader, job_id), reader.find_control(job_id)
+    wanted = changed(job, control)
     if wanted != control:
         target = wanted.in_force.target or "its own target"
         steer(services, job_id, changed, f"by its timetable planned for {target}")

@@ -1,0 +1,189 @@
+"""A job of one or more pipelines that runs step after step, over a store in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from tests.planner.samples import job_spec, rank_record, step_record
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.activation import acknowledge
+from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.inputs import put_profile
+from flyball_server.jobs.inspection import get_job, get_plan
+from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.pace_steps import clock_times
+from flyball_server.jobs.rank_part import rank_instructions
+from flyball_server.jobs.reactions.pacing import Pacing
+from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
+from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.stragglers import (
+    Announcement,
+    announce_straggler,
+)
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.probe_plan import ProbePlan
+
+NUM_STAGES, NUM_MICROBATCHES = 2, 4
+Factor = Callable[[int], float]
+"""rank -> how many times as long its instructions take."""
+
+
+def two_stages(factor: float = 1.0) -> StageProfile:
+    """Forward 0.1 s and backward 0.2 s at 1400 MHz; a slower clock saves energy."""
+    rows = [
+        f"{stage},{kind},{mhz},{factor * time_s * 1400 / mhz:.6f},{time_s * mhz**2 / 6e3}"
+        for stage in range(NUM_STAGES)
+        for kind, time_s in (("forward", 0.1), ("backward", 0.2))
+        for mhz in (1400, 1300, 1200, 1100)
+    ]
+    return parse_stage_profile("stage,instruction,frequency,time,energy\n" + "\n".join(rows) + "\n")
+
+
+@dataclass
+class Running:
+    """A job that runs step after step, on a clock that stands until it is set.
+
+    Attributes:
+        requests: that plans without paces were made for.
+    """
+
+    num_pipelines: int = 1
+    adaptation: str = "announced"
+    effort: str = "normal"
+    policy: str | None = None
+    schedule: str = "1f1b"
+    now: datetime = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+    pacing: Pacing = field(default_factory=Pacing)
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        store = MemoryJobStore()
+        store.open()
+        self.requests: list[PlanRequest] = []
+        self.services = JobServices(
+            store=store, wake=lambda _: None, now=lambda: self.now, planner=self._planned
+        )
+        num_ranks = NUM_STAGES * self.num_pipelines
+        spec = job_spec(
+            num_microbatches=NUM_MICROBATCHES,
+            num_ranks=num_ranks,
+            adaptation=self.adaptation,
+            effort=self.effort,
+            policy=self.policy,
+            schedule=self.schedule,
+        )
+        register_job(self.services, "job", spec)
+        for rank in range(num_ranks):
+            register_rank(
+                self.services,
+                rank_record(rank, stage=rank % NUM_STAGES, dp_rank=rank // NUM_STAGES),
+            )
+        put_profile(self.services, "job", two_stages())
+        self.acknowledged()
+
+    def _planned(self, request: PlanRequest) -> FrequencyPlan:
+        self.requests.append(request)
+        return make_plan(request)
+
+    @property
+    def ranks(self) -> tuple[RankRecord, ...]:
+        with self.services.store.reading() as reader:
+            return reader.list_ranks("job")
+
+    @property
+    def control(self) -> JobControl:
+        with self.services.store.reading() as reader:
+            return reader.find_control("job")
+
+    @property
+    def newest(self) -> PlanRecord:
+        version = get_job(self.services, "job").newest_version
+        assert version is not None
+        return get_plan(self.services, "job", version)
+
+    @property
+    def plan(self) -> FrequencyPlan | DataParallelPlan:
+        plan = self.newest.plan
+        assert not isinstance(plan, ProbePlan)
+        return plan
+
+    def react(self) -> float | None:
+        """Look once; in how many seconds to look again."""
+        return self.pacing(self.services, "job")
+
+    def acknowledged(self) -> None:
+        """All ranks have the newest version, and are at its first step."""
+        version = self.newest.version
+        for rank in self.ranks:
+            acknowledge(self.services, "job", rank.rank, version=version, current_step=self.step)
+        self.step = self.newest.first_step or self.step
+
+    def settle(self) -> None:
+        """React and acknowledge until nothing new comes of it."""
+        for _ in range(4):
+            version = self.newest.version
+            self.react()
+            if self.newest.version == version:
+                return
+            self.acknowledged()
+        raise AssertionError("the job is planned again and again")
+
+    def run(self, num_steps: int, factor: Factor = lambda rank: 1.0, **changes: int) -> None:
+        """Steps on the newest plan, each looked at."""
+        for _ in range(num_steps):
+            self.post(factor, **changes)
+            self.react()
+
+    def post(self, factor: Factor, **changes: int) -> None:
+        """One step of all ranks, at the clocks of the newest plan."""
+        record, profile = self.newest, two_stages()
+        for rank in self.ranks:
+            times_s = clock_times(profile, rank.stage)
+            counts = Counter(
+                (str(item.kind), item.chunk, item.frequency_mhz)
+                for item in rank_instructions(record.plan, rank)
+            )
+            rows = tuple(
+                (*key, count, times_s[key] * factor(rank.rank), 0.0)
+                for key, count in counts.items()
+            )
+            step = step_record(self.step, rank.rank, plan_version=record.version, **changes)
+            detail = StepDetail(job_id="job", rank=rank.rank, step=self.step, by_clock=rows)
+            store_measurements(self.services, "job", rank.rank, [step], [detail])
+        self.step += 1
+
+    def announce(
+        self,
+        rank: int,
+        slowdown: float,
+        *,
+        after_s: float | None = None,
+        for_s: float | None = None,
+    ) -> None:
+        """A straggler from some seconds on, and for so long."""
+        from_s = self.now.timestamp() + (after_s or 0.0)
+        announce_straggler(
+            self.services,
+            "job",
+            Announcement(
+                rank=rank,
+                slowdown=slowdown,
+                from_unix_s=None if after_s is None else from_s,
+                until_unix_s=None if for_s is None else from_s + for_s,
+            ),
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+def slow(rank: int, slowdown: float) -> Factor:
+    return lambda one: slowdown if one == rank else 1.0

@@ -1,0 +1,261 @@
+"""The reaction to what ranks measured: stragglers that are found, and drift."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from tests.planner.running import Running, slow, two_stages
+from tests.planner.samples import job_spec, rank_record, step_record
+
+from flyball_server.jobs.activation import acknowledge
+from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.inspection import get_job
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.measurements import store_measurements
+from flyball_server.jobs.pace_look import SeenSteps
+from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.reactions.pacing import MEMORY_S, MIN_STEPS, Pacing
+from flyball_server.jobs.records import StepReport
+from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.steering import Change, steer
+from flyball_server.jobs.stragglers import (
+    list_stragglers,
+    withdraw_straggler,
+)
+
+
+def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    assert job.newest.report is StepReport.CLOCKS
+    before = job.plan
+    job.run(30)
+    assert job.newest.version == 1
+    job.run(8, slow(1, 1.2))
+    assert job.newest.version == 2
+    [view] = list_stragglers(job.services, "job")
+    assert (view.rank, view.source, view.reason, view.is_in_force) == (1, "detected", "slow", True)
+    assert view.slowdown == pytest.approx(1.2)
+    job.acknowledged()
+    job.run(30, slow(1, 1.2))
+    assert job.newest.version == 2
+    job.run(8)
+    assert job.newest.version == 3
+    assert job.plan == before
+    assert list_stragglers(job.services, "job") == ()
+
+
+def test_what_a_detected_one_is_planned_with_is_told_by_the_reason_that_the_ranks_saw() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.run(12, slow(0, 1.3), num_thermally_capped=1)
+    assert [view.reason for view in list_stragglers(job.services, "job")] == ["thermal"]
+
+
+def test_nothing_is_found_before_a_plan_has_held_for_some_steps() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.run(MIN_STEPS, slow(1, 1.5))
+    assert job.newest.version == 1
+    job.run(1, slow(1, 1.5))
+    assert job.newest.version == 2
+    job.acknowledged()
+    job.run(MIN_STEPS)
+    assert job.newest.version == 2
+    job.run(1)
+    assert job.newest.version == 3
+
+
+def test_a_job_that_adapts_to_announcements_only_is_not_watched() -> None:
+    job = Running(adaptation="announced", effort="low")
+    job.run(20, slow(1, 1.5))
+    assert job.newest.version == 1
+
+
+def test_of_announced_and_detected_the_slower_one_is_in_force() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.announce(1, 1.5)
+    job.settle()
+    job.run(15, slow(1, 1.2))
+    both = list_stragglers(job.services, "job")
+    assert [(one.source, one.is_in_force) for one in both] == [
+        ("announced", True),
+        ("detected", False),
+    ]
+    assert job.newest.version == 2, "found to be slow, but not slower than announced"
+    withdraw_straggler(job.services, "job", 1)
+    job.settle()
+    assert [pace.slowdown for pace in job.control.in_force.rank_paces] == pytest.approx([1.2])
+
+
+def test_found_to_be_nearly_as_slow_as_announced_it_stays_planned_as_it_is_when_withdrawn() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.announce(1, 1.2)
+    job.settle()
+    job.run(15, slow(1, 1.21))
+    assert all(one.is_in_force for one in list_stragglers(job.services, "job"))
+    withdraw_straggler(job.services, "job", 1)
+    job.settle()
+    assert job.newest.version == 2
+    job.run(8)
+    assert job.newest.version == 3
+    assert job.control.in_force.rank_paces == ()
+
+
+def test_a_stage_that_drifts_is_planned_with_what_it_takes_now() -> None:
+    job = Running(num_pipelines=2, adaptation="frontier", effort="low")
+    job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
+    assert job.newest.version == 2
+    drifts = [(pace.stage, pace.kind) for pace in job.control.in_force.stage_paces]
+    assert drifts == [(1, "backward"), (1, "forward")]
+    job.acknowledged()
+    job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
+    assert job.newest.version == 2
+
+
+def test_another_profile_makes_all_that_was_found_against_the_old_one_forgotten() -> None:
+    job = Running(num_pipelines=2, adaptation="frontier", effort="low")
+    job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
+    job.acknowledged()
+    job.run(20, lambda rank: (1.04 if rank % 2 else 1.0) * (1.3 if rank == 0 else 1.0))
+    assert job.control.in_force.rank_paces
+    put_profile(job.services, "job", two_stages(1.5))
+    assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
+    assert job.control.in_force.stage_paces == ()
+
+
+def test_while_a_comparison_runs_nothing_is_looked_for() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    with job.services.store.writing() as writer:
+        add_version(
+            job.services,
+            writer,
+            "job",
+            job.plan,
+            report=StepReport.CLOCKS,
+            baseline_cycle=(False, True),
+        )
+    job.acknowledged()
+    job.run(20, slow(1, 1.5))
+    assert job.newest.version == 2
+
+
+def test_a_run_that_started_over_is_looked_at_although_older_steps_have_higher_numbers() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.step = 5000
+    job.run(3)
+    job.step = 0
+    job.announce(0, 1.1)
+    job.settle()
+    assert job.step < 100
+    for _ in range(MIN_STEPS + 6):
+        job.post(slow(1, 1.4))
+    job.pacing = Pacing()
+    job.settle()
+    assert [one.rank for one in list_stragglers(job.services, "job")] == [0, 1]
+
+
+def test_a_run_that_starts_over_is_watched_on_although_older_steps_have_higher_numbers() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.step = 5000
+    job.run(3)
+    job.step = 0
+    job.announce(0, 1.1)
+    job.settle()
+    assert job.step < 100
+    job.run(MIN_STEPS + 6, slow(1, 1.4))
+    assert [one.rank for one in list_stragglers(job.services, "job")] == [0, 1]
+
+
+def test_one_step_with_an_absurd_number_ends_no_watching() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    absurd = step_record(2**53 - 1, 0, plan_version=1)
+    store_measurements(job.services, "job", 0, [absurd])
+    job.run(MIN_STEPS + 6, slow(1, 1.4))
+    assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
+
+
+def test_steps_are_found_after_a_gap_in_which_nothing_was_measured() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.run(3)
+    job.step += 3000
+    job.run(8, slow(1, 1.4))
+    assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
+
+
+def test_after_a_planning_that_failed_the_plan_that_holds_is_watched() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    deadline_s = job.plan.baseline_iteration_time_s * 1.05
+    change_target(job.services, "job", TargetUpdate(target=f"deadline:{deadline_s}"))
+    job.acknowledged()
+    job.run(MIN_STEPS + 6, slow(1, 1.3))
+    assert get_job(job.services, "job").job.state is JobState.PLANNING_FAILED
+    assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
+    job.run(8)
+    assert list_stragglers(job.services, "job") == ()
+    assert get_job(job.services, "job").job.state is JobState.PLANNED
+
+
+def test_a_rank_beyond_all_bounds_is_planned_with_the_slowest_that_there_is() -> None:
+    job = Running(adaptation="frontier", effort="low")
+    job.run(MIN_STEPS + 6, slow(1, 1000.0))
+    assert get_job(job.services, "job").job.state is JobState.PLANNED
+    assert job.newest.version == 2
+    job.acknowledged()
+    job.run(MIN_STEPS + 6, slow(1, 1000.0))
+    assert job.newest.version == 2
+    assert [one.slowdown for one in list_stragglers(job.services, "job")] == [100.0]
+
+
+def test_a_drift_beyond_all_bounds_is_planned_with_the_fastest_that_there_is() -> None:
+    job = Running(num_pipelines=2, adaptation="frontier", effort="low")
+    job.run(60, lambda rank: 0.001 if rank % 2 else 1.0)
+    assert {pace.slowdown for pace in job.control.in_force.stage_paces} == {0.01}
+    assert get_job(job.services, "job").job.state is JobState.PLANNED
+
+
+def test_what_was_found_against_a_profile_holds_for_no_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Running(adaptation="frontier", effort="low")
+
+    def put_before(services: JobServices, job_id: str, change: Change, why: str) -> bool:
+        put_profile(services, job_id, two_stages(1.5))
+        return steer(services, job_id, change, why)
+
+    job.run(MIN_STEPS, slow(1, 1.4))
+    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.steer", put_before)
+    job.run(1, slow(1, 1.4))
+    assert job.newest.version == 2
+    assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
+
+
+def test_what_is_remembered_of_a_job_goes_when_nobody_has_looked_at_it_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Running(adaptation="frontier", effort="low")
+    made: list[weakref.ref[SeenSteps]] = []
+    now_s = 0.0
+
+    def seen(job_id: str, version: int, first_step: int) -> SeenSteps:
+        steps = SeenSteps(job_id, version, first_step)
+        made.append(weakref.ref(steps))
+        return steps
+
+    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.SeenSteps", seen)
+    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.time.monotonic", lambda: now_s)
+    job.run(3)
+    register_job(job.services, "other", job_spec(adaptation="frontier"))
+    for rank in (0, 1):
+        register_rank(job.services, rank_record(rank, job_id="other"))
+    put_profile(job.services, "other", two_stages())
+    for rank in (0, 1):
+        acknowledge(job.services, "other", rank, version=1, current_step=0)
+    job.pacing(job.services, "other")
+    assert made[-1]() is not None
+    of_job = [one for one in made if (steps := one()) is not None and steps.job_id == "job"]
+    assert of_job
+    now_s = MEMORY_S + 1
+    job.pacing(job.services, "other")
+    gc.collect()
+    assert [one() for one in of_job] == [None] * len(of_job)

@@ -1,0 +1,103 @@
+"""The reaction to the time of day."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from tests.planner.running import Running
+
+from flyball_client.wire_loop import Timetable, TimetableWindow
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+)
+from flyball_server.jobs.inspection import get_job
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.reactions.timetabled import LONGEST_PAUSE_S, timetabled
+from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
+
+
+def night(target: str = "least-energy") -> Timetable:
+    return Timetable(
+        windows=(TimetableWindow(from_time="22:00", until_time="06:00", target=target),)
+    )
+
+
+def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it() -> None:
+    job = Running(effort="low")
+    before = job.plan
+    summary = put_timetable(job.services, "job", night())
+    assert summary.target_in_force == "fastest"
+    assert summary.next_change == job.now.replace(hour=22)
+    assert timetabled(job.services, "job") == LONGEST_PAUSE_S
+    job.pass_time(10 * 3600 - 60)
+    assert timetabled(job.services, "job") == 60
+    assert job.newest.version == 1
+    job.pass_time(60)
+    timetabled(job.services, "job")
+    assert job.newest.version == 2
+    assert job.plan.iteration_time_s > before.iteration_time_s
+    assert get_timetable(job.services, "job").target_in_force == "least-energy"
+    timetabled(job.services, "job")
+    assert job.newest.version == 2
+    job.pass_time(8 * 3600)
+    timetabled(job.services, "job")
+    assert job.plan == before
+
+
+def test_a_timetable_that_is_taken_away_leaves_the_jobs_own_target() -> None:
+    job = Running(effort="low")
+    before = job.plan
+    job.pass_time(11 * 3600)
+    put_timetable(job.services, "job", night())
+    timetabled(job.services, "job")
+    assert job.newest.version == 2
+    delete_timetable(job.services, "job")
+    delete_timetable(job.services, "job")
+    assert timetabled(job.services, "job") is None
+    assert job.plan == before
+    assert get_timetable(job.services, "job").timetable is None
+
+
+def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes() -> None:
+    job = Running(effort="low")
+    job.pass_time(17.75 * 3600)
+    put_timetable(job.services, "job", night("power:1"))
+    assert timetabled(job.services, "job") == LONGEST_PAUSE_S
+    assert get_job(job.services, "job").job.state is JobState.PLANNING_FAILED
+    job.pass_time(600)
+    assert timetabled(job.services, "job") == 300
+    job.pass_time(300)
+    timetabled(job.services, "job")
+    assert get_job(job.services, "job").job.state is JobState.PLANNED
+
+
+def test_a_straggler_within_a_window_is_planned_with_the_windows_target() -> None:
+    job = Running(effort="low")
+    job.pass_time(11 * 3600)
+    put_timetable(job.services, "job", night("slowdown:0.2"))
+    timetabled(job.services, "job")
+    job.announce(0, 1.5)
+    job.settle()
+    assert job.plan.target == "slowdown:0.2"
+    assert job.plan.baseline_iteration_time_s == pytest.approx(1.95)
+
+
+def test_a_target_that_the_policy_does_not_know_is_refused_with_its_window() -> None:
+    job = Running(policy="envelope")
+    with pytest.raises(InvalidFieldError, match="aims at fastest only") as error:
+        put_timetable(job.services, "job", night())
+    assert error.value.field == "windows[0].target"
+    put_timetable(job.services, "job", night("fastest"))
+
+
+def test_a_timetable_that_cannot_be_summed_up_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Running(effort="low")
+
+    def overflow(timetable: Timetable, now: datetime) -> datetime:
+        raise OverflowError
+
+    monkeypatch.setattr("flyball_server.jobs.timetables.next_change", overflow)
+    with pytest.raises(OverflowError):
+        put_timetable(job.services, "job", night())
+    assert job.control.timetable is None
