@@ -267,7 +267,9 @@ def test_a_registered_rank_is_shown_with_what_it_acknowledged(planner: LivePlann
     planner.acknowledge(0, 1, 3)
     ranks = planner.http.get(JOB).json()["ranks"]
     registered = rank_registration(0)
-    assert ranks[0] == {**registered, "rank": 0, "acknowledged_version": 1, "current_step": 3}
+    # The clocks of thousands of ranks are not shown with a job.
+    shown = {name: value for name, value in registered.items() if name != "sm_clocks_mhz"}
+    assert ranks[0] == {**shown, "rank": 0, "acknowledged_version": 1, "current_step": 3}
     assert ranks[1]["acknowledged_version"] is None
     again = planner.http.put(routes.fill(routes.RANK, job_id="job", rank=0), json=registered)
     assert again.status_code == 200

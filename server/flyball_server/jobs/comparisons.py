@@ -14,6 +14,7 @@ from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_reading import num_paired_steps, step_kinds
 from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.planning.probe_plan import ProbePlan
 
 # The energy counter moves about every 100 ms: a block of so long loses a few percent at its ends.
 BLOCK_S = 2.0
@@ -36,12 +37,12 @@ class ComparisonProgress:
 def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> ComparisonProgress:
     """Ask for a comparison of the job's plan with the highest clocks.
 
-    It begins as soon as a plan holds that is neither probing nor being reconfigured. The same
+    It begins as soon as a plan holds that is not being reconfigured. The same
     again changes nothing while it runs; another number of pairs changes when it ends.
 
     Raises:
         UnknownJobError: no such job.
-        MissingPlanError: it has no plan yet.
+        MissingPlanError: it has no plan yet, or is still being profiled.
         NothingToCompareError: its plan is all at the highest clocks.
         InvalidFieldError: too few pairs, or too many.
     """
@@ -49,9 +50,10 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
     with services.store.writing() as writer:
         require_job(writer, job_id)
         version = newest_version(writer.list_activations(job_id))
-        if version is None:
+        newest = None if version is None else require_plan(writer, job_id, version)
+        if newest is None or isinstance(newest.plan, ProbePlan):
             raise MissingPlanError(job_id=job_id)
-        if step_kinds(require_plan(writer, job_id, version)).is_all_baseline:
+        if step_kinds(newest).is_all_baseline:
             raise NothingToCompareError(job_id=job_id)
         control = writer.find_control(job_id)
         known = control.comparison
