@@ -35,6 +35,14 @@ def _count(text: str) -> int:
     return count
 
 
+def share(text: str) -> float:
+    """A number above 0 and at most 1."""
+    number = float(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, not {text}")
+    return number
+
+
 def positive_number(text: str) -> float:
     """A finite number above 0."""
     number = float(text)

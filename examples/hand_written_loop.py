@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from example_options import example_parser, parse_options, positive_number
+from example_options import example_parser, parse_options, positive_number, share
 from flyball_client.errors import PlannerError
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.planner_client import PlannerClient
@@ -24,7 +24,6 @@ from flyball_client.wire import JobRegistration
 from flyball_integrations.job_registrar import JobRegistrar
 from flyball_profiles.examples import load_example_profile
 
-JOB_ID = "hand-written"
 BLOCKING_POWER_W = 80.0
 ROWS = 8
 STEPS_BETWEEN_LOOKS = 10
@@ -44,7 +43,7 @@ def open_session(
         time_scale=options.time_scale,
     )
     planner = RankSettings.read(os.environ).open_planner()
-    session = RankSession(gpu=gpu, job_id=JOB_ID, rank=rank, stage=rank, planner=planner)
+    session = RankSession(gpu=gpu, job_id=options.job, rank=rank, stage=rank, planner=planner)
     if planner is not None:
         opened.callback(planner.close)
         is_given = options.profiling == "given"
@@ -58,27 +57,45 @@ def open_session(
             emulated=gpu.is_emulated,
         )
         if rank == 0:
-            registrar = JobRegistrar(planner, job_id=JOB_ID, registration=registration)
+            registrar = JobRegistrar(planner, job_id=options.job, registration=registration)
             opened.callback(registrar.close)
     return opened.enter_context(session), planner
 
 
-def print_profiling(planner: PlannerClient) -> None:
-    """How far the profile is, to be called between two steps: it waits for the planner."""
-    try:
-        seen = planner.get_profiling(JOB_ID)
-    except PlannerError as error:
-        print(f"profiling: {error}", flush=True)
-        return
-    line = f"profiling {seen.state}: {seen.num_steps} steps"
-    if seen.points:
-        num_probed = sum(point.num_probes > 0 for point in seen.points)
-        line += f", {num_probed} of {len(seen.points)} points probed, the others interpolated"
-    if seen.largest_slowdown is not None:
-        line += f", at most {seen.largest_slowdown:.1%} slower"
-    if seen.problem is not None:
-        line += f"; {seen.problem}"
-    print(f"{line} ({'emulated' if seen.emulated else 'measured'})", flush=True)
+class ProfilingProgress:
+    """How far the profile is, printed where that has changed.
+
+    Args:
+        planner: that is asked.
+        job_id: the job.
+    """
+
+    def __init__(self, planner: PlannerClient, job_id: str) -> None:
+        self._planner = planner
+        self._job_id = job_id
+        self._printed = ""
+
+    def look(self) -> None:
+        """To be called between two steps: it waits for the planner."""
+        line = self._line()
+        if line != self._printed:
+            print(line, flush=True)
+        self._printed = line
+
+    def _line(self) -> str:
+        try:
+            seen = self._planner.get_profiling(self._job_id)
+        except PlannerError as error:
+            return f"profiling: {error}"
+        line = f"profiling {seen.state}: {seen.num_steps} steps"
+        if seen.points:
+            num_probed = sum(point.num_probes > 0 for point in seen.points)
+            line += f", {num_probed} of {len(seen.points)} points probed, the others interpolated"
+        if seen.largest_slowdown is not None:
+            line += f", at most {seen.largest_slowdown:.1%} slower"
+        if seen.problem is not None:
+            line += f"; {seen.problem}"
+        return f"{line} ({'emulated' if seen.emulated else 'measured'})"
 
 
 class Stage:
@@ -181,8 +198,14 @@ def samples(num_microbatches: int, *, width: int) -> Iterator[list[torch.Tensor]
 
 
 def loop_parser() -> argparse.ArgumentParser:
-    """What all examples take, how the profile comes to be, and how fast emulated time runs."""
+    """What all examples take, the job's name, who profiles, and how fast emulated time runs."""
     parser = example_parser(__doc__)
+    parser.add_argument(
+        "--job",
+        metavar="NAME",
+        default="hand-written",
+        help="at the planner; default: hand-written",
+    )
     parser.add_argument(
         "--profiling",
         choices=("given", "online"),
@@ -191,9 +214,10 @@ def loop_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--profiling-slowdown",
-        type=positive_number,
+        type=share,
         default=0.1,
-        help="how much slower an iteration may be while it is measured; default: 0.1",
+        help="how much slower an iteration may be while it is measured, above 0 and at most 1;"
+        " default: 0.1",
     )
     parser.add_argument(
         "--time-scale",
@@ -216,13 +240,15 @@ def main() -> None:
         session, planner = open_session(opened, options)
         stage = Stage(build_layer(dist.get_rank(), width=width), session, width=width)
         data = samples(options.microbatches, width=width)
+        progress = None
+        if planner is not None and dist.get_rank() == 0 and options.profiling == "online":
+            progress = ProfilingProgress(planner, options.job)
         for step, microbatches in zip(range(options.steps), data, strict=False):
             loss = stage.train_step(microbatches)
             if dist.get_rank() == options.stages - 1:
                 print(f"step {step}: loss {loss:.9f}", flush=True)
-            is_look_due = options.profiling == "online" and step % STEPS_BETWEEN_LOOKS == 0
-            if is_look_due and planner is not None and dist.get_rank() == 0:
-                print_profiling(planner)
+            if progress is not None and step % STEPS_BETWEEN_LOOKS == 0:
+                progress.look()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -29,12 +29,14 @@ def open_planner(given: str | None) -> PlannerClient:
     """A client of the planner at this address, or the environment's; the caller closes it.
 
     Raises:
-        CommandError: neither is given, or one cannot be used.
+        CommandError: neither is given, or one cannot be used; an empty `given` cannot.
     """
     # Here, because it brings httpx, and `flyball --help` need not wait for that.
     from flyball_client.planner_client import PlannerClient  # noqa: PLC0415
 
     name = "FLYBALL_PLANNER_URL" if given is None else "--planner"
+    if given is not None and not given.strip():
+        raise CommandError("--planner is empty; give the planner's address, or leave it out")
     url = given or os.environ.get("FLYBALL_PLANNER_URL")
     if not url:
         raise CommandError("give --planner URL, or set FLYBALL_PLANNER_URL")

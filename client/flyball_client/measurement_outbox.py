@@ -6,7 +6,8 @@ import logging
 import threading
 from collections import deque
 
-from flyball_client.errors import FlyballError, PlannerRefusedError
+from flyball_client.codec import encode
+from flyball_client.errors import CodecError, FlyballError, PlannerRefusedError
 from flyball_client.planner_client import PlannerClient
 from flyball_client.planner_presence import Backoff, PlannerPresence
 from flyball_client.step_details import num_details
@@ -77,7 +78,7 @@ class MeasurementOutbox:
 
     @property
     def num_dropped(self) -> int:
-        """Measurements that were lost because the queue was full or the planner refused them."""
+        """Measurements that were lost: the queue was full, or they were refused, or no JSON."""
         return self._num_dropped
 
     def put(self, measurement: StepMeasurement) -> None:
@@ -110,6 +111,10 @@ class MeasurementOutbox:
                 self._planner.post_measurements(
                     self._job_id, self._rank, MeasurementBatch(steps=batch)
                 )
+            except CodecError as error:
+                # Nothing was sent.
+                self._put_back_encodable(batch, error)
+                continue
             except FlyballError as error:
                 self._on_failure(error, batch)
                 return False
@@ -131,6 +136,17 @@ class MeasurementOutbox:
             return
         self._put_back(batch)
         self._presence.lost("measurements", error)
+
+    def _put_back_encodable(self, batch: tuple[StepMeasurement, ...], error: CodecError) -> None:
+        encodable = tuple(step for step in batch if _is_encodable(step))
+        if len(encodable) == len(batch):
+            # Whatever it is, it would be so again.
+            encodable = ()
+        num_lost = len(batch) - len(encodable)
+        with self._lock:
+            self._num_dropped += num_lost
+        _logger.warning("rank %d: %d measurements dropped: %s", self._rank, num_lost, error)
+        self._put_back(encodable)
 
     def _take_batch(self) -> tuple[StepMeasurement, ...]:
         batch: list[StepMeasurement] = []
@@ -160,3 +176,11 @@ class MeasurementOutbox:
         oldest = self._queue.popleft()
         self._num_details -= num_details(oldest)
         return oldest
+
+
+def _is_encodable(step: StepMeasurement) -> bool:
+    try:
+        encode(step)
+    except CodecError:
+        return False
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from flyball_client.errors import CodecError
 from flyball_client.plan_cursor import CompiledPlan
 from flyball_client.wire import RankPlan
@@ -21,7 +23,8 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     Raises:
         CodecError: it is for another stage, an instruction is not
             `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, or a row of its cycle
-            has not one clock above 0 for each of them.
+            has not one clock above 0 for each of them, or the counter is to be read elsewhere
+            than after instructions, in their order.
     """
     if plan.stage != stage:
         raise CodecError(
@@ -29,6 +32,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         )
     rows = [_row(item, position) for position, item in enumerate(plan.instructions)]
     _check_cycle(plan)
+    _check_counter_reads(plan)
     wanted_mhz = tuple(clock_mhz for _, _, clock_mhz, _ in rows)
     cycle_mhz = plan.cycle_mhz
     given_mhz = {
@@ -49,7 +53,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         num_raised=sum(clock_mhz != given_mhz[clock_mhz] for row in set_mhz for clock_mhz in row),
         cycle_mhz=None if cycle_mhz is None else tuple(given_rows[row] for row in cycle_mhz),
         report=plan.report,
-        counter_reads=frozenset(plan.counter_reads or ()),
+        counter_reads=plan.counter_reads or (),
     )
 
 
@@ -83,6 +87,15 @@ def _check_cycle(plan: RankPlan) -> None:
             )
         if any(clock_mhz <= 0 for clock_mhz in row):
             raise CodecError(f"cycle_mhz[{number}] must have clocks above 0 MHz only")
+
+
+def _check_counter_reads(plan: RankPlan) -> None:
+    reads, num_instructions = plan.counter_reads or (), len(plan.instructions)
+    is_rising = all(before < after for before, after in pairwise(reads))
+    if not is_rising or any(not 1 <= position <= num_instructions for position in reads):
+        raise CodecError(
+            f"counter_reads must rise and be from 1 to the {num_instructions} instructions"
+        )
 
 
 def _at_or_above(wanted_mhz: int, supported_mhz: tuple[int, ...]) -> int:

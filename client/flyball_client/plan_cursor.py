@@ -21,7 +21,8 @@ class CompiledPlan:
         cycle_mhz: instead of `sm_clocks_mhz`, such clocks for each step of a cycle that begins at
             the plan's first step and repeats; None: the same in every step.
         report: what is told of each measured step, see `step_details`.
-        counter_reads: after how many of a step's instructions the energy counter is read.
+        counter_reads: after how many of a step's instructions the energy counter is read,
+            rising.
     """
 
     version: int
@@ -33,7 +34,7 @@ class CompiledPlan:
     num_raised: int
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     report: str = "totals"
-    counter_reads: frozenset[int] = frozenset()
+    counter_reads: tuple[int, ...] = ()
 
     @property
     def num_clocks(self) -> int:

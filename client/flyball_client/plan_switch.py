@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from flyball_client.plan_cursor import CompiledPlan
 
+# A plan that is not chosen is offered again in every step, perhaps for ever.
+_MAX_OFFERED = 16
+
 PlanChoice = Callable[[tuple[CompiledPlan, ...]], CompiledPlan | None]
 
 
@@ -24,7 +27,8 @@ class PlanSwitch:
     Args:
         choose: of the plans whose first step has come, in the order in which they came, at
             least one, which is to be run from now on; None: the one as before. What is not
-            chosen is offered again at the next step, unless a later one was chosen.
+            chosen is offered again at the next step, unless a later one was chosen; of those the 16
+            that came last.
     """
 
     def __init__(self, choose: PlanChoice = newest_plan) -> None:
@@ -40,8 +44,11 @@ class PlanSwitch:
         """The plan to run from this step on, with its first step; None: no other than before."""
         while self._arrived:
             self._awaiting_step.append(self._arrived.popleft())
-        due = tuple(plan for first_step, plan in self._awaiting_step if first_step <= step)
-        chosen = self._choose(due) if due else None
+        due = [entry for entry in self._awaiting_step if entry[0] <= step]
+        for entry in due[:-_MAX_OFFERED]:
+            self._awaiting_step.remove(entry)
+        offered = tuple(plan for _, plan in due[-_MAX_OFFERED:])
+        chosen = self._choose(offered) if offered else None
         if chosen is None:
             return None
         # What came before it is superseded, even where its step is still to come.

@@ -12,6 +12,7 @@ A fifth, `on_transfer`, tells how long a receive or a send took.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -130,26 +131,19 @@ class RankSession:
         )
         # The follower's, within reach of the hook.
         self._cursor: PlanCursor | None = None
-        self._counter_reads: frozenset[int] = frozenset()
+        self._counter_reads: tuple[int, ...] = ()
         self._history: deque[StepMeasurement] = deque(maxlen=history_length)
-        self._link: PlannerLink | None = None
-        if planner is not None:
-            self._link = PlannerLink(
-                planner,
-                job_id=job_id,
-                rank=rank,
-                rank_name=self._name,
-                registration=replace(
-                    _registration_of(gpu, supported_mhz, stage),
-                    dp_rank=dp_rank,
-                    tp_rank=tp_rank,
-                    cp_rank=cp_rank,
-                ),
-                times=times or LinkTimes(),
-                current_step=lambda: self._current_step,
-                compile_plan=self._follower.compile,
-                activate=self._plans.put,
-            )
+        registration = replace(
+            _registration_of(gpu, supported_mhz, stage),
+            dp_rank=dp_rank,
+            tp_rank=tp_rank,
+            cp_rank=cp_rank,
+        )
+        self._link = (
+            None
+            if planner is None
+            else self._link_to(planner, job_id, rank, registration, times or LinkTimes())
+        )
 
     # ------------------------------------------------------------------ life
 
@@ -336,7 +330,8 @@ class RankSession:
             transfer: a `receive` belongs to the next instruction of this kind, a `send` to the
                 one named, or without a microbatch to the last of this kind.
             kind: whose input or result it is: a gradient that is received is `backward`'s.
-            time_s: how long it took, waiting included, in seconds of `clock_s`.
+            time_s: how long it took, waiting included, in seconds of `clock_s`; one that is below
+                0 or not finite is left out.
             microbatch: from 0.
             chunk: of the model, where there are several.
         """
@@ -344,11 +339,32 @@ class RankSession:
             return
         try:
             self._note_begun()
-            self._timings.add_transfer(transfer, kind, microbatch, chunk, time_s)
+            if 0 <= time_s < math.inf:
+                self._timings.add_transfer(transfer, kind, microbatch, chunk, float(time_s))
         except Exception as error:
             self._governor.give_up(error)
 
     # ------------------------------------------------------------------ inside
+
+    def _link_to(
+        self,
+        planner: PlannerClient,
+        job_id: str,
+        rank: int,
+        registration: RankRegistration,
+        times: LinkTimes,
+    ) -> PlannerLink:
+        return PlannerLink(
+            planner,
+            job_id=job_id,
+            rank=rank,
+            rank_name=self._name,
+            registration=registration,
+            times=times,
+            current_step=lambda: self._current_step,
+            compile_plan=self._follower.compile,
+            activate=self._plans.put,
+        )
 
     def _note_begun(self) -> None:
         """Put the instruction that runs into the timings, where it is not there yet."""
@@ -375,16 +391,19 @@ class RankSession:
             is_planner_lost=self._link is not None and self._link.is_lost,
         )
         self._cursor = self._follower.cursor
-        self._counter_reads = (
-            frozenset() if self._cursor is None else self._cursor.plan.counter_reads
-        )
+        self._counter_reads = () if self._cursor is None else self._cursor.plan.counter_reads
         if had_plan and self._cursor is None:
             self._governor.pause()
 
     def _is_counter_read(self) -> bool:
         """Whether the plan wants the energy counter to be read after the instruction that ended."""
-        cursor = self._cursor
-        return cursor is not None and cursor.position in self._counter_reads
+        cursor, number = self._cursor, self._meter.num_readings
+        # In their order, so each once: an end may be told twice.
+        return (
+            cursor is not None
+            and number < len(self._counter_reads)
+            and cursor.position == self._counter_reads[number]
+        )
 
     def _measure(self) -> None:
         self._note_begun()
@@ -396,16 +415,26 @@ class RankSession:
         )
         self._timings.end_step()
         self._history.append(measurement)
-        if cursor is not None and asks_for_details(cursor.plan.report):
+        if self._link is not None:
+            self._link.put(self._detailed(measurement))
+        self._follower.end_step(self._current_step)
+
+    def _detailed(self, measurement: StepMeasurement) -> StepMeasurement:
+        """With what the plan asks for beside the totals."""
+        if self._cursor is None:
+            return measurement
+        plan = self._cursor.plan
+        if plan.counter_reads:
+            readings = self._meter.readings(len(plan.counter_reads))
+            measurement = replace(measurement, counter_readings=readings)
+        if asks_for_details(plan.report):
             measurement = with_details(
                 measurement,
                 self._timings.last_step(),
-                cursor.plan.report,
+                plan.report,
                 were_clocks_set=not self._governor.is_over,
             )
-        if self._link is not None:
-            self._link.put(measurement)
-        self._follower.end_step(self._current_step)
+        return measurement
 
     def _tell(self, observe: Callable[[str, int], None], kind: str, chunk: int) -> None:
         try:

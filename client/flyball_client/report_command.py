@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from flyball_client.planner_client import PlannerClient
 
 _MIN_PAIRS, _MAX_PAIRS = 2, 10_000
+# Of money or CO2 per kWh.
+_MAX_FACTOR = 1e6
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -129,8 +132,8 @@ def _document(report: ReportView, factors: Factors) -> dict[str, Any]:
 
 def _amount(text: str) -> float:
     value = _number(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number, at least 0, not {text!r}")
+    if not 0 <= value <= _MAX_FACTOR:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_MAX_FACTOR:.0f}, not {text!r}")
     return value
 
 
@@ -149,9 +152,17 @@ def _number(text: str) -> float:
 
 
 def _currency(name: str) -> str:
-    if not (1 <= len(name) <= 12 and name.isprintable() and "|" not in name):
-        raise CommandError("--currency must be 1 to 12 printable characters, such as EUR")
+    # Nothing that means something in Markdown or HTML.
+    if not (name.strip() and len(name) <= 12 and all(map(_is_of_currency, name))):
+        raise CommandError(
+            "--currency must be 1 to 12 letters, digits, spaces and currency signs, such as EUR"
+        )
     return name
+
+
+def _is_of_currency(character: str) -> bool:
+    is_sign = unicodedata.category(character) == "Sc"
+    return is_sign or character == " " or character.isalnum()
 
 
 COMMAND = Command(

@@ -45,7 +45,8 @@ def with_details(
 
 def num_details(measurement: StepMeasurement) -> int:
     """How many entries its details have together."""
-    return len(measurement.by_clock or ()) + len(measurement.instructions or ())
+    details = (measurement.by_clock, measurement.instructions, measurement.counter_readings)
+    return sum(len(entries or ()) for entries in details)
 
 
 def _by_clock(

@@ -57,6 +57,11 @@ class StepMeter:
         self._readings.clear()
         self._began_s = self.clock_s()
 
+    @property
+    def num_readings(self) -> int:
+        """How often the counter was read within the step, or could not be."""
+        return len(self._readings)
+
     def read_within(self) -> None:
         """Read the counter now, within the step."""
         now_j, began_j = self._energy_j(), self._began_j
@@ -81,13 +86,12 @@ class StepMeter:
             num_clock_misses=report.num_misses - began.num_misses,
             num_power_capped=report.num_power_capped - began.num_power_capped,
             num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
-            counter_readings=self._whole_readings(),
         )
 
-    def _whole_readings(self) -> tuple[tuple[float, float], ...] | None:
-        """The readings within the step; None: there were none, or one failed."""
+    def readings(self, num_wanted: int) -> tuple[tuple[float, float], ...] | None:
+        """The `[s, J]` read within the step; None: they are not as many, or one failed."""
         readings = tuple(reading for reading in self._readings if reading is not None)
-        return readings if readings and len(readings) == len(self._readings) else None
+        return readings if len(readings) == len(self._readings) == num_wanted else None
 
     def _energy_j(self) -> float | None:
         if not self._has_counter:

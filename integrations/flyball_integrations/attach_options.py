@@ -8,8 +8,11 @@ Each is a keyword. One that is None counts as not given.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any, TypedDict, cast
 
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
@@ -99,7 +102,11 @@ def check_options(attach: Callable[..., object], options: Mapping[str, object]) 
 
 
 def registered_fields(options: PlanningOptions) -> dict[str, Any]:
-    """Fields of a JobRegistration that the options give; others keep their defaults."""
+    """Fields of a JobRegistration that the options give; others keep their defaults.
+
+    Raises:
+        ValueError: `blocking_power_w` is neither a number nor a list of numbers.
+    """
     given = cast("Mapping[str, Any]", options)
     fields = {
         name: given[name]
@@ -109,7 +116,28 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     if "gpu_type" in fields:
         fields["gpu"] = fields.pop("gpu_type")
     if "blocking_power_w" in fields:
-        power_w = fields["blocking_power_w"]
-        is_one = isinstance(power_w, int | float)
-        fields["blocking_power_w"] = (power_w,) if is_one else tuple(power_w)
+        fields["blocking_power_w"] = _powers_w(fields["blocking_power_w"])
     return fields
+
+
+def _powers_w(given: object) -> tuple[float, ...]:
+    """Of all stages, or of each."""
+    values: tuple[object, ...] = (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        # An array without dimensions cannot be gone through.
+        with suppress(TypeError):
+            values = tuple(cast("Iterable[object]", given))
+    powers_w = tuple(map(_finite_or_none, values))
+    if None in powers_w:
+        raise ValueError(
+            f"blocking_power_w must be a finite number of watts, or one per stage, not {given!r}"
+        )
+    return cast("tuple[float, ...]", powers_w)
+
+
+def _finite_or_none(value: object) -> float | None:
+    # A truth value counts as a number in Python; numpy's own does not.
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None

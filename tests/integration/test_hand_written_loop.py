@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from flyball_client import routes
+from flyball_client.errors import PlannerError
+from flyball_client.wire_loop import ProfilingView
 from flyball_integrations.demo.child_process import ChildProcess
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment
@@ -104,18 +106,79 @@ def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(
 
 def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(tmp_path: Path) -> None:
     # Emulated time runs faster than the clock on the wall, so that steps are short.
-    options = ("--profiling", "online", "--time-scale", "0.2", "--steps", "60")
+    job_id = "another"
+    options = (
+        *("--profiling", "online", "--time-scale", "0.2", "--steps", "60"),
+        *("--job", job_id),
+    )
     with live_planner() as planner:
         output = _trained(planner, tmp_path, *options, is_prepared=lambda: True)
-        job = planner.http.get(routes.fill(routes.JOB, job_id=_JOB_ID)).json()
-        steps = planner.http.get(routes.fill(routes.STEPS, job_id=_JOB_ID)).json()
-        plan = planner.http.get(routes.fill(routes.PLAN, job_id=_JOB_ID, version=1)).json()
+        job = planner.http.get(routes.fill(routes.JOB, job_id=job_id)).json()
+        steps = planner.http.get(routes.fill(routes.STEPS, job_id=job_id)).json()
+        plan = planner.http.get(routes.fill(routes.PLAN, job_id=job_id, version=1)).json()
     assert job["state"] == "profiling"
     assert job["registration"]["blocking_power_w"] is None
     assert (plan["plan"]["policy"], plan["plan"]["schedule"]) == ("probe", "1f1b")
     assert any(step["plan_versions"] == [1] for step in steps)
     assert all(step["num_unplanned"] == 0 for step in steps)
     assert re.search(r"^profiling probing: \d+ steps \(emulated\)$", output, re.MULTILINE)
+
+
+def test_the_progress_of_profiling_is_printed_where_it_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[ProfilingView | PlannerError] = [
+        *(PlannerError("away"), PlannerError("away"), _probing(3), _probing(3), _probing(8)),
+        PlannerError("away"),
+    ]
+
+    class Answering:
+        def get_profiling(self, job_id: str) -> ProfilingView:
+            assert job_id == "another"
+            answer = answers.pop(0)
+            if isinstance(answer, PlannerError):
+                raise answer
+            return answer
+
+    monkeypatch.syspath_prepend(str(_EXAMPLE.parent))
+    progress = runpy.run_path(str(_EXAMPLE))["ProfilingProgress"](Answering(), "another")
+    while answers:
+        progress.look()
+    assert capsys.readouterr().out.splitlines() == [
+        "profiling: away",
+        "profiling probing: 3 steps (emulated)",
+        "profiling probing: 8 steps (emulated)",
+        "profiling: away",
+    ]
+
+
+def _probing(num_steps: int) -> ProfilingView:
+    return ProfilingView(
+        job_id="another",
+        state="probing",
+        problem=None,
+        num_steps=num_steps,
+        points=(),
+        blocking_power_w=None,
+        blocking_power_error_w=None,
+        slowdown_limit=0.1,
+        largest_slowdown=None,
+        extra_time_s=None,
+        extra_energy_j=None,
+        emulated=True,
+    )
+
+
+def test_a_slowdown_above_all_of_an_iteration_is_no_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(_EXAMPLE.parent))
+    parser = runpy.run_path(str(_EXAMPLE))["loop_parser"]()
+    assert parser.parse_args(["--profiling-slowdown", "1"]).profiling_slowdown == 1.0
+    for wrong in ("0", "-0.1", "1.01", "nan", "inf"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"--profiling-slowdown={wrong}"])
+        assert "--profiling-slowdown" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_loops_losses_are_those_of_the_model_in_one_process(

@@ -162,6 +162,11 @@ def test_a_comparison_without_a_plan_is_refused(flyball: Flyball) -> None:
         (("--planner", "http://127.0.0.1:1", "--price-per-kwh", "nan"), "--price-per-kwh"),
         (("--planner", "http://127.0.0.1:1", "--co2-g-per-kwh", "inf"), "--co2-g-per-kwh"),
         (("--planner", "http://127.0.0.1:1", "--currency", "a|b"), "--currency"),
+        (("--planner", "http://127.0.0.1:1", "--currency", "`E`"), "--currency"),
+        (("--planner", "http://127.0.0.1:1", "--currency", "<b>"), "--currency"),
+        (("--planner", "http://127.0.0.1:1", "--currency", " "), "--currency"),
+        (("--planner", "http://127.0.0.1:1", "--price-per-kwh", "1e7"), "--price-per-kwh"),
+        (("--planner", "http://127.0.0.1:1", "--co2-g-per-kwh", "1e7"), "--co2-g-per-kwh"),
         (("--planner", "http://127.0.0.1:1", "--timeout", "0"), "--timeout"),
         (("--json", "--markdown"), "not allowed with"),
     ],
@@ -170,6 +175,21 @@ def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], n
     error = refusal(flyball("report", "job", *arguments))
     assert error.startswith("flyball report: ")
     assert named in error
+
+
+def test_an_empty_address_does_not_count_as_none(
+    flyball: Flyball, planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYBALL_PLANNER_URL", address(planner))
+    for empty in ("", " "):
+        assert "--planner is empty" in refusal(flyball("report", "job", "--planner", empty))
+
+
+def test_a_currency_may_be_a_sign(flyball: Flyball, planner: LivePlanner) -> None:
+    factors = ("--price-per-kwh", "0.25", "--currency", "US $")
+    done = flyball("report", "job", "--planner", address(planner), *factors)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " US $" in done.stdout
 
 
 # ------------------------------------------------------------------ how it compares

@@ -13,6 +13,8 @@ from tests.planner.measuring import COMPARISON, REPORT, MeasuringRanks, put_enve
 from tests.planner.samples import profile_csv
 
 from flyball_client import routes
+from flyball_client.planner_client import PlannerClient
+from flyball_client.wire_loop import ComparisonRequest
 from flyball_server.jobs.sql_store import SqlJobStore
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
@@ -46,6 +48,7 @@ def test_an_unknown_job_has_neither_report_nor_comparison(planner: LivePlanner) 
         planner.http.get(REPORT),
         planner.http.get(COMPARISON),
         planner.http.put(COMPARISON, json={"num_pairs": 4}),
+        planner.http.delete(COMPARISON),
     ):
         assert answer.status_code == 404
 
@@ -126,6 +129,21 @@ def test_another_plan_in_between_ends_the_comparison(
     planner.http.put(TARGET, json={"policy": "uniform"}).raise_for_status()
     ended = ranks.wait_for_comparison("ended")
     assert 0 < ended.num_measured_pairs < 24
+    assert ranks.take_newest_plan() == 3
+    assert not ranks.is_baseline(ranks.next_step)
+
+
+def test_a_comparison_is_withdrawn_any_number_of_times(
+    ranks: MeasuringRanks, planner: LivePlanner
+) -> None:
+    ranks.take_newest_plan()
+    with PlannerClient(str(planner.http.base_url)) as client:
+        client.put_comparison("job", ComparisonRequest(num_pairs=24))
+        ranks.wait_for_version(2)
+        client.delete_comparison("job")
+        assert client.get_comparison("job").state == "ended"
+    ranks.wait_for_version(3)
+    assert planner.http.delete(COMPARISON).status_code == 204
     assert ranks.take_newest_plan() == 3
     assert not ranks.is_baseline(ranks.next_step)
 

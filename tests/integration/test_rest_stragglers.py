@@ -128,6 +128,7 @@ def test_an_announcement_that_cannot_be_used_names_its_field(planner: LivePlanne
         ("from_time", "22:00"),
         ("from_time", "2026-11-21T22:00:00"),
         ("until_time", "2001-01-01T00:00:00Z"),
+        ("until_time", "9999-12-31T23:59:59.999999+00:00"),
         ("colour", "red"),
     ):
         answer = announced(planner, **{field: value})
@@ -172,6 +173,11 @@ def test_a_window_that_cannot_be_used_is_named(planner: LivePlanner) -> None:
     answer = planner.http.put(TIMETABLE, json={"windows": windows})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == "windows[2].from_time"
+    for_ever = {**ALWAYS, "from_time": "2026-11-21T10:00Z", "until_time": "9999-12-31T23:59:59Z"}
+    answer = planner.http.put(TIMETABLE, json={"windows": [for_ever], "timezone": "Europe/Berlin"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == "windows[0].until_time"
+    assert planner.http.get(TIMETABLE).json()["timetable"] is None
     answer = planner.http.put(TIMETABLE, json={"windows": [], "timezone": "Nowhere/Town"})
     assert answer.status_code == 422
     assert "timezone" in answer.json()["detail"]

@@ -162,6 +162,20 @@ def test_a_batch_that_the_planner_finds_wrong_is_dropped_and_told(
     assert sum("2 measurements dropped" in m for m in caplog.messages) == 1
 
 
+def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox)
+    put(outbox, range(2))
+    outbox.put(StepMeasurement(step=2, plan_version=None, time_s=float("nan"), energy_j=None))
+    put(outbox, range(3, 5))
+    outbox.start()
+    outbox.stop(10.0)
+    assert inbox.batches == [[0, 1, 3, 4]]
+    assert outbox.num_dropped == 1
+    assert sum("1 measurements dropped" in message for message in caplog.messages) == 1
+    assert not any("planner" in message for message in caplog.messages)
+
+
 def test_nothing_is_posted_for_a_rank_that_the_planner_does_not_know() -> None:
     inbox = Inbox()
     outbox = make_outbox(inbox, is_registered=False)

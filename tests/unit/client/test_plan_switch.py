@@ -68,6 +68,21 @@ def test_an_older_plan_may_be_chosen_and_the_newer_one_goes_on_waiting() -> None
     assert chooser.offered == [[1, 2], [2]]
 
 
+def test_of_plans_that_are_never_chosen_the_newest_are_kept() -> None:
+    chooser = Chooser()
+    switch = PlanSwitch(chooser)
+    kept = [plan(version) for version in range(40)]
+    for step, due in enumerate(kept[:39]):
+        switch.put(due, step)
+        assert switch.take_due(step) is None
+    switch.put(kept[39], 100)
+    assert switch.take_due(39) is None
+    assert chooser.offered[-1] == list(range(23, 39))
+    assert len(switch._awaiting_step) == 17
+    chooser.wanted = kept[39]
+    assert switch.take_due(100) == (kept[39], 100)
+
+
 def test_a_plan_that_is_taken_late_still_has_its_own_first_step() -> None:
     switch = PlanSwitch()
     switch.put(plan(1), 3)

@@ -228,8 +228,9 @@ def test_the_counter_is_read_after_the_instructions_that_the_plan_names(
     )
     version = planner.publish(*PLAN, counter_reads=(1, 2), report="clocks")
     planner.name_first_step(version, 0)
-    steps, _ = posted(planner, gpu, run_step)
+    steps, history = posted(planner, gpu, run_step)
     [step] = steps
+    assert [kept.counter_readings for kept in history] == [None]
     assert step.counter_readings is not None
     # A forward of 1 s and 300 J, then a backward of 3 s and 450 J.
     assert step.counter_readings[0] == pytest.approx((1.0, 300.0))
@@ -250,3 +251,50 @@ def test_a_step_that_leaves_the_plan_has_no_readings_where_it_left(planner: Memo
     steps, _ = posted(planner, gpu, run_another)
     assert [step.counter_readings for step in steps] == [None]
     assert steps[0].num_unplanned == 1
+
+
+def test_an_end_that_is_told_twice_is_read_once(planner: MemoryPlanner) -> None:
+    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2)), 0)
+
+    def run_with_two_ends(session: RankSession) -> None:
+        session.on_step_begin()
+        session.on_instruction_end("forward", microbatch=0)
+        for kind in ("forward", "backward"):
+            session.on_instruction_begin(kind, microbatch=0)
+            session.on_instruction_end(kind, microbatch=0)
+            session.on_instruction_end(kind, microbatch=0)
+        session.on_step_end()
+
+    [step], _ = posted(planner, RecordingGpu(), run_with_two_ends)
+    assert step.counter_readings is not None
+    assert len(step.counter_readings) == 2
+
+
+def test_a_step_that_leaves_the_plan_between_two_readings_tells_none(
+    planner: MemoryPlanner,
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2)), 0)
+
+    def run_two_forwards(session: RankSession) -> None:
+        session.on_step_begin()
+        for microbatch in (0, 7):
+            session.on_instruction_begin("forward", microbatch=microbatch)
+            session.on_instruction_end("forward", microbatch=microbatch)
+        session.on_step_end()
+
+    [step], _ = posted(planner, RecordingGpu(), run_two_forwards)
+    assert step.num_unplanned == 1
+    assert step.counter_readings is None
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
+def test_a_transfer_whose_time_cannot_be_is_left_out(planner: MemoryPlanner, time_s: float) -> None:
+    planner.name_first_step(planner.publish(*PLAN, report="instructions"), 0)
+
+    def run_with_it(session: RankSession) -> None:
+        run_step(session, receive_s=time_s)
+        run_step(session, receive_s=0.5)
+
+    steps, _ = posted(planner, RecordingGpu(), run_with_it)
+    received_s = [[row[5] for row in step.instructions or ()] for step in steps]
+    assert received_s == [[0.0, 0.0], [0.0, 0.5]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Unpack, get_type_hints
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
@@ -69,6 +70,27 @@ def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> No
 
 def test_one_blocking_power_needs_no_list() -> None:
     assert registered_fields({"blocking_power_w": 70.5}) == {"blocking_power_w": (70.5,)}
+
+
+@pytest.mark.parametrize("given", [np.float32(80), np.array([80.0]), (np.int64(80),), 80])
+def test_blocking_powers_of_numpy_become_plain_numbers(given: object) -> None:
+    options: Any = {"blocking_power_w": given}
+    fields = registered_fields(options)
+    assert fields == {"blocking_power_w": (80.0,)}
+    assert type(fields["blocking_power_w"][0]) is float
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("70,84", "70", b"70", True, np.bool_(True), [70.0, None], ["70"], {0: 70.0}, object()),
+        *(np.array(True), float("nan"), [70.0, float("inf")]),
+    ],
+)
+def test_a_blocking_power_that_is_no_number_is_refused_by_name(given: object) -> None:
+    options: Any = {"blocking_power_w": given}
+    with pytest.raises(ValueError, match="blocking_power_w must be"):
+        registered_fields(options)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ what ranks would have posted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,7 +64,8 @@ class EmulatedTraining:
         self._random = np.random.default_rng(seed)
         self._dag = build_dag(truth.schedule)
         self._stage = np.array(self._dag.stage)
-        self._now_s = float(self._random.uniform(0, truth.counter_period_s))
+        # Each GPU's counter moves at moments of its own.
+        self._now_s = self._random.uniform(0, truth.counter_period_s, truth.schedule.num_stages)
         self._exact_j = np.zeros(truth.schedule.num_stages)
         self._shown_j = np.zeros(truth.schedule.num_stages)
         self._table: dict[tuple[int, InstructionKind, int, int], tuple[float, float]] = {}
@@ -140,23 +140,24 @@ class EmulatedTraining:
     ) -> float:
         """What a counter has moved by since the step began, just after an instruction, J."""
         read_s = float(finish_s[self._stage == stage][position - 1])
-        moved_s = self._last_move_s(read_s)
-        if moved_s < 0:
+        moved_s = self._last_moves_s(read_s)
+        if moved_s[stage] < 0:
             return 0.0
         exact_j = self._exact_within(moved_s, drawn, finish_s)[stage]
         return float(exact_j - self._shown_j[stage])
 
-    def _last_move_s(self, read_s: float) -> float:
-        """When counters that are read now have last moved, s from the step's begin."""
+    def _last_moves_s(self, read_s: float) -> FloatArray:
+        """When each stage's counter, read now, has last moved, s from the step's begin."""
         period_s = self._truth.counter_period_s
-        return math.floor((self._now_s + read_s) / period_s) * period_s - self._now_s
+        moves: FloatArray = np.floor((self._now_s + read_s) / period_s) * period_s - self._now_s
+        return moves
 
     def _exact_within(
-        self, until_s: float, drawn: FloatArray, finish_s: FloatArray
+        self, until_s: FloatArray, drawn: FloatArray, finish_s: FloatArray
     ) -> FloatArray:
-        """Each stage's true energy up to so long after the step's begin, J."""
+        """Each stage's true energy up to so long after the step's begin, J; shape (num_stages,)."""
         num_stages = self._truth.schedule.num_stages
-        ran_s = np.clip(until_s - (finish_s - drawn[:, 0]), 0, drawn[:, 0])
+        ran_s = np.clip(until_s[self._stage] - (finish_s - drawn[:, 0]), 0, drawn[:, 0])
         busy_s = np.bincount(self._stage, ran_s, num_stages)
         busy_j = np.bincount(self._stage, ran_s * drawn[:, 1] / drawn[:, 0], num_stages)
         waiting_w = np.array(self._truth.blocking_power_w) * np.array(
@@ -169,11 +170,12 @@ class EmulatedTraining:
         self, drawn: FloatArray, finish_s: FloatArray, iteration_time_s: float
     ) -> FloatArray:
         """What each stage's counter has moved by since the last step's end, J."""
-        moved_s = self._last_move_s(iteration_time_s)
-        assert moved_s >= 0, "steps are longer than the counter's period here"
+        moved_s = self._last_moves_s(iteration_time_s)
+        assert (moved_s >= 0).all(), "steps are longer than the counter's period here"
         before = self._shown_j
         self._shown_j = self._exact_within(moved_s, drawn, finish_s)
-        self._exact_j = self._exact_within(iteration_time_s, drawn, finish_s)
+        ended_s = np.full(len(moved_s), iteration_time_s)
+        self._exact_j = self._exact_within(ended_s, drawn, finish_s)
         self._now_s += iteration_time_s
         return self._shown_j - before
 
@@ -212,7 +214,9 @@ class ProfilingRun:
     observed: tuple[StageStep, ...]
 
 
-def profile_online(setup: ProbeSetup, truth: Truth, *, seed: int, max_steps: int = 400) -> ProfilingRun:
+def profile_online(
+    setup: ProbeSetup, truth: Truth, *, seed: int, max_steps: int = 400
+) -> ProfilingRun:
     """Run until the profiler has finished or refused."""
     training = EmulatedTraining(truth, seed=seed)
     random = np.random.default_rng(seed + 1)
@@ -231,8 +235,6 @@ def profile_online(setup: ProbeSetup, truth: Truth, *, seed: int, max_steps: int
                         version=len(versions) + 1, first_step=step + delay, plan=move.plan
                     )
                 )
-        in_force = [
-            version for version in versions if (version.first_step or 0) <= step
-        ][-1]
+        in_force = [version for version in versions if (version.first_step or 0) <= step][-1]
         observed += training.run_step(step, in_force)
     raise AssertionError("profiling did not end")
