@@ -248,7 +248,8 @@ class ReportView:
         num_steps: of the job, measured by all ranks, on whatever clocks.
         time_s, energy_j: of all these steps together, measured; energy null where a rank could
             not read it.
-        saved_j: by all versions that have a measured baseline, J; null where none has. The versions' bounds are added up, as they share baselines.
+        saved_j: by all versions that have a measured baseline, J; null where none has. The
+            versions' bounds are added up, as they share baselines.
         profiling_time_s, profiling_energy_j: that online profiling added, measured; null: none was,
             or its energy could not be read.
         versions: per plan version that was run, rising; those of profiling are not among them.

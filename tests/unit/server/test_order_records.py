@@ -50,12 +50,11 @@ def test_order_chunks_and_weight_versions_come_out_as_they_went_in(
     job = job_record(registered=spec, in_force=spec.evolve(target="least-energy"))
     recomputing = job_spec(schedule="torchgpipe", checkpoint="always")
     other = job_record("other", registered=recomputing, in_force=recomputing)
-    plans = (
-        plan_record(1, plan=plan_of(chunked, "explicit")),
-        plan_record(2, plan=plan_of(equal_profile(2), "pipedream")),
-    )
-    assert plans[0].plan.virtual_stages == PLACES
-    assert plans[1].plan.weight_versions == (2, 1)
+    explicit = plan_of(chunked, "explicit")
+    periodic = plan_of(equal_profile(2), "pipedream")
+    assert explicit.virtual_stages == PLACES
+    assert periodic.weight_versions == (2, 1)
+    plans = (plan_record(1, plan=explicit), plan_record(2, plan=periodic))
     store.open()
     try:
         with store.writing() as writer:
