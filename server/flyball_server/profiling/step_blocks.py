@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from flyball_server.profiling.mixed_model import FloatArray
 from flyball_server.profiling.stage_points import StepTable
 
-# What is expected of the noise counts as much as so many pairs of steps.
-_PRIOR_PAIRS = 8.0
+# Standard deviation of the logarithm of what the noise is, before any step was seen.
+_SPREAD = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,32 +74,43 @@ class StepNoise:
 
 
 def step_noise(table: StepTable, blocking_power_w: float, expected: StepNoise) -> StepNoise:
-    """The noise that steps of the same block show, and what is expected of it, J.
+    """The most probable noise, from how the steps of a block differ.
 
-    The difference of neighbours has the variance 2 scatter^2 + 6 lateness^2, that of steps two
-    apart 2 scatter^2 + 4 lateness^2.
+    Energies of one block less their mean, turned along the principal axes of what lateness does
+    to them, are independent, with the variances scatter^2 + axis * lateness^2.
 
     Args:
         table: the stage's steps.
         blocking_power_w: about what all its ranks draw while they wait.
-        expected: before any step was seen, J.
+        expected: before any step was seen, J: medians of log-normal priors.
     """
     known = np.flatnonzero(np.isfinite(table.energy_j))
     is_first, _ = _first_of_blocks(table, known)
-    block = np.cumsum(is_first)
     energies = table.energy_j[known] - blocking_power_w * table.idle_s[known]
+    parts = [_principal(block) for block in np.split(energies, np.flatnonzero(is_first)[1:])]
+    axis, square = (np.concatenate(each) for each in zip(*parts, strict=True))
+    factors = np.exp(_SPREAD * np.linspace(-2, 2, 33))
+    scatter2 = np.square(expected.scatter * factors)[:, None]
+    lateness2 = np.square(expected.lateness * factors)[None, :]
+    density = -0.5 * np.add.outer(np.log(factors) ** 2, np.log(factors) ** 2) / _SPREAD**2
+    for each_axis, each_square in zip(axis, square, strict=True):
+        variance = scatter2 + each_axis * lateness2
+        density -= 0.5 * (np.log(variance) + each_square / variance)
+    best = np.unravel_index(int(np.argmax(density)), density.shape)
+    return StepNoise(
+        scatter=expected.scatter * float(factors[best[0]]),
+        lateness=expected.lateness * float(factors[best[1]]),
+    )
 
-    def mean_square(apart: int, prior: float) -> float:
-        is_same = block[apart:] == block[:-apart]
-        squares = np.square(energies[apart:] - energies[:-apart])[is_same]
-        return float((squares.sum() + _PRIOR_PAIRS * prior) / (len(squares) + _PRIOR_PAIRS))
 
-    scatter2, lateness2 = expected.scatter**2, expected.lateness**2
-    neighbours = mean_square(1, 2 * scatter2 + 6 * lateness2)
-    two_apart = mean_square(2, 2 * scatter2 + 4 * lateness2)
-    lateness2 = max((neighbours - two_apart) / 2, 0.01 * neighbours)
-    scatter2 = max(two_apart / 2 - 2 * lateness2, 0.01 * neighbours)
-    return StepNoise(scatter=float(np.sqrt(scatter2)), lateness=float(np.sqrt(lateness2)))
+def _principal(energies: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """A block's axes, and the squares of its energies along them; one less than its steps."""
+    num_steps = len(energies)
+    lateness = 2 * np.eye(num_steps) - np.eye(num_steps, k=1) - np.eye(num_steps, k=-1)
+    less_mean = np.eye(num_steps) - 1 / num_steps
+    # The first axis is the mean itself, which tells nothing of the noise.
+    axes, directions = np.linalg.eigh(less_mean @ (lateness + np.eye(num_steps)) @ less_mean)
+    return axes[1:] - 1, np.square(directions[:, 1:].T @ energies)
 
 
 def _first_of_blocks(

@@ -6,7 +6,7 @@ what ranks would have posted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -215,9 +215,22 @@ class ProfilingRun:
 
 
 def profile_online(
-    setup: ProbeSetup, truth: Truth, *, seed: int, max_steps: int = 400
+    setup: ProbeSetup,
+    truth: Truth,
+    *,
+    seed: int,
+    observe: Callable[[StageStep], StageStep] = lambda step: step,
+    max_steps: int = 400,
 ) -> ProfilingRun:
-    """Run until the profiler has finished or refused."""
+    """Run until the profiler has finished or refused.
+
+    Args:
+        setup: what is profiled.
+        truth: what its GPUs do.
+        seed: of all noise and delays.
+        observe: what becomes of each stage's step on its way to the profiler.
+        max_steps: after which it should have ended.
+    """
     training = EmulatedTraining(truth, seed=seed)
     random = np.random.default_rng(seed + 1)
     versions: list[ProbedVersion] = []
@@ -236,5 +249,5 @@ def profile_online(
                     )
                 )
         in_force = [version for version in versions if (version.first_step or 0) <= step][-1]
-        observed += training.run_step(step, in_force)
+        observed += map(observe, training.run_step(step, in_force))
     raise AssertionError("profiling did not end")

@@ -1,0 +1,104 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.probe_plan import (
+    CounterRun,
+    ProbePlan,
+    is_probe,
+    probe_document,
+    probe_from_document,
+)
+from flyball_server.planning.schedules._base import Instruction
+
+FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
+PLAN = ProbePlan(
+    schedule="interleaved-1f1b",
+    num_microbatches=1,
+    stages=(
+        (Instruction(FORWARD, 0), Instruction(FORWARD, 0, 1), Instruction(BACKWARD, 0, 1)),
+        (Instruction(FORWARD, 0), Instruction(BACKWARD, 0)),
+    ),
+    cycle_mhz=(
+        ((1410, 1410, 1410), (1410, 1410)),
+        ((1410, 1200, 1410), (1410, 900)),
+        ((1410, 1410, 1410), (1410, 900)),
+    ),
+    iteration_time_s=1.5,
+    virtual_stages=((0, 2), (1, 3)),
+    counter_runs=((CounterRun(1, 2),), ()),
+)
+
+
+def test_a_document_is_read_as_the_plan_that_wrote_it() -> None:
+    document = json.loads(json.dumps(probe_document(PLAN)))
+    assert document["policy"] == "probe"
+    assert is_probe(document)
+    assert probe_from_document(document) == PLAN
+
+
+def test_each_distinct_row_of_a_stage_is_written_once() -> None:
+    document = probe_document(PLAN)
+    assert document["rows_mhz"][0] == [[1410, 1410, 1410], [1410, 1200, 1410]]
+    assert document["cycle"] == [[0, 0], [1, 1], [0, 1]]
+
+
+def test_the_cycle_begins_at_the_first_step_and_repeats() -> None:
+    rows = [PLAN.row_of(step, first_step=7) for step in range(7, 14)]
+    assert rows == [*PLAN.cycle_mhz, *PLAN.cycle_mhz, PLAN.cycle_mhz[0]]
+
+
+def test_counters_are_read_after_each_instruction_of_a_run() -> None:
+    plan = replace(PLAN, counter_runs=((CounterRun(1, 3),), ()))
+    assert plan.reading_positions(0) == (1, 2, 3)
+    assert plan.reading_positions(1) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"cycle_mhz": ()}, "cycle_mhz"),
+        ({"cycle_mhz": (((1410, 1410), (1410, 1410)),)}, r"cycle_mhz\[0\]"),
+        ({"cycle_mhz": (((1410, 0, 1410), (1410, 1410)),)}, r"cycle_mhz\[0\]"),
+        ({"counter_runs": ((CounterRun(1, 4),), ())}, r"counter_runs\[0\]"),
+        ({"counter_runs": ((CounterRun(2, 2),), ())}, r"counter_runs\[0\]"),
+        ({"counter_runs": ((),)}, "counter_runs"),
+    ],
+)
+def test_a_cycle_that_does_not_fit_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(PlanningError, match=f"^{field}: "):
+        replace(PLAN, **changes)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("policy",), "frontier", "plan"),
+        (("schedule",), 1, "schedule"),
+        (("num_microbatches",), True, "num_microbatches"),
+        (("iteration_time_s",), 0, "iteration_time_s"),
+        (("iteration_time_s",), float("inf"), "iteration_time_s"),
+        (("stages", 0, 1), ["forward"], r"stages\[0\]\[1\]"),
+        (("stages", 0, 1), ["sideways", 0], r"stages\[0\]\[1\]"),
+        (("stages", 0), "forward", r"stages\[0\]"),
+        (("rows_mhz", 1, 0), [1410, -1], r"rows_mhz\[1\]"),
+        (("cycle", 1), [0], r"cycle\[1\]"),
+        (("cycle", 1), [0, 2], r"cycle\[1\]"),
+        (("counter_runs", 0), [[1]], r"counter_runs\[0\]"),
+    ],
+)
+def test_a_document_that_is_no_probe_plan_is_refused_with_its_place(
+    path: tuple[str | int, ...], value: object, field: str
+) -> None:
+    document: Any = json.loads(json.dumps(probe_document(PLAN)))
+    *inner, last = path
+    place = document
+    for key in inner:
+        place = place[key]
+    place[last] = value
+    with pytest.raises(PlanningError, match=f"^{field}: "):
+        probe_from_document(document)
