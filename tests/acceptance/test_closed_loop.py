@@ -34,7 +34,7 @@ from flyball_server.planning.planner import PlanRequest, make_plan, model_of_req
 from flyball_server.planning.simulator import simulate
 
 JOB = "loop"
-NUM_STAGES, NUM_MICROBATCHES = 4, 32
+NUM_STAGES, NUM_MICROBATCHES = 4, 48
 BLOCKING_POWER_W = 83.64
 SLOW_RANK, SLOWDOWN = 1, 1.25
 NOISE = 0.02

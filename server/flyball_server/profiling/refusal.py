@@ -61,8 +61,8 @@ def _uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
         if np.count_nonzero(probed // len(points.clocks_mhz) == index) < 2:
             named = of_class.named(setup.schedule.num_chunks)
             return (
-                f"{named} could not be run below {points.clocks_mhz[0]} MHz within a slowdown of"
-                f" {100 * setup.slowdown_cap:g} %; allow more"
+                f"{named} could not be run below {points.clocks_mhz[0]} MHz without more than"
+                f" {100 * setup.slowdown_cap:g} % of slowdown, noise included; allow more"
             )
     for name, errors, limit in (
         ("time", findings.time_share_error(), setup.limits.time),

@@ -139,11 +139,12 @@ def test_times_that_scatter_beyond_use_are_refused() -> None:
     ]
     move = next_move(SETUP, run.versions[:1], wild)
     assert isinstance(move, Refused)
-    assert move.problem.startswith("stage 0: forward takes a time that scatters by ")
+    assert move.problem.startswith("stage 0: ")
+    assert "takes a time that scatters by 9" in move.problem
 
 
 def test_noise_that_the_steps_do_not_average_out_is_refused_with_the_point() -> None:
-    noisy = replace(TRUTH, noise=0.15)
+    noisy = replace(TRUTH, noise=0.06)
     problem = refused(replace(SETUP, max_steps=60), noisy, steps=70)
     assert problem.startswith("stage ")
     assert " MHz is known within " in problem
@@ -152,7 +153,7 @@ def test_noise_that_the_steps_do_not_average_out_is_refused_with_the_point() -> 
 
 def test_a_cap_that_allows_nothing_is_refused() -> None:
     problem = refused(replace(SETUP, slowdown_cap=1e-4, max_steps=60), steps=70)
-    assert "could not be run below 1410 MHz within a slowdown of 0.01 %" in problem
+    assert "could not be run below 1410 MHz without more than 0.01 % of slowdown" in problem
 
 
 def test_the_walk_ends_below_the_valley() -> None:
@@ -192,8 +193,11 @@ def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
         num_ranks_per_stage=TRUTH.profile.num_ranks_per_stage,
     )
     run = profile_online(SETUP, replace(TRUTH, profile=plateau), seed=1)
-    assert isinstance(run.last, Finished)
-    assert min(point.frequency_mhz for point in run.last.result.points) < 1000
+    for stage in range(2):
+        of_stage = {
+            mhz for each in run.versions for row in each.plan.cycle_mhz for mhz in row[stage]
+        }
+        assert min(of_stage) < 1000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,194 @@
+"""Online profiling on emulated jobs: how well it finds the truth, how soon, and at which cost.
+
+Run `python benchmarks/online_profiling.py [--json] [--seeds N] [--profiles DIR]`; README.md beside
+this file says how to read it. Everything is emulated: 2 % of independent noise on every
+instruction's time and energy, energy counters that move every 100 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.planning.warm_up import warm_up
+from flyball_server.profiling.moves import Finished
+from measured_process import BenchmarkError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.unit.profiling.emulated_training import Truth, profile_online
+from tests.unit.profiling.true_profiles import (
+    a100_truth,
+    found_errors,
+    plan_excess_percent,
+    setup_of,
+    truth_of,
+    with_forty_clocks,
+)
+
+NUM_MICROBATCHES = (24, 96)
+A40_BLOCKING_POWER_W = 70.38
+A40_PROFILE = "gpt3-175b+a40_bf16.csv"
+MAX_STEPS, MAX_TIME_PERCENT, MAX_ENERGY_PERCENT = 200, 2.0, 3.0
+MAX_PLAN_PERCENT, MAX_SLOWDOWN_PERCENT = 1.0, 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigure:
+    """One job profiled.
+
+    Attributes:
+        time_percent, energy_percent: largest error of a probed point.
+        plan_energy_percent: of its energy without the division between forward and backward.
+        covered_percent: of the probed points' energies, those within 1.96 standard errors.
+        plan_percent: energy of the plan made from it above that of the plan made from the truth.
+        slowdown_percent: of the slowest step against the measured baseline.
+        extra_time_s, extra_energy_j: what probing added, measured.
+        decide_s: all decisions together, the emulation included, s.
+    """
+
+    cell: str
+    seed: int
+    num_steps: int
+    num_versions: int
+    time_percent: float
+    energy_percent: float
+    plan_energy_percent: float
+    covered_percent: float
+    plan_percent: float
+    slowdown_percent: float
+    extra_time_s: float
+    extra_energy_j: float
+    decide_s: float
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Profile every cell's job once a seed."""
+    warm_up()
+    figures = [
+        _figure(cell, truth, seed)
+        for cell, truth in _cells(arguments.profiles)
+        for seed in range(arguments.seeds)
+    ]
+    cells = list(dict.fromkeys(figure.cell for figure in figures))
+    by_cell = {cell: [each for each in figures if each.cell == cell] for cell in cells}
+    return Report(
+        figures={"runs": [asdict(figure) for figure in figures]},
+        text=_text(by_cell),
+        limits=tuple(limit for cell, runs in by_cell.items() for limit in _limits(cell, runs)),
+    )
+
+
+def _cells(profiles: Path | None) -> Iterable[tuple[str, Truth]]:
+    for num_microbatches in NUM_MICROBATCHES:
+        yield f"A100, {num_microbatches} microbatches", a100_truth(num_microbatches)
+    whole = replace(a100_truth(NUM_MICROBATCHES[0]), reads_runs=False)
+    yield f"{WHOLE_STEPS}, A100, {NUM_MICROBATCHES[0]} microbatches", whole
+    if profiles is not None:
+        path = profiles / A40_PROFILE
+        try:
+            profile = parse_stage_profile(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BenchmarkError(f"{path}: {error.strerror}; --profiles names its folder") from None
+        for num_microbatches in NUM_MICROBATCHES:
+            yield (
+                f"A40, {num_microbatches} microbatches",
+                truth_of(with_forty_clocks(profile), num_microbatches, A40_BLOCKING_POWER_W),
+            )
+
+
+WHOLE_STEPS = "counter read at steps' ends only"
+
+
+def _figure(cell: str, truth: Truth, seed: int) -> RunFigure:
+    show_progress(f"{cell}, seed {seed}")
+    setup = setup_of(truth)
+    began_s = time.perf_counter()
+    run = profile_online(setup, truth, seed=seed)
+    decide_s = time.perf_counter() - began_s
+    if not isinstance(run.last, Finished):
+        raise BenchmarkError(f"{cell}, seed {seed}: {run.last}")
+    result, errors = run.last.result, found_errors(truth, run.last.result)
+    return RunFigure(
+        cell=cell,
+        seed=seed,
+        num_steps=result.num_steps,
+        num_versions=len(run.versions),
+        time_percent=errors.time_percent,
+        energy_percent=errors.energy_percent,
+        plan_energy_percent=errors.plan_energy_percent,
+        covered_percent=errors.covered_percent,
+        plan_percent=plan_excess_percent(truth, setup, result),
+        slowdown_percent=100 * (result.cost.largest_slowdown or 0.0),
+        extra_time_s=result.cost.extra_time_s,
+        extra_energy_j=result.cost.extra_energy_j or 0.0,
+        decide_s=decide_s,
+    )
+
+
+def _text(by_cell: dict[str, list[RunFigure]]) -> str:
+    header = (
+        "emulated; the worst of all seeds",
+        "steps",
+        "versions",
+        "time error",
+        "energy error",
+        "(undivided)",
+        "covered",
+        "plan",
+        "slowdown",
+        "extra time",
+        "extra energy",
+        "run",
+    )
+    rows = [
+        (
+            f"{cell} x {len(runs)}",
+            str(max(run.num_steps for run in runs)),
+            str(max(run.num_versions for run in runs)),
+            f"{max(run.time_percent for run in runs):.2f} %",
+            f"{max(run.energy_percent for run in runs):.2f} %",
+            f"{max(run.plan_energy_percent for run in runs):.2f} %",
+            f"{sum(run.covered_percent for run in runs) / len(runs):.0f} %",
+            f"{max(run.plan_percent for run in runs):+.2f} %",
+            f"{max(run.slowdown_percent for run in runs):.2f} %",
+            f"{max(run.extra_time_s for run in runs):.0f} s",
+            f"{max(run.extra_energy_j for run in runs) / 1000:+.0f} kJ",
+            f"{max(run.decide_s for run in runs):.1f} s",
+        )
+        for cell, runs in by_cell.items()
+    ]
+    return table(header, rows)
+
+
+def _limits(cell: str, runs: list[RunFigure]) -> list[Limit]:
+    is_whole = cell.startswith(WHOLE_STEPS)
+    energy = "plan_energy_percent" if is_whole else "energy_percent"
+    return [
+        at_most(f"{cell}: {name}", max(getattr(run, field) for run in runs), bound)
+        for name, field, bound in (
+            ("steps", "num_steps", MAX_STEPS),
+            ("time error, %", "time_percent", MAX_TIME_PERCENT),
+            ("energy error, %", energy, MAX_ENERGY_PERCENT),
+            ("plan's energy above the truth's plan, %", "plan_percent", MAX_PLAN_PERCENT),
+            ("largest slowdown, %", "slowdown_percent", MAX_SLOWDOWN_PERCENT),
+        )
+    ]
+
+
+def main() -> int:
+    """Print the figures; 0 where all limits are kept, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="runs of each job (default 20)")
+    parser.add_argument("--profiles", type=Path, help="folder of published stage profiles, for A40")
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

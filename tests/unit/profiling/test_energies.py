@@ -1,0 +1,244 @@
+"""The energy regression, on steps made by hand: what is known of each, and how well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tests.unit.planning.tiny_pipelines import context_of, equal_profile
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.schedules import make_schedule
+from flyball_server.profiling.findings import StageFindings, find
+from flyball_server.profiling.observations import (
+    InstructionTimes,
+    ProbeSetup,
+    RunReading,
+    StageStep,
+)
+from flyball_server.profiling.stage_energies import StageEnergies
+
+F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
+CLOCKS = (1400, 1200, 1000)
+TIMES_S = {F: dict(zip(CLOCKS, (1.0, 1.1, 1.3), strict=True)), B: dict.fromkeys(CLOCKS, 2.0)}
+ENERGIES_J = {
+    F: dict(zip(CLOCKS, (300.0, 250.0, 220.0), strict=True)),
+    B: dict(zip(CLOCKS, (640.0, 540.0, 480.0), strict=True)),
+}
+BLOCKING_POWER_W, NUM_MICROBATCHES = 80.0, 8
+
+
+def setup_of(num_stages: int = 1, blocking_power_w: float | None = None) -> ProbeSetup:
+    context = context_of(equal_profile(num_stages), NUM_MICROBATCHES)
+    return ProbeSetup(
+        schedule=make_schedule("1f1b", context),
+        clocks_mhz=(CLOCKS,) * num_stages,
+        num_ranks=(1,) * num_stages,
+        blocking_power_w=None if blocking_power_w is None else (blocking_power_w,) * num_stages,
+    )
+
+
+def step_of(
+    step: int,
+    slow: dict[tuple[InstructionKind, int], int],
+    *,
+    idle_s: float = 5.0,
+    stage: int = 0,
+    extra_j: float = 0.0,
+    runs: tuple[RunReading, ...] = (),
+) -> StageStep:
+    """A step with so many instructions at a lower clock, the rest at the highest."""
+    counts = {(kind, CLOCKS[0]): NUM_MICROBATCHES for kind in (F, B)}
+    for (kind, mhz), count in slow.items():
+        counts[kind, CLOCKS[0]] -= count
+        counts[kind, mhz] = count
+    busy_s = sum(count * TIMES_S[kind][mhz] for (kind, mhz), count in counts.items())
+    energy_j = sum(count * ENERGIES_J[kind][mhz] for (kind, mhz), count in counts.items())
+    return StageStep(
+        stage=stage,
+        step=step,
+        version=1,
+        iteration_time_s=busy_s + idle_s,
+        energy_j=energy_j + idle_s * BLOCKING_POWER_W + extra_j,
+        instructions=tuple(
+            InstructionTimes(
+                kind=kind,
+                chunk=0,
+                sm_clock_mhz=mhz,
+                count=count,
+                mean_s=TIMES_S[kind][mhz],
+                variance_s2=0.0,
+            )
+            for (kind, mhz), count in counts.items()
+            if count
+        ),
+        runs=runs,
+    )
+
+
+DESIGN: tuple[dict[tuple[InstructionKind, int], int], ...] = (
+    {},
+    {(F, 1200): 6},
+    {(F, 1000): 6},
+    {(B, 1200): 6},
+    {(B, 1000): 6},
+    {},
+)
+
+
+def steps_of(block: int, **changes: float) -> list[StageStep]:
+    idle_s = (3.0, 6.0, 4.0, 7.0, 5.0, 9.0)
+    return [
+        step_of(row * block + index, slow, idle_s=idle_s[row], **changes)  # type: ignore[arg-type]
+        for row, slow in enumerate(DESIGN)
+        for index in range(block)
+    ]
+
+
+def energies_of(findings: StageFindings) -> StageEnergies:
+    assert findings.energies is not None
+    return findings.energies
+
+
+def true_energies() -> list[float]:
+    return [ENERGIES_J[kind][mhz] for kind in (F, B) for mhz in CLOCKS]
+
+
+def run_of(kind: InstructionKind, count: int = 4) -> RunReading:
+    return RunReading(
+        kind=kind,
+        chunk=0,
+        sm_clock_mhz=CLOCKS[0],
+        count=count,
+        time_s=count * TIMES_S[kind][CLOCKS[0]],
+        energy_j=count * ENERGIES_J[kind][CLOCKS[0]],
+    )
+
+
+def test_known_energies_and_blocking_power_come_back_without_noise() -> None:
+    steps = steps_of(block=4)
+    read = [
+        *steps,
+        *(step_of(100 + index, {}, runs=(run_of(F), run_of(B))) for index in range(200)),
+    ]
+    (findings,) = find(setup_of(), read)
+    energies = energies_of(findings)
+    assert energies.mean_j == pytest.approx(true_energies(), rel=0.01)
+    assert energies.blocking_power_w == pytest.approx(BLOCKING_POWER_W, rel=0.01)
+
+
+def test_what_plans_depend_on_comes_back_from_whole_steps_alone() -> None:
+    (findings,) = find(setup_of(), steps_of(block=4))
+    energies = energies_of(findings)
+    for first, kind in ((0, F), (3, B)):
+        found_j = energies.mean_j[first + 1 : first + 3] - energies.mean_j[first]
+        true_j = [ENERGIES_J[kind][mhz] - ENERGIES_J[kind][CLOCKS[0]] for mhz in CLOCKS[1:]]
+        assert found_j == pytest.approx(true_j, rel=0.02)
+    assert energies.mean_j[0] + energies.mean_j[3] == pytest.approx(940, rel=0.005)
+
+
+def test_whole_steps_leave_the_division_between_kinds_open_and_say_so() -> None:
+    (findings,) = find(setup_of(), steps_of(block=4))
+    energies, forward, backward = energies_of(findings), 0, 3
+    # Both errors are large, and opposite: their sum is known.
+    own = energies.covariance[forward, forward], energies.covariance[backward, backward]
+    both = energies.covariance[forward, backward]
+    assert min(own) ** 0.5 > 5
+    assert sum(own) + 2 * both < 0.1 * min(own)
+    assert findings.energy_share_error()[forward] < 0.2 * energies.error_j[forward] / 300
+
+
+def test_runs_within_steps_divide_the_energy_between_kinds() -> None:
+    steps = steps_of(block=4)
+    with_runs = [*steps[:-1], step_of(steps[-1].step, {}, idle_s=9.0, runs=(run_of(B),))] + [
+        step_of(100 + index, {}, idle_s=3.0, runs=(run_of(F), run_of(B))) for index in range(50)
+    ]
+    (without,), (found,) = find(setup_of(), steps), find(setup_of(), with_runs)
+    assert energies_of(found).error_j[0] < 0.5 * energies_of(without).error_j[0]
+    assert energies_of(found).mean_j[0] == pytest.approx(300, rel=0.01)
+
+
+def test_runs_of_one_stage_tell_the_division_on_another() -> None:
+    rows = steps_of(block=4)
+    elsewhere = [
+        step_of(step.step, slow, idle_s=5.0, stage=1)
+        for step, slow in zip(rows, np.repeat(np.array(DESIGN), 4), strict=True)
+    ]
+    runs = [step_of(100 + index, {}, runs=(run_of(F), run_of(B))) for index in range(50)]
+    alone = find(setup_of(), [*rows])[0]
+    _, other = find(setup_of(2), [*rows, *runs, *elsewhere])
+    assert energies_of(other).error_j[0] < 0.7 * energies_of(alone).error_j[0]
+    assert energies_of(other).mean_j[0] == pytest.approx(300, rel=0.02)
+
+
+def test_a_given_blocking_power_is_kept_and_has_no_error() -> None:
+    (findings,) = find(setup_of(blocking_power_w=BLOCKING_POWER_W), steps_of(block=2))
+    energies = energies_of(findings)
+    assert energies.blocking_power_w == BLOCKING_POWER_W
+    assert energies.blocking_power_error_w == 0
+
+
+def test_ranks_together_draw_blocking_power_each() -> None:
+    setup = setup_of()
+    ranks = [
+        StageStep(
+            stage=0,
+            step=step.step,
+            version=1,
+            iteration_time_s=step.iteration_time_s,
+            energy_j=4 * (step.energy_j or 0),
+            instructions=step.instructions,
+        )
+        for step in steps_of(block=4)
+    ]
+    four = ProbeSetup(schedule=setup.schedule, clocks_mhz=setup.clocks_mhz, num_ranks=(4,))
+    (findings,) = find(four, ranks)
+    assert energies_of(findings).blocking_power_w == pytest.approx(BLOCKING_POWER_W, rel=0.02)
+    assert energies_of(findings).mean_j[[0, 3]].sum() == pytest.approx(4 * 940, rel=0.01)
+
+
+def noisy_errors_j(order: Sequence[int]) -> float:
+    """Standard error of E(1000 MHz) - E(1400 MHz) of forwards, with a late counter."""
+    random = np.random.default_rng(3)
+    late_j = 30 * random.standard_normal(len(order) + 1)
+    steps = [
+        step_of(index, {(F, 1000): 6 * is_slow}, extra_j=late_j[index + 1] - late_j[index])
+        for index, is_slow in enumerate(order)
+    ]
+    (findings,) = find(setup_of(blocking_power_w=BLOCKING_POWER_W), steps)
+    contrast = np.array([1, 0, -1, 0, 0, 0, 0])
+    return float(np.sqrt(contrast @ energies_of(findings).covariance @ contrast))
+
+
+def test_neighbouring_steps_at_the_same_clocks_tell_more_than_scattered_ones() -> None:
+    assert noisy_errors_j([0] * 12 + [1] * 12) < 0.5 * noisy_errors_j([0, 1] * 12)
+
+
+def test_steps_that_are_not_clean_or_at_other_clocks_do_not_count() -> None:
+    steps = steps_of(block=2)
+    spoilt = StageStep(
+        stage=0,
+        step=50,
+        version=1,
+        iteration_time_s=1e3,
+        energy_j=1e6,
+        instructions=steps[0].instructions,
+        is_clean=False,
+    )
+    default_clock = StageStep(
+        stage=0,
+        step=51,
+        version=None,
+        iteration_time_s=1e3,
+        energy_j=1e6,
+        instructions=(
+            InstructionTimes(
+                kind=F, chunk=0, sm_clock_mhz=None, count=8, mean_s=9.0, variance_s2=0.0
+            ),
+        ),
+    )
+    (clean,), (both,) = (
+        find(setup_of(), each) for each in (steps, [*steps, spoilt, default_clock])
+    )
+    assert energies_of(both).mean_j.tolist() == energies_of(clean).mean_j.tolist()

@@ -1,0 +1,99 @@
+"""Over several jobs: the limits that profiling is held to, and whether its errors are honest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.profiling.emulated_training import Truth, profile_online
+from tests.unit.profiling.true_profiles import (
+    a100_truth,
+    found_errors,
+    plan_excess_percent,
+    setup_of,
+    truth_of,
+)
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.profiling.moves import Finished
+from flyball_server.profiling.profiling_result import ProfilingResult
+
+
+def found(truth: Truth, seed: int) -> ProfilingResult:
+    run = profile_online(setup_of(truth), truth, seed=seed)
+    assert isinstance(run.last, Finished), run.last
+    return run.last.result
+
+
+def test_probed_points_and_the_plan_are_within_their_limits() -> None:
+    truth = a100_truth(96)
+    result = found(truth, seed=2)
+    errors = found_errors(truth, result)
+    assert result.num_steps <= 200
+    assert errors.time_percent <= 2
+    assert errors.energy_percent <= 3
+    assert plan_excess_percent(truth, setup_of(truth), result) <= 1
+    assert result.cost.largest_slowdown is not None
+    assert result.cost.largest_slowdown <= 0.1
+
+
+def test_without_readings_within_steps_the_plan_is_as_good() -> None:
+    truth = replace(a100_truth(24), reads_runs=False)
+    result = found(truth, seed=0)
+    assert found_errors(truth, result).plan_energy_percent <= 3
+    assert plan_excess_percent(truth, setup_of(truth), result) <= 1
+
+
+def test_nine_of_ten_points_are_within_two_standard_errors() -> None:
+    # Points of one job err together: what they share must average out over jobs.
+    truth = a100_truth(24, stages=(0, 1, 2, 7))
+    results = [found(truth, seed) for seed in range(10, 16)]
+    assert np.mean([found_errors(truth, each).covered_percent for each in results]) >= 90
+    times = [
+        (point.time_s - truth.point(point.stage, point.kind, 0, point.frequency_mhz)[0])
+        / point.time_error_s
+        for each in results
+        for point in each.points
+    ]
+    assert 0.3 < np.std(times) < 1.2
+    powers = [
+        abs(power_w - 83.64) <= 2 * error_w
+        for each in results
+        for power_w, error_w in zip(
+            each.blocking_power_w, each.blocking_power_error_w or (), strict=True
+        )
+    ]
+    assert np.mean(powers) >= 0.85
+
+
+def test_chunks_are_profiled_one_by_one() -> None:
+    truth = with_two_chunks(a100_truth(24, stages=(0, 1, 6, 7)).profile)
+    result = found(truth, seed=4)
+    assert found_errors(truth, result).plan_energy_percent <= 3
+    profile = result.profile(setup_of(truth))
+    assert len(profile.chunks) == 2
+    whole, (first, second) = profile, profile.chunks
+    for key, points in whole.points.items():
+        mhz = points[-1].frequency_mhz
+        parts = (first.at(*key, mhz), second.at(*key, mhz))
+        assert points[-1].energy_j == pytest.approx(sum(part.energy_j for part in parts))
+
+
+def with_two_chunks(profile: StageProfile) -> Truth:
+    """Interleaved 1F1B, two fifths of each stage being its first chunk."""
+
+    def part(share: float) -> StageProfile:
+        return StageProfile(
+            points={
+                key: tuple(
+                    replace(point, time_s=share * point.time_s, energy_j=share * point.energy_j)
+                    for point in points
+                )
+                for key, points in profile.points.items()
+            },
+            num_ranks_per_stage=profile.num_ranks_per_stage,
+        )
+
+    chunked = replace(profile, chunks=(part(0.4), part(0.6)))
+    return truth_of(chunked, 24, 83.64, schedule="interleaved-1f1b")
