@@ -53,7 +53,7 @@ bench: $(VENV)/installed
 	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
 	run benchmarks/schedules.py; \
 	run benchmarks/schedule_auto.py $(BENCH_ARGS); \
-	run benchmarks/online_profiling.py $(BENCH_ARGS); \
+	run benchmarks/online_profiling.py --seeds 3 $(BENCH_ARGS); \
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
 	run benchmarks/hooks.py; \

@@ -179,7 +179,8 @@ def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
     monkeypatch.setattr(frontier, "make_frontier", noted)
     planner.put_planned_job()
     for change in ({}, {"target": "least-energy"}, {"effort": "high"}, {"effort": "low"}, {}):
-        planner.http.put(TARGET, json=change).raise_for_status()
+        # High effort searches for half a minute, however small the pipeline.
+        planner.http.put(TARGET, json=change, timeout=200).raise_for_status()
         planner.http.get(FRONTIER, params={"points": 3}).raise_for_status()
     assert found == ["normal", "high", "low"]
 

@@ -15,22 +15,28 @@ FIRST_REST_NS, LONGEST_REST_NS = 5_000_000_000, 80_000_000_000
 
 
 class PollingRest:
-    """Counts how often polling was held up; rests grow as long as each trial ends in another."""
+    """Counts how often polling was held up; rests grow as long as each trial ends in another.
 
-    def __init__(self) -> None:
+    Args:
+        held_up_ns: a pause that is over so much too late counts.
+    """
+
+    def __init__(self, held_up_ns: int = HELD_UP_NS) -> None:
+        self._least_ns = held_up_ns
         self._held_up_ns: list[int] = []
         self._rest_ns = FIRST_REST_NS
         # No rest yet: the first is a first one, whenever it comes.
         self._rests_until_ns = -2 * LONGEST_REST_NS
 
     def note(self, now_ns: int, late_ns: int) -> bool:
-        """A pause of polling was over so much too late; whether polling is to stop now."""
-        if late_ns <= HELD_UP_NS:
+        """A pause of polling was over so much too late; whether a rest begins now."""
+        if late_ns <= self._least_ns:
             return False
         recent_ns = [at_ns for at_ns in self._held_up_ns if now_ns - at_ns <= WITHIN_NS]
         self._held_up_ns = [*recent_ns, now_ns]
-        if len(self._held_up_ns) >= NUM_HELD_UP:
-            self._begin(now_ns)
+        if len(self._held_up_ns) < NUM_HELD_UP:
+            return False
+        self._begin(now_ns)
         return True
 
     def lasts(self, now_ns: int) -> bool:

@@ -62,10 +62,17 @@ class RequestWait:
         wake_fd: the eventfd that the rank writes.
         other_fds: what else to wait for.
         polling_share: CPU time that polling may take on average, of one core; 0: never poll.
+        rest: when not to poll; None: as usual.
     """
 
     def __init__(
-        self, board: ClockBoard, wake_fd: int, other_fds: Sequence[int], *, polling_share: float
+        self,
+        board: ClockBoard,
+        wake_fd: int,
+        other_fds: Sequence[int],
+        *,
+        polling_share: float,
+        rest: PollingRest | None = None,
     ) -> None:
         self._words = board.words
         # select's times are finer than poll's; it takes small descriptors only, as a new one is.
@@ -74,7 +81,7 @@ class RequestWait:
         self._other_fds = list(other_fds)
         self._rhythm = RequestRhythm()
         self._window: RequestWindow | None = None
-        self._rest = PollingRest()
+        self._rest = rest or PollingRest()
         self._noted = 0
         self._share = polling_share
         self._credit_ns = 0.0

@@ -15,9 +15,9 @@ from flyball_client.governor.polling_rest import (
 def held_up_until_it_rests(rest: PollingRest, from_ns: int) -> int:
     """Hold it up as often as it takes; when the rest began, ns."""
     now_ns = from_ns
-    for _ in range(NUM_HELD_UP):
+    for number in range(1, NUM_HELD_UP + 1):
         assert not rest.lasts(now_ns)
-        assert rest.note(now_ns, HELD_UP_NS + 1)
+        assert rest.note(now_ns, HELD_UP_NS + 1) is (number == NUM_HELD_UP)
         now_ns += 1
     return now_ns - 1
 
@@ -33,7 +33,7 @@ def test_to_be_held_up_now_and_then_is_chance() -> None:
     rest = PollingRest()
     for turn in range(100):
         now_ns = turn * (WITHIN_NS + 1)
-        assert rest.note(now_ns, HELD_UP_NS + 1)
+        assert not rest.note(now_ns, HELD_UP_NS + 1)
         assert not rest.lasts(now_ns)
 
 

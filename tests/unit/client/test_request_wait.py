@@ -20,6 +20,7 @@ from flyball_client.governor.board import (
     STEP_REQUEST,
     ClockBoard,
 )
+from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.request_rhythm import MAX_WINDOW_NS, RequestWindow
 from flyball_client.governor.request_wait import TICK_S, RequestWait
 
@@ -39,9 +40,15 @@ class Desk:
         self.other_fd, self.other_end = os.pipe()
 
     def new_wait(self, polling_share: float = PLENTY, *more_fds: int) -> RequestWait:
-        """A governor's, just started."""
+        """A governor's, just started; other processes on the machine do not make it rest."""
         other_fds = [self.other_fd, *more_fds]
-        return RequestWait(self.board, self.wake_fd, other_fds, polling_share=polling_share)
+        return RequestWait(
+            self.board,
+            self.wake_fd,
+            other_fds,
+            polling_share=polling_share,
+            rest=PollingRest(held_up_ns=10**18),
+        )
 
     def wait_until_polled(self) -> None:
         """Until the governor looks at the board by itself."""
