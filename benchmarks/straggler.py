@@ -351,7 +351,15 @@ def _limits(cells: list[Cell], served: list[Served]) -> Iterator[Limit]:
 
 
 def _text(cells: list[Cell], refined: list[Refined], served: list[Served]) -> str:
-    answers = table(
+    return (
+        "gpt3-175b, 1F1B, target fastest; the GPU in the middle of one pipeline is slow; answers"
+        f" with effort low\n{LARGEST[0]}x{LARGEST[1]} is tiled with seeded noise\n\n"
+        f"{_answers(cells)}\n\n{_refinements(refined)}\n\n{_over_http(served)}"
+    )
+
+
+def _answers(cells: list[Cell]) -> str:
+    return table(
         [
             "one slow GPU; predicted",
             "pipelines",
@@ -384,7 +392,10 @@ def _text(cells: list[Cell], refined: list[Refined], served: list[Served]) -> st
             for cell in cells
         ],
     )
-    after = table(
+
+
+def _refinements(refined: list[Refined]) -> str:
+    return table(
         [f"effort normal, {LARGEST_SLOWDOWN:g} x", "pipelines", "planning, s", "less energy, %"],
         [
             [
@@ -396,7 +407,10 @@ def _text(cells: list[Cell], refined: list[Refined], served: list[Served]) -> st
             for one in refined
         ],
     )
-    over_http = table(
+
+
+def _over_http(served: list[Served]) -> str:
+    return table(
         [f"flyball serve, {A100.name}, measured", "pipelines", "answered, s", "plan at a rank, s"],
         [
             [
@@ -407,11 +421,6 @@ def _text(cells: list[Cell], refined: list[Refined], served: list[Served]) -> st
             ]
             for one in served
         ],
-    )
-    return (
-        "gpt3-175b, 1F1B, target fastest; the GPU in the middle of one pipeline is slow; answers"
-        f" with effort low\n{LARGEST[0]}x{LARGEST[1]} is tiled with seeded noise\n\n"
-        f"{answers}\n\n{after}\n\n{over_http}"
     )
 
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
-from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
@@ -25,14 +23,14 @@ from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
-from flyball_client.instruction_timings import Begun, InstructionTiming, TimingRecorder, Transfer
+from flyball_client.instruction_timings import Begun, InstructionTiming, Transfer
 from flyball_client.plan_cursor import PlanCursor
 from flyball_client.plan_follower import PlanFollower
 from flyball_client.plan_switch import PlanChoice, PlanSwitch, newest_plan
 from flyball_client.planner_client import PlannerClient
 from flyball_client.planner_link import LinkTimes, PlannerLink
-from flyball_client.step_details import asks_for_details, with_details
 from flyball_client.step_meter import StepMeter
+from flyball_client.step_recorder import StepRecorder
 from flyball_client.version import flyball_version
 from flyball_client.wire import RankRegistration, StepMeasurement
 
@@ -101,9 +99,7 @@ class RankSession:
     ) -> None:
         if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
             raise ValueError("ranks, stage and initial_step count from 0")
-        _check_names(without_planner=without_planner, timing=timing)
-        if history_length < 1:
-            raise ValueError(f"history_length must be at least 1, not {history_length}")
+        _check(without_planner=without_planner, timing=timing, history_length=history_length)
         self._name = f"job {job_id} rank {rank}"
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
@@ -112,9 +108,9 @@ class RankSession:
             gpu, self._name, lease_s=lease_s, polling_share=polling_share
         )
         supported_mhz = self._read_supported_mhz(gpu)
-        self._meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
-        self._clock_s = self._meter.clock_s
-        self._timings = TimingRecorder(self._clock_s)
+        meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
+        self._clock_s = meter.clock_s
+        self._recorder = StepRecorder(meter, history_length)
         # What runs and is not in the timings yet.
         self._begun: Begun | None = None
         self._current_step = initial_step
@@ -131,19 +127,11 @@ class RankSession:
         )
         # The follower's, within reach of the hook.
         self._cursor: PlanCursor | None = None
-        self._counter_reads: tuple[int, ...] = ()
-        self._history: deque[StepMeasurement] = deque(maxlen=history_length)
-        registration = replace(
-            _registration_of(gpu, supported_mhz, stage),
-            dp_rank=dp_rank,
-            tp_rank=tp_rank,
-            cp_rank=cp_rank,
-        )
-        self._link = (
-            None
-            if planner is None
-            else self._link_to(planner, job_id, rank, registration, times or LinkTimes())
-        )
+        self._link: PlannerLink | None = None
+        if planner is not None:
+            layout = (dp_rank, tp_rank, cp_rank)
+            registration = _registration_of(gpu, supported_mhz, stage, layout)
+            self._link = self._link_to(planner, job_id, rank, registration, times or LinkTimes())
 
     # ------------------------------------------------------------------ life
 
@@ -202,12 +190,12 @@ class RankSession:
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
         """The last steps measured, in order: their totals."""
-        return tuple(self._history)
+        return self._recorder.history
 
     @property
     def last_step_timings(self) -> tuple[InstructionTiming, ...]:
         """The instructions of the last step in `history`, in the order of execution."""
-        return self._timings.last_step()
+        return self._recorder.timings.last_step()
 
     @property
     def num_dropped_measurements(self) -> int:
@@ -232,9 +220,8 @@ class RankSession:
         try:
             self._governor.on_step_begin()
             self._follow_plan()
-            self._meter.begin()
             self._begun = None
-            self._timings.begin_step()
+            self._recorder.begin_step(None if self._cursor is None else self._cursor.plan)
         except Exception as error:
             self._governor.give_up(error)
 
@@ -308,9 +295,8 @@ class RankSession:
         try:
             if self._is_in_step:
                 self._note_begun()
-                self._timings.end()
-                if self._counter_reads and self._is_counter_read():
-                    self._meter.read_within()
+                cursor = self._cursor
+                self._recorder.end_instruction(0 if cursor is None else cursor.position)
             self._governor.on_instruction_end()
         except Exception as error:
             self._governor.give_up(error)
@@ -340,7 +326,8 @@ class RankSession:
         try:
             self._note_begun()
             if 0 <= time_s < math.inf:
-                self._timings.add_transfer(transfer, kind, microbatch, chunk, float(time_s))
+                timings = self._recorder.timings
+                timings.add_transfer(transfer, kind, microbatch, chunk, float(time_s))
         except Exception as error:
             self._governor.give_up(error)
 
@@ -370,7 +357,7 @@ class RankSession:
         """Put the instruction that runs into the timings, where it is not there yet."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            self._timings.begin(begun)
+            self._recorder.timings.begin(begun)
 
     def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
         """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""
@@ -391,50 +378,21 @@ class RankSession:
             is_planner_lost=self._link is not None and self._link.is_lost,
         )
         self._cursor = self._follower.cursor
-        self._counter_reads = () if self._cursor is None else self._cursor.plan.counter_reads
         if had_plan and self._cursor is None:
             self._governor.pause()
-
-    def _is_counter_read(self) -> bool:
-        """Whether the plan wants the energy counter to be read after the instruction that ended."""
-        cursor, number = self._cursor, self._meter.num_readings
-        # In their order, so each once: an end may be told twice.
-        return (
-            cursor is not None
-            and number < len(self._counter_reads)
-            and cursor.position == self._counter_reads[number]
-        )
 
     def _measure(self) -> None:
         self._note_begun()
         cursor = self._cursor
-        measurement = self._meter.end(
+        measurement = self._recorder.end_step(
             step=self._current_step,
             plan_version=self.active_version,
             num_unplanned=0 if cursor is None else cursor.num_unplanned,
+            were_clocks_set=not self._governor.is_over,
         )
-        self._timings.end_step()
-        self._history.append(measurement)
         if self._link is not None:
-            self._link.put(self._detailed(measurement))
+            self._link.put(measurement)
         self._follower.end_step(self._current_step)
-
-    def _detailed(self, measurement: StepMeasurement) -> StepMeasurement:
-        """With what the plan asks for beside the totals."""
-        if self._cursor is None:
-            return measurement
-        plan = self._cursor.plan
-        if plan.counter_reads:
-            readings = self._meter.readings(len(plan.counter_reads))
-            measurement = replace(measurement, counter_readings=readings)
-        if asks_for_details(plan.report):
-            measurement = with_details(
-                measurement,
-                self._timings.last_step(),
-                plan.report,
-                were_clocks_set=not self._governor.is_over,
-            )
-        return measurement
 
     def _tell(self, observe: Callable[[str, int], None], kind: str, chunk: int) -> None:
         try:
@@ -444,19 +402,22 @@ class RankSession:
             _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
 
 
-def _check_names(*, without_planner: str, timing: str) -> None:
+def _check(*, without_planner: str, timing: str, history_length: int) -> None:
     if without_planner not in {"last-plan", "default-clocks"}:
         raise ValueError(
             f"without_planner must be last-plan or default-clocks, not {without_planner!r}"
         )
     if timing != "host":
         raise ValueError(f"timing must be host, not {timing!r}")
+    if history_length < 1:
+        raise ValueError(f"history_length must be at least 1, not {history_length}")
 
 
 def _registration_of(
-    gpu: GpuDevice, supported_mhz: tuple[int, ...], stage: int
+    gpu: GpuDevice, supported_mhz: tuple[int, ...], stage: int, layout: tuple[int, int, int]
 ) -> RankRegistration:
-    """What the planner is told of this rank, its place in the layout apart."""
+    """What the planner is told of this rank; `layout` is its dp, tp and cp rank."""
+    dp_rank, tp_rank, cp_rank = layout
     return RankRegistration(
         stage=stage,
         host=socket.gethostname(),
@@ -464,5 +425,8 @@ def _registration_of(
         gpu_uuid=gpu.uuid,
         emulated=gpu.is_emulated,
         client_version=flyball_version(),
+        dp_rank=dp_rank,
+        tp_rank=tp_rank,
+        cp_rank=cp_rank,
         sm_clocks_mhz=supported_mhz or None,
     )

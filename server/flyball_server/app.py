@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -10,7 +10,8 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.jobs.frontier import FrontierMemory
-from flyball_server.jobs.reactions import REACTIONS
+from flyball_server.jobs.reactions import all_reactions
+from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.reactor import Reactor
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.sql_store import SqlJobStore
@@ -36,6 +37,7 @@ def create_app(
     store: JobStore | None = None,
     *,
     planner: Planner = make_plan,
+    reactions: Sequence[Reaction] | None = None,
 ) -> FastAPI:
     """The planner.
 
@@ -44,6 +46,7 @@ def create_app(
         store: where jobs are kept, opened at startup and closed at shutdown; None: the
             settings' database.
         planner: makes the plans.
+        reactions: what it does by itself; None: everything.
 
     Raises:
         SettingsError: an environment variable cannot be used.
@@ -51,7 +54,7 @@ def create_app(
     chosen = load_settings() if settings is None else settings
     kept = SqlJobStore(chosen.database_file) if store is None else store
     waiters = JobWaiters()
-    reactor = Reactor(REACTIONS)
+    reactor = Reactor(all_reactions() if reactions is None else reactions)
     app = FastAPI(
         title="Flyball planner",
         version="v1",

@@ -58,9 +58,8 @@ def offline_plan(of_profile: StageProfile, reconfigure: str) -> FrequencyPlan:
 
 
 @pytest.fixture
-def planner(monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePlanner]:
-    monkeypatch.setattr("flyball_server.app.REACTIONS", (reconfiguring,))
-    with live_planner() as live:
+def planner() -> Iterator[LivePlanner]:
+    with live_planner(reactions=(reconfiguring,)) as live:
         yield live
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from tests.planner.samples import profile_csv, rank_registration, registration
 from flyball_client import routes
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.services import Planner
 from flyball_server.jobs.store import JobStore
 from flyball_server.planning.planner import make_plan
@@ -78,6 +79,7 @@ def live_planner(
     *,
     store: JobStore | None = None,
     planner: Planner = make_plan,
+    reactions: Sequence[Reaction] | None = None,
     token: str | None = None,
     max_body_bytes: int = 2**20,
     max_wait_s: float = 60.0,
@@ -89,7 +91,12 @@ def live_planner(
         max_body_bytes=max_body_bytes,
         max_wait_s=max_wait_s,
     )
-    app = create_app(settings, MemoryJobStore() if store is None else store, planner=planner)
+    app = create_app(
+        settings,
+        MemoryJobStore() if store is None else store,
+        planner=planner,
+        reactions=reactions,
+    )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from flyball_server.jobs.control import Comparison
 from flyball_server.jobs.errors import MissingPlanError, NothingToCompareError
-from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
@@ -49,8 +49,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
     wanted = Comparison(num_pairs=num_pairs)
     with services.store.writing() as writer:
         require_job(writer, job_id)
-        version = newest_version(writer.list_activations(job_id))
-        newest = None if version is None else require_plan(writer, job_id, version)
+        newest = newest_plan(writer, job_id)
         if newest is None or isinstance(newest.plan, ProbePlan):
             raise MissingPlanError(job_id=job_id)
         if step_kinds(newest).is_all_baseline:
@@ -65,9 +64,9 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
                 num_pairs=num_pairs, version=known.version, of_version=known.of_version
             )
             writer.save_control(control.evolve(comparison=changed))
-        progress = comparison_progress(writer, job_id)
     services.notice(job_id)
-    return progress
+    # Counting its steps takes a while, and nobody need wait for that to write.
+    return get_comparison(services, job_id)
 
 
 def get_comparison(services: JobServices, job_id: str) -> ComparisonProgress:
@@ -97,8 +96,7 @@ def delete_comparison(services: JobServices, job_id: str) -> None:
             return
         ended = None if running.version is None else replace(running, is_done=True)
         writer.save_control(control.evolve(comparison=ended))
-        version = newest_version(writer.list_activations(job_id))
-        newest = None if version is None else require_plan(writer, job_id, version)
+        newest = newest_plan(writer, job_id)
         # It may run as another version than its own, after a run that started over.
         if ended is not None and newest is not None and newest.baseline_cycle:
             add_with_cycle(services, writer, newest, baseline_cycle=())

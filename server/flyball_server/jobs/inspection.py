@@ -81,6 +81,12 @@ def newest_version(activations: tuple[ActivationRecord, ...]) -> int | None:
     return max((entry.version for entry in activations), default=None)
 
 
+def newest_plan(reader: JobReader, job_id: str) -> PlanRecord | None:
+    """The newest version of a job's plan; None: it has none."""
+    version = newest_version(reader.list_activations(job_id))
+    return None if version is None else require_plan(reader, job_id, version)
+
+
 def require_job(reader: JobReader, job_id: str) -> JobRecord:
     """The job.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.control import InForce
-from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
@@ -77,6 +77,7 @@ def _schedule(services: JobServices, job_id: str, *, has_paces: bool) -> str | N
         job = require_job(reader, job_id)
         if not has_paces and job.changed_input is not JobInput.CONTROL:
             return None
-        version = newest_version(reader.list_activations(job_id))
-        plan = None if version is None else require_plan(reader, job_id, version).plan
-    return None if plan is None or isinstance(plan, ProbePlan) else plan.schedule
+        newest = newest_plan(reader, job_id)
+    if newest is None or isinstance(newest.plan, ProbePlan):
+        return None
+    return newest.plan.schedule

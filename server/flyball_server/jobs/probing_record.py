@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flyball_profiles.gpu_windows import GpuWindow
+from flyball_server.jobs.inspection import newest_plan, require_plan
 from flyball_server.jobs.probing_setup import probe_setup, probed_versions, stage_steps
-from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord, RankRecord, StepRecord
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobRecord,
+    JobSpec,
+    PlanRecord,
+    RankRecord,
+    StepRecord,
+)
 from flyball_server.jobs.store import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
@@ -60,12 +68,15 @@ def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
     ranks = reader.list_ranks(job.job_id)
     if len(ranks) < job.in_force.num_ranks:
         return None
-    plans = _since_last_start(_probe_plans(reader, job.job_id))
+    # Only the newest one, as long as it is being measured: they are large.
+    newest = newest_plan(reader, job.job_id)
     problem = None
-    if plans and not _is_measured(reader, plans[-1], len(ranks)):
-        problem = _silence(reader, plans[-1], ranks)
+    has_started_over = _has_started_over(reader.list_activations(job.job_id)[-2:])
+    if newest is not None and not (has_started_over or _is_measured(reader, newest, len(ranks))):
+        problem = _silence(reader, newest, ranks)
         if problem is None:
             return None
+    plans = _since_last_start(probe_plans(reader, job.job_id))
     return ProbingRecord(
         spec=job.in_force,
         ranks=ranks,
@@ -75,9 +86,20 @@ def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
     )
 
 
-def _probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
-    plans = [reader.find_plan(job_id, entry.version) for entry in reader.list_activations(job_id)]
-    return [plan for plan in plans if plan is not None and isinstance(plan.plan, ProbePlan)]
+def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
+    """The versions that measure the job, rising, since it was last planned."""
+    plans: list[PlanRecord] = []
+    for entry in reversed(reader.list_activations(job_id)):
+        record = require_plan(reader, job_id, entry.version)
+        if not isinstance(record.plan, ProbePlan):
+            break
+        plans.append(record)
+    return plans[::-1]
+
+
+def is_never_planned(reader: JobReader, job_id: str) -> bool:
+    """Whether all that the job's ranks were ever given was to measure it."""
+    return len(probe_plans(reader, job_id)) == len(reader.list_activations(job_id))
 
 
 def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
@@ -88,11 +110,19 @@ def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
     """
     first = 0
     for number in range(1, len(plans)):
-        before, after = plans[number - 1].first_step, plans[number].first_step
-        if before is not None and after is not None and after <= before:
+        if _has_started_over(plans[number - 1 : number + 1]):
             first = number
     since = plans[first:]
     return since if not first or _is_highest(since[0]) else since[1:]
+
+
+def _has_started_over(two: Sequence[PlanRecord | ActivationRecord]) -> bool:
+    """Whether the second of two versions holds from no later a step than the first."""
+    match [entry.first_step for entry in two]:
+        case [int(before), int(after)]:
+            return after <= before
+        case _:
+            return False
 
 
 def _is_highest(record: PlanRecord) -> bool:

@@ -6,14 +6,14 @@ from dataclasses import fields
 
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
-from flyball_server.jobs.inspection import JobSummary, require_job, require_plan, summarise
+from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.plan_request import check_spec
 from flyball_server.jobs.planning_turn import plan_if_needed
+from flyball_server.jobs.probing_record import is_never_planned
 from flyball_server.jobs.records import LAYOUT_FIELDS, JobRecord, JobSpec, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
-from flyball_server.planning.probe_plan import ProbePlan
 
 
 def register_job(services: JobServices, job_id: str, spec: JobSpec) -> tuple[JobSummary, bool]:
@@ -75,7 +75,7 @@ def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
         for field in fields(spec)
         if getattr(spec, field.name) != getattr(job.in_force, field.name)
     )
-    if not (_has_no_plan(writer, job) and (_is_untouched(writer, job) or _is_given(spec))):
+    if not _can_be_registered_anew(writer, job, spec):
         raise RegistrationConflictError(job_id=job.job_id, field=changed)
     _check_ranks_fit(writer, job, spec)
     changed_job = job.with_change(JobInput.REGISTRATION, in_force=spec).evolve(registered=spec)
@@ -88,21 +88,15 @@ def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
     writer.save_job(changed_job)
 
 
-def _is_untouched(reader: JobReader, job: JobRecord) -> bool:
-    return not reader.list_activations(job.job_id)
+def _can_be_registered_anew(reader: JobReader, job: JobRecord, spec: JobSpec) -> bool:
+    """Whether its ranks have been given nothing, or measuring it was refused.
 
-
-def _has_no_plan(reader: JobReader, job: JobRecord) -> bool:
-    """Whether all that its ranks have run was to measure it, and that is over."""
-    return job.state is not JobState.PROFILING and all(
-        isinstance(require_plan(reader, job.job_id, entry.version).plan, ProbePlan)
-        for entry in reader.list_activations(job.job_id)
-    )
-
-
-def _is_given(spec: JobSpec) -> bool:
-    """Whether somebody puts the profile: to measure it again takes a job of its own."""
-    return not spec.is_profiled_online
+    Then somebody puts the profile: to measure it again takes a job of its own.
+    """
+    if not reader.list_activations(job.job_id):
+        return True
+    is_refused = job.state is not JobState.PROFILING and is_never_planned(reader, job.job_id)
+    return is_refused and not spec.is_profiled_online
 
 
 def _check_ranks_fit(reader: JobReader, job: JobRecord, spec: JobSpec) -> None:

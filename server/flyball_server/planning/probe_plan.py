@@ -6,13 +6,20 @@ document it is plain data; reading is strict, as in `plan_document`.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.document_reading import (
+    count_of,
+    counts_of,
+    list_of,
+    mapping_of,
+    positive_of,
+    text_of,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import Instruction
+from flyball_server.planning.schedules.explicit import instruction_of
 from flyball_server.planning.schedules.virtual_stages import VirtualStages
 
 PROBE_POLICY = "probe"
@@ -136,40 +143,41 @@ def probe_from_document(document: object) -> ProbePlan:
     """
     if not is_probe(document):
         raise PlanningError(f"policy must be {PROBE_POLICY}", field="plan")
-    fields = cast("dict[str, Any]", document)
-    stages = tuple(
-        tuple(
-            _instruction(entry, f"stages[{stage}][{position}]")
-            for position, entry in enumerate(_list(entries, f"stages[{stage}]"))
-        )
-        for stage, entries in enumerate(_list(fields.get("stages"), "stages"))
-    )
+    fields = mapping_of(document, "plan")
     rows_mhz = [
-        [_counts(row, f"rows_mhz[{stage}]") for row in _list(rows, f"rows_mhz[{stage}]")]
-        for stage, rows in enumerate(_list(fields.get("rows_mhz"), "rows_mhz"))
+        [counts_of(row, f"rows_mhz[{stage}]") for row in list_of(rows, f"rows_mhz[{stage}]")]
+        for stage, rows in enumerate(list_of(fields.get("rows_mhz"), "rows_mhz"))
     ]
     return ProbePlan(
-        schedule=_text(fields.get("schedule"), "schedule"),
-        num_microbatches=_count(fields.get("num_microbatches"), "num_microbatches"),
-        stages=stages,
+        schedule=text_of(fields, "schedule"),
+        num_microbatches=count_of(fields.get("num_microbatches"), "num_microbatches"),
+        stages=tuple(
+            tuple(
+                instruction_of(entry, f"stages[{stage}][{position}]")
+                for position, entry in enumerate(list_of(entries, f"stages[{stage}]"))
+            )
+            for stage, entries in enumerate(list_of(fields.get("stages"), "stages"))
+        ),
         cycle_mhz=tuple(
             _step(entry, rows_mhz, f"cycle[{step}]")
-            for step, entry in enumerate(_list(fields.get("cycle"), "cycle"))
+            for step, entry in enumerate(list_of(fields.get("cycle"), "cycle"))
         ),
-        iteration_time_s=_positive(fields.get("iteration_time_s"), "iteration_time_s"),
+        iteration_time_s=positive_of(fields.get("iteration_time_s"), "iteration_time_s"),
         virtual_stages=tuple(
-            _counts(of_stage, f"virtual_stages[{stage}]")
-            for stage, of_stage in enumerate(_list(fields.get("virtual_stages"), "virtual_stages"))
+            counts_of(of_stage, f"virtual_stages[{stage}]")
+            for stage, of_stage in enumerate(
+                list_of(fields.get("virtual_stages"), "virtual_stages")
+            )
         ),
         counter_runs=tuple(
-            tuple(_run(run, f"counter_runs[{stage}]") for run in _list(runs, "counter_runs"))
-            for stage, runs in enumerate(_list(fields.get("counter_runs"), "counter_runs"))
+            tuple(_run(run, f"counter_runs[{stage}]") for run in list_of(runs, "counter_runs"))
+            for stage, runs in enumerate(list_of(fields.get("counter_runs"), "counter_runs"))
         ),
     )
 
 
 def _run(value: object, where: str) -> CounterRun:
-    positions = _counts(value, where)
+    positions = counts_of(value, where)
     if len(positions) != 2:
         raise PlanningError("must hold pairs of positions", field=where)
     return CounterRun(*positions)
@@ -178,7 +186,7 @@ def _run(value: object, where: str) -> CounterRun:
 def _step(
     entry: object, rows_mhz: list[list[tuple[int, ...]]], where: str
 ) -> tuple[tuple[int, ...], ...]:
-    indices = _counts(entry, where)
+    indices = counts_of(entry, where)
     if len(indices) != len(rows_mhz) or any(
         index >= len(rows) for index, rows in zip(indices, rows_mhz, strict=True)
     ):
@@ -189,46 +197,3 @@ def _step(
 def _entry(instruction: Instruction) -> list[str | int]:
     kind, microbatch, chunk = instruction
     return [str(kind), microbatch, chunk] if chunk else [str(kind), microbatch]
-
-
-def _instruction(entry: object, where: str) -> Instruction:
-    items = _list(entry, where)
-    if len(items) not in (2, 3):
-        raise PlanningError("must be [kind, microbatch] or [kind, microbatch, chunk]", field=where)
-    kind = next((kind for kind in InstructionKind if kind == items[0]), None)
-    if kind is None:
-        raise PlanningError(
-            f"unknown instruction; known: {', '.join(InstructionKind)}", field=where
-        )
-    return Instruction(kind, *(_count(item, where) for item in items[1:]))
-
-
-def _list(value: object, where: str) -> list[object]:
-    if not isinstance(value, list):
-        raise PlanningError("must be a list", field=where)
-    return cast("list[object]", value)
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise PlanningError("must be text", field=where)
-    return value
-
-
-def _counts(value: object, where: str) -> tuple[int, ...]:
-    return tuple(_count(item, where) for item in _list(value, where))
-
-
-def _count(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise PlanningError("must be a count from 0 up", field=where)
-    return value
-
-
-def _positive(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanningError("must be a number above 0", field=where)
-    # An int compares exactly with a float; only converting a huge one to float would overflow.
-    if not 0 < value <= sys.float_info.max:
-        raise PlanningError("must be a number above 0", field=where)
-    return float(value)

@@ -202,7 +202,7 @@ def test_a_clock_that_fails_ends_the_setting_of_clocks_and_not_training(
         def __call__(self) -> float:
             raise GpuError("no time any more")
 
-    session._timings = TimingRecorder(FailingClock())
+    session._recorder.timings = TimingRecorder(FailingClock())
     session.on_step_begin()
     run(session, clock, "forward", 1.0)
     session.on_transfer("send", "forward", time_s=1.0)

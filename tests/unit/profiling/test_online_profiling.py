@@ -149,7 +149,6 @@ def test_the_cap_holds_where_times_grow_as_fast_as_clocks_fall() -> None:
     highest_s = max(step.iteration_time_s for step in run.observed if step.version == 1)
     slowest_s = max(step.iteration_time_s for step in run.observed)
     assert highest_s < slowest_s <= (1 + CAP) * highest_s
-    assert isinstance(run.last, Finished | Refused)
 
 
 def test_the_same_observations_give_the_same_move() -> None:

@@ -1,4 +1,4 @@
-"""What the planner does by itself: every reaction, in the order in which a job is looked at."""
+"""What the planner does by itself, in the order in which a job is looked at."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from flyball_server.jobs.reactions.reconfiguring import reconfiguring
 from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.reactions.timetabled import timetabled
 
-REACTIONS: tuple[Reaction, ...] = (
-    replanning,
-    probing,
-    timetabled,
-    Pacing(),
-    Comparing(),
-    reconfiguring,
-)
+
+def all_reactions() -> tuple[Reaction, ...]:
+    """Every reaction, for one reactor: some remember when they last looked at its jobs."""
+    return (replanning, probing, timetabled, Pacing(), Comparing(), reconfiguring)

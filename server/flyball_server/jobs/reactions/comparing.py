@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 from flyball_server.jobs.comparisons import PATIENCE, add_with_cycle, comparison_cycle
 from flyball_server.jobs.control import Comparison, JobControl
@@ -13,7 +12,7 @@ from flyball_server.jobs.inspection import require_job, require_plan
 from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_reading import num_paired_steps
-from flyball_server.jobs.store import JobReader, JobStore, JobWriter
+from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.probe_plan import ProbePlan
 
 _LOG = logging.getLogger(__name__)
@@ -34,11 +33,11 @@ class Comparing:
 
     def __init__(self) -> None:
         # By job, monotonic s.
-        self._pauses: WeakKeyDictionary[JobStore, _Pauses] = WeakKeyDictionary()
+        self._pauses: _Pauses = {}
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Begin a comparison, end it, or leave the job as it is."""
-        pauses = self._pauses.setdefault(services.store, {})
+        pauses = self._pauses
         started_s = time.monotonic()
         if started_s < pauses.get(job_id, started_s):
             return pauses[job_id] - started_s

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 from flyball_server.jobs.control import InForce, JobControl
-from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.pace import Paces
 from flyball_server.jobs.pace_look import SeenSteps, measured_paces
 from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.steering import steer
-from flyball_server.jobs.store import JobReader, JobStore
+from flyball_server.jobs.store import JobReader
 from flyball_server.jobs.stragglers import paces_at
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.planner import DEFAULT_POLICY
@@ -37,7 +36,7 @@ class Pacing:
     """
 
     def __init__(self) -> None:
-        self._memories: WeakKeyDictionary[JobStore, dict[str, _Memory]] = WeakKeyDictionary()
+        self._memories: dict[str, _Memory] = {}
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Bring in force what holds now; look again when an announced time comes."""
@@ -45,7 +44,7 @@ class Pacing:
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
             control = reader.find_control(job_id)
-            found = self._look(services, reader, job, control, now_unix_s)
+            found = self._look(reader, job, control, now_unix_s)
             is_refined = _wants_refining(reader, job, control)
 
         def changed(now: JobRecord, current: JobControl) -> JobControl:
@@ -62,12 +61,7 @@ class Pacing:
             return _next_moment_s(reader.find_control(job_id), now_unix_s)
 
     def _look(
-        self,
-        services: JobServices,
-        reader: JobReader,
-        job: JobRecord,
-        control: JobControl,
-        now_unix_s: float,
+        self, reader: JobReader, job: JobRecord, control: JobControl, now_unix_s: float
     ) -> Paces | None:
         """What was measured since the last look; None: nothing that matters."""
         activations = reader.list_activations(job.job_id)
@@ -76,7 +70,7 @@ class Pacing:
             return None
         version = activations[-1].version
         key = (job.inputs_revision, version)
-        memory = self._memory(services.store, job.job_id)
+        memory = self._memory(job.job_id)
         if memory.key != key:
             memory.key, memory.seen = key, SeenSteps(job.job_id, version, first_step)
             memory.looked_at_step = first_step
@@ -89,10 +83,10 @@ class Pacing:
             reader, control, memory.seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
         )
 
-    def _memory(self, store: JobStore, job_id: str) -> _Memory:
+    def _memory(self, job_id: str) -> _Memory:
         """Of this job; those of jobs that nobody has looked at for long are dropped."""
         now_s = time.monotonic()
-        memories = self._memories.setdefault(store, {})
+        memories = self._memories
         for old in [old for old, of in memories.items() if now_s - of.used_s > MEMORY_S]:
             del memories[old]
         memory = memories.setdefault(job_id, _Memory(seen=SeenSteps(job_id, 0, 0)))
@@ -165,11 +159,8 @@ def _wants_refining(reader: JobReader, job: JobRecord, control: JobControl) -> b
     """
     if control.in_force.effort is None or job.planned_revision != job.inputs_revision:
         return False
-    version = newest_version(reader.list_activations(job.job_id))
-    if version is None:
-        return False
-    newest = require_plan(reader, job.job_id, version)
-    return newest.first_step is not None and not newest.baseline_cycle
+    newest = newest_plan(reader, job.job_id)
+    return newest is not None and newest.first_step is not None and not newest.baseline_cycle
 
 
 def _next_moment_s(control: JobControl, now_unix_s: float) -> float | None:

@@ -7,12 +7,12 @@ import logging
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.inspection import require_job, require_plan
+from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.probing_record import ProbingRecord, read_probing
+from flyball_server.jobs.probing_record import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.probing_setup import control_result
 from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.records import JobRecord, PlanRecord, StepReport
+from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.errors import PlanningError
@@ -33,7 +33,8 @@ def probing(services: JobServices, job_id: str) -> float | None:
         job = require_job(reader, job_id)
         is_due = job.in_force.is_profiled_online and job.state in _UNPROFILED
         record = read_probing(reader, job) if is_due else None
-    if job.state is JobState.PLANNING_FAILED:
+        is_left_probing = _is_left_probing(reader, job_id)
+    if is_left_probing:
         _back_to_highest(services, job_id)
     if record is None:
         return None
@@ -110,30 +111,26 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
     _back_to_highest(services, job.job_id)
 
 
+def _is_left_probing(reader: JobReader, job_id: str) -> bool:
+    """Whether the ranks of a job that could not be planned still probe."""
+    if require_job(reader, job_id).state is not JobState.PLANNING_FAILED:
+        return False
+    newest = newest_plan(reader, job_id)
+    return (
+        newest is not None
+        and isinstance(newest.plan, ProbePlan)
+        and newest.report is not StepReport.TOTALS
+    )
+
+
 def _back_to_highest(services: JobServices, job_id: str) -> None:
-    """Where the ranks of a job without a plan still probe, end that with a last version."""
+    """Where ranks are left probing, end that with a last version."""
     with services.store.writing() as writer:
-        job = require_job(writer, job_id)
-        plans = _probe_plans(writer, job_id)
-        if job.state is not JobState.PLANNING_FAILED or not plans:
-            return
-        newest = plans[-1]
-        if newest.report is StepReport.TOTALS:
+        if not _is_left_probing(writer, job_id):
             return
         # The first one is all at the highest clocks.
-        add_version(services, writer, job_id, plans[0].plan)
+        add_version(services, writer, job_id, probe_plans(writer, job_id)[0].plan)
     services.wake(job_id)
-
-
-def _probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
-    """The job's versions, if all of them probe; else it has a plan, and none are told."""
-    plans: list[PlanRecord] = []
-    for entry in reversed(reader.list_activations(job_id)):
-        plan = require_plan(reader, job_id, entry.version)
-        if not isinstance(plan.plan, ProbePlan):
-            return []
-        plans.insert(0, plan)
-    return plans
 
 
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:

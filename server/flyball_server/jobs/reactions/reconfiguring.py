@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from flyball_server.jobs.inspection import newest_version, require_job, require_plan
+from flyball_server.jobs.inspection import newest_plan, newest_version, require_job
 from flyball_server.jobs.measured_looks import complete_steps, measured_looks
 from flyball_server.jobs.plan_request import plan_request
 from flyball_server.jobs.publication import add_version
@@ -87,10 +87,9 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     job = require_job(reader, job_id)
     if job.in_force.adaptation != ADAPT_RECONFIGURE:
         return None  # other jobs cost no more than this one read
-    version = newest_version(reader.list_activations(job_id))
-    if version is None:
+    record = newest_plan(reader, job_id)
+    if record is None:
         return None
-    record = require_plan(reader, job_id, version)
     plan = record.plan
     is_open = record.report is StepReport.INSTRUCTIONS and not record.baseline_cycle
     is_current = record.first_step is not None and job.planned_revision == job.inputs_revision

@@ -63,9 +63,7 @@ def anneal(
         seed: of the random numbers.
     """
     np.random.seed(seed)
-    cost_j = np.empty(len(finish_s))
-    for node in range(len(finish_s)):
-        cost_j[node] = _cost_of(node, finish_s, tables)
+    cost_j = _costs_of_all(finish_s, tables)
     group, affected = np.empty(MAX_GROUP, np.int64), np.empty(MAX_AFFECTED, np.int64)
     old_finish_s, new_cost_j = np.empty(MAX_GROUP), np.empty(MAX_AFFECTED)
     end_s = _end_of(finish_s, sinks)
@@ -99,6 +97,14 @@ def anneal(
         else:
             for index in range(group_size):
                 finish_s[group[index]] = old_finish_s[index]
+
+
+@compiled_function
+def _costs_of_all(finish_s: FloatArray, tables: NodeTables) -> FloatArray:
+    cost_j = np.empty(len(finish_s))
+    for node in range(len(finish_s)):
+        cost_j[node] = _cost_of(node, finish_s, tables)
+    return cost_j
 
 
 @compiled_function

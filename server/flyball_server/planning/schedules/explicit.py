@@ -64,7 +64,7 @@ def explicit_order(
     return ExplicitOrder(
         stages=tuple(
             tuple(
-                _instruction(entry, f"order[{stage}][{position}]")
+                instruction_of(entry, f"order[{stage}][{position}]")
                 for position, entry in enumerate(entries)
             )
             for stage, entries in enumerate(stages)
@@ -78,10 +78,17 @@ def num_microbatches_of(order: ExplicitOrder) -> int:
     return 1 + max((item.microbatch for stage in order.stages for item in stage), default=0)
 
 
-def _instruction(entry: Sequence[str | int], where: str) -> Instruction:
-    match tuple(entry):
-        case (str(kind), int(microbatch), *rest) if len(rest) <= 1:
-            chunk = rest[0] if rest else 0
+def instruction_of(entry: object, where: str) -> Instruction:
+    """What `[kind, microbatch]` or `[kind, microbatch, chunk]` names.
+
+    Raises:
+        PlanningError: it is none of these; `where` is its field.
+    """
+    match entry:
+        case (str(kind), int(microbatch)):
+            chunk = 0
+        case (str(kind), int(microbatch), int(chunk)):
+            pass
         case _:
             raise PlanningError(
                 "must be [kind, microbatch] or [kind, microbatch, chunk]", field=where
@@ -92,6 +99,6 @@ def _instruction(entry: Sequence[str | int], where: str) -> Instruction:
         raise PlanningError(
             f"unknown instruction {kind!r}; known: {', '.join(InstructionKind)}", field=where
         )
-    if not isinstance(chunk, int) or chunk < 0 or microbatch < 0:
+    if chunk < 0 or microbatch < 0:
         raise PlanningError("microbatch and chunk must be counts from 0 up", field=where)
     return Instruction(InstructionKind(kind), microbatch, chunk)
