@@ -14,8 +14,8 @@ from flyball_server.jobs.reactions import all_reactions
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.reactor import Reactor
 from flyball_server.jobs.services import JobServices, Planner
-from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.planning.planner import make_plan
 from flyball_server.rest.body_limit import BodyLimit

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from flyball_client.command import Command, CommandError
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.jobs.errors import StoreError
-from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.planning.warm_up import warm_up
 from flyball_server.rest.token import DOCS
 from flyball_server.settings import (

@@ -29,10 +29,10 @@ from flyball_server.jobs.control import (
 )
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.memory_store import MemoryJobStore
 from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
-from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 
@@ -52,7 +52,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
 
 @pytest.fixture
 def store_with_job(store: JobStore) -> JobStore:
-    with store.writing() as writer:
+    with store.writing("job") as writer:
         writer.save_job(job_record())
     return store
 
@@ -94,7 +94,7 @@ class TestJobStore:
             inputs_revision=3,
             planned_revision=2,
         )
-        with store.writing() as writer:
+        with store.writing("job") as writer:
             writer.save_job(job)
             assert writer.find_job("job") == job
         with store.reading() as reader:
@@ -102,7 +102,7 @@ class TestJobStore:
 
     def test_saving_a_job_again_replaces_it(self, store_with_job: JobStore) -> None:
         changed = job_record(problem="changed")
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_job(changed)
         with store_with_job.reading() as reader:
             assert reader.list_jobs() == (changed,)
@@ -110,7 +110,7 @@ class TestJobStore:
     def test_jobs_are_listed_by_creation_then_by_name(self, store: JobStore) -> None:
         late = job_record("a", seconds_later=1)
         twins = job_record("c"), job_record("b")
-        with store.writing() as writer:
+        with store.writing("job") as writer:
             for job in (late, *twins):
                 writer.save_job(job)
         with store.reading() as reader:
@@ -120,7 +120,7 @@ class TestJobStore:
         second = rank_record(
             1, acknowledged_version=2, current_step=2**53 - 1, dp_rank=3, tp_rank=1, cp_rank=2
         )
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_rank(rank_record(1))
             writer.save_rank(rank_record(0))
             writer.save_rank(second)
@@ -130,7 +130,7 @@ class TestJobStore:
             assert reader.find_rank("job", 2) is None
 
     def test_ranks_are_counted_that_hold_just_this_version(self, store_with_job: JobStore) -> None:
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_job(job_record("other"))
             writer.save_rank(rank_record(0, job_id="other", acknowledged_version=2))
             for rank, version in enumerate((2, 1, None, 2)):
@@ -143,14 +143,14 @@ class TestJobStore:
         self, store_with_job: JobStore
     ) -> None:
         newer = profile(forward_energy_j=0.1 + 0.2)
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_profile("job", profile())
             writer.save_profile("job", newer)
         with store_with_job.reading() as reader:
             assert reader.find_profile("job") == newer
 
     def test_a_profile_can_be_forgotten_any_number_of_times(self, store_with_job: JobStore) -> None:
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_profile("job", profile())
             writer.delete_profile("job")
             writer.delete_profile("job")
@@ -160,7 +160,7 @@ class TestJobStore:
         self, store_with_job: JobStore
     ) -> None:
         plans = tuple(plan_record(version, solve_s=0.1 * version) for version in (1, 2, 3))
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             for plan in plans:
                 writer.add_plan(plan)
         with store_with_job.reading() as reader:
@@ -172,20 +172,20 @@ class TestJobStore:
     def test_only_the_next_version_can_be_added(
         self, store_with_job: JobStore, version: int
     ) -> None:
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.add_plan(plan_record(1))
-        with pytest.raises(ValueError), store_with_job.writing() as writer:
+        with pytest.raises(ValueError), store_with_job.writing("job") as writer:
             writer.add_plan(plan_record(version, solve_s=9.0))
         with store_with_job.reading() as reader:
             assert reader.list_plans("job") == (plan_record(1),)
 
     def test_the_first_step_of_a_version_is_named_once(self, store_with_job: JobStore) -> None:
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.add_plan(plan_record(1))
             writer.name_first_step("job", 1, 17)
-        with pytest.raises(ValueError), store_with_job.writing() as writer:
+        with pytest.raises(ValueError), store_with_job.writing("job") as writer:
             writer.name_first_step("job", 1, 18)
-        with pytest.raises(ValueError), store_with_job.writing() as writer:
+        with pytest.raises(ValueError), store_with_job.writing("job") as writer:
             writer.name_first_step("job", 2, 18)
         with store_with_job.reading() as reader:
             assert reader.find_plan("job", 1) == plan_record(1, first_step=17)
@@ -193,7 +193,7 @@ class TestJobStore:
 
     def test_the_newest_steps_come_out_by_step_then_rank(self, store_with_job: JobStore) -> None:
         steps = tuple(step_record(step, rank) for step in (1, 5, 9) for rank in (0, 1))
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_rank(rank_record(0))
             writer.save_rank(rank_record(1))
             writer.save_steps(steps[::-1])
@@ -204,7 +204,7 @@ class TestJobStore:
     def test_the_newest_step_is_told_of_all_of_a_version_and_between_two(
         self, store_with_job: JobStore
     ) -> None:
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             assert writer.newest_step("job") is None
             writer.save_rank(rank_record(0))
             writer.save_rank(rank_record(1))
@@ -224,7 +224,7 @@ class TestJobStore:
         newer = step_record(
             3, time_s=1 / 3, energy_j=None, plan_version=2, num_overruns=4, num_power_capped=2
         )
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_rank(rank_record(0))
             writer.save_steps((step_record(3),))
             writer.save_steps((newer,))
@@ -234,7 +234,7 @@ class TestJobStore:
 
     def test_steps_come_out_between_two_numbers(self, store_with_job: JobStore) -> None:
         steps = tuple(step_record(step, rank) for step in (7, 8, 9) for rank in (0, 1))
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_rank(rank_record(0))
             writer.save_rank(rank_record(1))
             writer.save_steps(steps[::-1])
@@ -245,7 +245,7 @@ class TestJobStore:
     def test_totals_of_steps_come_out_rising_over_all_their_ranks(
         self, store_with_job: JobStore
     ) -> None:
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_rank(rank_record(0))
             writer.save_rank(rank_record(1))
             writer.save_steps(
@@ -318,7 +318,7 @@ class TestJobStore:
             for step in (4, 5, 6)
         )
         replacing = StepDetail(job_id="job", rank=0, step=5)
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_rank(rank_record(0))
             writer.save_step_details(details)
             writer.save_step_details((replacing,))
@@ -340,7 +340,7 @@ class TestJobStore:
             profiling=ProfilingResult(state="probing", blocking_power_w=(70.0, 1 / 3)),
             in_force=InForce(target="fastest", rank_paces=(RankPace(rank=1, slowdown=2.0),)),
         )
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_control(JobControl(job_id="job"))
             writer.save_control(control)
         with store_with_job.reading() as reader:
@@ -365,14 +365,14 @@ class TestJobStore:
             plan_record(1, plan=probe, report=StepReport.CLOCKS),
             plan_record(2, baseline_cycle=(False, True, True, False)),
         )
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             for plan in plans:
                 writer.add_plan(plan)
         with store_with_job.reading() as reader:
             assert reader.list_plans("job") == plans
 
     def test_jobs_do_not_see_each_others_things(self, store_with_job: JobStore) -> None:
-        with store_with_job.writing() as writer:
+        with store_with_job.writing("job") as writer:
             writer.save_job(job_record("other"))
             writer.save_rank(rank_record(0))
             writer.save_profile("job", profile())
@@ -385,24 +385,24 @@ class TestJobStore:
             assert reader.list_newest_steps("other", 10) == ()
 
     def test_nothing_can_belong_to_a_job_that_is_not_there(self, store: JobStore) -> None:
-        with pytest.raises(ValueError), store.writing() as writer:
+        with pytest.raises(ValueError), store.writing("job") as writer:
             writer.save_rank(rank_record())
-        with pytest.raises(ValueError), store.writing() as writer:
+        with pytest.raises(ValueError), store.writing("job") as writer:
             writer.save_profile("job", profile())
-        with pytest.raises(ValueError), store.writing() as writer:
+        with pytest.raises(ValueError), store.writing("job") as writer:
             writer.add_plan(plan_record())
 
     def test_no_step_can_be_measured_by_a_rank_that_is_not_there(
         self, store_with_job: JobStore
     ) -> None:
-        with pytest.raises(ValueError), store_with_job.writing() as writer:
+        with pytest.raises(ValueError), store_with_job.writing("job") as writer:
             writer.save_steps((step_record(),))
 
     def test_a_block_that_raises_stores_nothing(self, store_with_job: JobStore) -> None:
         class InterruptionError(Exception):
             pass
 
-        with pytest.raises(InterruptionError), store_with_job.writing() as writer:
+        with pytest.raises(InterruptionError), store_with_job.writing("job") as writer:
             writer.save_job(job_record(problem="half"))
             writer.save_rank(rank_record())
             raise InterruptionError
@@ -414,7 +414,7 @@ class TestJobStore:
         changed = job_record(problem="changed")
 
         def write() -> None:
-            with store_with_job.writing() as writer:
+            with store_with_job.writing("job") as writer:
                 writer.save_job(changed)
 
         with store_with_job.reading() as reader:
@@ -431,7 +431,7 @@ class TestJobStore:
         def count_up() -> None:
             start.wait(30)
             for _ in range(5):
-                with store_with_job.writing() as writer:
+                with store_with_job.writing("job") as writer:
                     job = writer.find_job("job")
                     assert job is not None
                     writer.save_job(job.evolve(inputs_revision=job.inputs_revision + 1))
@@ -454,5 +454,5 @@ class TestJobStore:
         store.close()
         with pytest.raises(StoreClosedError), store.reading():
             pass
-        with pytest.raises(StoreClosedError), store.writing():
+        with pytest.raises(StoreClosedError), store.writing("job"):
             pass

@@ -35,7 +35,7 @@ def online(planner: LivePlanner, capsys: pytest.CaptureFixture[str]) -> Flyball:
 
 def found(planner: LivePlanner, result: ProfilingResult) -> None:
     """As if profiling had come so far."""
-    with planner.state.services.store.writing() as writer:
+    with planner.state.services.store.writing("job") as writer:
         writer.save_control(writer.find_control("job").evolve(profiling=result))
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_server.app import create_app
-from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.settings import Settings
 
 

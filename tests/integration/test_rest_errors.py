@@ -14,8 +14,8 @@ from tests.planner.samples import HEADER, profile_csv, registration
 from flyball_client import routes
 from flyball_client.wire import TOKEN_HEADER
 from flyball_server.jobs.errors import StoreBusyError
-from flyball_server.jobs.memory_store import MemoryJobStore
 from flyball_server.jobs.store import JobReader
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.rest.token import DOCS_SCRIPT, DOCS_STYLE

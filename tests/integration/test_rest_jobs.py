@@ -17,6 +17,7 @@ from tests.planner.samples import (
 from flyball_client import routes
 from flyball_profiles.stage_profile_csv import stage_profile_rows
 from flyball_server.jobs import frontier
+from flyball_server.jobs.services import planning_turn
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
 from flyball_server.planning.plan_document import plan_from_document
 from flyball_server.planning.planner import PlanRequest
@@ -190,7 +191,7 @@ def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
 ) -> None:
     planner.put_planned_job()
     # As a frontier has it, for as long as it is being found.
-    with planner.state.services.turns.turn("job"):
+    with planner.state.services.store.turn(planning_turn("job")):
         path = routes.fill(routes.JOB, job_id="job")
         answer = planner.http.put(path, json=registration(), timeout=20)
     assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)

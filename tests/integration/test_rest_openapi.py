@@ -20,7 +20,7 @@ from tests.planner.live import live_planner
 
 from flyball_client import routes, wire
 from flyball_server.app import create_app
-from flyball_server.jobs.memory_store import MemoryJobStore
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.rest import examples
 from flyball_server.rest.documentation import plain
 from flyball_server.settings import load_settings

@@ -12,7 +12,7 @@ from tests.unit.planning.tiny_pipelines import B, F, timed_profile
 
 from flyball_client import routes
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 
 ONE = [["forward", 0], ["backward", 0]]
 V = [["forward", 0], ["forward", 0, 1], ["backward", 0, 1], ["backward", 0]]

@@ -15,7 +15,7 @@ from tests.planner.samples import profile_csv
 from flyball_client import routes
 from flyball_client.planner_client import PlannerClient
 from flyball_client.wire_loop import ComparisonRequest
-from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
 TRUE_SAVING_PERCENT = 10.0

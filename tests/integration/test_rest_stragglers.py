@@ -21,7 +21,7 @@ from flyball_client.wire_loop import (
     TimetableView,
     TimetableWindow,
 )
-from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.jobs.timetable import check_timetable
 from flyball_server.rest import loop_examples
 from flyball_server.rest.documentation import plain

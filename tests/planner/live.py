@@ -21,10 +21,10 @@ from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_client import routes
 from flyball_server.app import create_app, release_long_polls
-from flyball_server.jobs.memory_store import MemoryJobStore
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.services import Planner
 from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.planning.planner import make_plan
 from flyball_server.rest.dependencies import PlannerState
 from flyball_server.settings import Settings

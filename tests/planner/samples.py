@@ -9,9 +9,9 @@ from typing import Any
 from flyball_client import wire
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.memory_store import MemoryJobStore
 from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.planner import PlanRequest
 

@@ -110,7 +110,7 @@ def acknowledge(
         UnknownPlanError: no such version.
         InvalidFieldError: the step is out of bounds.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         record = require_rank(writer, job_id, rank)
         activations = writer.list_activations(job_id)
         activation = _activation(activations, job_id, version)

@@ -47,7 +47,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         InvalidFieldError: too few pairs, or too many.
     """
     wanted = Comparison(num_pairs=num_pairs)
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         require_job(writer, job_id)
         newest = newest_plan(writer, job_id)
         if newest is None or isinstance(newest.plan, ProbePlan):
@@ -88,7 +88,7 @@ def delete_comparison(services: JobServices, job_id: str) -> None:
     Raises:
         UnknownJobError: no such job.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         require_job(writer, job_id)
         control = writer.find_control(job_id)
         running = control.comparison

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.plan_request import plan_request
-from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.services import JobServices, planning_turn
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
@@ -78,7 +78,7 @@ def get_frontier(
         target=DEFAULT_TARGET,
         effort=Effort(job.in_force.effort),
     )
-    with services.turns.turn(job_id):
+    with services.store.turn(planning_turn(job_id)):
         known = memory.find(request, num_points, job_id)
         if known is not None:
             return known

@@ -38,7 +38,7 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
         InvalidFieldError: the profile is of another number of stages.
         PlanningFailedError: the profile is kept, but the planner cannot use it for this job.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         if profile.num_stages != job.in_force.num_stages:
             raise InvalidFieldError(
@@ -60,7 +60,7 @@ def change_target(services: JobServices, job_id: str, update: TargetUpdate) -> J
         InvalidFieldError: an unknown name.
         PlanningFailedError: the target is kept, but no plan meets it; the older plan holds.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         spec = update.applied_to(job.in_force)
         if spec != job.in_force:

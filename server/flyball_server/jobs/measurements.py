@@ -63,7 +63,7 @@ def store_measurements(
         UnknownRankError: no such rank in it.
     """
     newest = {step.step: step for step in steps}
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, rank)
         writer.save_steps(tuple(newest.values()))
         _save_details(writer, job_id, tuple({detail.step: detail for detail in details}.values()))

@@ -19,7 +19,7 @@ from flyball_server.jobs.records import (
     JobSpec,
     StepReport,
 )
-from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.services import JobServices, planning_turn
 from flyball_server.planning.errors import PlanningError
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
     if planned is not None:
         # A rank that registers again does not wait while a frontier is found, say.
         return planned
-    with services.turns.turn(job_id):
+    with services.store.turn(planning_turn(job_id)):
         while True:
             summary = _plan_once(services, job_id, asked_by)
             if summary is not None:
@@ -86,7 +86,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
 def _store_plan(
     services: JobServices, job: JobRecord, plan: AnyPlan, *, planned_for: InForce, solve_s: float
 ) -> JobSummary | None:
-    with services.store.writing() as writer:
+    with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
         if now.inputs_revision != job.inputs_revision:
             return None
@@ -114,7 +114,7 @@ def _report(spec: JobSpec, planned_for: InForce) -> StepReport:
 
 def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:
     """Whether the failure is still about the job's inputs, and is stored."""
-    with services.store.writing() as writer:
+    with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
         if now.inputs_revision != job.inputs_revision:
             return False

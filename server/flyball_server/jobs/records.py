@@ -168,6 +168,7 @@ class JobRecord(Record):
         changed_input: which input was changed last.
         inputs_revision: counts changes of profile and specification.
         planned_revision: the inputs_revision that the newest plan is made from; 0: none.
+        restart_count: how often its launcher had started it again; None: not told.
     """
 
     job_id: str
@@ -179,6 +180,7 @@ class JobRecord(Record):
     changed_input: JobInput = JobInput.REGISTRATION
     inputs_revision: int = 0
     planned_revision: int = 0
+    restart_count: int | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(JOB_ID_PATTERN, self.job_id):
@@ -214,6 +216,9 @@ class RankRecord(Record):
             it registered.
         current_step: the step it was in when it last acknowledged.
         sm_clocks_mhz: that its GPU can be locked to, MHz, falling; None: not told.
+        last_seen_at: when the planner last heard of it, UTC, to some seconds; None: since it
+            registered it has not, or that was before this was kept.
+        has_left: whether it has said that its training is over.
     """
 
     job_id: str
@@ -230,6 +235,8 @@ class RankRecord(Record):
     acknowledged_version: int | None = None
     current_step: int | None = None
     sm_clocks_mhz: tuple[int, ...] | None = None
+    last_seen_at: datetime | None = None
+    has_left: bool = False
 
     def __post_init__(self) -> None:
         self._order_clocks()

@@ -31,7 +31,7 @@ def register_job(services: JobServices, job_id: str, spec: JobSpec) -> tuple[Job
         PlanningFailedError: its profile was there already, and planning it so failed.
     """
     check_spec(spec, services.gpu_window)
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         job = writer.find_job(job_id)
         if job is None:
             created = JobRecord(
@@ -52,7 +52,7 @@ def register_rank(services: JobServices, rank: RankRecord) -> RankRecord:
         UnknownJobError: no such job.
         InvalidFieldError: its number, stage or place in the layout is not one of the job's.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(rank.job_id) as writer:
         spec = require_job(writer, rank.job_id).in_force
         if rank.rank >= spec.num_ranks:
             raise InvalidFieldError("rank", f"must be 0 to {spec.num_ranks - 1}, not {rank.rank}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
@@ -27,26 +25,9 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class PlanningTurns:
-    """One planning per job at a time, so that many ranks that ask for the same get it once."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
-
-    @contextmanager
-    def turn(self, job_id: str) -> Generator[None]:
-        """Wait until no other thread plans this job, then have the turn."""
-        with self._guard:
-            lock = self._locks.setdefault(job_id, threading.Lock())
-        with lock:
-            yield
-
-    def is_taken(self, job_id: str) -> bool:
-        """Whether a thread has the turn now."""
-        with self._guard:
-            lock = self._locks.get(job_id)
-        return lock is not None and lock.locked()
+def planning_turn(job_id: str) -> str:
+    """The store's turn that whoever plans this job has: it is planned once."""
+    return f"plan {job_id}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,4 +50,3 @@ class JobServices:
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
     notice: Notice = _nobody_looks
-    turns: PlanningTurns = field(default_factory=PlanningTurns)

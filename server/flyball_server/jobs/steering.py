@@ -37,7 +37,7 @@ def steer(services: JobServices, job_id: str, change: Change, why: str) -> bool:
     Raises:
         UnknownJobError: no such job.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         before = writer.find_control(job_id)
         after = change(job, before)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Protocol
 
 from flyball_profiles.stage_profile import StageProfile
@@ -16,6 +18,10 @@ from flyball_server.jobs.records import (
     StepRecord,
     StepTotals,
 )
+from flyball_server.jobs.token_record import TokenRecord
+
+# What `writing` is told by whoever changes tokens: no job has this name.
+TOKENS = "/tokens"
 
 
 class JobReader(Protocol):
@@ -96,6 +102,14 @@ class JobReader(Protocol):
         """What steers the job; as if nothing did, where nothing was ever saved."""
         ...
 
+    def find_token(self, token_id: str) -> TokenRecord | None:
+        """The token by its public part, or None."""
+        ...
+
+    def list_tokens(self) -> tuple[TokenRecord, ...]:
+        """All tokens in the order of their creation, then of their public parts."""
+        ...
+
 
 class JobWriter(JobReader, Protocol):
     """What can be changed inside one transaction; it reads its own changes."""
@@ -140,6 +154,26 @@ class JobWriter(JobReader, Protocol):
         """Keep this in the place of what steered its job before."""
         ...
 
+    def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
+        """Note that these ranks of a job were heard of; those that are not known are left out."""
+        ...
+
+    def rename_job(self, job_id: str, new_job_id: str) -> None:
+        """Let a job and all that belongs to it go by another name; ValueError if that is taken."""
+        ...
+
+    def delete_job(self, job_id: str) -> None:
+        """Forget a job and all that belongs to it; nothing if there is none."""
+        ...
+
+    def save_token(self, token: TokenRecord) -> None:
+        """Insert the token or replace it."""
+        ...
+
+    def delete_token(self, token_id: str) -> None:
+        """Forget a token; nothing if there is none."""
+        ...
+
 
 class JobStore(Protocol):
     """Where jobs are kept.
@@ -147,15 +181,21 @@ class JobStore(Protocol):
     Contract, tested over every implementation by `tests/contract/test_job_store.py`:
 
     - Any thread may use the store at any time, but one transaction belongs to one thread.
-    - Writing transactions run one after another, across processes too where processes share
-      the store. A reading transaction sees one moment and waits for no writer.
+    - Writing transactions of one subject run one after another, across processes too where
+      processes share the store; what is read of that subject stays true until the end. Those of
+      different subjects may run at once. A reading transaction sees one moment and waits for no
+      writer.
     - A `with` block that ends normally has stored all its changes when it returns; one that
       raises has stored none of them.
     - Records go in and come out by value: what comes out equals what went in, floats to the
       last bit, and no later change shows in it.
     - What belongs to a job can only be saved while the job exists (and measured steps only
       while their rank does): otherwise ValueError, which is a mistake of the caller.
-    - Plans are never changed or removed.
+    - Plans are never changed, and removed only with their job.
+    - A turn belongs to one holder at a time, across processes too where processes share the
+      store, and ends with the process that holds it.
+    - A signal reaches the listeners of all processes that share the store, the caller's too, and
+      may reach them more than once; where one was perhaps missed, they are called with None.
     - `open` makes or updates whatever holds the data, and may be called again; `close` too.
     - `StoreClosedError`: not open. `StoreUnavailableError`: cannot be opened, read or written.
       `StoreBusyError`: another process holds it; trying again may help. `StoreDamagedError`,
@@ -174,6 +214,24 @@ class JobStore(Protocol):
         """A transaction that only reads."""
         ...
 
-    def writing(self) -> AbstractContextManager[JobWriter]:
-        """A transaction that may change things."""
+    def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+        """A transaction that may change things of a job, by its id, or TOKENS."""
+        ...
+
+    def turn(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
+        """Whether the turn of this name is the caller's until the block ends.
+
+        With `waits` it is, as soon as no other holds it; without, it is not where another does.
+        """
+        ...
+
+    def signal(self, job_id: str) -> None:
+        """Tell all listeners that something of this job has been stored."""
+        ...
+
+    def listen(self, heard: Callable[[str | None], None]) -> None:
+        """Call this, from any thread, with each job that is signalled; it must not block.
+
+        None: any job may have been. There is one listener in each process.
+        """
         ...

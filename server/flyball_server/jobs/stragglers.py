@@ -65,7 +65,7 @@ def announce_straggler(
     )
     if until_unix_s is not None and until_unix_s <= now_unix_s:
         raise InvalidFieldError("until_time", "is over; leave it out, or give a later one")
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, announcement.rank)
         control = writer.find_control(job_id)
         known = {one.rank: one for one in control.stragglers}
@@ -87,7 +87,7 @@ def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
         UnknownJobError: no such job.
         UnknownRankError: no such rank in it.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, rank)
         control = writer.find_control(job_id)
         left = tuple(one for one in control.stragglers if one.rank != rank)

@@ -38,7 +38,7 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
         InvalidFieldError: a window cannot be used, or its target not with the job's policy.
     """
     check_timetable(timetable)
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         _check_policy(job, timetable)
         control = writer.find_control(job_id).evolve(timetable=timetable)
@@ -64,7 +64,7 @@ def delete_timetable(services: JobServices, job_id: str) -> None:
     Raises:
         UnknownJobError: no such job.
     """
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         require_job(writer, job_id)
         control = writer.find_control(job_id)
         if control.timetable is not None:

@@ -125,7 +125,7 @@ def rank_view(rank: RankRecord) -> wire.RankView:
     values = {
         name: value
         for name, value in asdict(rank).items()
-        if name not in {"job_id", "sm_clocks_mhz"}
+        if name not in {"job_id", "sm_clocks_mhz", "last_seen_at", "has_left"}
     }
     return wire.RankView(**values)
 

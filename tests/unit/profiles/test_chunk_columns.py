@@ -21,7 +21,7 @@ from flyball_profiles.stage_profile_csv import (
     stage_profile_rows,
     write_stage_profile,
 )
-from flyball_server.jobs.profile_document import profile_document, profile_from_document
+from flyball_server.jobs.stores.profile_document import profile_document, profile_from_document
 
 FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
 HEADER = "stage,instruction,frequency,time,energy,chunk\n"

@@ -273,7 +273,7 @@ def test_versions_are_named_in_their_order_and_ahead_of_all_who_acknowledged(
 def test_a_rank_is_told_times_by_the_paces_that_its_plan_was_made_for(services: Services) -> None:
     """Planning for what is in force now has failed, say, and the older plan still runs."""
     make_version(services, 2)
-    with services.jobs.store.writing() as writer:
+    with services.jobs.store.writing("job") as writer:
         writer.save_control(
             JobControl(
                 job_id="job",
@@ -293,7 +293,7 @@ def test_details_are_dropped_when_a_version_holds_that_asks_for_totals(
         with services.jobs.store.reading() as reader:
             return [detail.step for detail in reader.list_step_details("job", 0)]
 
-    with services.jobs.store.writing() as writer:
+    with services.jobs.store.writing("job") as writer:
         plan = writer.find_plan("job", 1)
         assert plan is not None
         writer.add_plan(plan.evolve(version=2, report=StepReport.CLOCKS))

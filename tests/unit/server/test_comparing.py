@@ -273,7 +273,7 @@ def test_a_plan_that_does_not_hold_yet_is_waited_for() -> None:
 
 
 def test_a_plan_that_is_being_reconfigured_is_waited_for(job: ComparedJob) -> None:
-    with job.services.store.writing() as writer:
+    with job.services.store.writing("job") as writer:
         add_version(job.services, writer, "job", frequency_plan(), report=StepReport.INSTRUCTIONS)
     job.activate()
     start_comparison(job.services, "job", 4)
@@ -287,7 +287,7 @@ def test_without_a_plan_or_with_nothing_to_compare_it_is_refused() -> None:
         start_comparison(job.services, "other", 4)
     with pytest.raises(MissingPlanError):
         start_comparison(job.services, "job", 4)
-    with job.services.store.writing() as writer:
+    with job.services.store.writing("job") as writer:
         add_version(job.services, writer, "job", replace(frequency_plan(), policy="baseline"))
     with pytest.raises(NothingToCompareError):
         start_comparison(job.services, "job", 4)

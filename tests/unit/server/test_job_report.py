@@ -136,7 +136,7 @@ def services() -> JobServices:
 def run(services: JobServices, *versions: PlanRecord, num_steps: int = 20) -> None:
     """Steps at default clocks, then on each version, with 100 and 90 J for each rank."""
     chance = random.Random(4)
-    with services.store.writing() as writer:
+    with services.store.writing("job") as writer:
         for record in versions:
             writer.add_plan(record)
             writer.name_first_step("job", record.version, num_steps * record.version)
@@ -190,7 +190,7 @@ def test_what_profiling_added_is_told_apart_and_its_versions_are_left_out(
     assert [each.measured.version for each in before.versions] == [2]
     for extra_energy_j in (150.0, None):
         result = ProfilingResult(state="finished", extra_energy_j=extra_energy_j)
-        with services.store.writing() as writer:
+        with services.store.writing("job") as writer:
             writer.save_control(writer.find_control("job").evolve(profiling=result))
         report = get_report(services, "job")
         assert report.profiling == result

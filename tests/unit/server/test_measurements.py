@@ -130,7 +130,7 @@ def test_of_steps_with_many_instructions_only_the_newest_are_kept(services: Serv
 def test_of_steps_told_by_clock_the_newest_are_kept(
     services: Services, state: JobState, num_kept: int
 ) -> None:
-    with services.jobs.store.writing() as writer:
+    with services.jobs.store.writing("job") as writer:
         job = writer.find_job("job")
         assert job is not None
         writer.save_job(job.evolve(state=state))

@@ -10,9 +10,9 @@ from tests.planner.samples import job_record, job_spec, plan_record
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.memory_store import MemoryJobStore
-from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules.explicit import explicit_order
@@ -57,7 +57,7 @@ def test_order_chunks_and_weight_versions_come_out_as_they_went_in(
     plans = (plan_record(1, plan=explicit), plan_record(2, plan=periodic))
     store.open()
     try:
-        with store.writing() as writer:
+        with store.writing("job") as writer:
             writer.save_job(job)
             writer.save_job(other)
             writer.save_profile("job", chunked)

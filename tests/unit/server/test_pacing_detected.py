@@ -126,7 +126,7 @@ def test_another_profile_makes_all_that_was_found_against_the_old_one_forgotten(
 
 def test_while_a_comparison_runs_nothing_is_looked_for() -> None:
     job = Running(adaptation="frontier", effort="low")
-    with job.services.store.writing() as writer:
+    with job.services.store.writing("job") as writer:
         add_version(
             job.services,
             writer,

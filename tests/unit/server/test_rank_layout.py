@@ -23,9 +23,9 @@ from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.measurements import list_steps, store_measurements
 from flyball_server.jobs.records import MAX_RANKS
 from flyball_server.jobs.registration import register_job, register_rank
-from flyball_server.jobs.sql_migrations import MIGRATIONS
-from flyball_server.jobs.sql_rows import job_values
-from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sql_migrations import MIGRATIONS
+from flyball_server.jobs.stores.sql_rows import job_values
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 
 FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
@@ -100,7 +100,7 @@ def test_ranks_of_an_earlier_flyballs_database_stand_at_the_beginning(tmp_path: 
         with store.reading() as reader:
             expected = rank_record(1, acknowledged_version=2, current_step=17)
             assert reader.find_rank("job", 1) == expected
-        with store.writing() as writer:
+        with store.writing("job") as writer:
             moved = expected.evolve(dp_rank=1, tp_rank=2, cp_rank=3)
             writer.save_rank(moved)
         with store.reading() as reader:

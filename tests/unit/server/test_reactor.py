@@ -44,7 +44,7 @@ class Looking:
 @contextmanager
 def running(*reactions: Reaction, job_ids: tuple[str, ...] = ()) -> Iterator[Reactor]:
     services = Services(CountingPlanner()).jobs
-    with services.store.writing() as writer:
+    with services.store.writing("job") as writer:
         for job_id in job_ids:
             writer.save_job(job_record(job_id))
     reactor = Reactor(reactions)

@@ -20,7 +20,6 @@ from flyball_server.jobs.control import JobControl, RankPace
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.inspection import get_job, get_plan
-from flyball_server.jobs.memory_store import MemoryJobStore
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.reactions.reconfiguring import (
     PATIENCE_STEPS,
@@ -30,9 +29,10 @@ from flyball_server.jobs.reactions.reconfiguring import (
 from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepReport
 from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.sql_store import SqlJobStore
 from flyball_server.jobs.steering import steer
 from flyball_server.jobs.store import JobReader, JobStore, JobWriter
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -268,11 +268,11 @@ def test_a_version_that_came_while_it_decided_stands(services: JobServices) -> N
         def reading(self) -> Generator[JobReader]:
             with store.reading() as reader:
                 yield reader
-            with store.writing() as writer:
+            with store.writing("job") as writer:
                 add_version(services, writer, "job", record.plan, report=record.report)
 
-        def writing(self) -> AbstractContextManager[JobWriter]:
-            return store.writing()
+        def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+            return store.writing("job")
 
     reconfiguring(replace(services, store=cast("JobStore", Overtaken())), "job")
     assert newest(services).version == 2
@@ -369,7 +369,7 @@ def test_a_job_without_a_plan_is_left_alone(services: JobServices) -> None:
 def test_a_comparison_is_not_disturbed(services: JobServices) -> None:
     """Its steps run at other clocks by turns."""
     pipeline = reconfigured_job(services)
-    with services.store.writing() as writer:
+    with services.store.writing("job") as writer:
         add_version(
             services,
             writer,
@@ -451,8 +451,8 @@ class Watched:
         with self._store.reading() as reader:
             yield cast("JobReader", _WatchedReader(self, reader))
 
-    def writing(self) -> AbstractContextManager[JobWriter]:
-        return self._store.writing()
+    def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+        return self._store.writing(subject)
 
 
 class _WatchedReader:

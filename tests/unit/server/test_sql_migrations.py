@@ -12,11 +12,11 @@ import pytest
 from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, profile
 
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.profile_document import profile_document
 from flyball_server.jobs.records import JobRecord, JobSpec
-from flyball_server.jobs.sql_migrations import MIGRATIONS, NEWEST_SCHEMA
-from flyball_server.jobs.sql_rows import plan_values
-from flyball_server.jobs.sql_store import SqlJobStore
+from flyball_server.jobs.stores.profile_document import profile_document
+from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, NEWEST_SCHEMA
+from flyball_server.jobs.stores.sql_rows import plan_values
+from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.planning.effort import Effort
 
 REGISTERED = job_spec(

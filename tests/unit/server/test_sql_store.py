@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import Row, inspect
 from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, rank_record
 
-from flyball_server.jobs import sql_rows, sql_store
 from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.errors import (
     StoreBusyError,
@@ -22,10 +21,11 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.sql_migrations import NEWEST_SCHEMA
-from flyball_server.jobs.sql_store import SqlJobStore
-from flyball_server.jobs.sql_tables import METADATA
-from flyball_server.jobs.sqlite_engine import make_sqlite_engine
+from flyball_server.jobs.stores import sql_rows, sql_store
+from flyball_server.jobs.stores.sql_migrations import NEWEST_SCHEMA
+from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sql_tables import METADATA
+from flyball_server.jobs.stores.sqlite_engine import make_sqlite_engine
 
 
 def execute(file: Path, *statements: str) -> None:
@@ -39,7 +39,7 @@ def test_what_is_stored_outlives_the_object(tmp_path: Path) -> None:
     file = tmp_path / "planner.sqlite"
     first = SqlJobStore(file)
     first.open()
-    with first.writing() as writer:
+    with first.writing("job") as writer:
         writer.save_job(job_record())
         writer.add_plan(plan_record())
     first.close()
@@ -138,13 +138,13 @@ def test_a_file_in_place_of_the_folder_is_unavailable(tmp_path: Path) -> None:
 def test_a_database_that_another_process_writes_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flyball_server.jobs.sqlite_engine.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("flyball_server.jobs.stores.sqlite_engine.BUSY_TIMEOUT_S", 0.05)
     file = tmp_path / "planner.sqlite"
     store = SqlJobStore(file)
     store.open()
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreBusyError, match="try again"), store.writing():
+        with pytest.raises(StoreBusyError, match="try again"), store.writing("job"):
             pass
         with store.reading() as reader:
             assert reader.list_jobs() == ()
@@ -158,7 +158,7 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
     store = SqlJobStore(tmp_path / "planner.sqlite")
     store.open()
     spec = job_spec(num_ranks=8)
-    with store.writing() as writer:
+    with store.writing("job") as writer:
         writer.save_job(job_record(registered=spec, in_force=spec))
         writer.add_plan(plan_record())
         for rank in range(8):

@@ -45,7 +45,7 @@ class Comparing:
             situation = _situation(reader, job_id)
             if situation is None or not _wants_change(reader, situation):
                 return _pause(pauses, job_id, started_s)
-        with services.store.writing() as writer:
+        with services.store.writing(job_id) as writer:
             is_same = _situation(writer, job_id) == situation
             if is_same:
                 _LOG.info("job %s: %s", job_id, _change(services, writer, situation))

@@ -72,7 +72,7 @@ def _make(
 
 
 def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: ProbingRecord) -> None:
-    with services.store.writing() as writer:
+    with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
             return
@@ -87,7 +87,7 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
 
 def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Finished) -> None:
     """Keep what was found; reaction `replanning` plans from it."""
-    with services.store.writing() as writer:
+    with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
             return
@@ -100,7 +100,7 @@ def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Fini
 
 
 def _refuse(services: JobServices, job: JobRecord, problem: str, record: ProbingRecord) -> None:
-    with services.store.writing() as writer:
+    with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
             return
@@ -125,7 +125,7 @@ def _is_left_probing(reader: JobReader, job_id: str) -> bool:
 
 def _back_to_highest(services: JobServices, job_id: str) -> None:
     """Where ranks are left probing, end that with a last version."""
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         if not _is_left_probing(writer, job_id):
             return
         # The first one is all at the highest clocks.

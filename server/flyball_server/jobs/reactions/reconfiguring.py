@@ -155,7 +155,7 @@ def _publish(
         stages=planned_stages(this.loop.model, assignment),
     )
     job_id = this.job.job_id
-    with services.store.writing() as writer:
+    with services.store.writing(job_id) as writer:
         now = require_job(writer, job_id)
         newest = newest_version(writer.list_activations(job_id))
         if now.inputs_revision != this.job.inputs_revision or newest != this.record.version:

@@ -12,7 +12,7 @@ from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.planning_turn import plan_if_needed
-from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.services import JobServices, planning_turn
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,8 +29,9 @@ def replanning(services: JobServices, job_id: str) -> float | None:
             return None
         if reader.find_profile(job_id) is None:
             return None
-    if services.turns.is_taken(job_id):
-        return _LOOK_AGAIN_S
+    with services.store.turn(planning_turn(job_id), waits=False) as is_free:
+        if not is_free:
+            return _LOOK_AGAIN_S
     try:
         plan_if_needed(services, job_id, job.changed_input)
     except PlanningFailedError as error:

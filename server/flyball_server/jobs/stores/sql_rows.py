@@ -23,6 +23,7 @@ from flyball_server.jobs.records import (
     StepReport,
     StepTotals,
 )
+from flyball_server.jobs.token_record import TokenRecord
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def job_values(job: JobRecord) -> dict[str, Any]:
         "changed_input": str(job.changed_input),
         "inputs_revision": job.inputs_revision,
         "planned_revision": job.planned_revision,
+        "restart_count": job.restart_count,
     }
 
 
@@ -52,6 +54,7 @@ def job_of(row: Row[Any]) -> JobRecord:
         changed_input=JobInput(row.changed_input),
         inputs_revision=row.inputs_revision,
         planned_revision=row.planned_revision,
+        restart_count=row.restart_count,
     )
 
 
@@ -60,6 +63,7 @@ def rank_values(rank: RankRecord) -> dict[str, Any]:
     clocks_mhz = rank.sm_clocks_mhz
     return asdict(rank) | {
         "sm_clocks_mhz": None if clocks_mhz is None else json.dumps(clocks_mhz),
+        "last_seen_at": None if rank.last_seen_at is None else rank.last_seen_at.isoformat(),
     }
 
 
@@ -80,6 +84,26 @@ def rank_of(row: Row[Any]) -> RankRecord:
         tp_rank=row.tp_rank,
         cp_rank=row.cp_rank,
         sm_clocks_mhz=None if row.sm_clocks_mhz is None else tuple(json.loads(row.sm_clocks_mhz)),
+        last_seen_at=(
+            None if row.last_seen_at is None else datetime.fromisoformat(row.last_seen_at)
+        ),
+        has_left=row.has_left,
+    )
+
+
+def token_values(token: TokenRecord) -> dict[str, Any]:
+    """The row of a token."""
+    return asdict(token) | {"created_at": token.created_at.isoformat()}
+
+
+def token_of(row: Row[Any]) -> TokenRecord:
+    """The token of a row."""
+    return TokenRecord(
+        token_id=row.token_id,
+        digest=row.digest,
+        job_id=row.job_id,
+        created_at=datetime.fromisoformat(row.created_at),
+        note=row.note,
     )
 
 

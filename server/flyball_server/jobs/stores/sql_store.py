@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from sqlalchemy.dialects.sqlite import insert
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import StoreClosedError
-from flyball_server.jobs.profile_document import profile_document, profile_from_document
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
@@ -25,8 +25,11 @@ from flyball_server.jobs.records import (
     StepRecord,
     StepTotals,
 )
-from flyball_server.jobs.sql_migrations import migrate
-from flyball_server.jobs.sql_rows import (
+from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.jobs.stores.local_coordination import LocalCoordination
+from flyball_server.jobs.stores.profile_document import profile_document, profile_from_document
+from flyball_server.jobs.stores.sql_migrations import migrate
+from flyball_server.jobs.stores.sql_rows import (
     control_of,
     control_values,
     detail_of,
@@ -38,9 +41,11 @@ from flyball_server.jobs.sql_rows import (
     rank_of,
     rank_values,
     step_of,
+    token_of,
+    token_values,
     totals_of,
 )
-from flyball_server.jobs.sql_tables import (
+from flyball_server.jobs.stores.sql_tables import (
     CONTROLS,
     JOBS,
     PLANS,
@@ -49,18 +54,20 @@ from flyball_server.jobs.sql_tables import (
     STEP_DETAILS,
     STEP_TOTALS,
     STEPS,
+    TABLES_OF_JOBS,
+    TOKENS,
 )
-from flyball_server.jobs.sqlite_engine import (
+from flyball_server.jobs.stores.sqlite_engine import (
     check_is_sqlite,
     make_sqlite_engine,
     sqlite_transaction,
     store_error,
     use_write_ahead_log,
 )
-from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.jobs.token_record import TokenRecord
 
 
-class SqlJobStore:
+class SqlJobStore(LocalCoordination):
     """The JobStore contract over a SQLite file.
 
     Args:
@@ -68,6 +75,7 @@ class SqlJobStore:
     """
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         self._file = file
         self._engine: Engine | None = None
 
@@ -108,8 +116,9 @@ class SqlJobStore:
             yield transaction
 
     @contextmanager
-    def writing(self) -> Generator[JobWriter]:
-        """A transaction that may change things."""
+    def writing(self, subject: str) -> Generator[JobWriter]:
+        """A transaction that may change things; whatever the subject, one after another."""
+        del subject
         with self._transaction(writes=True) as transaction:
             yield transaction
 
@@ -242,6 +251,15 @@ class _SqlTransaction:
         document = self._connection.execute(query).scalar_one_or_none()
         return JobControl(job_id=job_id) if document is None else control_of(document)
 
+    def find_token(self, token_id: str) -> TokenRecord | None:
+        query = select(TOKENS).where(TOKENS.c.token_id == token_id)
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else token_of(row)
+
+    def list_tokens(self) -> tuple[TokenRecord, ...]:
+        query = select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.token_id)
+        return tuple(token_of(row) for row in self._connection.execute(query))
+
     def save_job(self, job: JobRecord) -> None:
         self._upsert(JOBS, [job_values(job)])
 
@@ -291,6 +309,37 @@ class _SqlTransaction:
 
     def save_control(self, control: JobControl) -> None:
         self._upsert(CONTROLS, [control_values(control)])
+
+    def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
+        self._connection.execute(
+            RANKS.update()
+            .where(RANKS.c.job_id == job_id, RANKS.c.rank.in_(ranks))
+            .values(last_seen_at=seen_at.isoformat())
+        )
+
+    def rename_job(self, job_id: str, new_job_id: str) -> None:
+        job = self.find_job(job_id)
+        if job is None or self.find_job(new_job_id) is not None:
+            raise ValueError(f"job {job_id} is unknown, or there is a job {new_job_id}")
+        self.save_job(job.evolve(job_id=new_job_id))
+        # What refers to a row goes after it: ranks before their steps.
+        for rank in self.list_ranks(job_id):
+            self.save_rank(rank.evolve(job_id=new_job_id))
+        for table in (STEP_DETAILS, STEPS, CONTROLS, PLANS, PROFILES):
+            self._connection.execute(
+                table.update().where(table.c.job_id == job_id).values(job_id=new_job_id)
+            )
+        self.delete_job(job_id)
+
+    def delete_job(self, job_id: str) -> None:
+        for table in TABLES_OF_JOBS:
+            self._connection.execute(table.delete().where(table.c.job_id == job_id))
+
+    def save_token(self, token: TokenRecord) -> None:
+        self._upsert(TOKENS, [token_values(token)])
+
+    def delete_token(self, token_id: str) -> None:
+        self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         statement = insert(table)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.control import JobControl
@@ -16,11 +18,14 @@ from flyball_server.jobs.records import (
     JobRecord,
     PlanRecord,
     RankRecord,
+    Record,
     StepDetail,
     StepRecord,
     StepTotals,
 )
 from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.jobs.stores.local_coordination import LocalCoordination
+from flyball_server.jobs.token_record import TokenRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +47,17 @@ class _Tables:
         default_factory=dict[tuple[str, int, int], StepDetail]
     )
     controls: dict[str, JobControl] = field(default_factory=dict[str, JobControl])
+    tokens: dict[str, TokenRecord] = field(default_factory=dict[str, TokenRecord])
 
     def copied(self) -> _Tables:
-        return _Tables(
-            jobs=dict(self.jobs),
-            ranks=dict(self.ranks),
-            profiles=dict(self.profiles),
-            plans=dict(self.plans),
-            steps=dict(self.steps),
-            details=dict(self.details),
-            controls=dict(self.controls),
-        )
+        return _Tables(**{each.name: dict(getattr(self, each.name)) for each in fields(self)})
 
 
-class MemoryJobStore:
+class MemoryJobStore(LocalCoordination):
     """The JobStore contract over dicts; what it holds ends with the object."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._write_lock = threading.Lock()
         self._tables = _Tables()
         self._is_open = False
@@ -78,8 +77,9 @@ class MemoryJobStore:
         yield _MemoryTransaction(self._tables)
 
     @contextmanager
-    def writing(self) -> Generator[JobWriter]:
-        """A transaction that may change things."""
+    def writing(self, subject: str) -> Generator[JobWriter]:
+        """A transaction that may change things; whatever the subject, one after another."""
+        del subject
         self._check_open()
         with self._write_lock:
             changed = self._tables.copied()
@@ -184,6 +184,13 @@ class _MemoryTransaction:
     def find_control(self, job_id: str) -> JobControl:
         return self._tables.controls.get(job_id) or JobControl(job_id=job_id)
 
+    def find_token(self, token_id: str) -> TokenRecord | None:
+        return self._tables.tokens.get(token_id)
+
+    def list_tokens(self) -> tuple[TokenRecord, ...]:
+        tokens = self._tables.tokens.values()
+        return tuple(sorted(tokens, key=lambda token: (token.created_at, token.token_id)))
+
     def save_job(self, job: JobRecord) -> None:
         self._tables.jobs[job.job_id] = job
 
@@ -229,6 +236,52 @@ class _MemoryTransaction:
     def save_control(self, control: JobControl) -> None:
         self._check_job(control.job_id)
         self._tables.controls[control.job_id] = control
+
+    def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
+        for number in ranks:
+            rank = self.find_rank(job_id, number)
+            if rank is not None:
+                self._tables.ranks[job_id, number] = rank.evolve(last_seen_at=seen_at)
+
+    def rename_job(self, job_id: str, new_job_id: str) -> None:
+        self._check_job(job_id)
+        if new_job_id in self._tables.jobs:
+            raise ValueError(f"there is a job {new_job_id}")
+        for table, key, record in self._of_job(job_id):
+            del table[key]
+            new_key = new_job_id if isinstance(key, str) else (new_job_id, *key[1:])
+            table[new_key] = (
+                record.evolve(job_id=new_job_id) if isinstance(record, Record) else record
+            )
+
+    def delete_job(self, job_id: str) -> None:
+        for table, key, _ in self._of_job(job_id):
+            del table[key]
+
+    def save_token(self, token: TokenRecord) -> None:
+        self._tables.tokens[token.token_id] = token
+
+    def delete_token(self, token_id: str) -> None:
+        self._tables.tokens.pop(token_id, None)
+
+    def _of_job(self, job_id: str) -> list[tuple[dict[Any, Any], Any, Any]]:
+        """Table, key and record of all that belongs to a job, itself included."""
+        tables = self._tables
+        of_jobs: tuple[dict[Any, Any], ...] = (
+            tables.jobs,
+            tables.ranks,
+            tables.profiles,
+            tables.plans,
+            tables.steps,
+            tables.details,
+            tables.controls,
+        )
+        return [
+            (table, key, record)
+            for table in of_jobs
+            for key, record in table.items()
+            if (key if isinstance(key, str) else key[0]) == job_id
+        ]
 
     def _check_rank(self, job_id: str, rank: int) -> None:
         if (job_id, rank) not in self._tables.ranks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, inspect, text
 
 from flyball_server.jobs.errors import StoreForeignError, StoreTooNewError
-from flyball_server.jobs.sql_tables import SCHEMA_VERSION
+from flyball_server.jobs.stores.sql_tables import SCHEMA_VERSION
 
 _FIRST = (
     """CREATE TABLE jobs (
@@ -120,7 +120,21 @@ _CLOSED_LOOP = (
     )""",
 )
 
-MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT, _ORDERS, _CLOSED_LOOP)
+# Who may call, and which ranks are there.
+_TRUST = (
+    """CREATE TABLE tokens (
+        token_id VARCHAR(64) NOT NULL PRIMARY KEY,
+        digest VARCHAR(64) NOT NULL,
+        job_id VARCHAR(128),
+        created_at VARCHAR(40) NOT NULL,
+        note TEXT NOT NULL
+    )""",
+    "ALTER TABLE ranks ADD COLUMN last_seen_at VARCHAR(40)",
+    "ALTER TABLE ranks ADD COLUMN has_left BOOLEAN NOT NULL DEFAULT FALSE",
+    "ALTER TABLE jobs ADD COLUMN restart_count BIGINT",
+)
+
+MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT, _ORDERS, _CLOSED_LOOP, _TRUST)
 NEWEST_SCHEMA = len(MIGRATIONS)
 
 

@@ -37,6 +37,7 @@ JOBS = Table(
     Column("changed_input", String(32), nullable=False),
     Column("inputs_revision", Integer, nullable=False),
     Column("planned_revision", Integer, nullable=False),
+    Column("restart_count", BigInteger),
 )
 
 PROFILES = Table(
@@ -63,6 +64,8 @@ RANKS = Table(
     Column("tp_rank", Integer, nullable=False),
     Column("cp_rank", Integer, nullable=False),
     Column("sm_clocks_mhz", Text),
+    Column("last_seen_at", String(40)),
+    Column("has_left", Boolean, nullable=False),
 )
 
 PLANS = Table(
@@ -112,6 +115,19 @@ CONTROLS = Table(
     Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
     Column("document", Text, nullable=False),
 )
+
+TOKENS = Table(
+    "tokens",
+    METADATA,
+    Column("token_id", String(64), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("job_id", String(128)),
+    Column("created_at", String(40), nullable=False),
+    Column("note", Text, nullable=False),
+)
+
+# What belongs to a job, in an order in which it can be deleted.
+TABLES_OF_JOBS = (STEP_DETAILS, STEPS, CONTROLS, PLANS, RANKS, PROFILES, JOBS)
 
 # Of a step over its ranks; to be selected by step.
 STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
