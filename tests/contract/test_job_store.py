@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from tests.planner.samples import (
@@ -31,30 +29,8 @@ from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
 from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
-
-MAKERS: dict[str, Callable[[Path], JobStore]] = {
-    "memory": lambda folder: MemoryJobStore(),
-    "sqlite": lambda folder: SqlJobStore(folder / "new" / "folder" / "planner.sqlite"),
-}
-
-
-@pytest.fixture(params=sorted(MAKERS))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
-    made = MAKERS[request.param](tmp_path)
-    made.open()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def store_with_job(store: JobStore) -> JobStore:
-    with store.writing("job") as writer:
-        writer.save_job(job_record())
-    return store
 
 
 class TestJobStore:
@@ -219,6 +195,16 @@ class TestJobStore:
             assert reader.newest_step("job", after_step=9) is None
             assert reader.newest_step("job", version=1, after_step=5, before_step=9) == 7
             assert reader.newest_step("other") is None
+
+    def test_of_a_step_that_is_there_twice_in_a_post_the_last_stays(
+        self, store_with_job: JobStore
+    ) -> None:
+        newer = step_record(3, time_s=1 / 3, energy_j=None, plan_version=2)
+        with store_with_job.writing("job") as writer:
+            writer.save_rank(rank_record(0))
+            writer.save_steps((step_record(3), step_record(4, energy_j=None), newer))
+        with store_with_job.reading() as reader:
+            assert reader.list_newest_steps("job", 10) == (newer, step_record(4, energy_j=None))
 
     def test_a_step_posted_again_is_replaced(self, store_with_job: JobStore) -> None:
         newer = step_record(

@@ -178,7 +178,7 @@ class JobWriter(JobReader, Protocol):
 class JobStore(Protocol):
     """Where jobs are kept.
 
-    Contract, tested over every implementation by `tests/contract/test_job_store.py`:
+    Contract, tested over every implementation by `tests/contract/test_job_store*.py`:
 
     - Any thread may use the store at any time, but one transaction belongs to one thread.
     - Writing transactions of one subject run one after another, across processes too where

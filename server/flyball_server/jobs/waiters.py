@@ -13,7 +13,7 @@ _Answer = TypeVar("_Answer")
 class JobWaiters:
     """Wakes the long polls of a job; `wake` may be called from any thread.
 
-    It works within one process: several planners on one store need a signal between them.
+    It works within one process; what is stored by another planner is told by the store's signals.
     """
 
     def __init__(self) -> None:
@@ -58,6 +58,13 @@ class JobWaiters:
         for future in futures:
             _set_from_any_thread(future)
 
+    def wake_all(self) -> None:
+        """Let all long polls look again."""
+        with self._lock:
+            job_ids = tuple(self._waiting)
+        for job_id in job_ids:
+            self.wake(job_id)
+
     def open(self) -> None:
         """Let long polls wait (again)."""
         self._is_closed = False
@@ -65,10 +72,7 @@ class JobWaiters:
     def close(self) -> None:
         """Release all long polls now, and let none wait any more."""
         self._is_closed = True
-        with self._lock:
-            job_ids = tuple(self._waiting)
-        for job_id in job_ids:
-            self.wake(job_id)
+        self.wake_all()
 
     def _add(self, job_id: str, future: asyncio.Future[None]) -> None:
         with self._lock:

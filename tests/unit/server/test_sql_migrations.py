@@ -16,7 +16,7 @@ from flyball_server.jobs.records import JobRecord, JobSpec
 from flyball_server.jobs.stores.profile_document import profile_document
 from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, NEWEST_SCHEMA
 from flyball_server.jobs.stores.sql_rows import plan_values
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 from flyball_server.planning.effort import Effort
 
 REGISTERED = job_spec(
@@ -85,7 +85,7 @@ def first_schema_file(tmp_path: Path) -> Path:
 
 def stored_job(file: Path) -> JobRecord | None:
     """The job as a store reads it that opens the file and closes it again."""
-    store = SqlJobStore(file)
+    store = SqliteJobStore(file)
     store.open()
     try:
         with store.reading() as reader:
@@ -123,7 +123,7 @@ def test_an_update_that_fails_leaves_the_database_as_it_was(first_schema_file: P
         )
         connection.commit()
         with pytest.raises(ValueError, match="refused by the schema: no"):
-            SqlJobStore(first_schema_file).open()
+            SqliteJobStore(first_schema_file).open()
         assert connection.execute("SELECT version FROM schema_version").fetchall() == [(1,)]
         documents = connection.execute("SELECT registered, in_force FROM jobs").fetchone()
     assert documents == (first_schema_document(REGISTERED), first_schema_document(IN_FORCE))

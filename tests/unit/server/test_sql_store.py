@@ -21,11 +21,11 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stores import sql_rows, sql_store
+from flyball_server.jobs.stores import sql_rows, sql_transaction
 from flyball_server.jobs.stores.sql_migrations import NEWEST_SCHEMA
-from flyball_server.jobs.stores.sql_store import SqlJobStore
 from flyball_server.jobs.stores.sql_tables import METADATA
 from flyball_server.jobs.stores.sqlite_engine import make_sqlite_engine
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 
 
 def execute(file: Path, *statements: str) -> None:
@@ -37,13 +37,13 @@ def execute(file: Path, *statements: str) -> None:
 
 def test_what_is_stored_outlives_the_object(tmp_path: Path) -> None:
     file = tmp_path / "planner.sqlite"
-    first = SqlJobStore(file)
+    first = SqliteJobStore(file)
     first.open()
     with first.writing("job") as writer:
         writer.save_job(job_record())
         writer.add_plan(plan_record())
     first.close()
-    second = SqlJobStore(file)
+    second = SqliteJobStore(file)
     second.open()
     with second.reading() as reader:
         assert reader.list_jobs() == (job_record(),)
@@ -53,7 +53,7 @@ def test_what_is_stored_outlives_the_object(tmp_path: Path) -> None:
 
 def test_the_migrations_make_just_the_tables_that_the_queries_name(tmp_path: Path) -> None:
     file = tmp_path / "planner.sqlite"
-    store = SqlJobStore(file)
+    store = SqliteJobStore(file)
     store.open()
     store.close()
     engine = make_sqlite_engine(file)
@@ -76,7 +76,7 @@ def test_the_migrations_make_just_the_tables_that_the_queries_name(tmp_path: Pat
 
 def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:
     file = tmp_path / "planner.sqlite"
-    store = SqlJobStore(file)
+    store = SqliteJobStore(file)
     store.open()
     store.close()
     with closing(sqlite3.connect(file)) as connection:
@@ -90,19 +90,19 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(
     file = tmp_path / "letter.txt"
     file.write_bytes(content)
     with pytest.raises(StoreDamagedError, match=r"letter\.txt is damaged or no SQLite file"):
-        SqlJobStore(file).open()
+        SqliteJobStore(file).open()
     assert file.read_bytes() == content
 
 
 def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "planner.sqlite"
-    store = SqlJobStore(file)
+    store = SqliteJobStore(file)
     store.open()
     store.close()
     content = file.read_bytes()
     file.write_bytes(content[:100] + b"\xff" * (len(content) - 100))
     with pytest.raises(StoreDamagedError):
-        SqlJobStore(file).open()
+        SqliteJobStore(file).open()
 
 
 def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -110,29 +110,29 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
     execute(file, "CREATE TABLE recipes (name TEXT)")
     before = file.read_bytes()
     with pytest.raises(StoreForeignError):
-        SqlJobStore(file).open()
+        SqliteJobStore(file).open()
     assert file.read_bytes() == before
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "planner.sqlite"
-    store = SqlJobStore(file)
+    store = SqliteJobStore(file)
     store.open()
     store.close()
     execute(file, "UPDATE schema_version SET version = 99")
     with pytest.raises(StoreTooNewError, match=f"has schema 99, newer than {NEWEST_SCHEMA}"):
-        SqlJobStore(file).open()
+        SqliteJobStore(file).open()
 
 
 def test_a_folder_in_place_of_the_file_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be used"):
-        SqlJobStore(tmp_path).open()
+        SqliteJobStore(tmp_path).open()
 
 
 def test_a_file_in_place_of_the_folder_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(StoreUnavailableError, match="cannot be used"):
-        SqlJobStore(tmp_path / "taken" / "planner.sqlite").open()
+        SqliteJobStore(tmp_path / "taken" / "planner.sqlite").open()
 
 
 def test_a_database_that_another_process_writes_is_busy(
@@ -140,7 +140,7 @@ def test_a_database_that_another_process_writes_is_busy(
 ) -> None:
     monkeypatch.setattr("flyball_server.jobs.stores.sqlite_engine.BUSY_TIMEOUT_S", 0.05)
     file = tmp_path / "planner.sqlite"
-    store = SqlJobStore(file)
+    store = SqliteJobStore(file)
     store.open()
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -155,7 +155,7 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that time other jobs' ranks wait for the lock."""
-    store = SqlJobStore(tmp_path / "planner.sqlite")
+    store = SqliteJobStore(tmp_path / "planner.sqlite")
     store.open()
     spec = job_spec(num_ranks=8)
     with store.writing("job") as writer:
@@ -169,7 +169,7 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
         read.append(row.rank)
         return sql_rows.rank_of(row)
 
-    monkeypatch.setattr(sql_store, "rank_of", noted)
+    monkeypatch.setattr(sql_transaction, "rank_of", noted)
     services = JobServices(store=store, wake=lambda _: None, now=lambda: MOMENT)
     for rank in range(7):
         activation = acknowledge(services, "job", rank, version=1, current_step=0)

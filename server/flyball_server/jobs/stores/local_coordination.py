@@ -7,32 +7,52 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 
-class LocalCoordination:
-    """The turns and signals of the JobStore contract, within this process."""
+class NamedLocks:
+    """Locks by name, made when they are asked for and forgotten when nobody uses them."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         # By name: the lock, and how many hold it or wait for it.
-        self._turns: dict[str, tuple[threading.Lock, int]] = {}
-        self._heard: Callable[[str | None], None] | None = None
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextmanager
-    def turn(self, name: str, *, waits: bool = True) -> Generator[bool]:
-        """Whether the turn of this name is the caller's until the block ends."""
+    def held(self, name: str, *, timeout_s: float) -> Generator[bool]:
+        """Whether the lock of this name is the caller's until the block ends.
+
+        Args:
+            name: any text.
+            timeout_s: wait so long where another has it, s; 0: not at all, -1: without end.
+        """
         with self._guard:
-            lock, num_users = self._turns.get(name, (threading.Lock(), 0))
-            self._turns[name] = (lock, num_users + 1)
-        is_mine = lock.acquire(blocking=waits)
+            lock, num_users = self._locks.get(name, (threading.Lock(), 0))
+            self._locks[name] = (lock, num_users + 1)
+        is_mine = False
         try:
+            is_mine = lock.acquire(timeout=timeout_s) if timeout_s else lock.acquire(blocking=False)
             yield is_mine
         finally:
             if is_mine:
                 lock.release()
             with self._guard:
-                num_users = self._turns[name][1] - 1
-                self._turns[name] = (lock, num_users)
+                num_users = self._locks[name][1] - 1
+                self._locks[name] = (lock, num_users)
                 if not num_users:
-                    del self._turns[name]
+                    del self._locks[name]
+
+
+class LocalCoordination:
+    """The turns and signals of the JobStore contract, within this process."""
+
+    def __init__(self) -> None:
+        self._turns = NamedLocks()
+        self._heard: Callable[[str | None], None] | None = None
+
+    @contextmanager
+    def turn(self, name: str, *, waits: bool = True) -> Generator[bool]:
+        """Whether the turn of this name is the caller's until the block ends."""
+        self._check_open()
+        with self._turns.held(name, timeout_s=-1 if waits else 0) as is_mine:
+            yield is_mine
 
     def signal(self, job_id: str) -> None:
         """Tell the listener that something of this job has been stored."""
@@ -42,3 +62,7 @@ class LocalCoordination:
     def listen(self, heard: Callable[[str | None], None]) -> None:
         """Call this with each job that is signalled."""
         self._heard = heard
+
+    def _check_open(self) -> None:
+        """Raise StoreClosedError where the store is not open."""
+        raise NotImplementedError

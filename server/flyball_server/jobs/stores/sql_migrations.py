@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, inspect, text
 
 from flyball_server.jobs.errors import StoreForeignError, StoreTooNewError
-from flyball_server.jobs.stores.sql_tables import SCHEMA_VERSION
+from flyball_server.jobs.stores.sql_tables import JOBS, SCHEMA_VERSION
 
 _FIRST = (
     """CREATE TABLE jobs (
@@ -131,6 +131,7 @@ _TRUST = (
     )""",
     "ALTER TABLE ranks ADD COLUMN last_seen_at VARCHAR(40)",
     "ALTER TABLE ranks ADD COLUMN has_left BOOLEAN NOT NULL DEFAULT FALSE",
+    "ALTER TABLE jobs ADD COLUMN run TEXT",
     "ALTER TABLE jobs ADD COLUMN restart_count BIGINT",
 )
 
@@ -156,14 +157,24 @@ def migrate(connection: Connection, *, location: str) -> None:
         return
     for statements in MIGRATIONS[found:]:
         for statement in statements:
-            connection.execute(text(statement))
+            connection.execute(text(in_dialect(statement, connection.dialect.name)))
     connection.execute(SCHEMA_VERSION.delete())
     connection.execute(SCHEMA_VERSION.insert().values(version=NEWEST_SCHEMA))
 
 
+def in_dialect(statement: str, dialect: str) -> str:
+    """A statement of MIGRATIONS for this database: SQLite's INTEGER has 64 bits, others' 32."""
+    return statement.replace(" INTEGER", " BIGINT") if dialect == "postgresql" else statement
+
+
 def _schema_version(connection: Connection, location: str) -> int:
-    tables = inspect(connection).get_table_names()
+    inspector = inspect(connection)
+    tables = inspector.get_table_names()
     if SCHEMA_VERSION.name in tables:
+        # Other programs have a table of this name too.
+        columns = [column["name"] for column in inspector.get_columns(SCHEMA_VERSION.name)]
+        if columns != ["version"] or JOBS.name not in tables:
+            raise StoreForeignError(location=location)
         version = connection.execute(SCHEMA_VERSION.select()).scalar()
         if not isinstance(version, int):
             raise StoreForeignError(location=location)

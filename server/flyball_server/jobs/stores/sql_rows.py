@@ -38,6 +38,7 @@ def job_values(job: JobRecord) -> dict[str, Any]:
         "changed_input": str(job.changed_input),
         "inputs_revision": job.inputs_revision,
         "planned_revision": job.planned_revision,
+        "run": job.run,
         "restart_count": job.restart_count,
     }
 
@@ -54,6 +55,7 @@ def job_of(row: Row[Any]) -> JobRecord:
         changed_input=JobInput(row.changed_input),
         inputs_revision=row.inputs_revision,
         planned_revision=row.planned_revision,
+        run=row.run,
         restart_count=row.restart_count,
     )
 
@@ -134,10 +136,11 @@ def totals_of(row: Row[Any]) -> StepTotals:
         num_with_plan=row.num_with_plan,
         time_s=row.time_s,
         energy_j=row.energy_j if row.num_with_energy == row.num_ranks else None,
-        num_unplanned=row.num_unplanned,
-        num_clock_misses=row.num_clock_misses,
-        num_power_capped=row.num_power_capped,
-        num_thermally_capped=row.num_thermally_capped,
+        # PostgreSQL's sums of whole numbers are decimals.
+        num_unplanned=int(row.num_unplanned),
+        num_clock_misses=int(row.num_clock_misses),
+        num_power_capped=int(row.num_power_capped),
+        num_thermally_capped=int(row.num_thermally_capped),
     )
 
 

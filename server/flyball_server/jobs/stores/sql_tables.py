@@ -23,6 +23,9 @@ from sqlalchemy import (
 
 METADATA = MetaData()
 
+# PostgreSQL's own INTEGER has 32 bits only.
+_WHOLE = Integer().with_variant(BigInteger(), "postgresql")
+
 SCHEMA_VERSION = Table("schema_version", METADATA, Column("version", Integer, nullable=False))
 
 JOBS = Table(
@@ -35,8 +38,9 @@ JOBS = Table(
     Column("registered", Text, nullable=False),
     Column("in_force", Text, nullable=False),
     Column("changed_input", String(32), nullable=False),
-    Column("inputs_revision", Integer, nullable=False),
-    Column("planned_revision", Integer, nullable=False),
+    Column("inputs_revision", _WHOLE, nullable=False),
+    Column("planned_revision", _WHOLE, nullable=False),
+    Column("run", Text),
     Column("restart_count", BigInteger),
 )
 
@@ -51,8 +55,8 @@ RANKS = Table(
     "ranks",
     METADATA,
     Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
-    Column("rank", Integer, primary_key=True, autoincrement=False),
-    Column("stage", Integer, nullable=False),
+    Column("rank", _WHOLE, primary_key=True, autoincrement=False),
+    Column("stage", _WHOLE, nullable=False),
     Column("host", Text, nullable=False),
     Column("gpu_name", Text, nullable=False),
     Column("gpu_uuid", Text, nullable=False),
@@ -60,9 +64,9 @@ RANKS = Table(
     Column("client_version", Text, nullable=False),
     Column("acknowledged_version", BigInteger),
     Column("current_step", BigInteger),
-    Column("dp_rank", Integer, nullable=False),
-    Column("tp_rank", Integer, nullable=False),
-    Column("cp_rank", Integer, nullable=False),
+    Column("dp_rank", _WHOLE, nullable=False),
+    Column("tp_rank", _WHOLE, nullable=False),
+    Column("cp_rank", _WHOLE, nullable=False),
     Column("sm_clocks_mhz", Text),
     Column("last_seen_at", String(40)),
     Column("has_left", Boolean, nullable=False),
@@ -72,7 +76,7 @@ PLANS = Table(
     "plans",
     METADATA,
     Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
-    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("version", _WHOLE, primary_key=True, autoincrement=False),
     Column("created_at", String(40), nullable=False),
     Column("first_step", BigInteger),
     Column("solve_s", Float, nullable=False),
@@ -85,7 +89,7 @@ STEPS = Table(
     "steps",
     METADATA,
     Column("job_id", String(128), primary_key=True),
-    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("rank", _WHOLE, primary_key=True, autoincrement=False),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("plan_version", BigInteger),
     Column("time_s", Float, nullable=False),
@@ -104,7 +108,7 @@ STEP_DETAILS = Table(
     METADATA,
     Column("job_id", String(128), primary_key=True),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("rank", _WHOLE, primary_key=True, autoincrement=False),
     Column("document", Text, nullable=False),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
 )

@@ -1,21 +1,21 @@
-"""The job store on SQL: one SQLite file, which outlives the planner."""
+"""A transaction of the job store on SQL, whichever database it is."""
+
+# ruff: noqa: D102 - JobWriter says what the methods do
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, func, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.control import JobControl
-from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
@@ -25,10 +25,7 @@ from flyball_server.jobs.records import (
     StepRecord,
     StepTotals,
 )
-from flyball_server.jobs.store import JobReader, JobWriter
-from flyball_server.jobs.stores.local_coordination import LocalCoordination
 from flyball_server.jobs.stores.profile_document import profile_document, profile_from_document
-from flyball_server.jobs.stores.sql_migrations import migrate
 from flyball_server.jobs.stores.sql_rows import (
     control_of,
     control_values,
@@ -57,92 +54,36 @@ from flyball_server.jobs.stores.sql_tables import (
     TABLES_OF_JOBS,
     TOKENS,
 )
-from flyball_server.jobs.stores.sqlite_engine import (
-    check_is_sqlite,
-    make_sqlite_engine,
-    sqlite_transaction,
-    store_error,
-    use_write_ahead_log,
-)
 from flyball_server.jobs.token_record import TokenRecord
 
+# Makes an INSERT with `on_conflict_do_update`, which SQL has no common word for.
+AnyInsert = sqlite.Insert | postgresql.Insert
+Insert = Callable[[Table], AnyInsert]
 
-class SqlJobStore(LocalCoordination):
-    """The JobStore contract over a SQLite file.
+# Databases bound how many values a statement has.
+_MOST_IN_A_QUERY = 10_000
+
+
+class SqlTransaction:
+    """JobWriter over one connection inside a transaction.
 
     Args:
-        file: made by `open`, with its folder, if it is not there.
+        connection: inside a transaction.
+        insert: makes the database's INSERT that can replace.
     """
 
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self._file = file
-        self._engine: Engine | None = None
-
-    def open(self) -> None:
-        """Make the file or bring it to the newest schema.
-
-        Raises:
-            StoreError: it cannot be used; which one says why.
-        """
-        if self._engine is not None:
-            return
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise store_error(error, self._file) from error
-        check_is_sqlite(self._file)
-        engine = make_sqlite_engine(self._file)
-        try:
-            with sqlite_transaction(engine, file=self._file, writes=True) as connection:
-                migrate(connection, location=str(self._file))
-            # Only now is it known to be ours to change.
-            use_write_ahead_log(engine, file=self._file)
-        except BaseException:
-            engine.dispose()
-            raise
-        self._engine = engine
-
-    def close(self) -> None:
-        """Close the file."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.dispose()
-
-    @contextmanager
-    def reading(self) -> Generator[JobReader]:
-        """A transaction that only reads."""
-        with self._transaction(writes=False) as transaction:
-            yield transaction
-
-    @contextmanager
-    def writing(self, subject: str) -> Generator[JobWriter]:
-        """A transaction that may change things; whatever the subject, one after another."""
-        del subject
-        with self._transaction(writes=True) as transaction:
-            yield transaction
-
-    @contextmanager
-    def _transaction(self, *, writes: bool) -> Generator[_SqlTransaction]:
-        if self._engine is None:
-            raise StoreClosedError
-        with sqlite_transaction(self._engine, file=self._file, writes=writes) as connection:
-            yield _SqlTransaction(connection)
-
-
-class _SqlTransaction:
-    """JobWriter over one connection inside a transaction."""
-
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, insert: Insert) -> None:
         self._connection = connection
+        self._insert = insert
 
     def find_job(self, job_id: str) -> JobRecord | None:
         row = self._connection.execute(select(JOBS).where(JOBS.c.job_id == job_id)).one_or_none()
         return None if row is None else job_of(row)
 
     def list_jobs(self) -> tuple[JobRecord, ...]:
-        query = select(JOBS).order_by(JOBS.c.created_at, JOBS.c.job_id)
-        return tuple(job_of(row) for row in self._connection.execute(query))
+        # Not ordered by the database: how it orders texts may depend on its language.
+        jobs = [job_of(row) for row in self._connection.execute(select(JOBS))]
+        return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
 
     def find_rank(self, job_id: str, rank: int) -> RankRecord | None:
         query = select(RANKS).where(RANKS.c.job_id == job_id, RANKS.c.rank == rank)
@@ -257,8 +198,8 @@ class _SqlTransaction:
         return None if row is None else token_of(row)
 
     def list_tokens(self) -> tuple[TokenRecord, ...]:
-        query = select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.token_id)
-        return tuple(token_of(row) for row in self._connection.execute(query))
+        tokens = [token_of(row) for row in self._connection.execute(select(TOKENS))]
+        return tuple(sorted(tokens, key=lambda token: (token.created_at, token.token_id)))
 
     def save_job(self, job: JobRecord) -> None:
         self._upsert(JOBS, [job_values(job)])
@@ -311,21 +252,23 @@ class _SqlTransaction:
         self._upsert(CONTROLS, [control_values(control)])
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
-        self._connection.execute(
-            RANKS.update()
-            .where(RANKS.c.job_id == job_id, RANKS.c.rank.in_(ranks))
-            .values(last_seen_at=seen_at.isoformat())
-        )
+        seen = RANKS.update().values(last_seen_at=seen_at.isoformat())
+        numbers = sorted(ranks)
+        for start in range(0, len(numbers), _MOST_IN_A_QUERY):
+            some = numbers[start : start + _MOST_IN_A_QUERY]
+            self._connection.execute(seen.where(RANKS.c.job_id == job_id, RANKS.c.rank.in_(some)))
 
     def rename_job(self, job_id: str, new_job_id: str) -> None:
         job = self.find_job(job_id)
         if job is None or self.find_job(new_job_id) is not None:
             raise ValueError(f"job {job_id} is unknown, or there is a job {new_job_id}")
-        self.save_job(job.evolve(job_id=new_job_id))
+        # Not save_job, which would replace a job that has come by this name meanwhile.
+        self._connection.execute(JOBS.insert().values(job_values(job.evolve(job_id=new_job_id))))
         # What refers to a row goes after it: ranks before their steps.
         for rank in self.list_ranks(job_id):
             self.save_rank(rank.evolve(job_id=new_job_id))
-        for table in (STEP_DETAILS, STEPS, CONTROLS, PLANS, PROFILES):
+        self.save_control(self.find_control(job_id).evolve(job_id=new_job_id))
+        for table in (STEP_DETAILS, STEPS, PLANS, PROFILES):
             self._connection.execute(
                 table.update().where(table.c.job_id == job_id).values(job_id=new_job_id)
             )
@@ -342,13 +285,20 @@ class _SqlTransaction:
         self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
-        statement = insert(table)
-        keys = [column.name for column in table.primary_key]
-        others = {
-            column.name: statement.excluded[column.name]
-            for column in table.columns
-            if column.name not in keys
-        }
-        self._connection.execute(
-            statement.on_conflict_do_update(index_elements=keys, set_=others), rows
-        )
+        self._connection.execute(_inserting(table, self._insert), rows)
+
+
+@functools.cache
+def _inserting(table: Table, insert: Insert) -> AnyInsert:
+    """An INSERT of one row, kept: making it costs more than running it."""
+    return replacing(table, insert(table))
+
+
+def replacing(table: Table, statement: AnyInsert) -> AnyInsert:
+    """The statement, which replaces the rows that are there."""
+    keys = [column.name for column in table.primary_key]
+    excluded = statement.excluded  # made anew by each look at it
+    others = {
+        column.name: excluded[column.name] for column in table.columns if column.name not in keys
+    }
+    return statement.on_conflict_do_update(index_elements=keys, set_=others)

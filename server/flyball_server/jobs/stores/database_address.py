@@ -1,0 +1,70 @@
+"""What names a database: SQLite's file, or the address of one in PostgreSQL."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import parse_qs
+
+SQLITE_PREFIX = "sqlite:///"
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+_HOST = r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._%-]*)(?::[0-9]{1,5})?"
+# Strict, since what libpq takes for a host or a port it repeats in its messages, and where a
+# password has an @ or a / that would be a piece of it.
+_POSTGRES = re.compile(
+    r"postgres(?:ql)?://"
+    r"(?:(?P<user>[^\s:@/?#]*)(?::[^\s:@/?#]*)?@)?"
+    rf"(?P<hosts>{_HOST}(?:,{_HOST})*)"
+    r"(?P<name>/[^\s@/?#]*)?(?:\?(?P<options>[^\s@#]*))?",
+    re.ASCII,
+)
+
+
+def is_postgres(database: str) -> bool:
+    """Whether this is the address of a database in PostgreSQL."""
+    return database.partition("://")[0] in POSTGRES_SCHEMES
+
+
+def sqlite_file(database: str) -> Path:
+    """The file that `sqlite:///FILE` names."""
+    return Path(database.removeprefix(SQLITE_PREFIX)).expanduser()
+
+
+def database_problem(database: str) -> str | None:
+    """Why this names no database, never with a password in it; None: it does."""
+    if is_postgres(database):
+        return _postgres_problem(database)
+    scheme = database.partition(":")[0]  # the rest may hold a password
+    if scheme != "sqlite":
+        return (
+            "must be sqlite:///FILE (sqlite:////FILE from the root) or"
+            f" postgresql://USER@HOST/DATABASE, not a {scheme or 'nameless'} address"
+        )
+    name = database.removeprefix(SQLITE_PREFIX)
+    if not database.startswith(SQLITE_PREFIX) or name in {"", ":memory:"}:
+        return "must name a file: sqlite:///FILE"
+    return None
+
+
+def shown(database: str) -> str:
+    """What people may know the database by: without password and options."""
+    if not is_postgres(database):
+        return str(sqlite_file(database))
+    parts = _POSTGRES.fullmatch(database)
+    if parts is None:
+        return "postgresql://..."
+    user = f"{parts['user']}@" if parts["user"] else ""
+    return f"postgresql://{user}{parts['hosts']}{parts['name'] or ''}"
+
+
+def _postgres_problem(database: str) -> str | None:
+    parts = _POSTGRES.fullmatch(database)
+    if parts is None:
+        return (
+            "must be postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with : @ / ? # and spaces in"
+            " a name or password as %3A %40 %2F %3F %23 and %20"
+        )
+    options = parse_qs(parts["options"] or "")
+    if (parts["name"] or "/") == "/" and not {"dbname", "service"} & set(options):
+        return "must name a database: postgresql://USER@HOST/DATABASE"
+    return None

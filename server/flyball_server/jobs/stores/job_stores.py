@@ -1,0 +1,29 @@
+"""The one place that knows which store a database needs."""
+
+from __future__ import annotations
+
+from flyball_server.jobs.errors import StoreDriverError
+from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.database_address import is_postgres, shown, sqlite_file
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+
+
+def make_job_store(database: str) -> JobStore:
+    """The store of this database, not yet opened.
+
+    Args:
+        database: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+
+    Raises:
+        StoreDriverError: the driver for PostgreSQL is not installed.
+    """
+    if not is_postgres(database):
+        return SqliteJobStore(sqlite_file(database))
+    try:
+        # Not at the top: it needs psycopg, which is in the extra `postgres`.
+        from flyball_server.jobs.stores.postgres_store import (  # noqa: PLC0415
+            PostgresJobStore,
+        )
+    except ImportError as error:
+        raise StoreDriverError(location=shown(database)) from error
+    return PostgresJobStore(database)

@@ -1,0 +1,92 @@
+"""The job store on SQLite: one file, which outlives the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine
+from sqlalchemy.dialects.sqlite import insert
+
+from flyball_server.jobs.errors import StoreClosedError
+from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.jobs.stores.local_coordination import LocalCoordination
+from flyball_server.jobs.stores.sql_migrations import migrate
+from flyball_server.jobs.stores.sql_transaction import SqlTransaction
+from flyball_server.jobs.stores.sqlite_engine import (
+    check_is_sqlite,
+    make_sqlite_engine,
+    sqlite_transaction,
+    store_error,
+    use_write_ahead_log,
+)
+
+
+class SqliteJobStore(LocalCoordination):
+    """The JobStore contract over a SQLite file.
+
+    Args:
+        file: made by `open`, with its folder, if it is not there.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+        self._engine: Engine | None = None
+
+    def open(self) -> None:
+        """Make the file or bring it to the newest schema.
+
+        Raises:
+            StoreError: it cannot be used; which one says why.
+        """
+        if self._engine is not None:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise store_error(error, self._file) from error
+        check_is_sqlite(self._file)
+        engine = make_sqlite_engine(self._file)
+        try:
+            with sqlite_transaction(engine, file=self._file, writes=True) as connection:
+                migrate(connection, location=str(self._file))
+            # Only now is it known to be ours to change.
+            use_write_ahead_log(engine, file=self._file)
+        except BaseException:
+            engine.dispose()
+            raise
+        self._engine = engine
+
+    def close(self) -> None:
+        """Close the file."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        """A transaction that only reads."""
+        with self._transaction(writes=False) as transaction:
+            yield transaction
+
+    @contextmanager
+    def writing(self, subject: str) -> Generator[JobWriter]:
+        """A transaction that may change things; whatever the subject, one after another."""
+        del subject
+        with self._transaction(writes=True) as transaction:
+            yield transaction
+
+    def _check_open(self) -> None:
+        self._opened()
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise StoreClosedError
+        return self._engine
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Generator[SqlTransaction]:
+        with sqlite_transaction(self._opened(), file=self._file, writes=writes) as connection:
+            yield SqlTransaction(connection, insert)
