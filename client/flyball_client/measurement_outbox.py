@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from flyball_client.codec import encode
 from flyball_client.errors import CodecError, FlyballError, PlannerRefusedError
@@ -40,6 +41,7 @@ class MeasurementOutbox:
         max_details: entries of their details, likewise; the newest step is kept whatever it has.
         max_details_per_post: likewise; a step is never divided.
         period_s: measurements are gathered this long before they are posted, s.
+        at_end: called on the posting thread once the last ones are posted, or given up.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class MeasurementOutbox:
         max_details: int = _MAX_DETAILS,
         max_details_per_post: int = _MAX_DETAILS_PER_POST,
         period_s: float = 0.5,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         self._planner = planner
         self._job_id = job_id
@@ -66,6 +69,7 @@ class MeasurementOutbox:
         self._max_details = max_details
         self._max_details_per_post = max_details_per_post
         self._period_s = period_s
+        self._at_end = at_end
         self._queue: deque[StepMeasurement] = deque()
         # Of all steps in the queue.
         self._num_details = 0
@@ -103,6 +107,8 @@ class MeasurementOutbox:
                 self._stopping.wait(self._backoff.next_pause_s())
         if self._may_post.is_set():
             self._post_all()
+            if self._at_end is not None:
+                self._at_end()
 
     def _post_all(self) -> bool:
         """Whether everything could be posted, or there was nothing."""

@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 
-from flyball_client.errors import FlyballError, PlannerRefusedError
+from flyball_client.errors import FlyballError, PlannerBusyError, PlannerRefusedError
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +33,10 @@ class PlannerPresence:
     def lost(self, what: str, error: FlyballError) -> None:
         """A call for `what` (`plans`, `measurements`) failed."""
         with self._lock:
-            if isinstance(error, PlannerRefusedError):
+            if isinstance(error, PlannerBusyError):
+                # It is there, and says itself when to come again.
+                _logger.debug("%s: %s", self._rank_name, error)
+            elif isinstance(error, PlannerRefusedError):
                 self._refused(what, error)
             elif not self._is_lost:
                 self._is_lost = True
@@ -59,8 +62,9 @@ class PlannerPresence:
         self._refusals[what] = error.status
         if not is_news:
             return
-        if error.status == 404 and not self._was_known:
-            # Usual at the beginning: another rank is about to register the job.
+        if error.status in {404, 409} and not self._was_known:
+            # Usual at the beginning: another rank is about to register the job, or this start
+            # of it.
             _logger.info("%s: waiting to be known: %s", self._rank_name, error)
         else:
             _logger.warning(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
 from collections.abc import Callable
 from types import TracebackType
@@ -24,6 +25,7 @@ from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
 from flyball_client.instruction_timings import Begun, InstructionTiming, Transfer
+from flyball_client.launch import launch_of
 from flyball_client.plan_cursor import PlanCursor
 from flyball_client.plan_follower import PlanFollower
 from flyball_client.plan_switch import PlanChoice, PlanSwitch, newest_plan
@@ -418,6 +420,7 @@ def _registration_of(
 ) -> RankRegistration:
     """What the planner is told of this rank; `layout` is its dp, tp and cp rank."""
     dp_rank, tp_rank, cp_rank = layout
+    launch = launch_of(os.environ)
     return RankRegistration(
         stage=stage,
         host=socket.gethostname(),
@@ -429,4 +432,6 @@ def _registration_of(
         tp_rank=tp_rank,
         cp_rank=cp_rank,
         sm_clocks_mhz=supported_mhz or None,
+        run=launch.run,
+        restart_count=launch.restart_count,
     )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from dataclasses import replace
 
 from flyball_client.errors import PlannerError, PlannerRefusedError
+from flyball_client.launch import launch_of
 from flyball_client.planner_client import PlannerClient
 from flyball_client.wire import JobRegistration
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CHECK_PERIOD_S = 15.0
+_CONFLICT = 409
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +24,9 @@ class JobRegistrar:
     """Registers one job and keeps it registered until closed; the training thread never waits.
 
     While the planner is away it tries again. Later it looks now and then whether the planner
-    still knows the job: one that returns with an empty database does not. A refused job is not
-    registered again, unless the planner has known it since.
+    still knows the job: one that returns with an empty database does not. A job that stands
+    otherwise, with ranks of an earlier start, is tried again until they are gone. One that is
+    refused for what it is is not registered again, unless the planner has known it since.
     """
 
     def __init__(
@@ -29,7 +34,10 @@ class JobRegistrar:
     ) -> None:
         self._planner = planner
         self._job_id = job_id
-        self._registration = registration
+        launch = launch_of(os.environ)
+        self._registration = replace(
+            registration, run=launch.run, restart_count=launch.restart_count
+        )
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flyball-job-registrar", daemon=True)
         self._thread.start()
@@ -55,10 +63,10 @@ class JobRegistrar:
         while not self._closing.is_set():
             try:
                 self._planner.put_job(self._job_id, self._registration)
-            except PlannerRefusedError as error:
-                logger.warning("the planner refused job %s: %s", self._job_id, error)
-                return False
             except PlannerError as error:
+                if isinstance(error, PlannerRefusedError) and error.status != _CONFLICT:
+                    logger.warning("the planner refused job %s: %s", self._job_id, error)
+                    return False
                 if pause_s == _FIRST_PAUSE_S:
                     logger.warning("job %s is not registered yet: %s", self._job_id, error)
                 self._closing.wait(pause_s)

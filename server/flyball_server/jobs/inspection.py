@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_server.jobs.errors import UnknownJobError, UnknownPlanError, UnknownRankError
+from flyball_server.jobs.job_life import job_notes
 from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader
@@ -17,12 +18,14 @@ class JobSummary:
     Attributes:
         newest_version: of its plans; None: none yet.
         active_version: the newest whose first step is named; None: none yet.
+        activations: of all its versions, rising.
     """
 
     job: JobRecord
     ranks: tuple[RankRecord, ...]
     newest_version: int | None
     active_version: int | None
+    activations: tuple[ActivationRecord, ...] = ()
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -73,6 +76,18 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         ranks=reader.list_ranks(job.job_id),
         newest_version=newest_version(activations),
         active_version=max(active, default=None),
+        activations=activations,
+    )
+
+
+def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
+    """What the job waits for and what is odd about it, a line each; for people."""
+    return job_notes(
+        summary.job,
+        summary.ranks,
+        summary.activations,
+        now=services.now(),
+        times=services.life,
     )
 
 

@@ -9,12 +9,16 @@ from flyball_server.jobs.errors import IllegalMoveError
 
 
 class JobState(StrEnum):
-    """What a job waits for."""
+    """What a job waits for; whether it is still there."""
 
     AWAITING_PROFILE = "awaiting-profile"
     PROFILING = "profiling"
     PLANNED = "planned"
     PLANNING_FAILED = "planning-failed"
+    # All its ranks have said that their training is over.
+    ENDED = "ended"
+    # Nothing was heard of it for a long while.
+    EXPIRED = "expired"
 
 
 class JobInput(StrEnum):
@@ -26,19 +30,26 @@ class JobInput(StrEnum):
     CONTROL = "control"
 
 
+# Nobody reacts to what such a job measures.
+OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
+_LIVING = frozenset(JobState) - OVER
+
 ALLOWED_MOVES = MappingProxyType(
     {
         JobState.AWAITING_PROFILE: frozenset(
-            {JobState.PROFILING, JobState.PLANNED, JobState.PLANNING_FAILED}
+            {JobState.PROFILING, JobState.PLANNED, JobState.PLANNING_FAILED} | OVER
         ),
         # Measured online: finished, refused, or somebody has put a profile.
-        JobState.PROFILING: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED}),
+        JobState.PROFILING: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
         # Planned again: a new version, from a new profile or target.
-        JobState.PLANNED: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED}),
+        JobState.PLANNED: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
         # Back to awaiting: registered anew with another number of stages, its profile dropped.
         JobState.PLANNING_FAILED: frozenset(
-            {JobState.PLANNED, JobState.PLANNING_FAILED, JobState.AWAITING_PROFILE}
+            {JobState.PLANNED, JobState.PLANNING_FAILED, JobState.AWAITING_PROFILE} | OVER
         ),
+        # A rank has registered again, or somebody wants it planned otherwise.
+        JobState.ENDED: _LIVING | {JobState.EXPIRED},
+        JobState.EXPIRED: _LIVING,
     }
 )
 

@@ -22,7 +22,8 @@ from flyball_server.planning.effort import Effort
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 
-JOB_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
+# No dot first: `..` in an address leads elsewhere.
+JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
 MAX_STAGES = 4096
 MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
@@ -168,7 +169,8 @@ class JobRecord(Record):
         changed_input: which input was changed last.
         inputs_revision: counts changes of profile and specification.
         planned_revision: the inputs_revision that the newest plan is made from; 0: none.
-        restart_count: how often its launcher had started it again; None: not told.
+        run: what its launcher names this start of the job; None: not told.
+        restart_count: how often the launcher had started it again by itself; None: not told.
     """
 
     job_id: str
@@ -180,12 +182,17 @@ class JobRecord(Record):
     changed_input: JobInput = JobInput.REGISTRATION
     inputs_revision: int = 0
     planned_revision: int = 0
+    run: str | None = None
     restart_count: int | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(JOB_ID_PATTERN, self.job_id):
-            raise InvalidFieldError("job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -")
+            raise InvalidFieldError(
+                "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -, no dot first"
+            )
         check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
+        check_text("run", self.run or "")
+        check_count("restart_count", self.restart_count or 0)
 
     def with_change(self, changed_input: JobInput, *, in_force: JobSpec | None = None) -> JobRecord:
         """The job after a change of one of its inputs; it wants planning again."""

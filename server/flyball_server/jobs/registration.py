@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import fields
 
 from flyball_server.jobs.bounds import check_count
-from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    JobsError,
+    RegistrationConflictError,
+    UnknownJobError,
+    WrongStateError,
+)
 from flyball_server.jobs.inspection import JobSummary, require_job, summarise
+from flyball_server.jobs.job_life import come_back, is_silent
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.launch import Launch, check_run
+from flyball_server.jobs.new_run import can_begin_anew, new_run
+from flyball_server.jobs.outcomes import only
 from flyball_server.jobs.plan_request import check_spec
 from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.probing_record import is_never_planned
@@ -15,12 +27,19 @@ from flyball_server.jobs.records import LAYOUT_FIELDS, JobRecord, JobSpec, RankR
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
 
+_LOG = logging.getLogger(__name__)
+_UNTOLD = Launch()
 
-def register_job(services: JobServices, job_id: str, spec: JobSpec) -> tuple[JobSummary, bool]:
+
+def register_job(
+    services: JobServices, job_id: str, spec: JobSpec, launch: Launch = _UNTOLD
+) -> tuple[JobSummary, bool]:
     """Make a job known; the same again changes nothing.
 
     A job of which nothing has been planned yet may be registered anew with other values; one
-    whose online profiling was refused, to wait for a profile that is put.
+    whose online profiling was refused, to wait for a profile that is put. Where all ranks of a
+    job are gone, or its launcher has started it again, other values begin a new run under its
+    name, and the old one is kept under another.
 
     Returns:
         The job, and whether it is new.
@@ -37,47 +56,138 @@ def register_job(services: JobServices, job_id: str, spec: JobSpec) -> tuple[Job
             created = JobRecord(
                 job_id=job_id, registered=spec, in_force=spec, created_at=services.now()
             )
-            writer.save_job(created)
+            writer.save_job(launch.noted_in(created))
             return summarise(writer, created), True
+        is_new = False
         # A rank that restarts sends what it first sent, whatever the target has become since.
         if spec not in (job.registered, job.in_force):
-            _register_anew(writer, job, spec)
-    return plan_if_needed(services, job_id, JobInput.REGISTRATION), False
+            is_new = _register_otherwise(services, writer, job, spec, launch)
+        elif launch.noted_in(job) != job:
+            writer.save_job(launch.noted_in(job))
+    return plan_if_needed(services, job_id, JobInput.REGISTRATION), is_new
 
 
-def register_rank(services: JobServices, rank: RankRecord) -> RankRecord:
+def register_rank(services: JobServices, rank: RankRecord, launch: Launch = _UNTOLD) -> RankRecord:
     """Make a rank known; a rank that registers again starts without a plan.
+
+    The newest registration of a rank is the one that holds. A job that was over comes back.
 
     Raises:
         UnknownJobError: no such job.
+        OtherRunError: the job stands with another start of its training.
         InvalidFieldError: its number, stage or place in the layout is not one of the job's.
     """
-    with services.store.writing(rank.job_id) as writer:
-        spec = require_job(writer, rank.job_id).in_force
+    return only(register_together(services, rank.job_id, ((rank, launch),)))
+
+
+def register_together(
+    services: JobServices, job_id: str, ranks: Sequence[tuple[RankRecord, Launch]]
+) -> tuple[RankRecord | JobsError, ...]:
+    """Make ranks of a job known, in one transaction; as `register_rank`.
+
+    Returns:
+        For each: the rank as it is known, or why it is not.
+    """
+    outcomes: list[RankRecord | JobsError] = []
+    with services.store.writing(job_id) as writer:
+        job = writer.find_job(job_id)
+        if job is None:
+            return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
+        for rank, launch in ranks:
+            try:
+                outcomes.append(_take_rank(services, writer, job, rank, launch))
+            except (WrongStateError, InvalidFieldError) as error:
+                outcomes.append(error)
+        returned = come_back(writer, job)
+        if returned != job and not all(isinstance(outcome, JobsError) for outcome in outcomes):
+            writer.save_job(returned)
+    services.notice(job_id)
+    return tuple(outcomes)
+
+
+def leave_rank(services: JobServices, job_id: str, rank: int) -> None:
+    """A rank's training is over; what it measured stays. Any number of times.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.writing(job_id) as writer:
+        require_job(writer, job_id)
+        known = writer.find_rank(job_id, rank)
+        if known is None or known.has_left:
+            return
+        writer.save_rank(known.evolve(has_left=True, last_seen_at=services.now()))
+    services.notice(job_id)
+
+
+def _take_rank(
+    services: JobServices, writer: JobWriter, job: JobRecord, rank: RankRecord, launch: Launch
+) -> RankRecord:
+    check_run(job, launch)
+    _check_place(rank, job.in_force)
+    _tell_if_taken_over(services, writer.find_rank(rank.job_id, rank.rank), rank)
+    known = rank.evolve(last_seen_at=services.now(), has_left=False)
+    writer.save_rank(known)
+    return known
+
+
+def _check_place(rank: RankRecord, spec: JobSpec) -> None:
+    if rank.rank >= spec.num_ranks:
+        raise InvalidFieldError("rank", f"must be 0 to {spec.num_ranks - 1}, not {rank.rank}")
+    if rank.stage >= spec.num_stages:
+        raise InvalidFieldError("stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}")
+    # Each stage has a rank at least, and the others may all be of this one.
+    most_of_stage = spec.num_ranks - spec.num_stages
+    for field in LAYOUT_FIELDS:
+        check_count(field, getattr(rank, field), most=most_of_stage)
+
+
+def _tell_if_taken_over(services: JobServices, before: RankRecord | None, now: RankRecord) -> None:
+    """Two processes that both think they are this rank would take its place in turns."""
+    if before is None or before.has_left or is_silent(before, services.now(), services.life):
+        return
+    if (before.host, before.gpu_uuid) != (now.host, now.gpu_uuid):
+        _LOG.warning(
+            "job %s: rank %d registers from %s, and was heard of from %s lately; the newest holds",
+            now.job_id,
+            now.rank,
+            now.host,
+            before.host,
+        )
+
+
+def _register_otherwise(
+    services: JobServices, writer: JobWriter, job: JobRecord, spec: JobSpec, launch: Launch
+) -> bool:
+    """Take other values for a job that is known; whether that is a new run of it."""
+    if not launch.is_restart_of(job):
+        conflict = _conflict(writer, job, spec)
+        if conflict is None:
+            _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
+            return False
+        if not can_begin_anew(services, writer, job):
+            raise RegistrationConflictError(job_id=job.job_id, field=conflict)
+    new_run(services, writer, job, launch.noted_in(job.evolve(registered=spec, in_force=spec)))
+    return True
+
+
+def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
+    """The field that what is known of the job does not fit; None: it may be registered anew."""
+    if not _can_be_registered_anew(reader, job, spec):
+        return next(
+            field.name
+            for field in fields(spec)
+            if getattr(spec, field.name) != getattr(job.in_force, field.name)
+        )
+    for rank in reader.list_ranks(job.job_id):
         if rank.rank >= spec.num_ranks:
-            raise InvalidFieldError("rank", f"must be 0 to {spec.num_ranks - 1}, not {rank.rank}")
+            return "num_ranks"
         if rank.stage >= spec.num_stages:
-            raise InvalidFieldError(
-                "stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}"
-            )
-        # Each stage has a rank at least, and the others may all be of this one.
-        most_of_stage = spec.num_ranks - spec.num_stages
-        for field in LAYOUT_FIELDS:
-            check_count(field, getattr(rank, field), most=most_of_stage)
-        writer.save_rank(rank)
-    services.notice(rank.job_id)
-    return rank
+            return "num_stages"
+    return None
 
 
 def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
-    changed = next(
-        field.name
-        for field in fields(spec)
-        if getattr(spec, field.name) != getattr(job.in_force, field.name)
-    )
-    if not _can_be_registered_anew(writer, job, spec):
-        raise RegistrationConflictError(job_id=job.job_id, field=changed)
-    _check_ranks_fit(writer, job, spec)
     changed_job = job.with_change(JobInput.REGISTRATION, in_force=spec).evolve(registered=spec)
     is_refused = writer.find_profile(job.job_id) is None
     is_other = is_refused or spec.num_stages != job.in_force.num_stages
@@ -97,11 +207,3 @@ def _can_be_registered_anew(reader: JobReader, job: JobRecord, spec: JobSpec) ->
         return True
     is_refused = job.state is not JobState.PROFILING and is_never_planned(reader, job.job_id)
     return is_refused and not spec.is_profiled_online
-
-
-def _check_ranks_fit(reader: JobReader, job: JobRecord, spec: JobSpec) -> None:
-    for rank in reader.list_ranks(job.job_id):
-        if rank.rank >= spec.num_ranks:
-            raise RegistrationConflictError(job_id=job.job_id, field="num_ranks")
-        if rank.stage >= spec.num_stages:
-            raise RegistrationConflictError(job_id=job.job_id, field="num_stages")

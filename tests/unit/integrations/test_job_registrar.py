@@ -133,12 +133,23 @@ def test_a_job_that_is_profiled_online_needs_no_profile_again(
 def test_a_refused_job_is_said_once_and_not_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    no = httpx.Response(409, json={"detail": "it has 2 stages", "errors": []})
+    no = httpx.Response(422, json={"detail": "it has 2 stages", "errors": []})
     planner = _Planner(no, _UNKNOWN, _UNKNOWN)
     with caplog.at_level(logging.WARNING), _registrar(planner):
         assert planner.methods == ["PUT", "GET", "GET"]
     (record,) = caplog.records
     assert "it has 2 stages" in record.getMessage()
+
+
+def test_a_job_whose_earlier_ranks_are_not_gone_yet_is_tried_until_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    no = httpx.Response(409, json={"detail": "it stands with another num_stages", "errors": []})
+    planner = _Planner(no, no, _KNOWN, _KNOWN)
+    with caplog.at_level(logging.WARNING), _registrar(planner):
+        assert planner.methods == ["PUT", "PUT", "PUT", "GET"]
+    (record,) = caplog.records
+    assert "it stands with another num_stages" in record.getMessage()
 
 
 def test_a_refused_job_that_the_planner_knew_and_forgot_is_registered() -> None:

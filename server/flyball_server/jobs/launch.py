@@ -1,0 +1,54 @@
+"""Which start of a job a rank belongs to, as its launcher tells: torchrun, Slurm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyball_server.jobs.errors import OtherRunError
+from flyball_server.jobs.records import JobRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launcher told of a start; None: nothing.
+
+    Attributes:
+        run: its name for the start that somebody asked for.
+        restart_count: how often it has started that again by itself.
+    """
+
+    run: str | None = None
+    restart_count: int | None = None
+
+    def is_known_by(self, job: JobRecord) -> bool:
+        """Whether the job stands with this very start, or one of the two tells nothing."""
+        return all(
+            mine is None or its is None or mine == its
+            for mine, its in ((self.run, job.run), (self.restart_count, job.restart_count))
+        )
+
+    def is_restart_of(self, job: JobRecord) -> bool:
+        """Whether the job's launcher itself has started it again: then its old ranks are gone."""
+        return (
+            self.run == job.run
+            and self.restart_count is not None
+            and job.restart_count is not None
+            and self.restart_count > job.restart_count
+        )
+
+    def noted_in(self, job: JobRecord) -> JobRecord:
+        """The job as it stands after this start has registered it."""
+        return job.evolve(
+            run=self.run or job.run,
+            restart_count=job.restart_count if self.restart_count is None else self.restart_count,
+        )
+
+
+def check_run(job: JobRecord, launch: Launch) -> None:
+    """Refuse a rank of a start that is over, or that has not registered the job yet.
+
+    Raises:
+        OtherRunError: the job stands with another one.
+    """
+    if not launch.is_known_by(job):
+        raise OtherRunError(job_id=job.job_id)

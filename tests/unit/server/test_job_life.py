@@ -1,0 +1,384 @@
+"""The life of a job: ranks that come, go and come back, restarts, ends."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import pytest
+from tests.planner.samples import (
+    MOMENT,
+    CountingPlanner,
+    job_spec,
+    profile,
+    rank_record,
+    step_record,
+)
+
+from flyball_server.jobs.activation import acknowledge
+from flyball_server.jobs.deletion import delete_job
+from flyball_server.jobs.errors import (
+    JobIsRunningError,
+    OtherRunError,
+    RegistrationConflictError,
+    UnknownJobError,
+)
+from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.inspection import get_job, list_jobs, notes
+from flyball_server.jobs.job_life import LifeTimes
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.launch import Launch
+from flyball_server.jobs.measurements import list_steps, store_measurements
+from flyball_server.jobs.reactions import ageing
+from flyball_server.jobs.reactions.ageing import Ageing
+from flyball_server.jobs.reactions.replanning import replanning
+from flyball_server.jobs.reactions.timetabled import timetabled
+from flyball_server.jobs.records import JobSpec, RankRecord
+from flyball_server.jobs.registration import leave_rank, register_job, register_rank
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+
+LIFE = LifeTimes(rank_silence_s=90, job_expiry_s=3600, job_retention_s=7200)
+FIRST = Launch(run="42", restart_count=0)
+AGAIN = Launch(run="42", restart_count=1)
+
+
+@dataclass
+class Life:
+    """One planner on a clock that stands until it is set."""
+
+    now: datetime = MOMENT
+    services: JobServices = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = MemoryJobStore()
+        store.open()
+        self.services = JobServices(
+            store=store,
+            wake=lambda job_id: None,
+            planner=CountingPlanner(),
+            now=lambda: self.now,
+            life=LIFE,
+        )
+
+    def register(self, spec: JobSpec | None = None, launch: Launch = FIRST) -> bool:
+        return register_job(self.services, "job", spec or job_spec(), launch)[1]
+
+    def join(self, rank: int, launch: Launch = FIRST, **changes: object) -> RankRecord:
+        return register_rank(self.services, rank_record(rank).evolve(**changes), launch)
+
+    def plan(self) -> None:
+        put_profile(self.services, "job", profile())
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def age(self) -> None:
+        Ageing()(self.services, "job")
+
+    def state(self, job_id: str = "job") -> JobState:
+        return get_job(self.services, job_id).job.state
+
+    def notes(self) -> tuple[str, ...]:
+        return notes(self.services, get_job(self.services, "job"))
+
+
+@pytest.fixture
+def life() -> Life:
+    """A planned job of two ranks, both there."""
+    made = Life()
+    made.register()
+    made.plan()
+    made.join(0)
+    made.join(1)
+    return made
+
+
+# ------------------------------------------------------------------ ranks that are not there
+
+
+def test_a_rank_that_never_registers_is_named_and_holds_nothing_up_but_the_plan() -> None:
+    life = Life()
+    life.register()
+    life.plan()
+    life.join(1)
+    assert life.notes() == ("waits for rank 0 to register",)
+    acknowledged = acknowledge(life.services, "job", 1, version=1, current_step=3)
+    assert acknowledged.first_step is None
+
+
+def test_a_version_waits_for_the_ranks_that_do_not_acknowledge_it(life: Life) -> None:
+    acknowledge(life.services, "job", 0, version=1, current_step=3)
+    assert life.notes() == ("version 1 waits for rank 1 to acknowledge it",)
+    acknowledge(life.services, "job", 1, version=1, current_step=3)
+    assert life.notes() == ()
+
+
+def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) -> None:
+    for rank in (0, 1):
+        acknowledge(life.services, "job", rank, version=1, current_step=3)
+    life.pass_time(60)
+    with life.services.store.writing("job") as writer:
+        writer.touch_ranks("job", (0,), life.now)
+    life.pass_time(40)
+    change_target(life.services, "job", TargetUpdate(policy="uniform"))
+    acknowledge(life.services, "job", 0, version=2, current_step=9)
+    summary = get_job(life.services, "job")
+    assert (summary.newest_version, summary.active_version) == (2, 1)
+    assert life.notes() == (
+        "version 2 waits for rank 1 to acknowledge it",
+        "rank 1 not heard of for 90 s: a new version waits until it registers again",
+    )
+    life.join(1)
+    acknowledge(life.services, "job", 1, version=2, current_step=9)
+    assert get_job(life.services, "job").active_version == 2
+    assert life.notes() == ()
+
+
+def test_ranks_of_different_versions_run_the_same_plan_and_are_told_of(life: Life) -> None:
+    life.join(1, client_version="0.2.0")
+    for rank in (0, 1):
+        acknowledge(life.services, "job", rank, version=1, current_step=3)
+    assert life.notes() == ("ranks run different versions of Flyball: 0.1.0, 0.2.0",)
+
+
+def test_of_a_thousand_missing_ranks_a_few_are_named() -> None:
+    life = Life()
+    life.register(job_spec(num_ranks=1000))
+    assert life.notes() == ("waits for rank 0, 1, 2, 3, 4, 5, 6, 7 and 992 more to register",)
+
+
+# ------------------------------------------------------------------ a rank that registers twice
+
+
+def test_a_rank_that_registers_twice_holds_the_last(life: Life) -> None:
+    acknowledge(life.services, "job", 1, version=1, current_step=3)
+    life.join(1, host="node-2")
+    (_, rank) = get_job(life.services, "job").ranks
+    assert (rank.host, rank.acknowledged_version) == ("node-2", None)
+
+
+def test_two_living_processes_that_claim_a_rank_are_told_of(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        life.join(1)
+        assert caplog.messages == []
+        life.join(1, host="node-2")
+    assert caplog.messages == [
+        "job job: rank 1 registers from node-2, and was heard of from node-1 lately;"
+        " the newest holds"
+    ]
+
+
+def test_a_rank_that_moved_after_it_died_is_not_told_of(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    life.pass_time(91)
+    with caplog.at_level(logging.WARNING):
+        life.join(1, host="node-2")
+    assert caplog.messages == []
+
+
+# ------------------------------------------------------------------ ends
+
+
+def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
+    leave_rank(life.services, "job", 0)
+    life.age()
+    assert life.state() is JobState.PLANNED
+    assert life.notes()[-1] == "rank 0 ended before the others"
+    leave_rank(life.services, "job", 1)
+    leave_rank(life.services, "job", 1)
+    life.age()
+    assert life.state() is JobState.ENDED
+    assert life.notes() == ()
+
+
+def test_a_rank_that_is_not_known_has_nothing_to_leave(life: Life) -> None:
+    leave_rank(life.services, "job", 17)
+    with pytest.raises(UnknownJobError):
+        leave_rank(life.services, "other", 0)
+
+
+@pytest.mark.parametrize("over", [JobState.ENDED, JobState.EXPIRED])
+def test_a_job_that_is_over_comes_back_with_a_rank_of_it(life: Life, over: JobState) -> None:
+    if over is JobState.ENDED:
+        leave_rank(life.services, "job", 0)
+        leave_rank(life.services, "job", 1)
+    else:
+        life.pass_time(3601)
+    life.age()
+    assert life.state() is over
+    life.join(0)
+    life.age()
+    assert life.state() is JobState.PLANNED
+    assert get_job(life.services, "job").newest_version == 1
+
+
+def test_a_job_whose_planning_failed_comes_back_with_its_problem() -> None:
+    life = Life()
+    life.register()
+    job = get_job(life.services, "job").job
+    with life.services.store.writing("job") as writer:
+        writer.save_job(job.moved(JobState.PLANNING_FAILED, problem="target: no"))
+    life.pass_time(3601)
+    life.age()
+    assert get_job(life.services, "job").job.problem == "target: no"
+    life.join(0)
+    assert life.state() is JobState.PLANNING_FAILED
+
+
+def test_a_job_without_a_profile_comes_back_to_wait_for_it() -> None:
+    life = Life()
+    life.register()
+    life.pass_time(3601)
+    life.age()
+    life.join(0)
+    assert life.state() is JobState.AWAITING_PROFILE
+
+
+def test_what_a_rank_says_keeps_its_job_from_expiring(life: Life) -> None:
+    life.pass_time(3000)
+    with life.services.store.writing("job") as writer:
+        writer.touch_ranks("job", (1,), life.now)
+    life.pass_time(3000)
+    life.age()
+    assert life.state() is JobState.PLANNED
+    life.pass_time(601)
+    life.age()
+    assert life.state() is JobState.EXPIRED
+
+
+def test_what_single_instructions_took_goes_with_the_jobs_end(life: Life) -> None:
+    store_measurements(life.services, "job", 0, [step_record(5)])
+    life.pass_time(3601)
+    life.age()
+    with life.services.store.reading() as reader:
+        assert reader.list_step_details("job", 0) == ()
+    assert [step.step for step in list_steps(life.services, "job", limit=9)] == [5]
+
+
+def test_a_job_that_was_over_for_long_is_deleted(life: Life) -> None:
+    life.pass_time(3601)
+    life.age()
+    life.pass_time(3600)
+    life.age()
+    with pytest.raises(UnknownJobError):
+        life.state()
+    life.age()  # of one that is not there
+
+
+def test_jobs_never_expire_where_that_is_wanted(life: Life) -> None:
+    life.services = replace(life.services, life=LifeTimes(job_expiry_s=0))
+    life.pass_time(1e9)
+    life.age()
+    assert life.state() is JobState.PLANNED
+
+
+def test_nobody_plans_for_a_job_that_is_over(life: Life) -> None:
+    life.pass_time(3601)
+    life.age()
+    job = get_job(life.services, "job").job
+    with life.services.store.writing("job") as writer:
+        writer.save_job(job.evolve(inputs_revision=job.inputs_revision + 1))
+    assert replanning(life.services, "job") is None
+    assert timetabled(life.services, "job") is None
+    assert get_job(life.services, "job").newest_version == 1
+
+
+def test_a_job_is_not_looked_at_all_the_time(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ageing, "SHORTEST_PERIOD_S", 1e6)
+    looking = Ageing()
+    assert looking(life.services, "job") == ageing.LONGEST_PERIOD_S
+    leave_rank(life.services, "job", 0)
+    leave_rank(life.services, "job", 1)
+    again_s = looking(life.services, "job")
+    assert again_s is not None
+    assert again_s > 9e5
+    assert life.state() is JobState.PLANNED
+
+
+# ------------------------------------------------------------------ deletion
+
+
+def test_a_job_whose_ranks_are_there_is_not_deleted(life: Life) -> None:
+    with pytest.raises(JobIsRunningError, match="end its training first"):
+        delete_job(life.services, "job")
+    leave_rank(life.services, "job", 0)
+    life.pass_time(91)
+    delete_job(life.services, "job")
+    with pytest.raises(UnknownJobError):
+        delete_job(life.services, "job")
+
+
+# ------------------------------------------------------------------ restarts
+
+
+def test_a_whole_job_that_restarts_keeps_its_plan(life: Life) -> None:
+    assert not life.register(launch=AGAIN)
+    assert life.join(0, launch=AGAIN).acknowledged_version is None
+    summary = get_job(life.services, "job")
+    assert (summary.newest_version, summary.job.restart_count) == (1, 1)
+
+
+def test_a_rank_of_a_start_that_is_over_is_refused(life: Life) -> None:
+    life.register(launch=AGAIN)
+    with pytest.raises(OtherRunError, match="has to register it first"):
+        life.join(0, launch=FIRST)
+    life.join(0, launch=AGAIN)
+    life.join(1, launch=Launch())
+
+
+def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Life) -> None:
+    store_measurements(life.services, "job", 1, [step_record(5, 1)])
+    three = job_spec(num_stages=3, num_ranks=3)
+    assert life.register(three, AGAIN)
+    summary = get_job(life.services, "job")
+    assert summary.job.in_force.num_stages == 3
+    assert (summary.job.state, summary.ranks) == (JobState.AWAITING_PROFILE, ())
+    assert life.join(2, launch=AGAIN).rank == 2
+    assert life.state("job.1") is JobState.ENDED
+    assert [step.step for step in list_steps(life.services, "job.1", limit=9)] == [5]
+    assert get_job(life.services, "job.1").newest_version == 1
+
+
+def test_an_elastic_restart_with_as_many_stages_takes_the_profile_over(life: Life) -> None:
+    assert life.register(job_spec(num_ranks=4), AGAIN)
+    summary = get_job(life.services, "job")
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+
+
+def test_other_values_wait_until_the_ranks_of_another_start_are_gone(life: Life) -> None:
+    other, three = Launch(run="43", restart_count=0), job_spec(num_stages=3, num_ranks=3)
+    with pytest.raises(RegistrationConflictError, match="num_stages"):
+        life.register(three, other)
+    # Those of the new start are no sign of life of the old one.
+    with pytest.raises(OtherRunError):
+        life.join(0, launch=other)
+    life.pass_time(60)
+    leave_rank(life.services, "job", 1)
+    with pytest.raises(RegistrationConflictError):
+        life.register(three, other)
+    life.pass_time(31)
+    assert life.register(three, other)
+    assert get_job(life.services, "job").job.run == "43"
+
+
+def test_a_planned_job_that_no_rank_has_joined_is_not_replaced() -> None:
+    life = Life()
+    life.register()
+    life.plan()
+    life.pass_time(1000)
+    with pytest.raises(RegistrationConflictError):
+        life.register(job_spec(num_microbatches=9))
+
+
+def test_each_run_is_kept_under_a_name_of_its_own(life: Life) -> None:
+    for count in (1, 2):
+        launch = Launch(run="42", restart_count=count)
+        assert life.register(job_spec(num_microbatches=2 + count), launch)
+        life.join(0, launch=launch)
+    names = [summary.job.job_id for summary in list_jobs(life.services)]
+    assert sorted(names) == ["job", "job.1", "job.2"]

@@ -1,0 +1,72 @@
+"""Which ranks were heard of: noted at each call, told to the store later."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import timedelta
+from typing import cast
+
+import pytest
+from tests.planner.samples import MOMENT, CountingPlanner, Services, job_spec, rank_record
+
+from flyball_server.jobs.errors import StoreUnavailableError
+from flyball_server.jobs.inspection import get_job
+from flyball_server.jobs.presence import RankPresence
+from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store import JobStore, JobWriter
+
+LATER = MOMENT + timedelta(minutes=5)
+
+
+@pytest.fixture
+def services() -> JobServices:
+    made = Services(CountingPlanner()).jobs
+    register_job(made, "job", job_spec())
+    for rank in (0, 1):
+        register_rank(made, rank_record(rank))
+    return replace(made, now=lambda: LATER)
+
+
+def last_seen(services: JobServices) -> list[object]:
+    return [rank.last_seen_at for rank in get_job(services, "job").ranks]
+
+
+def test_a_rank_that_has_called_was_seen_when_that_was_kept(services: JobServices) -> None:
+    presence = RankPresence()
+    presence.note("job", (1,))
+    presence.note("job", (1, 17))
+    presence.note("nobody", (0,))
+    assert last_seen(services) == [MOMENT, MOMENT]
+    presence.keep(services)
+    assert last_seen(services) == [MOMENT, LATER]
+
+
+def test_what_is_noted_is_told_once(services: JobServices) -> None:
+    presence = RankPresence()
+    presence.note("job", (1,))
+    presence.keep(services)
+    presence.keep(replace(services, now=lambda: LATER + timedelta(hours=1)))
+    assert last_seen(services) == [MOMENT, LATER]
+
+
+def test_what_the_store_cannot_take_is_told_the_next_time(services: JobServices) -> None:
+    class Away:
+        def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+            raise StoreUnavailableError(location=subject, reason="it is away")
+
+    presence = RankPresence()
+    presence.note("job", (0,))
+    with pytest.raises(StoreUnavailableError):
+        presence.keep(replace(services, store=cast("JobStore", Away())))
+    presence.keep(services)
+    assert last_seen(services) == [LATER, MOMENT]
+
+
+def test_what_is_left_is_told_at_the_end(services: JobServices) -> None:
+    presence = RankPresence()
+    presence.start(services)
+    presence.note("job", (0, 1))
+    presence.stop()
+    assert last_seen(services) == [LATER, LATER]
