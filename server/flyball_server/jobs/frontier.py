@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.plan_request import plan_request
-from flyball_server.jobs.services import JobServices, planning_turn
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.services import JobServices, frontier_turn
+from flyball_server.jobs.solve import SupersededError, solve
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
@@ -52,6 +54,18 @@ class FrontierMemory:
                 self._solved.pop(next(iter(self._solved)))
 
 
+def known_frontier(
+    services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
+) -> SolvedFrontier | None:
+    """The job's frontier, if it was found for just this before.
+
+    Raises:
+        UnknownJobError, MissingProfileError, InvalidFieldError: as for `get_frontier`.
+    """
+    _, request = _request(services, job_id)
+    return memory.find(request, num_points, job_id)
+
+
 def get_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
 ) -> SolvedFrontier:
@@ -63,7 +77,22 @@ def get_frontier(
         UnknownJobError: no such job.
         MissingProfileError: the job has no profile yet.
         InvalidFieldError: the job cannot be planned; names the field.
+        PlanningStoppedError: the planner shuts down.
     """
+    with services.store.turn(frontier_turn(job_id)):
+        while True:
+            job, request = _request(services, job_id)
+            known = memory.find(request, num_points, job_id)
+            if known is not None:
+                return known
+            try:
+                return _solved(services, memory, job, request, num_points)
+            except SupersededError:
+                continue
+
+
+def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest]:
+    """The job as it stands, and what its frontier is found for."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
@@ -78,15 +107,26 @@ def get_frontier(
         target=DEFAULT_TARGET,
         effort=Effort(job.in_force.effort),
     )
-    with services.store.turn(planning_turn(job_id)):
-        known = memory.find(request, num_points, job_id)
-        if known is not None:
-            return known
-        started_s = time.perf_counter()
-        try:
-            curve = make_frontier(with_named_schedule(request), num_points)
-        except PlanningError as error:
-            raise InvalidFieldError(error.field, error.message) from error
-        solved = SolvedFrontier(job_id=job_id, curve=curve, solve_s=time.perf_counter() - started_s)
-        memory.keep(request, num_points, solved)
-        return solved
+    return job, request
+
+
+def _solved(
+    services: JobServices,
+    memory: FrontierMemory,
+    job: JobRecord,
+    request: PlanRequest,
+    num_points: int,
+) -> SolvedFrontier:
+    started_s = time.perf_counter()
+    try:
+        curve = solve(services, job, _curve, request, num_points)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from error
+    solve_s = time.perf_counter() - started_s
+    solved = SolvedFrontier(job_id=job.job_id, curve=curve, solve_s=solve_s)
+    memory.keep(request, num_points, solved)
+    return solved
+
+
+def _curve(request: PlanRequest, num_points: int) -> FrontierCurve:
+    return make_frontier(with_named_schedule(request), num_points)

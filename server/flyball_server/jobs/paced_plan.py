@@ -9,8 +9,9 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.control import InForce
 from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.solve import solve
 from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
@@ -20,7 +21,7 @@ from flyball_server.planning.schedule_choice import is_auto
 
 def paced_plan(
     services: JobServices,
-    job_id: str,
+    job: JobRecord,
     request: PlanRequest,
     in_force: InForce,
     ranks: Sequence[RankRecord],
@@ -29,22 +30,24 @@ def paced_plan(
 
     Args:
         services: the seams; their planner makes a plan without paces.
-        job_id: whose plan it is.
+        job: whose plan it is, as it stands.
         request: of the job.
         in_force: of its control.
         ranks: of the job, as registered so far.
 
     Raises:
         PlanningError: the planner refused.
+        SupersededError, UnknownJobError, PlanningStoppedError: as for `solve`.
     """
     paces = planned_paces(in_force, ranks)
     if is_auto(request.schedule):
-        kept = _schedule(services, job_id, has_paces=bool(paces))
+        kept = _schedule(services, job.job_id, has_paces=bool(paces))
         request = replace(request, schedule=kept or request.schedule)
     if not paces:
-        return services.planner(request)
+        return solve(services, job, services.planner, request)
     num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
-    return make_paced_plan(PacedRequest(request=request, paces=paces, num_pipelines=num_pipelines))
+    paced = PacedRequest(request=request, paces=paces, num_pipelines=num_pipelines)
+    return solve(services, job, make_paced_plan, paced)
 
 
 def planned_paces(in_force: InForce, ranks: Sequence[RankRecord]) -> tuple[Pace, ...]:

@@ -20,6 +20,8 @@ from flyball_server.jobs.records import (
     StepReport,
 )
 from flyball_server.jobs.services import JobServices, planning_turn
+from flyball_server.jobs.solve import SupersededError, is_same_work
+from flyball_server.jobs.solve_observation import observed_solve
 from flyball_server.planning.errors import PlanningError
 
 _LOG = logging.getLogger(__name__)
@@ -28,8 +30,9 @@ _LOG = logging.getLogger(__name__)
 def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary:
     """Plan the job as it now stands, unless its newest plan is of just that.
 
-    Inputs that change while the planner works are planned next, so that what returns is never
-    older than what the caller has stored.
+    Inputs that change while the planner works stop it and are planned next, so that what returns
+    is never older than what the caller has stored. Services that do not plan at once return the
+    job as it stands.
 
     Args:
         services: the seams.
@@ -39,11 +42,13 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
 
     Raises:
         PlanningFailedError: the planner refused; the job says so too.
+        UnknownJobError: it is gone.
+        PlanningStoppedError: the planner shuts down.
     """
-    planned = _already_planned(services, job_id)
-    if planned is not None:
-        # A rank that registers again does not wait while a frontier is found, say.
-        return planned
+    found = _summary(services, job_id)
+    if is_planned(found) or not services.plans_at_once:
+        # A rank that registers again does not wait for another's planning.
+        return found
     with services.store.turn(planning_turn(job_id)):
         while True:
             summary = _plan_once(services, job_id, asked_by)
@@ -51,11 +56,14 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
                 return summary
 
 
-def _already_planned(services: JobServices, job_id: str) -> JobSummary | None:
-    """The job, if its newest plan is of its inputs as they now stand (or both are none)."""
+def is_planned(summary: JobSummary) -> bool:
+    """Whether the job's newest plan is of its inputs as they stand (or both are none)."""
+    return summary.job.planned_revision == summary.job.inputs_revision
+
+
+def _summary(services: JobServices, job_id: str) -> JobSummary:
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
-        return summarise(reader, job) if job.planned_revision == job.inputs_revision else None
+        return summarise(reader, require_job(reader, job_id))
 
 
 def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary | None:
@@ -65,14 +73,18 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
         profile = reader.find_profile(job_id)
         control = reader.find_control(job_id)
         ranks = reader.list_ranks(job_id)
-        is_planned = job.planned_revision == job.inputs_revision
+        is_current = job.planned_revision == job.inputs_revision
         is_others = job.state is JobState.PLANNING_FAILED and job.changed_input is not asked_by
-        if profile is None or is_planned or is_others:
+        if profile is None or is_current or is_others:
             return summarise(reader, job)
     started_s = time.perf_counter()
     try:
         request = plan_request(job.in_force, profile, services.gpu_window, control)
-        plan = paced_plan(services, job_id, request, control.in_force, ranks)
+        with observed_solve(services, request.policy):
+            plan = paced_plan(services, job, request, control.in_force, ranks)
+    except SupersededError:
+        _LOG.info("job %s: its inputs have changed; it is planned from those", job_id)
+        return None
     except (PlanningError, InvalidFieldError) as error:
         problem = error.message if isinstance(error, PlanningError) else error.problem
         failure = PlanningFailedError(error.field, problem)
@@ -88,7 +100,7 @@ def _store_plan(
 ) -> JobSummary | None:
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
-        if now.inputs_revision != job.inputs_revision:
+        if not is_same_work(job, now):
             return None
         report = _report(job.in_force, planned_for)
         record = add_version(services, writer, job.job_id, plan, solve_s=solve_s, report=report)
@@ -100,7 +112,10 @@ def _store_plan(
         summary = summarise(writer, planned)
     services.wake(job.job_id)
     services.notice(job.job_id)
-    _LOG.info("job %s: plan %d made in %.3f s", job.job_id, record.version, solve_s)
+    about_version = {"version": record.version}
+    _LOG.info(
+        "job %s: plan %d made in %.3f s", job.job_id, record.version, solve_s, extra=about_version
+    )
     return summary
 
 
@@ -116,7 +131,7 @@ def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFaile
     """Whether the failure is still about the job's inputs, and is stored."""
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
-        if now.inputs_revision != job.inputs_revision:
+        if not is_same_work(job, now):
             return False
         writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=failure.message))
     _LOG.warning("job %s: planning failed: %s", job.job_id, failure.message)

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
+from flyball_server.jobs.job_life import DEFAULT_LIFE, LifeTimes
 from flyball_server.jobs.store import JobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.solving.in_thread import ThreadOfTheCaller
 
 Planner = Callable[[PlanRequest], FrequencyPlan]
 Wake = Callable[[str], None]
 Notice = Callable[[str], None]
+Seen = Callable[[str, Iterable[int]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solve:
+    """One try to plan a job.
+
+    Attributes:
+        policy: that it was asked for.
+        outcome: `planned`; `failed`: the planner refused, or could not; `superseded`: the job's
+            inputs changed meanwhile, it was deleted, or the planner shut down.
+        seconds: that it took, s.
+    """
+
+    policy: str
+    outcome: str
+    seconds: float
+
+
+SolveObserver = Callable[[Solve], None]
+
+
+def _nobody_measures(solve: Solve) -> None:
+    del solve
 
 
 def _nobody_looks(job_id: str) -> None:
     del job_id
+
+
+def _nobody_notes(job_id: str, ranks: Iterable[int]) -> None:
+    del job_id, ranks
 
 
 def utc_now() -> datetime:
@@ -30,23 +61,41 @@ def planning_turn(job_id: str) -> str:
     return f"plan {job_id}"
 
 
+def frontier_turn(job_id: str) -> str:
+    """The store's turn that whoever finds this job's frontier has; plans do not wait for it."""
+    return f"frontier {job_id}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobServices:
     """The seams of the use cases, all of which take one as their first argument.
 
     Attributes:
         planner: makes a plan; raises PlanningError.
+        executor: where plans, frontiers and profiles are solved.
+        planning_timeout_s: how long a solve may take, s, above 0.
+        plans_at_once: whether use cases that change a job's inputs plan it before they return;
+            else whoever calls them does that, by `plan_if_needed`.
         gpu_window: an entry of the GPU table by name; raises GpuTableError.
         wake: called with a job's id after something that a long poll may wait for has been
             stored; from any thread.
         now: the time of day, UTC.
         notice: called with a job's id after something that a reaction may look at has been
             stored; from any thread.
+        seen: called with a job's id and ranks of it that have called; from any thread.
+        life: after which silence what is taken for gone.
+        observe_solve: called after each try to plan a job; from any thread.
     """
 
     store: JobStore
     wake: Wake
     planner: Planner = make_plan
+    executor: Executor = field(default_factory=ThreadOfTheCaller)
+    planning_timeout_s: float = 600.0
+    plans_at_once: bool = True
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
     notice: Notice = _nobody_looks
+    seen: Seen = _nobody_notes
+    life: LifeTimes = DEFAULT_LIFE
+    observe_solve: SolveObserver = _nobody_measures

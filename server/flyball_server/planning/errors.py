@@ -14,6 +14,14 @@ class PlanningError(ValueError):
         self.message = message
         self.field = field
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """It crosses from planning processes."""
+        return _made_again, (type(self), self.message, self.field)
+
 
 class TargetUnreachableError(PlanningError):
     """No plan meets the target; the message says what can be met."""
+
+
+def _made_again(kind: type[PlanningError], message: str, field: str) -> PlanningError:
+    return kind(message, field=field)

@@ -80,6 +80,22 @@ class Refused:
 Move = Probe | KeepWatching | Finished | Refused
 
 
+def easy_move(
+    setup: ProbeSetup, versions: Sequence[ProbedVersion], observed: Sequence[StageStep]
+) -> Probe | KeepWatching | None:
+    """The next move where nothing has to be estimated for it; else None. As `next_move`."""
+    if not versions:
+        return Probe(plan=baseline_plan(setup))
+    newest, first_step = versions[-1], versions[0].first_step
+    if newest.first_step is None or first_step is None:
+        return KeepWatching(num_steps=1)
+    steps = iterations(setup, [step for step in observed if step.step >= first_step])
+    num_steps = steps[-1].step - first_step + 1 if steps else 0
+    remaining = setup.max_steps - num_steps
+    missing = _missing_steps(newest, steps)
+    return KeepWatching(num_steps=min(missing, remaining)) if min(missing, remaining) > 0 else None
+
+
 def next_move(
     setup: ProbeSetup, versions: Sequence[ProbedVersion], observed: Sequence[StageStep]
 ) -> Move:
@@ -90,18 +106,14 @@ def next_move(
         versions: given to the ranks so far, oldest first.
         observed: every step of every stage so far, in any order.
     """
-    if not versions:
-        return Probe(plan=baseline_plan(setup))
-    newest, first_step = versions[-1], versions[0].first_step
-    if newest.first_step is None or first_step is None:
-        return KeepWatching(num_steps=1)
+    easy = easy_move(setup, versions, observed)
+    if easy is not None:
+        return easy
+    first_step = versions[0].first_step or 0
     observed = [step for step in observed if step.step >= first_step]
     steps = iterations(setup, observed)
     num_steps = steps[-1].step - first_step + 1 if steps else 0
     remaining = setup.max_steps - num_steps
-    missing = _missing_steps(newest, steps)
-    if missing > 0 and remaining > 0:
-        return KeepWatching(num_steps=min(missing, remaining))
     baseline = baseline_of(steps)
     findings = find(setup, observed)
     if baseline is None or len(findings) < setup.schedule.num_stages:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.planner.live import wait_until
 from tests.planner.samples import CountingPlanner, Services, job_record
 
-from flyball_server.jobs.errors import MissingProfileError
+from flyball_server.jobs.errors import MissingProfileError, UnknownJobError
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.reactor import Reactor
 from flyball_server.jobs.services import JobServices
@@ -60,7 +61,7 @@ def test_every_job_is_looked_at_once_when_the_planner_starts() -> None:
     with running(looking, job_ids=("a", "b")):
         looking.wait_for(2)
     assert sorted(looking.looked) == ["a", "b"]
-    assert looking.threads == {"flyball-reactor"}
+    assert {name.rpartition("-")[0] for name in looking.threads} == {"flyball-reactor"}
 
 
 def test_a_job_is_looked_at_after_a_notice_and_many_notices_are_one_look() -> None:
@@ -96,7 +97,7 @@ def test_stopping_ends_the_thread_and_may_come_before_starting() -> None:
     Reactor(()).stop()
     with running(Looking()):
         pass
-    assert "flyball-reactor" not in {thread.name for thread in threading.enumerate()}
+    assert not [one for one in threading.enumerate() if one.name.startswith("flyball-reactor")]
 
 
 def test_a_reaction_that_asks_for_a_look_in_centuries_ends_nothing() -> None:
@@ -105,3 +106,94 @@ def test_a_reaction_that_asks_for_a_look_in_centuries_ends_nothing() -> None:
         looking.wait_for(1)
         reactor.notice("job")
         looking.wait_for(2)
+
+
+class Crossing:
+    """A reaction that notes how many looks at a job, and at all jobs, go on at once."""
+
+    def __init__(self, *, until_at_once: int) -> None:
+        self.most_of_a_job = 0
+        self.most = 0
+        self.num_looks = 0
+        self._now: list[str] = []
+        self._until = until_at_once
+        self._changed = threading.Condition()
+
+    def __call__(self, services: JobServices, job_id: str) -> None:
+        with self._changed:
+            self._now.append(job_id)
+            self.num_looks += 1
+            self.most_of_a_job = max(self.most_of_a_job, self._now.count(job_id))
+            self.most = max(self.most, len(self._now))
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= self._until, WAIT_S)
+            self._now.remove(job_id)
+
+    def wait_for(self, num_looks: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.num_looks >= num_looks, WAIT_S)
+
+
+def test_a_job_that_takes_long_keeps_no_other_waiting() -> None:
+    crossing = Crossing(until_at_once=2)
+    with running(crossing, job_ids=("a", "b")):
+        crossing.wait_for(2)
+    assert crossing.most == 2
+
+
+def test_of_several_planners_on_one_store_one_looks_at_a_job_at_a_time() -> None:
+    services = Services(CountingPlanner()).jobs
+    crossing = Crossing(until_at_once=1)
+    reactors = [Reactor((crossing,)), Reactor((crossing,))]
+    with services.store.writing("job") as writer:
+        writer.save_job(job_record("job"))
+    for reactor in reactors:
+        reactor.start(services)
+    for num_looks in range(1, 20):
+        for reactor in reactors:
+            reactor.notice("job")
+        crossing.wait_for(num_looks)
+    for reactor in reactors:
+        reactor.stop()
+    assert crossing.most_of_a_job == 1
+
+
+def test_a_job_that_another_planner_looks_at_is_looked_at_after_it() -> None:
+    services = Services(CountingPlanner()).jobs
+    looking = Looking()
+    with services.store.writing("job") as writer:
+        writer.save_job(job_record("job"))
+    reactor = Reactor((looking,))
+    with services.store.turn("react job"):
+        reactor.start(services)
+        reactor.notice("job")
+    looking.wait_for(1)
+    reactor.stop()
+    assert looking.looked[0] == "job"
+
+
+def test_all_jobs_are_looked_at_again_in_every_round() -> None:
+    looking = Looking()
+    services = Services(CountingPlanner()).jobs
+    with services.store.writing("job") as writer:
+        writer.save_job(job_record("job"))
+    reactor = Reactor((looking,), round_s=0.1)
+    reactor.start(services)
+    looking.wait_for(3)
+    # As one that another planner on the store has registered, and then died.
+    with services.store.writing("later") as writer:
+        writer.save_job(job_record("later"))
+    wait_until(lambda: "later" in looking.looked)
+    reactor.stop()
+
+
+def test_a_job_that_is_gone_is_looked_at_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    gone, other = Looking(UnknownJobError(job_id="gone"), again_s=0.0), Looking()
+    with running(gone, other) as reactor:
+        reactor.notice("gone")
+        gone.wait_for(1)
+        reactor.notice("job")
+        other.wait_for(1)
+    assert other.looked == ["job"]
+    assert gone.looked.count("gone") == 1
+    assert caplog.text == ""

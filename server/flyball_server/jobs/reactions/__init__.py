@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flyball_server.jobs.reactions._base import Reaction
+from flyball_server.jobs.reactions.ageing import Ageing
 from flyball_server.jobs.reactions.comparing import Comparing
 from flyball_server.jobs.reactions.pacing import Pacing
 from flyball_server.jobs.reactions.probing import probing
@@ -13,4 +14,4 @@ from flyball_server.jobs.reactions.timetabled import timetabled
 
 def all_reactions() -> tuple[Reaction, ...]:
     """Every reaction, for one reactor: some remember when they last looked at its jobs."""
-    return (replanning, probing, timetabled, Pacing(), Comparing(), reconfiguring)
+    return (Ageing(), replanning, probing, timetabled, Pacing(), Comparing(), reconfiguring)

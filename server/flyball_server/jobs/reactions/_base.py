@@ -10,9 +10,11 @@ from flyball_server.jobs.services import JobServices
 class Reaction(Protocol):
     """Looks at one job and does what its loop wants done: a next version, say, or nothing.
 
-    - It is called on the reactor's thread, never in a request: after something about the job was
-      stored (`JobServices.notice`), when the time that it named has come, and once for every job
-      when the planner starts. Any number of calls without a change in between do nothing.
+    - It is called on the reactor's threads, never in a request: after something about the job was
+      stored (`JobServices.notice`), when the time that it named has come, and for every job when
+      the planner starts and every minute. Any number of calls without a change in between do
+      nothing. For one job it is called once at a time, among all planners on the store; for
+      several jobs at once.
     - All that it knows it reads from the store, so that a planner that was restarted goes on.
     - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is looked at
       again after its next change.

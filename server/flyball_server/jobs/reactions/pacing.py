@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, replace
 
 from flyball_server.jobs.control import InForce, JobControl
 from flyball_server.jobs.inspection import newest_plan, require_job
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.pace import Paces
 from flyball_server.jobs.pace_look import SeenSteps, measured_paces
 from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord
@@ -36,6 +38,7 @@ class Pacing:
     """
 
     def __init__(self) -> None:
+        self._guard = threading.Lock()
         self._memories: dict[str, _Memory] = {}
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
@@ -43,6 +46,8 @@ class Pacing:
         now_unix_s = services.now().timestamp()
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
+            if job.state in OVER:
+                return None
             control = reader.find_control(job_id)
             found = self._look(reader, job, control, now_unix_s)
             is_refined = _wants_refining(reader, job, control)
@@ -86,12 +91,13 @@ class Pacing:
     def _memory(self, job_id: str) -> _Memory:
         """Of this job; those of jobs that nobody has looked at for long are dropped."""
         now_s = time.monotonic()
-        memories = self._memories
-        for old in [old for old, of in memories.items() if now_s - of.used_s > MEMORY_S]:
-            del memories[old]
-        memory = memories.setdefault(job_id, _Memory(seen=SeenSteps(job_id, 0, 0)))
-        memory.used_s = now_s
-        return memory
+        with self._guard:
+            memories = self._memories
+            for old in [old for old, of in memories.items() if now_s - of.used_s > MEMORY_S]:
+                del memories[old]
+            memory = memories.setdefault(job_id, _Memory(seen=SeenSteps(job_id, 0, 0)))
+            memory.used_s = now_s
+            return memory
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import logging
 
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.control import ProfilingResult
-from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.probing_record import ProbingRecord, probe_plans, read_probing
@@ -14,10 +14,19 @@ from flyball_server.jobs.probing_setup import control_result
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.solve import SupersededError, solve
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.profiling.moves import Finished, KeepWatching, Move, Probe, Refused, next_move
+from flyball_server.profiling.moves import (
+    Finished,
+    KeepWatching,
+    Move,
+    Probe,
+    Refused,
+    easy_move,
+    next_move,
+)
 from flyball_server.profiling.observations import ProbeSetup
 
 _LOG = logging.getLogger(__name__)
@@ -43,18 +52,28 @@ def probing(services: JobServices, job_id: str) -> float | None:
     except (InvalidFieldError, PlanningError, GpuTableError) as error:
         _refuse(services, job, str(error), record)
         return None
-    _make(services, job, record, setup, _next_move(job_id, setup, record))
+    try:
+        move = _next_move(services, job, setup, record)
+    except SupersededError:
+        services.notice(job_id)
+        return None
+    _make(services, job, record, setup, move)
     return None
 
 
-def _next_move(job_id: str, setup: ProbeSetup, record: ProbingRecord) -> Move:
+def _next_move(
+    services: JobServices, job: JobRecord, setup: ProbeSetup, record: ProbingRecord
+) -> Move:
     if record.problem is not None:
         return Refused(problem=record.problem)
     try:
-        return next_move(setup, record.versions, record.observed)
+        easy = easy_move(setup, record.versions, record.observed)
+        return easy or solve(services, job, next_move, setup, record.versions, record.observed)
+    except (JobsError, SupersededError):
+        raise
     except Exception:
         # It would fail again at each look, and the ranks go on probing.
-        _LOG.exception("job %s: profiling failed", job_id)
+        _LOG.exception("job %s: profiling failed", job.job_id)
         return Refused(problem="it failed inside the planner, whose log says why")
 
 

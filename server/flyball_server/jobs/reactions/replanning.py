@@ -10,7 +10,7 @@ import logging
 
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inspection import require_job
-from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.job_state import OVER, JobState
 from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.services import JobServices, planning_turn
 
@@ -25,7 +25,7 @@ def replanning(services: JobServices, job_id: str) -> float | None:
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         is_planned = job.planned_revision == job.inputs_revision
-        if is_planned or job.state is JobState.PLANNING_FAILED:
+        if is_planned or job.state is JobState.PLANNING_FAILED or job.state in OVER:
             return None
         if reader.find_profile(job_id) is None:
             return None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.inspection import require_job
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.steering import steer
@@ -29,6 +30,8 @@ def timetabled(services: JobServices, job_id: str) -> float | None:
 
     with services.store.reading() as reader:
         job, control = require_job(reader, job_id), reader.find_control(job_id)
+    if job.state in OVER:
+        return None
     wanted = changed(job, control)
     if wanted != control:
         target = wanted.in_force.target or "its own target"

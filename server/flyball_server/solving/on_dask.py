@@ -1,0 +1,103 @@
+"""An executor of Dask workers: many planning processes on other machines."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future
+from typing import Any, ParamSpec, TypeVar
+
+from flyball_server.solving.futures import (
+    SolverAwayError,
+    SolverLostError,
+    SolveStoppedError,
+    StoppableFuture,
+)
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+CONNECT_TIMEOUT_S = 5
+
+
+class DaskWorkers(Executor):
+    """Solves on the workers of a Dask scheduler, which must have the planner's Flyball installed.
+
+    It connects at the first solve. Where the scheduler does not answer, a solve ends with
+    SolverAwayError; where worker after worker was lost, with SolverLostError. A solve that is
+    cancelled is forgotten; one that runs on a worker already goes on there, to no use: Dask
+    cannot end it.
+
+    Args:
+        address: of the scheduler, `tcp://HOST:PORT`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._guard = threading.Lock()
+        # distributed is an extra: its types are not to be had without it.
+        self._client: Any = None
+        self._is_shut_down = False
+
+    def submit(
+        self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StoppableFuture[ResultT]:
+        """The future of a solve; it counts as running from now on.
+
+        Raises:
+            RuntimeError: the executor is shut down.
+        """
+        stopped = threading.Event()
+        inner: list[Future[Any]] = []
+
+        def stop(_future: StoppableFuture[ResultT]) -> None:
+            stopped.set()
+            for one in inner:
+                one.cancel()
+
+        outer: StoppableFuture[ResultT] = StoppableFuture(stop)
+        outer.set_running_or_notify_cancel()
+        try:
+            submitted: Future[Any] = self._executor().submit(fn, *args, **kwargs)
+        except OSError as error:
+            problem = f"Dask at {self._address} does not answer ({error})"
+            outer.set_exception(SolverAwayError(problem))
+            return outer
+        inner.append(submitted)
+        submitted.add_done_callback(lambda done: _pass_on(done, outer))
+        if stopped.is_set():
+            submitted.cancel()
+        return outer
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Leave the scheduler, which forgets what was asked of it."""
+        del wait, cancel_futures
+        with self._guard:
+            self._is_shut_down = True
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _executor(self) -> Any:  # noqa: ANN401 - an executor of distributed
+        # Only where Dask is asked for: it takes a second to import.
+        distributed: Any = importlib.import_module("distributed")
+        with self._guard:
+            if self._is_shut_down:
+                raise RuntimeError("the planner has left Dask")
+            if self._client is None:
+                self._client = distributed.Client(
+                    self._address, timeout=CONNECT_TIMEOUT_S, set_as_default=False
+                )
+            return self._client.get_executor(pure=False)
+
+
+def _pass_on(done: Future[Any], outer: StoppableFuture[Any]) -> None:
+    """Give the outer future what the inner one ended with."""
+    try:
+        outer.set_result(done.result())
+    except CancelledError:
+        outer.set_exception(SolveStoppedError())
+    except Exception as error:
+        is_lost = type(error).__name__ == "KilledWorker"
+        outer.set_exception(SolverLostError(f"Dask: {error}") if is_lost else error)

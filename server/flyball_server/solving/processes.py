@@ -1,0 +1,244 @@
+"""An executor of a few planning processes: each solve has one for itself, and can be stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from multiprocessing.connection import wait
+from typing import Any, ParamSpec, TypeVar
+
+from flyball_server.solving import worker
+from flyball_server.solving.futures import SolverLostError, SolveStoppedError, StoppableFuture
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+# After it was told to end, or its pipe broke, a process is gone within moments, s.
+_END_TIMEOUT_S = 10.0
+# multiprocessing keeps one set of all children, without a lock.
+_CHILDREN = threading.Lock()
+
+
+class PlanningProcesses(Executor):
+    """Solves in processes that are started as they are needed.
+
+    A process that ends in the middle of a solve fails that solve with SolverLostError, and
+    another takes its place. `cancel` of a solve that runs kills its process. All end with the
+    planner, also when that is killed.
+
+    Any thread may submit and cancel. What is submitted, its arguments, and its result must be
+    picklable, the function by its name.
+
+    Args:
+        num_processes: how many solve at once, at least 1.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        if num_processes < 1:
+            raise ValueError(f"num_processes must be at least 1, not {num_processes}")
+        self._num_processes = num_processes
+        self._guard = threading.Lock()
+        self._idle: list[_Process] = []
+        # By solve that has begun, its process once it has one.
+        self._begun: dict[StoppableFuture[Any], _Process | None] = {}
+        self._stopped: set[StoppableFuture[Any]] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_shut_down = False
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the processes that run now."""
+        with self._guard:
+            processes = (*self._idle, *self._begun.values())
+        return tuple(process.process_id for process in processes if process is not None)
+
+    def start(self) -> None:
+        """Start one process, so that the first solve does not wait for it; does not block.
+
+        After a shutdown, solves are taken again.
+        """
+        with self._guard:
+            if self._is_shut_down:
+                self._is_shut_down, self._threads = False, None
+        self.submit(_nothing)
+
+    def submit(
+        self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StoppableFuture[ResultT]:
+        """The future of a solve.
+
+        Raises:
+            RuntimeError: the executor is shut down.
+        """
+        future: StoppableFuture[ResultT] = StoppableFuture(self._stop)
+        with self._guard:
+            if self._is_shut_down:
+                raise RuntimeError("the planning processes are shut down")
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._num_processes, "flyball-planning")
+            self._threads.submit(self._run, future, (fn, args, kwargs))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """End all processes now: what runs, and what waits, ends with SolveStoppedError."""
+        del cancel_futures  # a solve may take minutes, and nobody waits for it any more
+        with self._guard:
+            self._is_shut_down = True
+            begun = tuple(self._begun)
+            idle, self._idle = self._idle, []
+            threads = self._threads
+        for future in begun:
+            future.cancel()
+        for process in idle:
+            process.end()
+        if threads is not None:
+            threads.shutdown(wait=wait)
+
+    def _stop(self, future: StoppableFuture[Any]) -> None:
+        with self._guard:
+            if future not in self._begun:
+                return  # it has ended meanwhile
+            self._stopped.add(future)
+            process = self._begun[future]
+        if process is not None:
+            process.kill()
+
+    def _run(self, future: StoppableFuture[Any], task: worker.Task) -> None:
+        with self._guard:
+            self._begun[future] = None
+        if not future.set_running_or_notify_cancel():
+            with self._guard:
+                del self._begun[future]
+            return
+        try:
+            is_good, answer = self._solved(future, pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+        except BaseException as error:
+            is_good, answer = False, error
+        if is_good:
+            future.set_result(answer)
+        else:
+            future.set_exception(answer)
+
+    def _solved(self, future: StoppableFuture[Any], pickled: bytes) -> tuple[bool, Any]:
+        """Whether there is a result, and the result or the exception."""
+        process = None
+        is_kept = False
+        try:
+            process = self._begin(future)
+            outcome = process.solve(pickled)
+            is_kept = True
+        except SolverLostError:
+            if self._is_unwanted(future):
+                raise SolveStoppedError from None
+            raise
+        finally:
+            with self._guard:
+                # One that is killed a moment after it has answered is of no more use.
+                is_kept = is_kept and not self._is_unwanted(future)
+                del self._begun[future]
+                self._stopped.discard(future)
+                if is_kept and process is not None:
+                    self._idle.append(process)
+            if process is not None and not is_kept:
+                process.end()
+        is_good, answer = pickle.loads(outcome)  # noqa: S301 - from a process of ours
+        return is_good, answer
+
+    def _is_unwanted(self, future: StoppableFuture[Any]) -> bool:
+        return self._is_shut_down or future in self._stopped
+
+    def _begin(self, future: StoppableFuture[Any]) -> _Process:
+        """A process for the solve; an idle one if there is one, the last used first.
+
+        Raises:
+            SolveStoppedError: the solve was cancelled before it had one.
+        """
+        with self._guard:
+            process = self._idle.pop() if self._idle else None
+        # An idle one may have been killed from outside.
+        if process is not None and not process.is_alive():
+            process.end()
+            process = None
+        process = process or _Process()
+        with self._guard:
+            self._begun[future] = process
+            is_wanted = not self._is_unwanted(future)
+        if not is_wanted:
+            process.end()
+            raise SolveStoppedError
+        return process
+
+
+class _Process:
+    """One planning process and the pipe to it; used by one thread at a time, but for `kill`."""
+
+    def __init__(self) -> None:
+        # A fork of the planner would hold its locks and listen on its socket.
+        context = multiprocessing.get_context("forkserver")
+        with _CHILDREN:
+            context.set_forkserver_preload([worker.__name__])
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(
+                target=worker.serve, args=(theirs,), name="flyball-planning", daemon=True
+            )
+            self._process.start()
+            theirs.close()
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid or 0
+
+    def is_alive(self) -> bool:
+        return not wait([self._process.sentinel], timeout=0)
+
+    def solve(self, pickled: bytes) -> bytes:
+        """The outcome, as `worker.outcome_of` gives it.
+
+        Raises:
+            SolverLostError: the process has ended before it had one.
+        """
+        try:
+            self._connection.send_bytes(pickled)
+            return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            raise SolverLostError(self._ending()) from None
+
+    def kill(self) -> None:
+        with _CHILDREN:
+            self._process.kill()
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone."""
+        self.kill()
+        self._exit_status()
+        self._connection.close()
+
+    def _ending(self) -> str:
+        status = self._exit_status()
+        if status is None:
+            return "the planning process does not answer any more"
+        if status < 0:
+            return f"the planning process was ended by {_signal_name(-status)}"
+        return f"the planning process has ended with status {status}"
+
+    def _exit_status(self) -> int | None:
+        """As subprocess has it: -9 after SIGKILL; None: it still runs."""
+        wait([self._process.sentinel], timeout=_END_TIMEOUT_S)
+        with _CHILDREN:
+            self._process.join(0)
+            return self._process.exitcode
+
+
+def _nothing() -> None:
+    """A solve of nothing."""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"

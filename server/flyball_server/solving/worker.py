@@ -1,0 +1,65 @@
+"""What runs in a planning process: solves one after the other, as long as the planner lives."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.warm_up import warm_up
+
+# Answers to ranks go before plans: what a planning process takes of a core when others want it.
+NICENESS = 5
+Task = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def serve(connection: Connection) -> None:
+    """Solve each pickled task that comes; end when the planner closes its end, or dies."""
+    # Ctrl-C goes to all processes of the terminal; the planner ends its own.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_planner, name="flyball-planner-watch", daemon=True).start()
+    warm_up()
+    while True:
+        try:
+            pickled = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(outcome_of(pickled))
+
+
+def outcome_of(pickled: bytes) -> bytes:
+    """A pickled (True, result) or (False, exception) of a pickled task."""
+    try:
+        function, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the planner itself
+        return pickle.dumps((True, function(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        return pickle.dumps((False, _portable(error)), pickle.HIGHEST_PROTOCOL)
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception as it can cross; where it cannot, another with its text."""
+    told = traceback.format_exc()
+    if not isinstance(error, PlanningError):
+        error.add_note(f"in a planning process:\n{told}")
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - of our own making
+    except Exception:
+        return RuntimeError(told)
+    return error
+
+
+def _end_with_planner() -> None:
+    """End this process when the planner has ended, however that was."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,259 @@
+"""Plans are solved in processes beside the planner: it answers, changes its mind, and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.planner import solves
+from tests.planner.live import (
+    PATIENCE_S,
+    LivePlanner,
+    ServeProcess,
+    live_planner,
+    serve_environment,
+    serve_process,
+    wait_until,
+)
+from tests.planner.samples import profile_csv, registration
+
+from flyball_client import routes
+
+JOB = routes.fill(routes.JOB, job_id="job")
+TARGET = routes.fill(routes.TARGET, job_id="job")
+PROFILE = routes.fill(routes.PROFILE, job_id="job")
+CSV = {"Content-Type": "text/csv"}
+
+
+@pytest.fixture
+def planning(tmp_path: Path) -> solves.Planner:
+    return solves.Planner(tmp_path)
+
+
+@contextmanager
+def in_background(planner: LivePlanner) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that wait; they end with the planner's solves."""
+    with ThreadPoolExecutor(64) as threads:
+        try:
+            yield threads
+        finally:
+            planner.state.services.executor.shutdown()
+
+
+def solving_pid(planning: solves.Planner) -> int:
+    """The process of the solve that goes on without an end, once it does."""
+    wait_until(planning.solving.exists)
+    return solves.pid_in(planning.solving) or 0
+
+
+def test_a_new_target_stops_the_solve_for_the_old_one(planning: solves.Planner) -> None:
+    with (
+        live_planner(planner=planning, planning_processes=1) as planner,
+        in_background(planner) as threads,
+    ):
+        planner.put_job().raise_for_status()
+        first = threads.submit(planner.put_profile)
+        pid = solving_pid(planning)
+        second = planner.http.put(TARGET, json={"target": "least-energy"})
+        wait_until(lambda: not solves.is_there(pid))
+        for answer in (first.result(PATIENCE_S), second):
+            assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
+        assert answer.json()["registration"]["target"] == "least-energy"
+
+
+def test_a_change_by_another_planner_on_the_store_stops_a_solve_too(
+    planning: solves.Planner,
+) -> None:
+    with (
+        live_planner(planner=planning, planning_processes=1) as planner,
+        in_background(planner) as threads,
+    ):
+        planner.put_job().raise_for_status()
+        first = threads.submit(planner.put_profile)
+        pid = solving_pid(planning)
+        with planner.state.services.store.writing("job") as writer:
+            writer.delete_job("job")
+        assert first.result(PATIENCE_S).status_code == 404
+        wait_until(lambda: not solves.is_there(pid))
+
+
+def test_a_process_that_is_killed_is_replaced_and_its_plan_is_made(tmp_path: Path) -> None:
+    dying = solves.Planner(tmp_path, num_deaths=1)
+    with live_planner(planner=dying, planning_processes=2) as planner:
+        planner.put_job(target="power:9").raise_for_status()
+        answer = planner.put_profile()
+        assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
+
+
+def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Path) -> None:
+    dying = solves.Planner(tmp_path, num_deaths=2)
+    with (
+        live_planner(planner=dying, planning_processes=2, reactions=()) as planner,
+        in_background(planner) as threads,
+    ):
+        planner.put_job("endless").raise_for_status()
+        endless = threads.submit(planner.put_profile, job_id="endless")
+        pid = solving_pid(dying)
+        planner.put_job(target="power:9").raise_for_status()
+        answer = planner.put_profile()
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["loc"] == "planning"
+        assert "signal 9 (SIGKILL), and so it did at a second attempt" in answer.json()["detail"]
+        job = planner.http.get(JOB).json()
+        assert (job["state"], job["problem"]) == ("planning-failed", answer.json()["detail"])
+        assert solves.is_there(pid)
+        assert not endless.done()
+        assert planner.put_profile().json()["state"] == "planned"
+
+
+def test_a_solve_that_takes_too_long_is_stopped_and_says_so(planning: solves.Planner) -> None:
+    with live_planner(
+        planner=planning, planning_processes=1, planning_timeout_s=0.5, reactions=()
+    ) as planner:
+        planner.put_job().raise_for_status()
+        answer = planner.put_profile()
+        assert answer.status_code == 422
+        assert "took longer than 0.5 s" in answer.json()["detail"]
+        pid = solving_pid(planning)
+        wait_until(lambda: not solves.is_there(pid))
+
+
+def test_a_refusal_names_its_field_from_there_too(planning: solves.Planner) -> None:
+    with live_planner(planner=planning, planning_processes=1) as planner:
+        planner.put_job(target="power:1").raise_for_status()
+        answer = planner.put_profile()
+    assert (answer.status_code, answer.json()["detail"]) == (422, "target: too little")
+
+
+def test_calls_that_wait_for_a_plan_keep_no_other_waiting(planning: solves.Planner) -> None:
+    with (
+        live_planner(planner=planning, planning_processes=1) as planner,
+        in_background(planner) as threads,
+        # The planner's pool for calls has 40 threads: these are more than it could hold.
+        httpx.Client(
+            base_url=planner.http.base_url,
+            timeout=PATIENCE_S,
+            limits=httpx.Limits(max_connections=100),
+        ) as http,
+    ):
+        planner.put_job().raise_for_status()
+        started = threading.Barrier(61)
+
+        def put() -> httpx.Response:
+            started.wait(PATIENCE_S)
+            return http.put(PROFILE, content=profile_csv(), headers=CSV)
+
+        waiting = [threads.submit(put) for _ in range(60)]
+        started.wait(PATIENCE_S)
+        solving_pid(planning)
+        planner.put_job("other", target="least-energy").raise_for_status()
+        for _ in range(50):
+            assert planner.http.get(JOB).json()["state"] == "awaiting-profile"
+        assert not any(call.done() for call in waiting)
+        planner.http.put(TARGET, json={"target": "least-energy"}).raise_for_status()
+        versions = {call.result(PATIENCE_S).json()["newest_version"] for call in waiting}
+        assert versions == {1}
+
+
+def children_of(pid: int) -> set[int]:
+    """All processes below this one."""
+    found: set[int] = set()
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, tasks.read_text(encoding="utf-8").split()):
+            found |= {child} | children_of(child)
+    return found
+
+
+def put_endless_job(served: ServeProcess) -> None:
+    """A job whose planning goes on for half a minute at least."""
+    served.http.put(JOB, json=registration(effort="high")).raise_for_status()
+    with pytest.raises((httpx.TransportError, httpx.HTTPStatusError)):
+        served.http.put(PROFILE, content=profile_csv(), headers=CSV).raise_for_status()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_planner_that_ends_while_it_solves_leaves_no_process_and_the_job_to_be_planned(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
+    database = tmp_path / "planner.sqlite"
+    with serve_process(database) as served:
+        calling = threading.Thread(target=put_endless_job, args=(served,))
+        calling.start()
+        with httpx.Client(base_url=served.http.base_url, timeout=PATIENCE_S) as http:
+            # The profile is stored before it is planned.
+            profile = routes.fill(routes.PROFILE, job_id="job")
+            wait_until(lambda: http.get(profile).status_code == 200)
+        children = children_of(served.process.pid)
+        assert children
+        served.process.send_signal(ending)
+        status = served.process.wait(PATIENCE_S)
+        calling.join(PATIENCE_S)
+        assert status == (0 if ending is signal.SIGINT else -ending)
+        wait_until(lambda: not any(map(solves.is_there, children)))
+    with serve_process(database) as again:
+        # Found unplanned: it is being planned already, and the new effort stops that.
+        answer = again.http.put(TARGET, json={"effort": "low"}).raise_for_status()
+        assert (answer.json()["state"], answer.json()["newest_version"]) == ("planned", 1)
+        again.end(signal.SIGTERM)
+
+
+@contextmanager
+def dask_cluster(folder: Path) -> Iterator[str]:
+    """A scheduler with one worker, as processes; its address as the setting takes it."""
+    file = folder / "scheduler.json"
+    started = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "dask", *command),
+                *("--host", "127.0.0.1", "--scheduler-file", str(file), "--no-dashboard"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+        )
+        for command in (
+            ("scheduler", "--port", "0"),
+            ("worker", "--no-nanny", "--nthreads", "1", "--local-directory", str(folder)),
+        )
+    ]
+    try:
+        wait_until(file.exists)
+        wait_until(lambda: file.read_text(encoding="utf-8").strip().endswith("}"))
+        yield json.loads(file.read_text(encoding="utf-8"))["address"].replace("tcp", "dask")
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(PATIENCE_S)
+
+
+def test_plans_are_solved_on_dask_where_that_is_asked_for(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path) as address:
+        environment = serve_environment(FLYBALL_PLANNING_EXECUTOR=address)
+        with serve_process(tmp_path / "planner.sqlite", environment=environment) as served:
+            served.http.put(JOB, json=registration(effort="low")).raise_for_status()
+            answer = served.http.put(PROFILE, content=profile_csv(), headers=CSV)
+            assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
+            refused = served.http.put(TARGET, json={"target": "deadline:0.001"})
+            assert refused.status_code == 422
+            assert refused.json()["errors"][0]["loc"] == "target"
+            assert not children_of(served.process.pid)
+            assert served.end(signal.SIGINT)[0] == 0
+
+
+def test_a_scheduler_that_is_not_there_is_told(tmp_path: Path) -> None:
+    environment = serve_environment(FLYBALL_PLANNING_EXECUTOR="dask://127.0.0.1:1")
+    with serve_process(tmp_path / "planner.sqlite", environment=environment) as served:
+        served.http.put(JOB, json=registration()).raise_for_status()
+        answer = served.http.put(PROFILE, content=profile_csv(), headers=CSV)
+        assert answer.status_code == 422
+        assert "Dask at tcp://127.0.0.1:1 does not answer" in answer.json()["detail"]

@@ -1,0 +1,216 @@
+"""The executors: results and errors cross, a solve can be stopped, a process that ends is told."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Executor
+from pathlib import Path
+
+import pytest
+from tests.planner import solves
+from tests.planner.live import PATIENCE_S, wait_until
+
+from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.solving.choosing import (
+    default_num_processes,
+    executor_problem,
+    make_executor,
+    num_frontiers_at_once,
+)
+from flyball_server.solving.futures import SolverLostError, SolveStoppedError
+from flyball_server.solving.in_thread import ThreadOfTheCaller
+from flyball_server.solving.on_dask import DaskWorkers
+from flyball_server.solving.processes import PlanningProcesses
+from flyball_server.solving.worker import NICENESS, outcome_of
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[PlanningProcesses]:
+    made = PlanningProcesses(2)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(params=["in the thread", "in processes"])
+def executor(request: pytest.FixtureRequest, processes: PlanningProcesses) -> Executor:
+    return ThreadOfTheCaller() if request.param == "in the thread" else processes
+
+
+def test_a_result_comes_back(executor: Executor) -> None:
+    assert executor.submit(divmod, 7, 2).result(PATIENCE_S) == (3, 1)
+
+
+def test_a_refusal_comes_back_with_its_kind_its_message_and_its_field(executor: Executor) -> None:
+    with pytest.raises(TargetUnreachableError) as caught:
+        executor.submit(solves.refuse, "target").result(PATIENCE_S)
+    assert (caught.value.field, caught.value.message) == ("target", "not to be met")
+    assert str(caught.value) == "target: not to be met"
+
+
+def test_a_failure_comes_back_and_the_next_solve_goes_on(executor: Executor) -> None:
+    with pytest.raises(ZeroDivisionError, match="by nothing"):
+        executor.submit(solves.fail).result(PATIENCE_S)
+    assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+
+
+def test_a_failure_says_where_in_the_process_it_was(processes: PlanningProcesses) -> None:
+    error = processes.submit(solves.fail).exception(PATIENCE_S)
+    assert error is not None
+    assert "in fail" in "".join(error.__notes__)
+
+
+def test_what_cannot_be_sent_there_or_back_fails_alone(processes: PlanningProcesses) -> None:
+    with pytest.raises((AttributeError, TypeError), match="pickle"):
+        processes.submit(lambda: 1).result(PATIENCE_S)
+    with pytest.raises(TypeError, match="pickle"):
+        processes.submit(threading.Lock).result(PATIENCE_S)
+    assert processes.submit(abs, -1).result(PATIENCE_S) == 1
+
+
+def test_an_error_that_cannot_be_sent_comes_as_its_text() -> None:
+    is_good, error = pickle.loads(outcome_of(b"nonsense"))  # noqa: S301 - made here
+    assert not is_good
+    assert isinstance(error, pickle.UnpicklingError)
+
+
+def test_solves_give_way_to_answers_and_run_beside_the_planner(
+    processes: PlanningProcesses,
+) -> None:
+    assert processes.submit(solves.niceness).result(PATIENCE_S) >= min(19, NICENESS)
+    assert processes.submit(solves.process_id).result(PATIENCE_S) != os.getpid()
+
+
+def test_a_cancelled_solve_ends_with_its_process_and_the_other_one_goes_on(
+    processes: PlanningProcesses, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in "ab"]
+    futures = [processes.submit(solves.leave_pid_and_wait, file) for file in files]
+    wait_until(lambda: all(file.exists() for file in files))
+    stopped_pid, other_pid = (solves.pid_in(file) or 0 for file in files)
+    assert futures[0].cancel()
+    with pytest.raises(SolveStoppedError):
+        futures[0].result(PATIENCE_S)
+    wait_until(lambda: not solves.is_there(stopped_pid))
+    assert solves.is_there(other_pid)
+    assert futures[1].running()
+    # Another process has taken the place.
+    assert processes.submit(abs, -1).result(PATIENCE_S) == 1
+    assert futures[1].cancel()
+    assert isinstance(futures[1].exception(PATIENCE_S), SolveStoppedError)
+    assert not futures[1].cancel()
+
+
+def test_a_solve_that_waits_for_a_process_can_be_cancelled(
+    processes: PlanningProcesses, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in "abc"]
+    futures = [processes.submit(solves.leave_pid_and_wait, file) for file in files]
+    wait_until(lambda: files[0].exists() and files[1].exists())
+    assert futures[2].cancel()
+    with pytest.raises(CancelledError):
+        futures[2].result(PATIENCE_S)
+    for future in futures[:2]:
+        future.cancel()
+        assert isinstance(future.exception(PATIENCE_S), SolveStoppedError)
+    assert processes.submit(abs, -1).result(PATIENCE_S) == 1
+    assert not files[2].exists()
+
+
+def test_a_process_that_is_killed_fails_its_solve_and_says_how(
+    processes: PlanningProcesses,
+) -> None:
+    with pytest.raises(SolverLostError, match=r"signal 9 \(SIGKILL\)"):
+        processes.submit(solves.end_by, signal.SIGKILL).result(PATIENCE_S)
+    with pytest.raises(SolverLostError, match="status 3"):
+        processes.submit(os._exit, 3).result(PATIENCE_S)
+    assert processes.submit(abs, -1).result(PATIENCE_S) == 1
+
+
+def test_a_process_that_was_killed_while_idle_is_replaced(processes: PlanningProcesses) -> None:
+    for pid in processes.process_ids:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: not solves.is_there(pid))  # type: ignore[misc]
+    assert processes.submit(abs, -1).result(PATIENCE_S) == 1
+
+
+def test_a_shutdown_ends_what_runs_and_what_waits_and_it_may_be_started_again(
+    tmp_path: Path,
+) -> None:
+    executor = PlanningProcesses(1)
+    running = executor.submit(solves.leave_pid_and_wait, tmp_path / "a")
+    waiting = executor.submit(solves.leave_pid_and_wait, tmp_path / "b")
+    wait_until((tmp_path / "a").exists)
+    executor.shutdown()
+    for future in (running, waiting):
+        assert isinstance(future.exception(PATIENCE_S), SolveStoppedError)
+    assert not solves.is_there(solves.pid_in(tmp_path / "a") or 0)
+    with pytest.raises(RuntimeError):
+        executor.submit(abs, -1)
+    executor.start()
+    assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+    executor.shutdown()
+    assert executor.process_ids == ()
+
+
+_PLANNER = """
+import sys, threading
+from pathlib import Path
+from flyball_server.solving.processes import PlanningProcesses
+from tests.planner import solves
+executor = PlanningProcesses(2)
+executor.submit(solves.process_id).result()
+executor.submit(solves.leave_pid_and_wait, Path(sys.argv[1]))
+executor.submit(abs, 1).result()
+print(*executor.process_ids, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_planner_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    file = tmp_path / "solving"
+    planner = subprocess.Popen(
+        [sys.executable, "-c", _PLANNER, str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        wait_until(file.exists)
+        assert planner.stdout is not None
+        pids = [int(word) for word in planner.stdout.readline().split()]
+        assert solves.pid_in(file) in pids
+        assert all(map(solves.is_there, pids))
+    finally:
+        planner.kill()
+        planner.communicate(timeout=PATIENCE_S)
+    wait_until(lambda: not any(map(solves.is_there, pids)))
+
+
+def test_the_executor_is_chosen_by_the_settings() -> None:
+    assert isinstance(make_executor(0, None), ThreadOfTheCaller)
+    assert isinstance(make_executor(1, None), PlanningProcesses)
+    assert isinstance(make_executor(0, "dask://localhost:8786"), DaskWorkers)
+    with pytest.raises(ValueError, match="at least 1"):
+        PlanningProcesses(0)
+
+
+def test_one_process_is_always_left_for_plans() -> None:
+    assert default_num_processes() >= 2
+    assert [num_frontiers_at_once(num, None) for num in (0, 1, 2, 8)] == [1, 1, 1, 7]
+
+
+@pytest.mark.parametrize("address", ["", "dask://", "dask://host", "tcp://host:1", "dask://:1"])
+def test_an_address_that_names_no_scheduler_is_refused(address: str) -> None:
+    assert "must be dask://HOST:PORT" in (executor_problem(address) or "")
+
+
+def test_without_dask_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert executor_problem("dask://host:8786") is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert executor_problem("dask://host:8786") == "needs Dask; pip install 'flyball[dask]'"

@@ -1,0 +1,83 @@
+"""What crosses between the planner and where it solves comes back as if it had not crossed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.planner.samples import profile
+from tests.unit.profiling.emulated_training import profile_online
+from tests.unit.profiling.true_profiles import a100_truth, setup_of
+
+from flyball_server.jobs.frontier import _curve
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_server.profiling.moves import Finished, Probe, next_move
+from flyball_server.solving.worker import outcome_of
+
+ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
+PLAIN = PlanRequest(
+    profile=profile(), num_microbatches=2, blocking_power_w=(70.0,), effort=Effort.LOW
+)
+EXPLICIT = PlanRequest(
+    profile=profile(),
+    num_microbatches=2,
+    blocking_power_w=(70.0,),
+    effort=Effort.LOW,
+    schedule="explicit",
+    order=explicit_order((ORDER, ORDER), None),
+)
+AUTO = PlanRequest(
+    profile=profile(),
+    num_microbatches=2,
+    blocking_power_w=(70.0,),
+    effort=Effort.LOW,
+    schedule="auto",
+)
+
+
+def crossed(function: Callable[..., Any], *args: object) -> object:
+    """The result of a solve whose arguments and result are pickled."""
+    is_good, outcome = pickle.loads(outcome_of(pickle.dumps((function, args, {}))))  # noqa: S301
+    if not is_good:
+        raise outcome
+    return outcome
+
+
+@pytest.mark.parametrize("request_", [PLAIN, EXPLICIT, AUTO], ids=["plain", "explicit", "auto"])
+def test_a_request_and_its_plan(request_: PlanRequest) -> None:
+    assert pickle.loads(pickle.dumps(request_)) == request_  # noqa: S301 - made here
+    assert crossed(make_plan, request_) == make_plan(request_)
+
+
+def test_a_plan_for_uneven_pipelines() -> None:
+    slow = Pace(stage=0, dp_rank=1, slowdown=1.2)
+    paced = PacedRequest(request=PLAIN, paces=(slow,), num_pipelines=2)
+    assert crossed(make_paced_plan, paced) == make_paced_plan(paced)
+
+
+def test_a_frontier() -> None:
+    assert crossed(_curve, PLAIN, 3) == _curve(PLAIN, 3)
+
+
+def test_a_refused_frontier_names_its_field() -> None:
+    with pytest.raises(PlanningError) as caught:
+        crossed(_curve, PLAIN, 1)
+    assert caught.value.field == "points"
+
+
+def test_the_moves_of_online_profiling() -> None:
+    setup = setup_of(truth := a100_truth(12, stages=(0, 7)))
+    run = profile_online(setup, truth, seed=1)
+    last = crossed(next_move, setup, run.versions, run.observed)
+    assert isinstance(last, Finished)
+    assert last == next_move(setup, run.versions, run.observed)
+    enough = [step for step in run.observed if step.step < 12]
+    probe = crossed(next_move, setup, run.versions[:1], enough)
+    assert isinstance(probe, Probe)
+    assert probe == next_move(setup, run.versions[:1], enough)
