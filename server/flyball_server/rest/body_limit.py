@@ -1,26 +1,55 @@
-"""The limit on request bodies: 413 before more than the limit is in memory."""
+"""The limits on requests: 431 and 413 for what is too large, 408 for what does not arrive."""
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flyball_server.rest.edge_errors import BodyTooLargeError
+from flyball_server.rest.edge_errors import (
+    BodyTooLargeError,
+    BodyTooSlowError,
+    HeadersTooLargeError,
+)
 from flyball_server.rest.problem_handlers import problem_response
 
 
 class BodyLimit:
-    """ASGI middleware: reads the body up to the limit, then hands it on whole."""
+    """ASGI middleware: reads the body up to the limits, then hands the call on whole.
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+    Args:
+        app: what is behind it.
+        max_body_bytes: the largest body. No more of one is ever in memory.
+        body_timeout_s: the longest that one may take to arrive, s.
+        max_header_bytes: the longest request line with all headers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float, max_header_bytes: int
+    ) -> None:
         self._app = app
+        self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        messages = None if self._declares_too_much(scope) else await self._read(receive)
+        if _num_header_bytes(scope) > self._max_header_bytes:
+            long = HeadersTooLargeError(max_header_bytes=self._max_header_bytes)
+            await problem_response(long)(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                messages = None if self._declares_too_much(scope) else await self._read(receive)
+        except TimeoutError:
+            slow = BodyTooSlowError(timeout_s=f"{self._body_timeout_s:g}")
+            response = problem_response(slow)
+            response.headers["Connection"] = "close"  # nobody waits for the rest
+            await response(scope, receive, send)
+            return
         if messages is None:
             error = BodyTooLargeError(max_body_bytes=self._max_body_bytes)
             await problem_response(error)(scope, receive, send)
@@ -45,6 +74,12 @@ class BodyLimit:
                 return None
             if message["type"] != "http.request" or not message.get("more_body", False):
                 return messages
+
+
+def _num_header_bytes(scope: Scope) -> int:
+    """About as many as have come: of the address, names and values."""
+    address: int = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return address + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _replayed(messages: list[Message], receive: Receive) -> Receive:

@@ -1,0 +1,143 @@
+"""`flyball token`: tokens made, listed and revoked in the planner's database, running or not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flyball_client.command import Command, CommandError
+from flyball_client.wire import TOKEN_HEADER
+from flyball_server.jobs.access import create_token, list_tokens, revoke_token
+from flyball_server.jobs.errors import JobsError
+from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.job_stores import make_job_store
+from flyball_server.jobs.token_record import TokenRecord
+from flyball_server.settings import DATABASE_VARIABLE, SettingsError, load_settings
+
+_OPERATOR = "operator"
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, (summary, configure, _) in _ACTIONS.items():
+        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        configure(action)
+        action.add_argument(
+            "--database",
+            metavar="URL",
+            help=f"the planner's (default: {DATABASE_VARIABLE}, else as for flyball serve)",
+        )
+        action.add_argument("--json", action="store_true", help="print the result as JSON, alone")
+
+
+def _configure_create(parser: argparse.ArgumentParser) -> None:
+    opens = parser.add_mutually_exclusive_group(required=True)
+    opens.add_argument("--operator", action="store_true", help="it opens everything")
+    opens.add_argument("--job", metavar="JOB", help="the one job that it opens")
+    parser.add_argument("--note", default="", help="what people know it by")
+
+
+def _configure_list(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def _configure_revoke(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="the token's public part, as listed")
+
+
+def _create(store: JobStore, arguments: argparse.Namespace) -> None:
+    record, token = create_token(store, job_id=arguments.job, note=arguments.note)
+    if arguments.json:
+        print(json.dumps({"token": token, **_as_json(record)}))
+        return
+    print(f"{token}\n\n{_opens(record)}; it is not shown again. Clients send it as {TOKEN_HEADER}:")
+    print("set FLYBALL_TOKEN to it.")
+
+
+def _list(store: JobStore, arguments: argparse.Namespace) -> None:
+    records = list_tokens(store)
+    if arguments.json:
+        print(json.dumps({"tokens": [_as_json(record) for record in records]}))
+    elif not records:
+        print("No tokens. Make one: flyball token create --operator")
+    else:
+        rows = [("ID", "OPENS", "CREATED", "NOTE"), *map(_row, records)]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            print("  ".join((*cells, row[3])).rstrip())
+
+
+def _revoke(store: JobStore, arguments: argparse.Namespace) -> None:
+    # Whoever gives the whole token means its public part, and does not want to read the rest.
+    token_id = arguments.id.removeprefix("fb_").partition("_")[0]
+    revoke_token(store, token_id)
+    if arguments.json:
+        print(json.dumps({"revoked": token_id}))
+    else:
+        print(f"{token_id} is revoked; planners that run notice it within 5 s.")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    _, _, act = _ACTIONS[arguments.action]
+    try:
+        with _opened_store(arguments.database) as store:
+            act(store, arguments)
+    except JobsError as error:
+        raise CommandError(error.message) from None
+    return 0
+
+
+@contextmanager
+def _opened_store(database: str | None) -> Iterator[JobStore]:
+    try:
+        settings = load_settings(database=database)
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+    store = make_job_store(settings.database)
+    try:
+        store.open()
+        yield store
+    finally:
+        store.close()
+
+
+def _as_json(record: TokenRecord) -> dict[str, str | None]:
+    return {
+        "token_id": record.token_id,
+        "job_id": record.job_id,
+        "note": record.note,
+        "created_at": record.created_at.isoformat(),
+    }
+
+
+def _row(record: TokenRecord) -> tuple[str, str, str, str]:
+    created = record.created_at.isoformat(sep=" ", timespec="seconds")
+    opens = _OPERATOR if record.job_id is None else f"job {record.job_id}"
+    return record.token_id, opens, created, record.note
+
+
+def _opens(record: TokenRecord) -> str:
+    if record.job_id is None:
+        return "An operator's token, which opens everything"
+    return f"A token that opens job {record.job_id} and nothing else"
+
+
+_Action = tuple[
+    str,
+    Callable[[argparse.ArgumentParser], None],
+    Callable[[JobStore, argparse.Namespace], None],
+]
+_ACTIONS: dict[str, _Action] = {
+    "create": ("make a token, which is shown once", _configure_create, _create),
+    "list": ("which tokens there are, and what they open", _configure_list, _list),
+    "revoke": ("let a token open nothing any more", _configure_revoke, _revoke),
+}
+
+COMMAND = Command(
+    summary="make, list and revoke the tokens that the planner asks for",
+    configure=_configure,
+    run=_run,
+)

@@ -1,0 +1,208 @@
+"""Access over HTTP: what each token opens, and what every answer carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+
+import httpx
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.samples import registration
+
+from flyball_client import routes
+from flyball_client.wire import TOKEN_HEADER
+from flyball_server.jobs.access import create_token
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.rest.response_headers import API_HEADERS
+from flyball_server.rest.token import DOCS
+
+JOB = routes.fill(routes.JOB, job_id="job")
+OTHER = routes.fill(routes.JOB, job_id="other")
+
+
+@contextmanager
+def as_bearer(planner: LivePlanner, token: str | None) -> Iterator[httpx.Client]:
+    """A client that sends this token, or none."""
+    headers = {} if token is None else {TOKEN_HEADER: token}
+    with httpx.Client(base_url=planner.http.base_url, headers=headers, timeout=30) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def operators(planner: LivePlanner) -> str:
+    return create_token(planner.state.services.store, job_id=None)[1]
+
+
+@pytest.fixture(scope="module")
+def jobs(planner: LivePlanner, operators: str) -> str:
+    """The token of `job`, in a planner that has another job too."""
+    token = create_token(planner.state.services.store, job_id="job")[1]
+    planner.state.gate.forget()
+    with as_bearer(planner, operators) as http:
+        for path in (JOB, OTHER):
+            http.put(path, json=registration()).raise_for_status()
+    return token
+
+
+def detail(answer: httpx.Response, status: int) -> str:
+    """The one line of an error."""
+    assert answer.status_code == status, answer.text
+    text = answer.json()["detail"]
+    assert isinstance(text, str)
+    assert "\n" not in text
+    return text
+
+
+def test_a_token_opens_only_its_job(planner: LivePlanner, jobs: str) -> None:
+    with as_bearer(planner, jobs) as http:
+        assert http.get(JOB).status_code == 200
+        assert http.put(JOB, json=registration()).status_code == 200
+        assert http.get(f"{JOB}/steps").status_code == 200
+        for path in (OTHER, f"{OTHER}/steps", f"{JOB}.1", f"{JOB}x", f"{routes.JOBS}/"):
+            assert "opens job job only" in detail(http.get(path), 403), path
+        assert detail(http.put(OTHER, json=registration()), 403)
+        for path in (routes.TOKENS, "/api/v1/nothing", "/nothing", "/"):
+            assert detail(http.get(path), 403), path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/jobs/job/../other",
+        "/api/v1/jobs/job%2F..%2Fother",
+        "/api/v1/jobs//other",
+        "/api/v1/jobs/other/job",
+        "/api/v1/jobs/JOB",
+        "//api/v1/jobs/other",
+        "/api/v1/jobs/./other",
+    ],
+)
+def test_no_other_way_of_writing_an_address_opens_another_job(
+    planner: LivePlanner, jobs: str, path: str
+) -> None:
+    # As it is: httpx would tidy the path.
+    url = planner.http.base_url
+    with closing(HTTPConnection(url.host, url.port or 0, timeout=30)) as connection:
+        connection.request("GET", path, headers={TOKEN_HEADER: jobs})
+        answer = connection.getresponse()
+        assert answer.status in {403, 404}
+        assert b'"other"' not in answer.read()
+
+
+def test_a_jobs_token_lists_that_job_alone(planner: LivePlanner, jobs: str, operators: str) -> None:
+    with as_bearer(planner, jobs) as http:
+        assert [job["job_id"] for job in http.get(routes.JOBS).json()] == ["job"]
+    with as_bearer(planner, operators) as http:
+        assert [job["job_id"] for job in http.get(routes.JOBS).json()] == ["job", "other"]
+
+
+def test_without_a_token_or_with_a_wrong_one_it_is_a_401(planner: LivePlanner, jobs: str) -> None:
+    for token in (None, "", "fb_0123456789abcdef_" + "A" * 43, jobs[:-1], "x" * 5000):
+        with as_bearer(planner, token) as http:
+            for path in (JOB, routes.JOBS, routes.TOKENS, "/nothing"):
+                answer = http.get(path)
+                assert TOKEN_HEADER in detail(answer, 401)
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+            assert http.get(routes.HEALTH).status_code == 200
+            assert http.get(DOCS).status_code == 200
+
+
+def test_the_token_may_come_as_a_bearers(planner: LivePlanner, jobs: str) -> None:
+    with as_bearer(planner, None) as http:
+        for scheme in ("Bearer", "bearer"):
+            headers = {"Authorization": f"{scheme} {jobs}"}
+            assert http.get(JOB, headers=headers).status_code == 200
+        for value in (jobs, f"Basic {jobs}", "Bearer"):
+            assert http.get(JOB, headers={"Authorization": value}).status_code == 401
+        both = {"Authorization": f"Bearer {jobs}", TOKEN_HEADER: "wrong"}
+        assert http.get(JOB, headers=both).status_code == 401
+
+
+def test_tokens_are_made_listed_and_revoked_over_rest(planner: LivePlanner, operators: str) -> None:
+    with as_bearer(planner, operators) as http:
+        answer = http.post(routes.TOKENS, json={"job_id": "night", "note": "runs"})
+        assert answer.status_code == 201
+        made = answer.json()
+        token = made.pop("token")
+        assert token.startswith(f"fb_{made['token_id']}_")
+        assert made in http.get(routes.TOKENS).json()
+        assert token not in http.get(routes.TOKENS).text
+        with as_bearer(planner, token) as nights:
+            path = routes.fill(routes.JOB, job_id="night")
+            assert nights.put(path, json=registration()).status_code == 201
+            one = routes.fill(routes.TOKEN, token_id=made["token_id"])
+            assert detail(nights.delete(one), 403)
+            assert http.delete(one).status_code == 204
+            # Here at once: this planner was told.
+            assert detail(nights.get(path), 401)
+        assert made["token_id"] in detail(http.delete(one), 404)
+
+
+def test_a_token_is_for_one_job_or_an_operators_and_that_is_said(
+    planner: LivePlanner, operators: str
+) -> None:
+    with as_bearer(planner, operators) as http:
+        for body in ({}, {"job_id": "job", "operator": True}, {"job_id": "a/b"}, {"note": "x\n"}):
+            assert detail(http.post(routes.TOKENS, json=body), 422)
+
+
+def test_from_the_first_token_on_it_is_asked_for_at_once() -> None:
+    with live_planner() as planner:
+        assert planner.http.get(routes.JOBS).status_code == 200
+        made = planner.http.post(routes.TOKENS, json={"operator": True}).json()
+        assert planner.http.get(routes.JOBS).status_code == 401
+        headers = {TOKEN_HEADER: made["token"]}
+        assert planner.http.get(routes.JOBS, headers=headers).status_code == 200
+
+
+def test_a_strangers_body_is_not_read() -> None:
+    with live_planner(token="t", max_body_bytes=1024) as planner:  # noqa: S106 - a test's
+        answer = planner.http.put(JOB, content=b"x" * 4096)
+        assert detail(answer, 401)
+
+
+def test_a_page_of_another_site_can_change_nothing() -> None:
+    with live_planner() as planner:
+        for site, status in (
+            ("cross-site", 403),
+            ("same-site", 403),
+            ("same-origin", 201),
+            ("none", 200),
+        ):
+            headers = {"Sec-Fetch-Site": site}
+            answer = planner.http.put(JOB, json=registration(), headers=headers)
+            assert answer.status_code == status, site
+            assert planner.http.get(routes.JOBS, headers=headers).status_code == 200
+
+
+def test_every_answer_carries_the_headers_that_browsers_heed() -> None:
+    def broken(request: PlanRequest) -> FrequencyPlan:
+        raise ZeroDivisionError
+
+    with live_planner(token="t", planner=broken) as planner:  # noqa: S106 - a test's
+        refused = planner.http.get(JOB)
+        planner.http.headers[TOKEN_HEADER] = "t"
+        made = planner.put_job()
+        answers = {
+            200: planner.http.get(routes.HEALTH),
+            201: made,
+            401: refused,
+            404: planner.http.get(OTHER),
+            405: planner.http.post(JOB),
+            422: planner.http.put(JOB, json={}),
+            500: planner.put_profile(),
+        }
+    for status, answer in answers.items():
+        assert answer.status_code == status
+        for name, value in API_HEADERS.items():
+            assert answer.headers[name] == value, (status, name)
+        assert "Strict-Transport-Security" not in answer.headers

@@ -1,0 +1,268 @@
+"""`flyball serve` and who may reach it: loopback or a token, TLS, limits, and no secrets told."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from tests.planner.live import (
+    PATIENCE_S,
+    ServeProcess,
+    serve_environment,
+    serve_process,
+)
+
+from flyball_client import routes
+from flyball_client.__main__ import main
+from flyball_client.errors import PlannerUnavailableError
+from flyball_client.planner_client import PlannerClient
+from flyball_client.planner_trust import warn_of_plain_token
+from flyball_client.wire import TOKEN_HEADER
+from flyball_server.jobs.access import create_token
+from flyball_server.jobs.stores.job_stores import make_job_store
+
+BEYOND = ("--host", "0.0.0.0")  # noqa: S104 - what is refused
+JOB = routes.fill(routes.JOB, job_id="job")
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "planner.sqlite"
+
+
+@pytest.fixture
+def refused(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Refused:
+    """The one line on stderr of a `flyball serve` that ends with status 2, before it serves."""
+    monkeypatch.setattr("flyball_server.serve_command.set_up_logging", lambda **_: None)
+
+    def run(*arguments: str) -> str:
+        command = ["serve", "--port", "0", "--database", f"sqlite:///{file}", *arguments]
+        assert main(command) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        (line,) = shown.err.splitlines()
+        return line
+
+    return run
+
+
+def stored_token(file: Path) -> str:
+    """An operator's token in this database."""
+    store = make_job_store(f"sqlite:///{file}")
+    store.open()
+    try:
+        return create_token(store, job_id=None)[1]
+    finally:
+        store.close()
+
+
+# ------------------------------------------------------------------ beyond loopback
+
+
+def test_beyond_loopback_it_does_not_listen_without_any_token(refused: Refused) -> None:
+    line = refused(*BEYOND)
+    assert "anyone who reaches http://0.0.0.0:" in line
+    assert "flyball token create --operator" in line
+    assert "FLYBALL_TOKEN" in line
+    assert "FLYBALL_ALLOW_OPEN=1" in line
+
+
+def test_beyond_loopback_a_token_of_the_database_is_enough(file: Path) -> None:
+    token = stored_token(file)
+    with serve_process(file, *BEYOND) as served:
+        url = f"http://127.0.0.1:{served.http.base_url.port}{routes.JOBS}"
+        assert served.http.get(url).status_code == 401
+        assert served.http.get(url, headers={TOKEN_HEADER: token}).status_code == 200
+        assert served.end(signal.SIGINT) == (0, "")
+
+
+def test_to_be_open_to_all_has_to_be_said_and_is_warned_of(file: Path) -> None:
+    with serve_process(file, *BEYOND, "--allow-open") as served:
+        _, errors = served.end(signal.SIGINT)
+    (line,) = errors.splitlines()
+    assert "warning: anyone who reaches http://0.0.0.0:" in line
+    assert "FLYBALL_ALLOW_OPEN" in line
+
+
+# ------------------------------------------------------------------ TLS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificates:
+    """A CA of our own, and a certificate of it for this machine; paths of PEM files."""
+
+    ca: Path
+    chain: Path
+    key: Path
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What `flyball serve` is told."""
+        return "--tls-certificate", str(self.chain), "--tls-key", str(self.key)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    folder = tmp_path_factory.mktemp("tls")
+    made = Certificates(
+        ca=folder / "ca.pem", chain=folder / "planner.pem", key=folder / "planner.key"
+    )
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(made.ca))
+    issued = ca.issue_cert("127.0.0.1", "localhost")
+    issued.private_key_pem.write_to_path(str(made.key))
+    for part in issued.cert_chain_pems:
+        part.write_to_path(str(made.chain), append=True)
+    return made
+
+
+def test_over_tls_a_client_that_knows_the_ca_talks_to_the_planner(
+    file: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.create_default_context(cafile=str(certificates.ca))
+    with serve_process(file, *certificates.flags, verify=context) as served:
+        address = str(served.http.base_url)
+        assert address.startswith("https://127.0.0.1:")
+        answer = served.http.get(routes.HEALTH)
+        assert answer.headers["Strict-Transport-Security"] == "max-age=31536000"
+        with PlannerClient(address, ca_file=str(certificates.ca)) as client:
+            assert client.health().status == "ok"
+        monkeypatch.setenv("FLYBALL_CA_FILE", str(certificates.ca))
+        with PlannerClient(address) as client:
+            assert client.health().status == "ok"
+        monkeypatch.delenv("FLYBALL_CA_FILE")
+        with PlannerClient(address) as client:
+            distrust = r"certificate that is not trusted \(.+\); set FLYBALL_CA_FILE"
+            with pytest.raises(PlannerUnavailableError, match=distrust):
+                client.health()
+        _, errors = served.end(signal.SIGINT)
+    assert "Traceback" not in errors
+
+
+def test_a_ca_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    nothing = tmp_path / "ca.pem"
+    with pytest.raises(ValueError, match=r"FLYBALL_CA_FILE: .*ca\.pem: cannot be used"):
+        PlannerClient("https://planner:7787", ca_file=str(nothing))
+    nothing.write_text("nothing")
+    with pytest.raises(ValueError, match="no PEM certificates"):
+        PlannerClient("https://planner:7787", ca_file=str(nothing))
+
+
+def test_a_certificate_that_cannot_be_used_is_one_line(
+    refused: Refused,
+    tmp_path: Path,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain, key, ca = map(str, (certificates.chain, certificates.key, certificates.ca))
+    missing = str(tmp_path / "missing.pem")
+    assert f"FLYBALL_TLS_KEY: {missing}: cannot be read" in refused(
+        "--tls-certificate", chain, "--tls-key", missing
+    )
+    assert "no PEM certificate with its unencrypted key" in refused(
+        "--tls-certificate", key, "--tls-key", chain
+    )
+    assert "no PEM certificate with its unencrypted key" in refused(
+        "--tls-certificate", ca, "--tls-key", key
+    )
+    assert "--tls-certificate needs FLYBALL_TLS_KEY beside it" in refused(
+        "--tls-certificate", chain
+    )
+    monkeypatch.setenv("FLYBALL_TLS_KEY", key)
+    assert "FLYBALL_TLS_KEY needs FLYBALL_TLS_CERTIFICATE beside it" in refused()
+
+
+# ------------------------------------------------------------------ limits of connections
+
+
+def answer_to(served: ServeProcess, request: bytes) -> bytes:
+    """What comes until the connection is closed."""
+    url = served.http.base_url
+    with closing(socket.create_connection((url.host, url.port or 0), PATIENCE_S)) as connection:
+        connection.sendall(request)
+        parts = []
+        while part := connection.recv(2**16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_long_headers_and_many_connections_are_refused_and_the_planner_goes_on(file: Path) -> None:
+    environment = serve_environment(FLYBALL_MAX_HEADER_BYTES="2048", FLYBALL_MAX_CONNECTIONS="3")
+    with serve_process(file, environment=environment) as served:
+        served.http.close()
+        long = b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX: "
+        long += b"x" * 4096 + b"\r\n\r\n"
+        assert answer_to(served, long).startswith(b"HTTP/1.1 431 ")
+        # Their end is not waited for.
+        longer = b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 2304
+        assert answer_to(served, longer).startswith(b"HTTP/1.1 400 ")
+        request = b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+        url = served.http.base_url
+        address = (url.host, url.port or 0)
+        with (
+            closing(socket.create_connection(address, PATIENCE_S)),
+            closing(socket.create_connection(address, PATIENCE_S)),
+        ):
+            assert answer_to(served, request).startswith(b"HTTP/1.1 503 ")
+        answer = answer_to(served, request)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nserver:" not in answer.lower()
+
+
+# ------------------------------------------------------------------ no secrets told
+
+
+def test_no_token_is_in_any_log_even_at_debug(file: Path) -> None:
+    stored = stored_token(file)
+    own = "operators-own-secret"
+    wrong = "fb_0123456789abcdef_" + "wrong" * 9
+    environment = serve_environment(FLYBALL_TOKEN=own)
+    with serve_process(file, "--log-level", "debug", environment=environment) as served:
+        for token in (stored, own, wrong):
+            for headers in ({TOKEN_HEADER: token}, {"Authorization": f"Bearer {token}"}):
+                for path in (JOB, routes.JOBS, routes.TOKENS, "/nothing?limit=0"):
+                    assert token not in served.http.get(path, headers=headers).text
+                    served.http.put(path, headers=headers, content=b"{").read()
+        headers = {TOKEN_HEADER: own}
+        made = served.http.post(routes.TOKENS, json={"job_id": "j"}, headers=headers).json()
+        one = routes.fill(routes.TOKEN, token_id=made["token_id"])
+        served.http.delete(one, headers=headers).raise_for_status()
+        _, errors = served.end(signal.SIGINT)
+    assert f"GET {JOB}" in errors
+    for token in (stored, own, wrong, made["token"]):
+        assert token.removeprefix("fb_").split("_", 1)[-1] not in errors
+
+
+def test_a_token_on_the_command_line_is_warned_of_and_not_repeated(file: Path) -> None:
+    with serve_process(file, "--token", "on-the-command-line") as served:
+        headers = {TOKEN_HEADER: "on-the-command-line"}
+        assert served.http.get(routes.JOBS, headers=headers).status_code == 200
+        status, errors = served.end(signal.SIGINT)
+    assert status == 0
+    (line,) = errors.splitlines()
+    assert "others on this machine can read --token" in line
+    assert "on-the-command-line" not in line
+
+
+def test_a_client_says_once_that_its_token_goes_unencrypted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warn_of_plain_token.cache_clear()
+    for _ in range(2):
+        PlannerClient("http://planner.example:7787", token="secret").close()  # noqa: S106
+    for address in ("http://127.0.0.1:7787", "http://[::1]:7787", "http://localhost:7787"):
+        PlannerClient(address, token="secret").close()  # noqa: S106 - a test's
+    PlannerClient("http://other.example:7787").close()
+    (line,) = caplog.messages
+    assert "http://planner.example:7787 unencrypted" in line
+    assert "secret" not in line

@@ -1,0 +1,184 @@
+"""Tokens: what is kept of them, what they open, and how long an answer is remembered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from flyball_server.jobs.access import (
+    OPERATOR,
+    Access,
+    create_token,
+    digest_of,
+    list_tokens,
+    revoke_token,
+    stored_access,
+)
+from flyball_server.jobs.errors import InvalidFieldError, UnknownTokenError
+from flyball_server.jobs.store import JobReader
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.token_gate import REMEMBERED_S, TokenGate
+
+
+class CountingStore(MemoryJobStore):
+    """Counts how often it is read."""
+
+    num_reads = 0
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        self.num_reads += 1
+        with super().reading() as reader:
+            yield reader
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def store() -> Iterator[CountingStore]:
+    made = CountingStore()
+    made.open()
+    yield made
+    made.close()
+
+
+def test_a_token_has_a_public_part_and_256_random_bits(store: CountingStore) -> None:
+    record, token = create_token(store, job_id=None)
+    matched = re.fullmatch(r"fb_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", token)
+    assert matched is not None
+    assert record.token_id == matched.group(1)
+    assert create_token(store, job_id=None)[1] != token
+
+
+def test_of_a_token_only_its_digest_is_kept(store: CountingStore) -> None:
+    _, token = create_token(store, job_id="job", note="night runs")
+    (kept,) = list_tokens(store)
+    assert kept.digest == digest_of(token)
+    assert token.split("_", 2)[2] not in repr(kept)
+    assert (kept.job_id, kept.note) == ("job", "night runs")
+
+
+def test_a_token_opens_only_its_job(store: CountingStore) -> None:
+    _, jobs = create_token(store, job_id="job")
+    _, operators = create_token(store, job_id=None)
+    opened = stored_access(store, jobs)
+    assert opened == Access(job_id="job")
+    assert opened.opens("job")
+    assert not opened.opens("job.1")
+    assert not opened.is_operator
+    assert stored_access(store, operators) == OPERATOR
+    assert OPERATOR.opens("job")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda token: token[:-1] + ("A" if token[-1] != "A" else "B"),
+        lambda token: token + "A",
+        lambda token: token.replace("fb_", "fb_0", 1),
+        lambda token: token.upper(),
+        lambda token: token.split("_")[1],
+        lambda token: f" {token}",
+        lambda token: "fb_0123456789abcdef_" + token.split("_", 2)[2],
+    ],
+    ids=["other secret", "longer", "other id", "upper case", "id alone", "blank", "unknown id"],
+)
+def test_whatever_differs_from_a_token_opens_nothing(store: CountingStore, change: object) -> None:
+    _, token = create_token(store, job_id=None)
+    assert callable(change)
+    assert stored_access(store, change(token)) is None
+
+
+def test_a_revoked_token_opens_nothing_and_cannot_be_revoked_again(store: CountingStore) -> None:
+    record, token = create_token(store, job_id=None)
+    revoke_token(store, record.token_id)
+    assert stored_access(store, token) is None
+    with pytest.raises(UnknownTokenError, match=record.token_id):
+        revoke_token(store, record.token_id)
+
+
+def test_a_token_for_what_cannot_be_a_job_is_refused(store: CountingStore) -> None:
+    for job_id in ("", "a/b", "a" * 129, "job\n"):
+        with pytest.raises(InvalidFieldError, match=r"^job_id"):
+            create_token(store, job_id=job_id)
+    assert list_tokens(store) == ()
+
+
+def test_while_there_is_no_token_everybody_is_let_in(store: CountingStore) -> None:
+    gate = TokenGate(store)
+    assert gate.remembered(None) is None
+    assert gate.look_up(None) == OPERATOR
+    assert gate.remembered("anything") == OPERATOR
+
+
+def test_from_the_first_token_on_it_is_asked_for(store: CountingStore) -> None:
+    clock = Clock()
+    gate = TokenGate(store, clock=clock)
+    assert gate.look_up(None) == OPERATOR
+    _, token = create_token(store, job_id="job")
+    clock.now_s += REMEMBERED_S
+    assert gate.look_up(None) is None
+    assert gate.look_up("anything") is None
+    assert gate.look_up(token) == Access(job_id="job")
+
+
+def test_to_revoke_the_last_token_does_not_open_the_planner(store: CountingStore) -> None:
+    gate = TokenGate(store)
+    record, token = create_token(store, job_id=None)
+    assert gate.look_up(token) == OPERATOR
+    revoke_token(store, record.token_id)
+    gate.forget()
+    assert gate.look_up(None) is None
+    assert gate.look_up(token) is None
+
+
+def test_told_to_ask_always_it_asks_without_any_token(store: CountingStore) -> None:
+    gate = TokenGate(store)
+    gate.ask_always()
+    assert gate.look_up(None) is None
+
+
+def test_an_answer_is_remembered_and_the_store_not_read_again(store: CountingStore) -> None:
+    clock = Clock()
+    gate = TokenGate(store, clock=clock)
+    record, token = create_token(store, job_id="job")
+    assert gate.look_up(token) == Access(job_id="job")
+    num_reads = store.num_reads
+    for _ in range(100):
+        assert gate.remembered(token) == Access(job_id="job")
+    assert store.num_reads == num_reads
+    revoke_token(store, record.token_id)
+    clock.now_s += REMEMBERED_S - 0.001
+    assert gate.remembered(token) == Access(job_id="job")
+    clock.now_s += 0.001
+    assert gate.remembered(token) is None
+    assert gate.look_up(token) is None
+
+
+def test_a_token_of_the_settings_is_an_operators_and_needs_no_store(store: CountingStore) -> None:
+    gate = TokenGate(store, operator_token="of the settings")  # noqa: S106 - a test's
+    assert gate.remembered("of the settings") == OPERATOR
+    assert gate.remembered("of the setting") is None
+    assert gate.remembered(None) is None
+    assert store.num_reads == 0
+
+
+def test_what_is_remembered_is_bounded(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flyball_server.jobs.token_gate._MAX_REMEMBERED", 2)
+    gate = TokenGate(store)
+    tokens = [create_token(store, job_id=None)[1] for _ in range(3)]
+    for token in tokens:
+        assert gate.look_up(token) == OPERATOR
+    assert [gate.remembered(token) for token in tokens] == [None, OPERATOR, OPERATOR]
