@@ -1,4 +1,4 @@
-"""Whether the planner is up."""
+"""Whether the planner is up, and whether it can do its work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from flyball_client import routes, wire
 from flyball_server.rest import examples
+from flyball_server.rest.dependencies import State
 from flyball_server.rest.documentation import answers
 
 ROUTER = APIRouter(tags=["health"])
@@ -21,3 +22,17 @@ ROUTER = APIRouter(tags=["health"])
 def get_health() -> wire.Health:
     """Answers as long as the planner's process does; needs no token and reads no database."""
     return wire.Health(status="ok", version=version("flyball"))
+
+
+@ROUTER.get(
+    routes.READY,
+    summary="Can the planner do its work?",
+    responses=answers(examples.READY, 503, meaning="It can."),
+)
+async def get_ready(state: State) -> wire.Health:
+    """Whether the job store answers a read, and what solves plans can be used; needs no token.
+
+    It answers within some seconds, whatever hangs.
+    """
+    await state.readiness.require()
+    return wire.Health(status="ready", version=version("flyball"))

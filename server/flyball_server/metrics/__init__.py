@@ -1,0 +1,1 @@
+"""What the planner tells of itself and its jobs to Prometheus."""

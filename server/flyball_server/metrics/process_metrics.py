@@ -1,0 +1,120 @@
+"""What this process does, counted as it happens: calls, solves, the store's transactions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.registry import Collector
+
+from flyball_server.jobs.errors import StoreError
+from flyball_server.jobs.services import Solve
+from flyball_server.planning.policies import POLICIES
+
+# s. A call answers in milliseconds; a long poll waits for up to a minute, or what is granted.
+_CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# s. From a small pipeline to the largest frontier at high effort.
+_SOLVE_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 600)
+_STORE_BUCKETS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "POST", "PATCH", "DELETE"})
+OTHER = "other"
+# A call that was refused before it was known where it leads, or that leads nowhere.
+NO_ROUTE = "none"
+
+
+class ProcessMetrics:
+    """Histograms and counters of one app, in a registry of its own; any thread may observe.
+
+    Args:
+        num_waiting: how many long polls wait now.
+        jobs: collects what is told of jobs; None: nothing is.
+    """
+
+    def __init__(
+        self, *, num_waiting: Callable[[], int] = lambda: 0, jobs: Collector | None = None
+    ) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        build = Gauge(
+            "flyball_build_info",
+            "1; the label says which Flyball this planner is.",
+            ("version",),
+            registry=self.registry,
+        )
+        build.labels(version=version("flyball")).set(1)
+        waiting = Gauge(
+            "flyball_long_polls_waiting",
+            "Long polls that wait for an answer now, in this process.",
+            registry=self.registry,
+        )
+        waiting.set_function(num_waiting)
+        self._calls = Histogram(
+            "flyball_http_request_duration_seconds",
+            "From a call's arrival to the end of its answer, s, long polls with their wait; by"
+            " route template (none: refused before it was looked up, or there is none), method"
+            " and class of status.",
+            ("route", "method", "status"),
+            buckets=_CALL_BUCKETS,
+            registry=self.registry,
+        )
+        self._solves = Histogram(
+            "flyball_solve_duration_seconds",
+            "Making a plan, waiting for a planning process included, s; by policy and outcome.",
+            ("policy", "outcome"),
+            buckets=_SOLVE_BUCKETS,
+            registry=self.registry,
+        )
+        self._transactions = Histogram(
+            "flyball_store_transaction_duration_seconds",
+            "Transactions of the job store, waiting for their turn included, s; by kind.",
+            ("kind",),
+            buckets=_STORE_BUCKETS,
+            registry=self.registry,
+        )
+        self._store_errors = Counter(
+            "flyball_store_errors",
+            "Times that the job store could not do what it was asked, by kind of error.",
+            ("kind",),
+            registry=self.registry,
+        )
+        for kind in _store_error_kinds():
+            self._store_errors.labels(kind=kind)
+        ProcessCollector(registry=self.registry)
+        if jobs is not None:
+            self.registry.register(jobs)
+
+    def observe_call(self, *, route: str | None, method: str, status: int, seconds: float) -> None:
+        """A call has been answered; `route` is its template."""
+        self._calls.labels(
+            route=NO_ROUTE if route is None else route,
+            method=method if method in METHODS else OTHER,
+            status=f"{status // 100}xx",
+        ).observe(seconds)
+
+    def observe_solve(self, solve: Solve) -> None:
+        """A plan was made, or could not be."""
+        policy = solve.policy if solve.policy in POLICIES else OTHER
+        self._solves.labels(policy=policy, outcome=solve.outcome).observe(solve.seconds)
+
+    def observe_transaction(self, *, kind: str, seconds: float) -> None:
+        """A transaction of the store has ended; `kind` is `read` or `write`."""
+        self._transactions.labels(kind=kind).observe(seconds)
+
+    def count_store_error(self, error: StoreError) -> None:
+        """The store has refused."""
+        self._store_errors.labels(kind=_kind_of(type(error))).inc()
+
+
+def _store_error_kinds() -> list[str]:
+    kinds: list[type[StoreError]] = [StoreError]
+    for kind in kinds:  # grows by what is derived from what it holds
+        kinds += kind.__subclasses__()
+    return [_kind_of(kind) for kind in kinds]
+
+
+def _kind_of(error: type[StoreError]) -> str:
+    """`too_new` of StoreTooNewError; `other` where it says no more than StoreError."""
+    name = error.__name__.removeprefix("Store").removesuffix("Error")
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() or OTHER

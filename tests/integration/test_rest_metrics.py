@@ -1,0 +1,288 @@
+"""`/metrics` and `/readyz` of a live planner: complete, well-formed, documented, bounded."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.planner.live import LivePlanner, live_planner, wait_until
+
+from flyball_client import routes
+from flyball_client.wire import TOKEN_HEADER
+from flyball_server.jobs.errors import StoreUnavailableError
+from flyball_server.jobs.store import JobReader
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.rest.metrics_routes import OPENMETRICS
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+TOKEN = "operator's"  # noqa: S105 - a test's
+# Base units of Prometheus that ours may have, and what says that there is none.
+UNITS = ("_seconds", "_joules", "_bytes", "_ratio", "_info")
+WITHOUT_UNIT = re.compile(
+    r"flyball_(jobs|jobs_behind|ranks_\w+|plan_\w+_version|store_readable|long_polls_waiting)"
+)
+PLANNED = "/api/v1/jobs/{job_id}/profile"
+
+
+class HaltingStore(MemoryJobStore):
+    """A store that can be told to hang or to fail when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self.fails = False
+        self.num_reading = 0
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        self.num_reading += 1
+        try:
+            self.may_read.wait(30)
+            if self.fails:
+                raise StoreUnavailableError(location="here", reason="a test's")
+            with super().reading() as reader:
+                yield reader
+        finally:
+            self.num_reading -= 1
+
+
+@pytest.fixture(scope="module")
+def planner() -> Iterator[LivePlanner]:
+    """With a job that has all that a metric tells of: measured steps, a baseline, a long poll."""
+    with live_planner() as live:
+        live.put_planned_job()
+        for rank in (0, 1):
+            live.acknowledge(rank, 1, 3).raise_for_status()
+        for rank in (0, 1):
+            path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+            steps = [
+                {
+                    "step": step,
+                    "plan_version": None if step < 60 else 1,
+                    "time_s": 0.9,
+                    "energy_j": 200.0 if step < 60 else 190.0,
+                    "num_clock_misses": step % 2 if step < 60 else 0,
+                }
+                for step in range(50, 70)
+            ]
+            live.http.post(path, json={"steps": steps}).raise_for_status()
+        yield live
+
+
+def families(planner: LivePlanner) -> dict[str, Metric]:
+    """What is told, by name; read by Prometheus's own rules."""
+    text = planner.http.get(routes.METRICS).raise_for_status().text
+    return {family.name: family for family in parse_text(text)}
+
+
+def told_names(planner: LivePlanner) -> set[str]:
+    """The names that a query uses, counters with `_total`; of histograms the stem."""
+    found = set()
+    for name, family in families(planner).items():
+        if family.type == "gauge" and name.endswith("_created"):
+            continue  # of a counter or histogram that is told beside it
+        is_counter = family.type == "counter" and not name.endswith("_total")
+        found.add(f"{name}_total" if is_counter else name)
+    return found
+
+
+def test_every_metric_is_documented_and_every_documented_one_is_told(planner: LivePlanner) -> None:
+    documented = set(re.findall(r"^\| `([a-z_]+)` \|", PAGE.read_text(), flags=re.MULTILINE))
+    assert documented == told_names(planner)
+
+
+def test_the_type_and_labels_of_every_metric_are_those_documented(planner: LivePlanner) -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| ([^|]*)\|", PAGE.read_text(), re.MULTILINE)
+    told = families(planner)
+    assert len(rows) > 30
+    for name, kind, labels in rows:
+        family = told.get(name) or told[name.removesuffix("_total")]
+        assert family.type == kind, name
+        assert family.samples, f"{name} has no value in this test"
+        found = set().union(*(sample.labels for sample in family.samples)) - {"le"}
+        assert found == set(re.findall(r"`(\w+)`", labels)), name
+
+
+def test_names_keep_to_the_rules_of_prometheus(planner: LivePlanner) -> None:
+    for family in families(planner).values():
+        name = family.name
+        if family.name.startswith("process_"):
+            continue
+        stem = name.removesuffix("_created")
+        assert re.fullmatch(r"flyball_[a-z]+(_[a-z]+)*", stem), name
+        assert family.documentation.strip(), name
+        assert not stem.endswith(("_count", "_sum", "_bucket", "_total")), name
+        assert not re.search(r"_(ms|milliseconds|minutes|mj|kwh|percent|mhz|watts)", stem), name
+        if family.type == "counter" or name.endswith("_created"):
+            continue
+        assert stem.endswith(UNITS) or WITHOUT_UNIT.fullmatch(stem), name
+
+
+def test_both_formats_tell_the_same(planner: LivePlanner) -> None:
+    as_text = planner.http.get(routes.METRICS)
+    assert as_text.headers["content-type"].startswith("text/plain; version=0.0.4")
+    accept = f"{OPENMETRICS};version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3"
+    as_openmetrics = planner.http.get(routes.METRICS, headers={"Accept": accept})
+    assert as_openmetrics.headers["content-type"].startswith(f"{OPENMETRICS}; version=1.0.0")
+    families_of = parse_openmetrics(as_openmetrics.text)  # type: ignore[no-untyped-call]
+    parsed = {family.name for family in families_of}
+    in_text = {name for name in families(planner) if not name.endswith("_created")}
+    assert parsed == {name.removesuffix("_total") for name in in_text}
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "*/*", "text/html", f"{OPENMETRICS};version=x", "text/plain;version=\xff"]
+)
+def test_whatever_is_accepted_there_is_an_answer(planner: LivePlanner, accept: str) -> None:
+    headers = {b"Accept": accept.encode("latin-1")}
+    assert planner.http.get(routes.METRICS, headers=headers).status_code == 200
+
+
+def test_what_a_job_saves_is_told_measured_and_predicted_apart(planner: LivePlanner) -> None:
+    told = families(planner)
+    (measured,) = told["flyball_measured_saved_energy_joules"].samples
+    assert measured.labels == {"job": "job", "emulated": "true"}
+    # Ten steps on the plan without the first, each of two ranks, 10 J less.
+    assert measured.value == pytest.approx(9 * 2 * 10)
+    (predicted,) = told["flyball_predicted_saved_energy_joules"].samples
+    plan = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=1)).json()["plan"]
+    assert predicted.value == pytest.approx(10 * (plan["baseline"]["energy_j"] - plan["energy_j"]))
+
+
+def test_figures_add_up_over_ranks_and_steps(planner: LivePlanner) -> None:
+    told = families(planner)
+    by_clocks = {s.labels["clocks"]: s.value for s in told["flyball_step_energy_joules"].samples}
+    assert (by_clocks["plan"], by_clocks["default"]) == (10 * 380, 10 * 400)
+    assert told["flyball_clock_misses"].samples[0].value == 10
+    by_stage = {
+        s.labels["stage"]: s.value for s in told["flyball_measured_stage_energy_joules"].samples
+    }
+    assert by_stage == {"0": 190.0, "1": 190.0}
+
+
+def test_calls_are_told_by_route_and_no_name_is_a_label(planner: LivePlanner) -> None:
+    for path in ("/api/v1/jobs/a-strangers-job", "/wp-login.php", "/api/v1/jobs/a%20b/x"):
+        planner.http.get(path)
+    planner.http.request("BREW", routes.HEALTH)
+    calls = families(planner)["flyball_http_request_duration_seconds"].samples
+    known = {routes.HEALTH, *planner.app.openapi()["paths"]}
+    for call in calls:
+        assert call.labels["route"] in known | {"none"}
+        assert call.labels["method"] in {"GET", "PUT", "POST", "DELETE", "other"}
+        assert re.fullmatch(r"[1-5]xx", call.labels["status"])
+    counts = {
+        (call.labels["method"], call.labels["route"], call.labels["status"])
+        for call in calls
+        if call.name.endswith("_count")
+    }
+    assert ("PUT", PLANNED, "2xx") in counts
+    assert ("GET", "/api/v1/jobs/{job_id}", "4xx") in counts
+    assert ("GET", "none", "4xx") in counts
+
+
+def test_a_long_poll_that_waits_is_told(planner: LivePlanner) -> None:
+    path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+
+    def waiting() -> float:
+        return families(planner)["flyball_long_polls_waiting"].samples[0].value
+
+    def poll() -> None:
+        with httpx.Client(base_url=planner.http.base_url, timeout=60) as http:
+            http.get(path, params={"after_version": "1", "wait_s": "60"})
+
+    assert waiting() == 0
+    thread = threading.Thread(target=poll)
+    thread.start()
+    wait_until(lambda: waiting() == 1)
+    planner.http.put(
+        routes.fill(routes.TARGET, job_id="job"), json={"target": "slowdown:0.1"}
+    ).raise_for_status()
+    thread.join(60)
+    assert not thread.is_alive()
+    wait_until(lambda: waiting() == 0)
+
+
+def test_solves_are_told_by_policy_and_outcome() -> None:
+    with live_planner() as planner:
+        planner.put_planned_job()
+        impossible = planner.http.put(
+            routes.fill(routes.TARGET, job_id="job"), json={"target": "deadline:0.001"}
+        )
+        assert impossible.status_code == 422
+        solves = families(planner)["flyball_solve_duration_seconds"].samples
+        counts = {
+            (solve.labels["policy"], solve.labels["outcome"]): solve.value
+            for solve in solves
+            if solve.name.endswith("_count")
+        }
+    assert counts == {("frontier", "planned"): 1, ("frontier", "failed"): 1}
+
+
+def test_two_planners_in_a_process_tell_of_themselves_alone() -> None:
+    with live_planner() as first, live_planner() as second:
+        first.put_job("first")
+        assert families(first)["flyball_jobs"].samples != families(second)["flyball_jobs"].samples
+
+
+def test_metrics_need_an_operators_token() -> None:
+    with live_planner(token=TOKEN) as planner:
+        assert planner.http.get(routes.METRICS).status_code == 401
+        answer = planner.http.get(routes.METRICS, headers={TOKEN_HEADER: TOKEN})
+        assert answer.status_code == 200
+
+
+def test_metrics_can_be_opened_and_nothing_else_is() -> None:
+    with live_planner(token=TOKEN, metrics_open=True) as planner:
+        assert planner.http.get(routes.METRICS).status_code == 200
+        assert planner.http.get(routes.JOBS).status_code == 401
+
+
+def test_a_planner_whose_store_answers_is_ready() -> None:
+    with live_planner(token=TOKEN) as planner:
+        answer = planner.http.get(routes.READY)
+        assert answer.status_code == 200
+        assert answer.json()["status"] == "ready"
+
+
+def test_a_planner_whose_store_fails_is_alive_and_not_ready() -> None:
+    store = HaltingStore()
+    with live_planner(store=store, token=TOKEN) as planner:
+        planner.http.headers[TOKEN_HEADER] = TOKEN  # of the settings: no look at the store
+        store.fails = True
+        answer = planner.http.get(routes.READY)
+        assert answer.status_code == 503
+        assert "the job store cannot be used" in answer.json()["detail"]
+        assert planner.http.get(routes.HEALTH).status_code == 200
+        assert families(planner)["flyball_store_readable"].samples[0].value == 0
+        errors = families(planner)["flyball_store_errors"].samples
+        assert next(e.value for e in errors if e.labels.get("kind") == "unavailable") > 0
+        store.fails = False
+        assert planner.http.get(routes.READY).status_code == 200
+
+
+def test_a_store_that_hangs_costs_one_thread_however_often_is_asked() -> None:
+    store = HaltingStore()
+    with live_planner(store=store, reactions=()) as planner:
+        assert planner.http.get(routes.READY).status_code == 200
+        wait_until(lambda: store.num_reading == 0)
+        store.may_read.clear()
+        try:
+            answers = [planner.http.get(routes.READY) for _ in range(2)]
+            threads = [t for t in threading.enumerate() if t.name == "flyball-ready"]
+        finally:
+            store.may_read.set()
+        assert [answer.status_code for answer in answers] == [503, 503]
+        assert "does not answer within 2 s" in answers[0].json()["detail"]
+        assert len(threads) == 1
+        wait_until(lambda: planner.http.get(routes.READY).status_code == 200)

@@ -1,0 +1,280 @@
+"""What is told of jobs: which have a label, how others add up, how much is read at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime, timedelta
+from unittest.mock import patch
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from tests.planner.samples import (
+    MOMENT,
+    CountingPlanner,
+    Services,
+    frequency_plan,
+    job_record,
+    job_spec,
+    plan_record,
+    rank_record,
+    step_record,
+)
+
+from flyball_server.jobs.services import JobServices
+from flyball_server.metrics.job_families import MOST_STAGES, job_families
+from flyball_server.metrics.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
+from flyball_server.metrics.jobs_collector import JobsCollector
+
+Samples = dict[tuple[str, ...], float]
+
+
+class Clock:
+    """Monotonic seconds and the time of day, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_of_day(self) -> datetime:
+        return MOMENT + timedelta(seconds=self.now_s)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def services(clock: Clock) -> JobServices:
+    return replace(Services(CountingPlanner()).jobs, now=clock.time_of_day)
+
+
+def put_job(
+    services: JobServices,
+    job_id: str,
+    *,
+    num_steps: int = 0,
+    emulated: bool = True,
+    created_s: float = 0.0,
+    energy_j: float | None = 100.0,
+) -> None:
+    """A job of two ranks with plan version 1, and steps that ran on it."""
+    spec = job_spec(emulated=emulated)
+    job = job_record(job_id, seconds_later=created_s, registered=spec, in_force=spec)
+    with services.store.writing(job_id) as writer:
+        writer.save_job(job)
+        for rank in (0, 1):
+            writer.save_rank(rank_record(rank, job_id=job_id, emulated=emulated))
+        writer.add_plan(plan_record(job_id=job_id, plan=frequency_plan()))
+        writer.name_first_step(job_id, 1, 0)
+    post(services, job_id, range(num_steps), energy_j=energy_j)
+
+
+def post(
+    services: JobServices,
+    job_id: str,
+    steps: Collection[int],
+    *,
+    ranks: Collection[int] = (0, 1),
+    energy_j: float | None = 100.0,
+) -> None:
+    with services.store.writing(job_id) as writer:
+        writer.save_steps(
+            tuple(
+                step_record(step, rank, job_id=job_id, plan_version=1, energy_j=energy_j)
+                for step in steps
+                for rank in ranks
+            )
+        )
+
+
+def reading(
+    services: JobServices, clock: Clock, *, max_labelled: int = 20, budget_s: float = 1.0
+) -> JobReading:
+    return JobReading(services, max_labelled=max_labelled, budget_s=budget_s, clock=clock.monotonic)
+
+
+def metrics(jobs: JobReading) -> dict[str, Metric]:
+    return {metric.name: metric for metric in job_families(jobs.read())}
+
+
+def samples(metric: Metric, *labels: str) -> Samples:
+    """Values by the values of these labels."""
+    return {
+        tuple(sample.labels[label] for label in labels): sample.value for sample in metric.samples
+    }
+
+
+def steps_on_plan(jobs: JobReading) -> dict[str, float]:
+    """By job, how many steps were run on a plan."""
+    found = samples(metrics(jobs)["flyball_steps"], "job", "clocks")
+    return {job: value for (job, clocks), value in found.items() if clocks == "plan"}
+
+
+def test_of_a_hundred_jobs_a_few_have_a_label_and_the_others_add_up(
+    services: JobServices, clock: Clock
+) -> None:
+    for number in range(100):
+        put_job(services, f"job-{number}", num_steps=2, created_s=number)
+    jobs = reading(services, clock, max_labelled=5)
+    told = metrics(jobs)
+    named = {f"job-{number}" for number in range(95, 100)}
+    for metric in told.values():
+        found = {sample.labels["job"] for sample in metric.samples if "job" in sample.labels}
+        assert found <= named | {"other"}, metric.name
+    steps = samples(told["flyball_steps"], "job", "clocks")
+    assert steps["other", "plan"] == 190
+    assert steps["job-99", "plan"] == 2
+    assert samples(told["flyball_ranks_registered"], "job")[("other",)] == 190
+    # What cannot be added up is not told of others.
+    assert ("other",) not in samples(told["flyball_plan_newest_version"], "job")
+
+
+def test_emulated_jobs_and_real_ones_are_never_added_up(
+    services: JobServices, clock: Clock
+) -> None:
+    put_job(services, "emulated", num_steps=3)
+    put_job(services, "real", num_steps=4, emulated=False)
+    told = metrics(reading(services, clock, max_labelled=0))
+    steps = samples(told["flyball_steps"], "job", "emulated", "clocks")
+    assert steps["other", "true", "plan"] == 3
+    assert steps["other", "false", "plan"] == 4
+    states = samples(told["flyball_jobs"], "emulated", "state")
+    assert (states["true", "awaiting-profile"], states["false", "awaiting-profile"]) == (1, 1)
+
+
+def test_a_job_is_emulated_where_one_of_its_ranks_is(services: JobServices, clock: Clock) -> None:
+    put_job(services, "job", emulated=False)
+    with services.store.writing("job") as writer:
+        writer.save_rank(rank_record(0, emulated=True))
+    told = metrics(reading(services, clock))
+    assert samples(told["flyball_ranks_expected"], "job", "emulated") == {("job", "true"): 2}
+
+
+def test_a_job_called_other_is_one_of_the_others(services: JobServices, clock: Clock) -> None:
+    put_job(services, "other", num_steps=1)
+    put_job(services, "job", num_steps=2)
+    assert steps_on_plan(reading(services, clock)) == {"job": 2, "other": 1}
+
+
+def test_a_job_keeps_its_label_while_it_is_heard_of(services: JobServices, clock: Clock) -> None:
+    put_job(services, "first", num_steps=1)
+    jobs = reading(services, clock, max_labelled=1)
+    assert set(steps_on_plan(jobs)) == {"first"}
+    clock.now_s = KEPT_LABEL_S / 2
+    put_job(services, "second", num_steps=1, created_s=clock.now_s)
+    assert set(steps_on_plan(jobs)) == {"first", "other"}
+    clock.now_s = KEPT_LABEL_S + 1
+    assert set(steps_on_plan(jobs)) == {"second", "other"}
+
+
+def test_other_jobs_are_read_now_and_then(services: JobServices, clock: Clock) -> None:
+    put_job(services, "labelled", created_s=1)
+    put_job(services, "unlabelled", num_steps=1)
+    jobs = reading(services, clock, max_labelled=1)
+    assert steps_on_plan(jobs) == {"labelled": 0, "other": 1}
+    post(services, "labelled", [0])
+    post(services, "unlabelled", [1])
+    assert steps_on_plan(jobs) == {"labelled": 1, "other": 1}
+    clock.now_s = OTHERS_PERIOD_S
+    assert steps_on_plan(jobs) == {"labelled": 1, "other": 2}
+
+
+def test_what_is_not_read_to_its_end_is_not_told(services: JobServices, clock: Clock) -> None:
+    put_job(services, "job", num_steps=20_000)
+    jobs = reading(services, clock, budget_s=0.0)
+    num_looks = 0
+    while (found := steps_on_plan(jobs)) == {}:
+        num_looks += 1
+        assert num_looks < 10
+    assert found == {"job": 20_000}
+    assert num_looks > 0
+
+
+def test_a_planner_that_starts_again_tells_the_same_counts(
+    services: JobServices, clock: Clock
+) -> None:
+    put_job(services, "job", num_steps=5)
+    first = reading(services, clock)
+    steps_on_plan(first)
+    post(services, "job", range(5, 9))
+    assert steps_on_plan(first) == steps_on_plan(reading(services, clock)) == {"job": 9}
+
+
+def test_a_new_run_under_the_same_name_counts_from_nothing(
+    services: JobServices, clock: Clock
+) -> None:
+    put_job(services, "job", num_steps=5)
+    jobs = reading(services, clock)
+    assert steps_on_plan(jobs) == {"job": 5}
+    with services.store.writing("job") as writer:
+        writer.rename_job("job", "job.1")
+    put_job(services, "job", num_steps=1, created_s=60)
+    assert steps_on_plan(jobs) == {"job": 1, "job.1": 5}
+
+
+def test_no_plan_is_read_twice_and_no_step(services: JobServices, clock: Clock) -> None:
+    put_job(services, "job", num_steps=5)
+    jobs = reading(services, clock)
+    jobs.read()
+    with services.store.reading() as reader:
+        kind = type(reader)
+    with patch.object(kind, "find_plan") as find_plan, patch.object(kind, "list_steps") as steps:
+        jobs.read()
+    find_plan.assert_not_called()
+    steps.assert_not_called()
+
+
+def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: Clock) -> None:
+    num_stages = MOST_STAGES + 3
+    spec = job_spec(num_stages=num_stages, num_ranks=num_stages)
+    with services.store.writing("job") as writer:
+        writer.save_job(job_record(registered=spec, in_force=spec))
+        for stage in range(num_stages):
+            writer.save_rank(rank_record(stage))
+        writer.save_steps(
+            tuple(step_record(0, rank, time_s=1.0 + rank) for rank in range(num_stages))
+        )
+    told = metrics(reading(services, clock))
+    energies = samples(told["flyball_measured_stage_energy_joules"], "stage")
+    assert len(energies) == MOST_STAGES + 1
+    assert energies[("other",)] == 300.0
+    times = samples(told["flyball_measured_stage_time_seconds"], "stage")
+    assert times[("other",)] == 1.0 + (num_stages - 1)
+
+
+def test_ranks_that_were_heard_of_lately_are_present(services: JobServices, clock: Clock) -> None:
+    put_job(services, "job")
+    with services.store.writing("job") as writer:
+        writer.touch_ranks("job", {0}, MOMENT)
+    jobs = reading(services, clock)
+    clock.now_s = services.life.rank_silence_s - 1
+    assert samples(metrics(jobs)["flyball_ranks_present"], "job") == {("job",): 1}
+    clock.now_s = services.life.rank_silence_s + 1
+    assert samples(metrics(jobs)["flyball_ranks_present"], "job") == {("job",): 0}
+
+
+def test_without_energies_there_are_none(services: JobServices, clock: Clock) -> None:
+    put_job(services, "job", num_steps=2, energy_j=None)
+    told = metrics(reading(services, clock))
+    assert samples(told["flyball_measured_iteration_time_seconds"], "job") == {("job",): 0.9}
+    assert not told["flyball_measured_iteration_energy_joules"].samples
+    assert not told["flyball_measured_stage_energy_joules"].samples
+
+
+def test_a_store_that_cannot_be_read_leaves_only_the_jobs_out(
+    services: JobServices, clock: Clock
+) -> None:
+    put_job(services, "job")
+    registry = CollectorRegistry()
+    registry.register(JobsCollector(lambda: reading(services, clock)))
+    assert registry.get_sample_value("flyball_store_readable") == 1
+    services.store.close()
+    assert registry.get_sample_value("flyball_store_readable") == 0
+    assert "flyball_ranks_expected" not in {metric.name for metric in registry.collect()}
+    services.store.open()
+    assert registry.get_sample_value("flyball_store_readable") == 1

@@ -1,0 +1,63 @@
+"""Whether what solves plans can be used: asked now and then, without waiting for long solves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from flyball_server.rest.readiness import SolvingCheck
+
+
+class Held(Executor):
+    """Solves nothing by itself: tests answer its futures."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
+        del fn, args, kwargs
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def test_while_an_answer_is_awaited_nothing_more_is_asked() -> None:
+    executor = Held()
+    check = SolvingCheck(executor, period_s=0.0)
+    for _ in range(3):
+        check()
+    assert len(executor.futures) == 1
+
+
+def test_a_bad_answer_makes_it_unusable_until_a_good_one() -> None:
+    executor = Held()
+    check = SolvingCheck(executor)
+    check()
+    executor.futures[0].set_exception(OSError("no process can be started"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="no process"):
+            check()
+    assert len(executor.futures) == 2
+    executor.futures[1].set_result(False)
+    check()
+
+
+def test_an_answer_counts_for_a_while() -> None:
+    executor = Held()
+    check = SolvingCheck(executor, period_s=3600.0)
+    check()
+    executor.futures[0].set_result(False)
+    check()
+    check()
+    assert len(executor.futures) == 1
+
+
+def test_an_executor_that_takes_nothing_is_unusable() -> None:
+    class Down(Held):
+        def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
+            raise RuntimeError("shut down")
+
+    with pytest.raises(RuntimeError, match="shut down"):
+        SolvingCheck(Down())()

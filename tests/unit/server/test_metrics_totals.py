@@ -1,0 +1,180 @@
+"""Running totals of a job's steps: what counts, as what, and when it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from tests.planner.samples import (
+    frequency_plan,
+    job_record,
+    plan_record,
+    profile,
+    rank_record,
+    step_record,
+)
+
+from flyball_server.jobs.records import StepRecord
+from flyball_server.jobs.step_pairs import StepKinds
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.metrics.job_totals import (
+    GIVE_UP_S,
+    MOST_LATER,
+    NEWEST_STEPS,
+    Clocks,
+    JobTotals,
+)
+from flyball_server.metrics.plan_facts import Prediction, plan_facts
+from flyball_server.planning.planner import PlanRequest, make_plan
+
+NUM_RANKS = 2
+PREDICTION = Prediction(
+    iteration_time_s=0.9,
+    energy_j=80.0,
+    baseline_iteration_time_s=0.9,
+    baseline_energy_j=100.0,
+    gap=None,
+)
+
+
+@pytest.fixture
+def store() -> MemoryJobStore:
+    made = MemoryJobStore()
+    made.open()
+    with made.writing("job") as writer:
+        writer.save_job(job_record())
+        for rank in range(NUM_RANKS):
+            writer.save_rank(rank_record(rank))
+    return made
+
+
+def post(store: MemoryJobStore, *steps: StepRecord) -> None:
+    with store.writing("job") as writer:
+        writer.save_steps(steps)
+
+
+def both(steps: Iterable[int], **changes: object) -> list[StepRecord]:
+    """These steps as both ranks post them, 100 J each."""
+    return [step_record(step, rank, **changes) for step in steps for rank in range(NUM_RANKS)]
+
+
+def read(store: MemoryJobStore, totals: JobTotals) -> bool:
+    with store.reading() as reader:
+        return totals.read(reader, "job", NUM_RANKS, lambda: False)
+
+
+def test_a_step_counts_once_however_often_is_looked(store: MemoryJobStore) -> None:
+    totals = JobTotals()
+    post(store, *both(range(3)))
+    assert read(store, totals)
+    post(store, *both([3]))
+    assert read(store, totals)
+    assert read(store, totals)
+    counted = totals.sums[Clocks.DEFAULT]
+    assert (counted.num_steps, counted.energy_j) == (4, 800.0)
+    assert counted.time_s == pytest.approx(3.6)
+
+
+def test_a_step_waits_until_all_ranks_have_posted_it(store: MemoryJobStore) -> None:
+    totals = JobTotals()
+    post(store, *both([0]), step_record(1, 0), *both([2]))
+    assert read(store, totals)
+    assert totals.sums[Clocks.DEFAULT].num_steps == 1
+    post(store, step_record(1, 1))
+    read(store, totals)
+    assert totals.sums[Clocks.DEFAULT].num_steps == 3
+    assert totals.num_incomplete == 0
+
+
+def test_a_step_that_one_rank_never_posts_is_given_up(store: MemoryJobStore) -> None:
+    totals = JobTotals()
+    later_s = GIVE_UP_S / 2
+    post(store, step_record(0, 0), *both([1], time_s=later_s))
+    read(store, totals)
+    assert totals.num_incomplete == 0
+    post(store, *both([2], time_s=later_s))
+    read(store, totals)
+    assert totals.num_incomplete == 1
+    assert totals.sums[Clocks.DEFAULT].num_steps == 2
+
+
+def test_very_many_steps_that_are_never_whole_are_given_up_too(store: MemoryJobStore) -> None:
+    totals = JobTotals()
+    post(store, *(step_record(step, 0, time_s=1e-3) for step in range(2500)))
+    assert read(store, totals)
+    assert totals.num_incomplete == 2500 - MOST_LATER
+
+
+def test_steps_count_by_what_they_ran_at(store: MemoryJobStore) -> None:
+    totals = JobTotals()
+    totals.know(1, StepKinds(first_step=0, baseline_cycle=(False, True)), PREDICTION)
+    totals.know(2, StepKinds(is_probe=True), None)
+    post(store, *both(range(4), plan_version=1))
+    post(store, *both([4], plan_version=2), *both([5]))
+    post(store, step_record(6, 0, plan_version=1), step_record(6, 1, plan_version=2))
+    read(store, totals)
+    num_steps = {str(clocks): counted.num_steps for clocks, counted in totals.sums.items()}
+    assert num_steps == {"plan": 2, "highest": 2, "profiling": 1, "default": 1, "mixed": 1}
+    # Predicted energies are of the two steps on the plan alone.
+    assert (totals.predicted_j, totals.predicted_baseline_j) == (160.0, 200.0)
+
+
+def test_saved_energy_is_what_the_report_says(store: MemoryJobStore) -> None:
+    totals = JobTotals()
+    totals.know(1, StepKinds(first_step=0), PREDICTION)
+    post(store, *both(range(10)))
+    post(store, *both(range(10, 15), plan_version=1, energy_j=90.0))
+    read(store, totals)
+    saved_j = totals.saved_j()
+    # The first step on the plan is left out, in which clocks settle: 4 steps of 2 x 10 J.
+    assert saved_j is not None
+    assert saved_j.mean == pytest.approx(80.0)
+
+
+def test_looking_at_what_is_saved_changes_nothing(store: MemoryJobStore) -> None:
+    kinds = StepKinds(first_step=0, baseline_cycle=(False, True, True, False))
+    often, once = JobTotals(), JobTotals()
+    for totals in (often, once):
+        totals.know(1, kinds, PREDICTION)
+    for step in range(1, 40):
+        energy_j = 100.0 if kinds.is_baseline(step) else 90.0 + step % 3
+        post(store, *both([step], plan_version=1, energy_j=energy_j))
+        read(store, often)
+        often.saved_j()
+    read(store, once)
+    assert often.saved_j() == once.saved_j()
+    assert once.saved_j() is not None
+
+
+def test_the_newest_steps_are_alike_and_a_few(store: MemoryJobStore) -> None:
+    totals = JobTotals()
+    totals.know(1, StepKinds(first_step=0), PREDICTION)
+    post(store, *both(range(10), time_s=5.0))
+    post(store, *both(range(10, 14), plan_version=1, time_s=1.0))
+    read(store, totals)
+    newest = totals.newest
+    assert newest is not None
+    assert (newest.steps, newest.time_s, newest.energy_j) == ((10, 11, 12, 13), 1.0, 200.0)
+    post(store, *both(range(14, 60), plan_version=1, energy_j=None))
+    read(store, totals)
+    newest = totals.newest
+    assert newest is not None
+    assert len(newest.steps) == NEWEST_STEPS
+    assert newest.energy_j is None
+
+
+def test_the_energies_of_the_stages_are_the_plans() -> None:
+    plan = make_plan(PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,)))
+    facts = plan_facts(plan_record(plan=plan), profile())
+    assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
+    assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
+    # Two forwards and two backwards at the highest clocks, on the last stage.
+    assert facts.stages[-1].busy_s == pytest.approx(0.6)
+
+
+def test_stages_are_not_told_from_a_profile_that_is_not_the_plans() -> None:
+    plan = make_plan(PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,)))
+    assert plan_facts(plan_record(plan=plan), profile(forward_energy_j=31.0)).stages == ()
+    assert plan_facts(plan_record(plan=plan), profile(3)).stages == ()
+    assert plan_facts(plan_record(plan=plan), None).stages == ()
+    assert plan_facts(plan_record(plan=frequency_plan()), profile()).stages == ()
