@@ -1,0 +1,27 @@
+"""docker-compose.yml as compose reads it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from tests.deploy.container import ROOT
+
+COMPOSE = ROOT / "docker-compose.yml"
+# What whoever starts it has to give; none of it has a default in a file.
+SECRETS = {
+    "POSTGRES_PASSWORD": "p@ss/word",
+    "FLYBALL_TOKEN": "an operator's token of 32 or more",
+    "SITE_ADDRESS": "https://planner.example.org",
+    "TLS_CERTIFICATE": "/etc/ssl/planner.pem",
+    "TLS_KEY": "/etc/ssl/planner.key",
+}
+MUST_BE_SET = re.compile(r"\$\{(\w+):\?([^}]+)\}")
+
+
+def read_compose() -> dict[str, Any]:
+    """docker-compose.yml with SECRETS put in."""
+    text = MUST_BE_SET.sub(lambda found: SECRETS[found[1]], COMPOSE.read_text())
+    read: dict[str, Any] = yaml.safe_load(text)
+    return read

@@ -1,0 +1,74 @@
+"""The real Caddy with deploy/Caddyfile, for tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+from tests.deploy.container import ROOT
+from tests.planner.live import PATIENCE_S, wait_until
+
+from flyball_client import routes
+
+CADDYFILE = ROOT / "deploy/Caddyfile"
+CADDY = shutil.which("caddy")
+
+needs_caddy = pytest.mark.skipif(
+    CADDY is None and not os.environ.get("CI"), reason="no caddy on PATH; the extra dev has it"
+)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return port
+
+
+@contextmanager
+def caddy(planners: str, folder: Path) -> Iterator[httpx.Client]:
+    """The proxy in front of these `HOST:PORT`s, and a client of it that trusts its certificate."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(folder / "certificate.pem", append=True)
+    address = f"https://localhost:{free_port()}"
+    environment = {
+        "SITE_ADDRESS": address,
+        "PLANNERS": planners,
+        "TLS_CERTIFICATE": str(folder / "certificate.pem"),
+        "TLS_KEY": str(folder / "key.pem"),
+        "HOME": str(folder),
+    }
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    assert CADDY is not None
+    with (folder / "log").open("w") as log, ExitStack() as ending:
+        run = (CADDY, "run", "--adapter", "caddyfile", "--config", str(CADDYFILE))
+        process = subprocess.Popen(run, env=environment, stderr=log)
+        ending.callback(process.wait, PATIENCE_S)
+        ending.callback(process.terminate)
+        http = ending.enter_context(
+            httpx.Client(base_url=address, timeout=PATIENCE_S, verify=trusting, trust_env=False)
+        )
+
+        def is_answered() -> bool:
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                return http.get(routes.HEALTH).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_until(is_answered)
+        yield http

@@ -1,0 +1,311 @@
+"""Every file under deploy/, the Dockerfile and docker-compose.yml: well formed, and true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.architecture.test_documentation import commands, parser_of
+from tests.deploy.compose import COMPOSE, MUST_BE_SET, SECRETS, read_compose
+from tests.deploy.container import ROOT
+from tests.deploy.dockerfile import read_dockerfile
+from tests.planner.live import PATIENCE_S
+
+from flyball_client import routes
+from flyball_server.settings import SettingsError, load_settings
+
+DEPLOY = ROOT / "deploy"
+IMAGE = read_dockerfile(ROOT / "Dockerfile")
+UNIT = DEPLOY / "systemd/flyball-planner.service"
+KUBERNETES = tuple(sorted((DEPLOY / "kubernetes").glob("*.yaml")))
+FILES = tuple(
+    file
+    for file in (
+        ROOT / "Dockerfile",
+        ROOT / ".dockerignore",
+        COMPOSE,
+        *sorted(DEPLOY.rglob("*")),
+    )
+    if file.is_file() and "__pycache__" not in file.parts
+)
+
+
+def run(*command: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A tool of this environment."""
+    tool = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
+    return subprocess.run(
+        (tool, *command[1:]),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def variables_of(*packages: str) -> set[str]:
+    """Every FLYBALL_* variable that the packages' sources name."""
+    sources = (file for package in packages for file in (ROOT / package).rglob("*.py"))
+    return {name for file in sources for name in re.findall(r"FLYBALL_[A-Z_]+", file.read_text())}
+
+
+def resources() -> Iterator[dict[str, Any]]:
+    """Everything that the Kubernetes manifests make."""
+    for file in KUBERNETES:
+        yield from yaml.safe_load_all(file.read_text())
+
+
+def resource(kind: str, name: str) -> dict[str, Any]:
+    """One of them."""
+    found = [r for r in resources() if (r["kind"], r["metadata"]["name"]) == (kind, name)]
+    assert len(found) == 1, (kind, name)
+    return found[0]
+
+
+def pod_of(kind: str, name: str) -> dict[str, Any]:
+    """The pod that a Deployment, DaemonSet or Job makes, labels and spec."""
+    template: dict[str, Any] = resource(kind, name)["spec"]["template"]
+    return template
+
+
+def container_of(kind: str, name: str) -> dict[str, Any]:
+    """Its one container."""
+    (only,) = pod_of(kind, name)["spec"]["containers"]
+    read: dict[str, Any] = only
+    return read
+
+
+def environment_of(kind: str, name: str, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Its container's variables, secrets put in by their keys."""
+    found = {}
+    for variable in container_of(kind, name)["env"]:
+        source = variable.get("valueFrom", {}).get("secretKeyRef")
+        found[variable["name"]] = secrets[source["key"]] if source else variable["value"]
+    return found
+
+
+def unit_lines(section: str) -> list[tuple[str, str]]:
+    """The settings in one section of the systemd unit."""
+    text = re.split(r"^\[(\w+)\]$", UNIT.read_text(), flags=re.MULTILINE)
+    lines = dict(zip(text[1::2], text[2::2], strict=True))[section].splitlines()
+    return [
+        (name, value)
+        for name, is_set, value in (line.partition("=") for line in lines)
+        if is_set and not name.startswith("#")
+    ]
+
+
+# ------------------------------------------------------------------ well formed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("hadolint", "Dockerfile"),
+        ("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"),
+        ("yamllint", "--strict", "-c", "deploy/.yamllint.yml", "docker-compose.yml", "deploy"),
+        ("shellcheck", "deploy/slurm/train.sbatch"),
+        ("kubernetes-validate", "--strict", *(str(file) for file in KUBERNETES)),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_linter_has_nothing_to_say(
+    command: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    said = run(*command)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+def test_the_unit_is_one_that_systemd_takes_and_finds_well_protected(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on PATH")
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/opt/flyball/bin/flyball", "/bin/true"))
+    verified = run("systemd-analyze", "verify", "--man=no", str(copy))
+    assert (verified.returncode, verified.stderr) == (0, "")
+    # 0 is the best, 100 no protection at all.
+    exposed = run("systemd-analyze", "security", "--offline=true", "--threshold=20", str(copy))
+    assert exposed.returncode == 0, exposed.stdout
+
+
+# ------------------------------------------------------------------ true
+
+
+def test_every_variable_that_a_file_names_is_a_setting() -> None:
+    known = variables_of("client", "server", "integrations")
+    for file in FILES:
+        named = set(re.findall(r"FLYBALL_[A-Z_]*[A-Z]", file.read_text()))
+        assert named <= known, file
+
+
+def test_every_flyball_command_that_a_file_shows_is_one_that_flyball_takes() -> None:
+    shown = []
+    for file in FILES:
+        text = re.sub(r"\\\n", " ", file.read_text())
+        shown += re.findall(r"(?:^|[\s/`(])flyball ([a-z]+\b[^`|&>#\n(]*)", text, re.MULTILINE)
+    lines = [words for line in shown if (words := shlex.split(line)) and words[0] in commands()]
+    assert {("serve",), ("token", "create", "--job", "llama")} <= {tuple(words) for words in lines}
+    for name, *arguments in lines:
+        parser_of(name).parse_args(arguments)
+
+
+def test_the_planner_takes_the_settings_that_each_file_gives_it() -> None:
+    secrets = {
+        "database": "postgresql://flyball:secret@db:5432/flyball?sslmode=require",
+        "token": SECRETS["FLYBALL_TOKEN"],
+    }
+    environments = {
+        "Dockerfile": IMAGE.environment,
+        "compose": IMAGE.environment | read_compose()["services"]["planner-1"]["environment"],
+        "kubernetes": IMAGE.environment | environment_of("Deployment", "flyball-planner", secrets),
+        "systemd": dict(
+            value.split("=", 1) for name, value in unit_lines("Service") if name == "Environment"
+        ),
+        "systemd's file": dict(
+            line.lstrip("#").split("=", 1)
+            for line in (DEPLOY / "systemd/planner.env.example").read_text().splitlines()
+            if re.match(r"#?FLYBALL_\w+=.", line) and "TLS" not in line
+        ),
+    }
+    planners = variables_of("server")
+    for where, environment in environments.items():
+        ours = {name for name in environment if name.startswith("FLYBALL_")}
+        assert ours <= planners, where
+        assert ours, where
+        try:
+            settings = load_settings(environment)
+        except SettingsError as error:
+            pytest.fail(f"{where}: {error}")
+        assert settings.port == 7787
+        if where in {"compose", "kubernetes"}:
+            assert settings.token == SECRETS["FLYBALL_TOKEN"]
+            assert settings.database.startswith("postgresql://")
+
+
+def test_compose_stops_with_one_line_for_each_secret_that_is_missing() -> None:
+    text = "\n".join(
+        line for line in COMPOSE.read_text().splitlines() if not line.lstrip().startswith("#")
+    )
+    missing = dict(MUST_BE_SET.findall(text))
+    assert set(missing) == set(SECRETS)
+    assert all(message.startswith("set it to ") for message in missing.values())
+    assert "$" not in MUST_BE_SET.sub("", text)  # so nothing has a default
+
+
+def test_the_services_of_compose_fit_together() -> None:
+    made = read_compose()
+    services = made["services"]
+    planners = [name for name in services if name.startswith("planner-")]
+    assert len(planners) == 2
+    addresses = [f"{name}:{port}" for name in planners for port in IMAGE.ports]
+    assert services["proxy"]["environment"]["PLANNERS"].split() == addresses
+    scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
+    assert scrape["static_configs"][0]["targets"] == addresses
+    assert scrape["metrics_path"] == routes.METRICS
+    for name, service in services.items():
+        assert ":" in service["image"], name
+        assert not service["image"].endswith(":latest"), name
+        assert set(service.get("secrets", ())) <= set(made["secrets"]), name
+        assert set(service["networks"]) <= set(made["networks"]), name
+        assert set(service.get("depends_on", ())) <= set(services), name
+        assert {"cpus", "memory"} <= set(service["deploy"]["resources"]["limits"]), name
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            exists = (ROOT / source).is_file() if source[0] == "." else source in made["volumes"]
+            assert exists, f"{name}: {volume}"
+    # The database is reached by the planners alone.
+    assert [n for n in services if "database" in services[n]["networks"]] == [*planners, "postgres"]
+    assert "ports" not in services["planner-1"]
+
+
+def test_compose_asks_the_planner_as_the_image_does_whether_it_is_ready() -> None:
+    service = read_compose()["services"]["planner-2"]
+    assert service["healthcheck"]["test"] == ["CMD", *IMAGE.health_command[:-1], routes.READY]
+    assert IMAGE.health_command[-1] == routes.HEALTH
+
+
+def test_the_proxy_that_is_tested_is_the_proxy_of_read_compose() -> None:
+    version = run("caddy", "version").stdout.lstrip("v").split(".")
+    tag = read_compose()["services"]["proxy"]["image"].partition(":")[2]
+    assert tag.removesuffix("-alpine").split(".") == version[:2]
+
+
+def test_the_probes_of_kubernetes_ask_what_the_planner_answers() -> None:
+    container = container_of("Deployment", "flyball-planner")
+    assert container["readinessProbe"]["httpGet"]["path"] == routes.READY
+    assert container["livenessProbe"]["httpGet"]["path"] == routes.HEALTH
+    assert container["startupProbe"]["httpGet"]["path"] == routes.HEALTH
+    (port,) = container["ports"]
+    assert (port["containerPort"],) == IMAGE.ports
+    service = resource("Service", "flyball-planner")["spec"]["ports"][0]
+    assert service["targetPort"] == port["name"]
+
+
+def test_the_planners_pod_is_what_the_image_was_made_for() -> None:
+    pod = pod_of("Deployment", "flyball-planner")["spec"]
+    user = pod["securityContext"]
+    assert f"{user['runAsUser']}:{user['runAsGroup']}" == IMAGE.user
+    container = container_of("Deployment", "flyball-planner")
+    assert container["image"] == read_compose()["services"]["planner-1"]["image"]
+    assert "command" not in container
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    written = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(Path(IMAGE.environment["NUMBA_CACHE_DIR"]).parent) in written
+
+
+def test_what_selects_pods_in_kubernetes_selects_those_that_are_meant() -> None:
+    planner = pod_of("Deployment", "flyball-planner")["metadata"]["labels"]
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert resource(kind, "flyball-planner")["spec"]["selector"]["matchLabels"] == planner
+    assert resource("Service", "flyball-planner")["spec"]["selector"] == planner
+    policy = resource("NetworkPolicy", "flyball-planner")["spec"]
+    assert policy["podSelector"]["matchLabels"] == planner
+    (allowed,) = policy["ingress"][0]["from"]
+    rank = pod_of("Job", "llama")["metadata"]["labels"]
+    assert allowed["podSelector"]["matchLabels"].items() <= rank.items()
+    (backend,) = resource("Ingress", "flyball-planner")["spec"]["rules"][0]["http"]["paths"]
+    assert backend["backend"]["service"]["name"] == "flyball-planner"
+
+
+def test_the_secrets_that_pods_read_are_in_the_example_and_have_no_value_there() -> None:
+    for kind, name in (("Deployment", "flyball-planner"), ("Job", "llama")):
+        for variable in container_of(kind, name)["env"]:
+            source = variable.get("valueFrom", {}).get("secretKeyRef")
+            if source is not None:
+                assert resource("Secret", source["name"])["stringData"][source["key"]] == ""
+
+
+def test_ranks_in_kubernetes_find_the_planner_and_zeusd() -> None:
+    environment = environment_of("Job", "llama", {"token": "fb_0_0"})
+    assert {name for name in environment if name.startswith("FLYBALL_")} <= variables_of("client")
+    service = resource("Service", "flyball-planner")
+    port = service["spec"]["ports"][0]["port"]
+    planner = f"http://{service['metadata']['name']}:{port}"
+    assert environment["FLYBALL_PLANNER_URL"] == planner
+    zeusd, rank = pod_of("DaemonSet", "zeusd")["spec"], pod_of("Job", "llama")["spec"]
+    assert _host_folder(zeusd, "socket") == _host_folder(rank, "zeusd") == "/run/zeusd"
+    (group,) = rank["securityContext"]["supplementalGroups"]
+    arguments = container_of("DaemonSet", "zeusd")["args"]
+    assert f"--socket-gid={group}" in arguments
+    # As docs/privileges.md gives the socket away: to a group, not to everybody.
+    assert "--socket-permissions=660" in arguments
+
+
+def _host_folder(pod: dict[str, Any], volume: str) -> str:
+    (path,) = (v["hostPath"]["path"] for v in pod["volumes"] if v["name"] == volume)
+    return str(path)
+
+
+def test_a_pod_has_time_to_end_its_calls() -> None:
+    spec = pod_of("Deployment", "flyball-planner")["spec"]
+    (_, wait_s) = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert spec["terminationGracePeriodSeconds"] > float(wait_s) + 10

@@ -1,0 +1,102 @@
+"""deploy/Caddyfile, run by the real Caddy before a real planner."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from tests.deploy.proxy import CADDYFILE, caddy, free_port, needs_caddy
+from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, wait_until
+from tests.planner.samples import profile_csv
+
+from flyball_client import routes
+from flyball_client.wire import TOKEN_HEADER
+from flyball_server.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proxied:
+    """A planner, a client that reaches it through the proxy alone, and what the proxy logs."""
+
+    planner: LivePlanner
+    http: httpx.Client
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    """Two planners as the proxy is told; at the first one's address nobody listens."""
+    with live_planner() as planner:
+        planners = f"127.0.0.1:{free_port()} 127.0.0.1:{planner.http.base_url.port}"
+        folder = tmp_path_factory.mktemp("caddy")
+        with caddy(planners, folder) as http:
+            yield Proxied(planner=planner, http=http, log=folder / "log")
+
+
+@needs_caddy
+def test_a_planner_that_is_away_is_passed_over(proxied: Proxied) -> None:
+    answers = [proxied.http.get(routes.JOBS).status_code for _ in range(10)]
+    assert answers == [200] * 10
+
+
+@needs_caddy
+def test_what_a_rank_sends_arrives_and_a_long_poll_is_answered_through_the_proxy(
+    proxied: Proxied,
+) -> None:
+    through = LivePlanner(app=proxied.planner.app, http=proxied.http)
+    through.put_planned_job()
+    path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+    first = proxied.http.get(path)
+    assert first.json()["version"] == 1
+    answers: list[httpx.Response] = []
+
+    def poll() -> None:
+        query = {"after_version": "1", "wait_s": "60"}
+        answers.append(proxied.http.get(path, params=query))
+
+    waiting = threading.Thread(target=poll)
+    waiting.start()
+    through.put_profile(profile_csv(forward_energy_j=33)).raise_for_status()
+    waiting.join(PATIENCE_S)
+    assert answers[0].json()["version"] == 2
+    over = proxied.http.get(path, params={"after_version": "2", "wait_s": "0.1"})
+    assert over.status_code == 204
+
+
+@needs_caddy
+def test_what_is_too_large_is_said_by_the_planner(proxied: Proxied) -> None:
+    path = routes.fill(routes.PROFILE, job_id="job")
+    refused = proxied.http.put(path, content=b"x" * (2**20 + 1))
+    assert refused.status_code == 413, refused.text
+    assert str(2**20) in refused.json()["detail"]
+
+
+@needs_caddy
+def test_plain_http_is_not_served(proxied: Proxied) -> None:
+    plain = str(proxied.http.base_url).rstrip("/").replace("https://", "http://")
+    assert httpx.get(plain + routes.HEALTH, trust_env=False).status_code == 400
+
+
+@needs_caddy
+def test_the_log_of_the_proxy_has_calls_and_no_token(proxied: Proxied) -> None:
+    headers = {TOKEN_HEADER: "first-secret", "Authorization": "Bearer second-secret"}
+    proxied.http.get(routes.fill(routes.JOB, job_id="logged"), headers=headers)
+    wait_until(lambda: "/jobs/logged" in proxied.log.read_text())
+    assert "-secret" not in proxied.log.read_text()
+
+
+def test_the_proxy_waits_longer_and_takes_more_than_a_planner_does() -> None:
+    text = re.sub(r"#.*", "", CADDYFILE.read_text())
+    size = re.search(r"max_size (\d+)MB", text)
+    assert size is not None
+    assert int(size[1]) * 10**6 > Settings.max_body_bytes
+    assert "write" not in text  # which would end long polls
+    keepalive = re.search(r"keepalive (\d+)s", text)
+    assert keepalive is not None
+    assert int(keepalive[1]) < uvicorn.Config(lambda: None).timeout_keep_alive
