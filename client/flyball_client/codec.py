@@ -45,7 +45,10 @@ def decode(target: type[T], data: object) -> T:
         CodecError: the data does not fit; the text starts with the path of the field, such as
             `ranks[2].stage`, or with the type's name when the whole does not fit.
     """
-    return cast("T", _decode(target, data, ""))
+    try:
+        return cast("T", _decode(target, data, ""))
+    except RecursionError:
+        raise CodecError(f"{target.__name__} nests too deeply") from None
 
 
 def decode_list(target: type[T], data: object) -> tuple[T, ...]:

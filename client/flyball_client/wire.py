@@ -9,18 +9,18 @@ that an older client can talk to a newer planner.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
+
+from flyball_client.wire_strictness import Sent
 
 TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
-
-_FORBID_EXTRA: dict[str, Any] = {"extra": "forbid"}
 
 
 # ------------------------------------------------------------------ what clients send
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobRegistration:
+class JobRegistration(Sent):
     """A training job, as its first rank or an operator makes it known (PUT, repeatable).
 
     Attributes:
@@ -56,6 +56,9 @@ class JobRegistration:
             `reconfigure`: EnvPipe's loop raises the clocks of policy `envelope` from the waits
             that were measured; `frontier`: planned again when times have drifted, or a rank
             has become a straggler.
+        run: what the launcher names this start of the job (torchrun's run id, Slurm's job id);
+            null: not told.
+        restart_count: how often the launcher has started it again by itself; null: not told.
     """
 
     num_stages: int
@@ -77,11 +80,12 @@ class JobRegistration:
     profiling: str = "given"
     profiling_slowdown: float = 0.1
     adaptation: str = "announced"
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+    run: str | None = None
+    restart_count: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankRegistration:
+class RankRegistration(Sent):
     """One training rank (PUT, repeatable; a restarted rank registers again).
 
     All ranks of a stage run the same instructions at the same clocks.
@@ -93,6 +97,8 @@ class RankRegistration:
         tp_rank: within the tensor-parallel group, from 0.
         cp_rank: within the context-parallel group, from 0.
         sm_clocks_mhz: that its GPU can be locked to, MHz; null: not told.
+        run, restart_count: as in the job's registration: a rank of another start of the job is
+            refused.
     """
 
     stage: int
@@ -105,11 +111,12 @@ class RankRegistration:
     tp_rank: int = 0
     cp_rank: int = 0
     sm_clocks_mhz: tuple[int, ...] | None = None
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
+    run: str | None = None
+    restart_count: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileRow:
+class ProfileRow(Sent):
     """One measured operating point; a JSON profile is a list of these.
 
     Attributes:
@@ -127,35 +134,31 @@ class ProfileRow:
     tp_rank: int | None = None
     num_ranks: int | None = None
     chunk: int | None = None
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonProfile:
+class JsonProfile(Sent):
     """A stage profile as JSON."""
 
     rows: tuple[ProfileRow, ...]
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetChange:
+class TargetChange(Sent):
     """How to plan from now on; null leaves a field as it is."""
 
     policy: str | None = None
     reconfigure: str | None = None
     target: str | None = None
     effort: str | None = None
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acknowledgement:
+class Acknowledgement(Sent):
     """A rank has plan `version` and is now in step `current_step` (counted from 0)."""
 
     version: int
     current_step: int
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 ClockTiming = tuple[str, int, int | None, int, float, float]
@@ -170,7 +173,7 @@ InstructionReport = tuple[str, int | None, int, float, float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepMeasurement:
+class StepMeasurement(Sent):
     """What one rank measured in one step.
 
     Attributes:
@@ -202,15 +205,13 @@ class StepMeasurement:
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
     counter_readings: tuple[tuple[float, float], ...] | None = None
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasurementBatch:
+class MeasurementBatch(Sent):
     """Steps measured by one rank since its last post."""
 
     steps: tuple[StepMeasurement, ...]
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 # ------------------------------------------------------------------ what the planner answers
@@ -237,7 +238,13 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """A registered rank, as the planner knows it."""
+    """A registered rank, as the planner knows it.
+
+    Attributes:
+        last_seen_at: when the planner last heard of it, ISO 8601, UTC, to some seconds; null: not
+            since it kept this.
+        has_left: whether it has said that its training is over.
+    """
 
     rank: int
     stage: int
@@ -251,6 +258,8 @@ class RankView:
     dp_rank: int = 0
     tp_rank: int = 0
     cp_rank: int = 0
+    last_seen_at: str | None = None
+    has_left: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,11 +267,13 @@ class JobView:
     """A job, as the planner knows it.
 
     Attributes:
-        state: `awaiting-profile`, `profiling`, `planned` or `planning-failed`.
+        state: `awaiting-profile`, `profiling`, `planned` or `planning-failed`; `ended`: all its
+            ranks have left; `expired`: nothing was heard of it for long.
         newest_version: of its plans; null: none yet.
         active_version: the newest whose first step has been named; null: none yet.
         problem: why the newest planning failed; null otherwise.
         created_at: ISO 8601, UTC.
+        notes: what it waits for and what is odd about it, a line each; for people.
     """
 
     job_id: str
@@ -273,6 +284,7 @@ class JobView:
     active_version: int | None
     problem: str | None
     created_at: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

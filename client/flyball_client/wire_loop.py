@@ -6,16 +6,14 @@ As in `wire`, of which this is the second half.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-_FORBID_EXTRA: dict[str, Any] = {"extra": "forbid"}
-
+from flyball_client.wire_strictness import Sent
 
 # ------------------------------------------------------------------ what clients send
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerReport:
+class StragglerReport(Sent):
     """A GPU is slower than its profile, or will be; a later report of the rank replaces it.
 
     Attributes:
@@ -29,11 +27,10 @@ class StragglerReport:
     slowdown: float
     from_time: str | None = None
     until_time: str | None = None
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimetableWindow:
+class TimetableWindow(Sent):
     """A target that holds for a while.
 
     Attributes:
@@ -47,11 +44,10 @@ class TimetableWindow:
     until_time: str
     target: str
     days: tuple[str, ...] | None = None
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timetable:
+class Timetable(Sent):
     """Targets by the time of day; outside all windows the job's own target holds.
 
     Attributes:
@@ -61,11 +57,10 @@ class Timetable:
 
     windows: tuple[TimetableWindow, ...]
     timezone: str = "UTC"
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonRequest:
+class ComparisonRequest(Sent):
     """Run some steps at the highest clocks among those on the plan, to measure what it saves.
 
     Attributes:
@@ -73,7 +68,6 @@ class ComparisonRequest:
     """
 
     num_pairs: int
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID_EXTRA
 
 
 # ------------------------------------------------------------------ what the planner answers

@@ -5,18 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, cast
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Path, Query, Request
+from pydantic import BeforeValidator
 
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.frontier import FrontierMemory
+from flyball_server.jobs.plannings import Plannings
+from flyball_server.jobs.presence import RankPresence
 from flyball_server.jobs.reactor import Reactor
 from flyball_server.jobs.records import JOB_ID_PATTERN, MAX_RANKS
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.token_gate import TokenGate
 from flyball_server.jobs.waiters import JobWaiters
-from flyball_server.rest.edge_errors import ContentTypeError
+from flyball_server.metrics.process_metrics import ProcessMetrics
+from flyball_server.rest.edge_errors import ContentTypeError, TooManyWaitingError
+from flyball_server.rest.rank_calls import RankCalls
+from flyball_server.rest.readiness import Readiness
 from flyball_server.settings import Settings
 
 JSON = "application/json"
+# When a call that cannot be held is to come again, s.
+RETRY_AFTER_S = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +36,15 @@ class PlannerState:
     settings: Settings
     services: JobServices
     waiters: JobWaiters
+    presence: RankPresence
     reactor: Reactor
     frontiers: FrontierMemory
+    plannings: Plannings
+    frontier_threads: CapacityLimiter
+    gate: TokenGate
+    rank_calls: RankCalls
+    metrics: ProcessMetrics
+    readiness: Readiness
 
 
 def planner_state(request: Request) -> PlannerState:
@@ -43,14 +60,28 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def require_content_type(request: Request, *wanted: str) -> str:
+    """The body's content type, which must be one of those wanted, and the body not compressed.
+
+    Raises:
+        ContentTypeError: it says something else, or nothing.
+    """
+    kind = content_type(request)
+    names = " or ".join(wanted)
+    if kind not in wanted:
+        raise ContentTypeError(wanted=names)
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ContentTypeError(wanted=f"{names} and without a content encoding")
+    return kind
+
+
 def require_json(request: Request) -> None:
     """Refuse a body that does not say it is JSON.
 
     Raises:
         ContentTypeError: it says something else, or nothing.
     """
-    if content_type(request) != JSON:
-        raise ContentTypeError(wanted=JSON)
+    require_content_type(request, JSON)
 
 
 def granted_wait_s(
@@ -65,8 +96,25 @@ def granted_wait_s(
         ),
     ] = 0,
 ) -> float:
-    """How long a long poll waits, s: as asked, or as long as the planner grants."""
+    """How long a long poll waits, s: as asked, or as long as the planner grants.
+
+    Raises:
+        TooManyWaitingError: it would have to be held, and no more are.
+    """
+    if wait_s > 0 and state.waiters.num_waiting >= state.settings.max_waiting:
+        raise TooManyWaitingError(retry_after_s=RETRY_AFTER_S)
     return min(wait_s, state.settings.max_wait_s)
+
+
+def _in_digits(text: str) -> str:
+    """The same, so that a rank has one address: pydantic also reads `+1`, `1.0` and `1_0`.
+
+    Raises:
+        ValueError: it is not written in digits alone, which pydantic takes for its error.
+    """
+    if not text.removeprefix("-").isdigit():
+        raise ValueError("write it in digits")
+    return text
 
 
 JsonBody = Depends(require_json)
@@ -75,11 +123,17 @@ JobId = Annotated[
     str,
     Path(
         pattern=JOB_ID_PATTERN,
-        description="The job's name: 1 to 128 of A-Z a-z 0-9 . _ -",
+        description="The job's name: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first.",
         examples=["gpt2-demo"],
     ),
 ]
-Rank = Annotated[int, Path(ge=0, lt=MAX_RANKS, description="Rank number, from 0.", examples=[0])]
+Rank = Annotated[
+    int,
+    Path(ge=0, lt=MAX_RANKS, description="Rank number, from 0.", examples=[0]),
+    BeforeValidator(_in_digits),
+]
 Version = Annotated[
-    int, Path(ge=1, le=MAX_COUNT, description="Plan version, from 1.", examples=[1])
+    int,
+    Path(ge=1, le=MAX_COUNT, description="Plan version, from 1.", examples=[1]),
+    BeforeValidator(_in_digits),
 ]

@@ -5,32 +5,58 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from flyball_profiles.stage_profile import ProfileError
-from flyball_server.jobs.errors import InvalidFieldError, StoreError, UnknownError, WrongStateError
-from flyball_server.rest.edge_errors import BodyTooLargeError, ContentTypeError, TokenError
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    PlanningStoppedError,
+    StoreError,
+    UnknownError,
+    WrongStateError,
+)
+from flyball_server.rest.edge_errors import (
+    AccessError,
+    BodyTooLargeError,
+    BodyTooSlowError,
+    ContentTypeError,
+    CrossSiteError,
+    HeadersTooLargeError,
+    NotReadyError,
+    TokenError,
+    TooManyWaitingError,
+)
 
 ERROR_STATUS: MappingProxyType[type[Exception], int] = MappingProxyType(
     {
         TokenError: 401,
+        AccessError: 403,
+        CrossSiteError: 403,
         UnknownError: 404,
+        BodyTooSlowError: 408,
         WrongStateError: 409,
         BodyTooLargeError: 413,
         ContentTypeError: 415,
         InvalidFieldError: 422,
         ProfileError: 422,
+        HeadersTooLargeError: 431,
         StoreError: 503,
+        PlanningStoppedError: 503,
+        TooManyWaitingError: 503,
+        NotReadyError: 503,
     }
 )
 
 STATUS_MEANING = MappingProxyType(
     {
         400: "The body cannot be read.",
-        401: "A token is configured and the call does not carry it.",
+        401: "The planner asks for a token, and the call carries none that it knows.",
+        403: "The token does not open this; or a page of another site asks for a change.",
         404: "No such job, rank or plan.",
+        408: "The body did not arrive in time.",
         409: "The job is in another state.",
         413: "The body is too large.",
         415: "The body is of another content type.",
         422: "A value cannot be used; the field, or the profile's line, is named.",
-        503: "The planner's job store cannot answer now; trying again may help.",
+        431: "Address and headers are too long.",
+        503: "The job store cannot answer now, or too many calls wait; trying again may help.",
     }
 )
 

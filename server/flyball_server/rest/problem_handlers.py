@@ -11,15 +11,20 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 
 from flyball_client.wire import Problem
 from flyball_profiles.stage_profile import ProfileError
 from flyball_server.jobs.errors import InvalidFieldError, StoreError
+from flyball_server.rest.call_log import REQUEST_ID_HEADER, request_id_of
+from flyball_server.rest.edge_errors import TooManyWaitingError
 from flyball_server.rest.error_table import ERROR_STATUS, status_of
+from flyball_server.rest.response_headers import API_HEADERS
 
 _LOG = logging.getLogger(__name__)
 _MAX_ERRORS = 20
 _MAX_LOC_CHARACTERS = 64
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 # What Starlette and FastAPI raise themselves, in words that say what to do.
 _FRAMEWORK_DETAIL = {
     400: "The body cannot be read as JSON",
@@ -39,7 +44,10 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 def problem_response(error: Exception) -> JSONResponse:
     """The answer to an error of the error table."""
-    return _answer(status_of(error), _problem(error))
+    headers: Mapping[str, str] = {}
+    if isinstance(error, TooManyWaitingError):
+        headers = {"Retry-After": str(error.retry_after_s)}
+    return _answer(status_of(error), _problem(error), headers)
 
 
 def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
@@ -75,18 +83,37 @@ async def _handle_validation(_request: Request, error: Exception) -> JSONRespons
     return _answer(422, validation_problem(errors))
 
 
-async def _handle_http(_request: Request, error: Exception) -> JSONResponse:
+async def _handle_http(request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
     detail = _FRAMEWORK_DETAIL.get(known.status_code, str(known.detail))
-    return _answer(known.status_code, Problem(detail=detail), known.headers)
+    headers = {"Allow": _allowed(request)} if known.status_code == 405 else known.headers
+    return _answer(known.status_code, Problem(detail=detail), headers)
 
 
-async def _handle_unknown(_request: Request, _error: Exception) -> JSONResponse:
-    return _answer(500, Problem(detail="The planner has failed at this; its log says where"))
+def _allowed(request: Request) -> str:
+    """The methods of all routes at this address; Starlette names those of the first alone."""
+    routes: list[BaseRoute] = request.app.routes
+    return ", ".join(
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes
+        )
+    )
+
+
+async def _handle_unknown(request: Request, _error: Exception) -> JSONResponse:
+    # It goes past all middleware of ours.
+    headers, where = dict(API_HEADERS), ""
+    if (request_id := request_id_of(request.scope)) is not None:
+        headers[REQUEST_ID_HEADER] = request_id
+        where = f", at request {request_id}"
+    problem = Problem(detail=f"The planner has failed at this; its log says where{where}")
+    return _answer(500, problem, headers)
 
 
 def _entry(error: Mapping[str, Any]) -> dict[str, str]:
-    kind, message = str(error["type"]), str(error["msg"])
+    kind, message = str(error["type"]), str(error["msg"]).removeprefix("Value error, ")
     if kind == "json_invalid":
         # FastAPI puts the position where the field's name would be.
         position = error["loc"][-1]
@@ -96,9 +123,14 @@ def _entry(error: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _place(loc: Iterable[object]) -> str:
-    parts = [str(part)[:_MAX_LOC_CHARACTERS] for part in loc]
+    parts = [_one_line(str(part)[:_MAX_LOC_CHARACTERS]) for part in loc]
     # `body.` says nothing to somebody who sees the body's fields by their names.
     return ".".join(parts[1:] if len(parts) > 1 else parts)
+
+
+def _one_line(name: str) -> str:
+    """A name of the caller's, its line ends and control characters written out."""
+    return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def _answer(

@@ -13,11 +13,12 @@ from flyball_client import routes, wire
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, parse_stage_profile_rows
 from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.inspection import JobSummary
+from flyball_server.jobs.inspection import JobSummary, notes
+from flyball_server.jobs.job_state import JobInput
 from flyball_server.rest import examples
-from flyball_server.rest.dependencies import JSON, JobId, PlannerState, State, content_type
+from flyball_server.rest.dependencies import JSON, JobId, PlannerState, State, require_content_type
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, answers, plain
-from flyball_server.rest.edge_errors import ContentTypeError
+from flyball_server.rest.limits import check_profile
 from flyball_server.rest.mapping import job_view, profile_rows
 
 ROUTER = APIRouter(tags=["jobs"])
@@ -73,16 +74,17 @@ async def put_stage_profile(request: Request, state: State, job_id: JobId) -> wi
     The same profile again makes no new plan version, another one does. An error names the
     CSV's line, or the row.
     """
-    kind = content_type(request)
-    if kind not in (CSV, JSON):
-        raise ContentTypeError(wanted=f"{CSV} or {JSON}")
+    kind = require_content_type(request, CSV, JSON)
     body = await request.body()
-    return job_view(await run_in_threadpool(_read_and_put, state, job_id, kind, body))
+    stored = await run_in_threadpool(_read_and_put, state, job_id, kind, body)
+    summary = await state.plannings.planned(stored, JobInput.PROFILE)
+    return job_view(summary, await run_in_threadpool(notes, state.services, summary))
 
 
 def _read_and_put(state: PlannerState, job_id: str, kind: str, body: bytes) -> JobSummary:
     profile = _from_csv(body) if kind == CSV else _from_json(body)
-    return put_profile(state.services, job_id, profile)
+    check_profile(state, profile)
+    return put_profile(state.plannings.storing, job_id, profile)
 
 
 def _from_csv(body: bytes) -> StageProfile:

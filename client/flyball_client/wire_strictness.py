@@ -1,0 +1,84 @@
+"""How the planner takes what clients send: as it is written, and nothing that it does not know.
+
+Left alone, pydantic reads `true` as 1 and `"3"` as 3, so that a mistake would pass for a number,
+and it keeps an error of a kilobyte for each of a million wrong values. Only the planner has
+pydantic; nothing here imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, cast
+
+Schema = dict[str, Any]
+"""A pydantic core schema: what is checked, as nested dicts and lists."""
+
+_SCALARS = frozenset({"bool", "float", "int", "str"})
+# So many unknown fields are all named; a body with more is not looked at.
+MAX_UNKNOWN_FIELDS = 16
+# Values and types of the author's, not schemas.
+_NO_SCHEMAS = frozenset({"cls", "config", "default", "metadata", "serialization"})
+
+
+class SchemaHandler(Protocol):
+    """What pydantic hands to a type that wants a say in its own schema."""
+
+    def __call__(self, source: object, /) -> Schema:
+        """The schema that the type has by itself."""
+        ...
+
+    def resolve_ref_schema(self, maybe_ref: Schema, /) -> Schema:
+        """The schema that a reference stands for, or the same."""
+        ...
+
+
+class Sent:
+    """Base of the types that clients send.
+
+    A value must be of its field's JSON type: text is no number and neither is `true`. A whole
+    number is a number too. Unknown fields are refused, and of a list the first wrong value is
+    the only one that is named.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: SchemaHandler) -> Schema:
+        """The schema that pydantic makes of the fields, made strict."""
+        schema = handler(source)
+        _make_strict(handler.resolve_ref_schema(schema))
+        check = {"type": "no-info", "function": cls._checked_size}
+        return {"type": "function-before", "function": check, "schema": schema}
+
+    @classmethod
+    def _checked_size(cls, given: object) -> object:
+        """The same, unless it is an object of far more fields than are known.
+
+        Raises:
+            ValueError: it is, which pydantic takes for one error.
+        """
+        num_known = len(getattr(cls, "__dataclass_fields__", ()))
+        num_given = len(cast("Schema", given)) if _is_object(given) else 0
+        if num_given > num_known + MAX_UNKNOWN_FIELDS:
+            raise ValueError(f"there are {num_given} fields, of which only {num_known} are known")
+        return given
+
+
+def _is_object(given: object) -> bool:
+    return isinstance(given, dict)
+
+
+def _make_strict(node: object) -> None:
+    """Mark what a schema checks: single values as strict, lists to end at their first fault."""
+    if isinstance(node, list | tuple):
+        for item in cast("Sequence[object]", node):
+            _make_strict(item)
+    elif isinstance(node, dict):
+        schema = cast("Schema", node)
+        if schema.get("type") in _SCALARS:
+            schema["strict"] = True
+        if schema.get("type") == "tuple":
+            schema["fail_fast"] = True
+        for name, item in schema.items():
+            if name not in _NO_SCHEMAS:
+                _make_strict(item)
