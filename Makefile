@@ -56,6 +56,8 @@ bench: $(VENV)/installed
 	run benchmarks/online_profiling.py --seeds 3 $(BENCH_ARGS); \
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
+	run benchmarks/metrics_scrape.py; \
+	run benchmarks/load.py; \
 	run benchmarks/hooks.py; \
 	exit $$status
 

@@ -30,14 +30,19 @@ def zeus_python() -> str:
     if installed.is_file():
         return str(python)
     print(f"installing {' '.join(REQUIREMENTS)} into {ENVIRONMENT}", file=sys.stderr)
-    _run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)])
-    _run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS])
-    (_site_packages(ENVIRONMENT) / "torch-beside-zeus.pth").write_text(
-        sysconfig.get_path("purelib") + "\n", encoding="utf-8"
-    )
-    _run([str(python), "-W", "ignore", "-c", _CHECK])
+    run_installing([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)])
+    run_installing([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS])
+    show_torch(ENVIRONMENT)
+    run_installing([str(python), "-W", "ignore", "-c", _CHECK])
     installed.touch()
     return str(python)
+
+
+def show_torch(environment: Path) -> None:
+    """Let this environment see the torch of ours."""
+    (_site_packages(environment) / "torch-beside-zeus.pth").write_text(
+        sysconfig.get_path("purelib") + "\n", encoding="utf-8"
+    )
 
 
 def _site_packages(environment: Path) -> Path:
@@ -45,7 +50,12 @@ def _site_packages(environment: Path) -> Path:
     return Path(sysconfig.get_path("purelib", scheme="venv", vars=variables))
 
 
-def _run(command: list[str]) -> None:
+def run_installing(command: list[str]) -> None:
+    """Run a command of an installation.
+
+    Raises:
+        BenchmarkError: it failed.
+    """
     try:
         run = subprocess.run(
             command, check=False, capture_output=True, text=True, timeout=INSTALL_GIVE_UP_S

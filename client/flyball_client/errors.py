@@ -3,6 +3,7 @@
 FlyballError
 ├── PlannerError             (planner_client)
 │   ├── PlannerUnavailableError  the planner cannot be reached, or answered 5xx or nonsense
+│   │   └── PlannerBusyError         it is there, and says when to ask again
 │   └── PlannerRefusedError      it answered 4xx; `status` and its one-line reason
 ├── CodecError               what was received is not what wire.py says
 └── GpuError                 (gpu/_base)
@@ -24,6 +25,14 @@ class PlannerError(FlyballError):
 
 class PlannerUnavailableError(PlannerError):
     """The planner cannot be reached, or answered with a server error or with nonsense."""
+
+
+class PlannerBusyError(PlannerUnavailableError):
+    """The planner is there, but cannot take this call now; `retry_after_s` says when to ask."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class PlannerRefusedError(PlannerError):

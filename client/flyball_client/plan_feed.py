@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
 
-from flyball_client.errors import CodecError, FlyballError, PlannerRefusedError
+from flyball_client.errors import (
+    CodecError,
+    FlyballError,
+    PlannerBusyError,
+    PlannerRefusedError,
+)
 from flyball_client.plan_cursor import CompiledPlan
 from flyball_client.planner_client import PlannerClient
 from flyball_client.planner_presence import Backoff, PlannerPresence
@@ -150,4 +156,7 @@ class PlanFeed:
             self.is_registered.clear()
             self._newest_version = 0
             self._awaited = None
-        self._stopping.wait(self._backoff.next_pause_s())
+        pause_s = self._backoff.next_pause_s()
+        if isinstance(error, PlannerBusyError):
+            pause_s = max(pause_s, error.retry_after_s * random.uniform(1.0, 2.0))
+        self._stopping.wait(pause_s)

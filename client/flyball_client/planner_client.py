@@ -118,6 +118,14 @@ class PlannerClient(PlannerConnection):
         path = routes.fill(routes.RANK_MEASUREMENTS, job_id=job_id, rank=rank)
         return self.one(Accepted, "POST", path, body=batch)
 
+    def leave(self, job_id: str, rank: int) -> None:
+        """Tell that a rank's training is over; what it measured stays."""
+        self.send("POST", routes.fill(routes.RANK_DEPARTURE, job_id=job_id, rank=rank))
+
+    def delete_job(self, job_id: str) -> None:
+        """Forget a job whose ranks are gone, with all that it measured."""
+        self.send("DELETE", routes.fill(routes.JOB, job_id=job_id))
+
     def list_plans(self, job_id: str) -> tuple[PlanView, ...]:
         """All plan versions of a job."""
         return self.many(PlanView, "GET", routes.fill(routes.PLANS, job_id=job_id))

@@ -15,7 +15,12 @@ from typing import Self, TypeVar
 import httpx
 
 from flyball_client.codec import decode, decode_list, encode
-from flyball_client.errors import CodecError, PlannerError, PlannerUnavailableError
+from flyball_client.errors import (
+    CodecError,
+    PlannerBusyError,
+    PlannerError,
+    PlannerUnavailableError,
+)
 from flyball_client.planner_errors import (
     CONNECTION_ERRORS,
     PASSING_STATUSES,
@@ -24,6 +29,8 @@ from flyball_client.planner_errors import (
     nonsense,
     parse_json,
 )
+from flyball_client.planner_trust import trusted_context, warn_of_plain_token
+from flyball_client.whole_answer import EndlessAnswerError, whole_answer
 from flyball_client.wire import TOKEN_HEADER
 
 T = TypeVar("T")
@@ -62,6 +69,8 @@ class PlannerConnection:
         token: sent with every call, if the planner asks for one.
         timeout_s: for connecting, sending and receiving each, s; long polls add their wait.
         transport: what carries the requests instead of the network, for tests.
+        ca_file: PEM file of the CAs that an `https://` planner's certificate may come from;
+            None: the file that `FLYBALL_CA_FILE` names, else the system's CAs.
         retries: repetition of calls that fail to arrive.
         sleep: pauses between attempts, s.
 
@@ -76,12 +85,13 @@ class PlannerConnection:
         token: str | None = None,
         timeout_s: float = 5.0,
         transport: httpx.BaseTransport | None = None,
+        ca_file: str | None = None,
         retries: Retries | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-        self._base_url = _printable_url(base_url)
+        self._base_url = printable_url(base_url)
         self._timeout_s = timeout_s
         self._retries = Retries() if retries is None else retries
         self._sleep = sleep
@@ -92,7 +102,10 @@ class PlannerConnection:
             follow_redirects=False,
             trust_env=False,
             transport=transport,
+            verify=trusted_context(base_url, ca_file),
         )
+        if token is not None and transport is None:
+            warn_of_plain_token(self._base_url)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._base_url!r})"
@@ -179,14 +192,17 @@ class PlannerConnection:
     def _attempt(self, request: httpx.Request) -> tuple[httpx.Response | PlannerError, bool]:
         """What came back, and where it is a failure whether it may pass by itself."""
         try:
-            response = self._http.send(request)
+            response = whole_answer(self._http.send(request, stream=True))
+        except EndlessAnswerError as error:
+            return nonsense(self._base_url, str(error)), False
         except (httpx.RequestError, httpx.InvalidURL) as error:
             is_passing = isinstance(error, CONNECTION_ERRORS)
             return error_from_exception(self._base_url, error), is_passing
         if response.status_code in {200, 201, 204}:
             return response, False
-        is_passing = response.status_code in PASSING_STATUSES
-        return error_from_response(self._base_url, response), is_passing
+        failure = error_from_response(self._base_url, response)
+        is_busy = isinstance(failure, PlannerBusyError)  # it says itself when to come again
+        return failure, response.status_code in PASSING_STATUSES and not is_busy
 
     def _pauses_s(self) -> list[float | None]:
         doubling = range(self._retries.num_attempts - 1)
@@ -210,7 +226,12 @@ def _token_headers(token: str | None) -> dict[str, str]:
     return {TOKEN_HEADER: token}
 
 
-def _printable_url(base_url: str) -> str:
+def printable_url(base_url: str) -> str:
+    """A planner's address without any user name or password.
+
+    Raises:
+        ValueError: it is no address that a planner could have.
+    """
     wanted = "the planner's address must be like http://HOST:PORT"
     try:
         url = httpx.URL(base_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from typing import NoReturn, cast
 
 import httpx
@@ -10,6 +11,7 @@ import httpx
 from flyball_client.codec import decode
 from flyball_client.errors import (
     CodecError,
+    PlannerBusyError,
     PlannerError,
     PlannerRefusedError,
     PlannerUnavailableError,
@@ -41,14 +43,30 @@ CONNECTION_ERRORS = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProto
 PASSING_STATUSES = frozenset({502, 503, 504})
 
 _MAX_DETAIL_CHARS = 300
+_LONGEST_RETRY_AFTER_S = 60.0
 
 
 def error_from_exception(base_url: str, error: Exception) -> PlannerUnavailableError:
     """The client's error for an exception of httpx."""
+    if (why := _distrust(error)) is not None:
+        return PlannerUnavailableError(
+            f"the planner at {base_url} has a certificate that is not trusted ({why});"
+            " set FLYBALL_CA_FILE to the file of the CA that made it"
+        )
     for family in type(error).__mro__:
         if family in CAUSES:
             return PlannerUnavailableError(f"the planner at {base_url} {CAUSES[family]}")
     raise AssertionError(f"{type(error).__name__} is not an error of httpx")
+
+
+def _distrust(error: BaseException) -> str | None:
+    """Why TLS did not trust the other side, if that is the cause."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause.verify_message
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def error_from_response(base_url: str, response: httpx.Response) -> PlannerError:
@@ -57,6 +75,10 @@ def error_from_response(base_url: str, response: httpx.Response) -> PlannerError
     if 400 <= status < 500:
         return PlannerRefusedError(
             f"the planner at {base_url} refused ({status}): {_detail(response)}", status=status
+        )
+    if status == 503 and (retry_after_s := _retry_after_s(response)) is not None:
+        return PlannerBusyError(
+            f"the planner at {base_url} is busy: {_detail(response)}", retry_after_s=retry_after_s
         )
     if status >= 500:
         return PlannerUnavailableError(
@@ -96,6 +118,14 @@ def strict_json(body: bytes) -> object:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """What the header says, in s; None where it says nothing, or a date."""
+    text = response.headers.get("Retry-After", "")
+    if not (text.isascii() and text.isdigit() and len(text) < 5):
+        return None
+    return min(float(text), _LONGEST_RETRY_AFTER_S)
 
 
 def _detail(response: httpx.Response) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from flyball_client.errors import FlyballError
 from flyball_client.measurement_outbox import MeasurementOutbox
 from flyball_client.plan_cursor import CompiledPlan
 from flyball_client.plan_feed import PlanFeed
 from flyball_client.planner_client import PlannerClient
 from flyball_client.planner_presence import Backoff, PlannerPresence
 from flyball_client.wire import RankPlan, RankRegistration, StepMeasurement
+
+_logger = logging.getLogger(__name__)
 
 _FEED_STOP_TIMEOUT_S = 0.2
 
@@ -84,6 +88,7 @@ class PlannerLink:
             presence=self._presence,
             backoff=Backoff(first_s=times.first_retry_s, longest_s=times.longest_retry_s),
             period_s=times.gather_s,
+            at_end=lambda: self._leave(planner, job_id, rank),
         )
 
     @property
@@ -106,6 +111,18 @@ class PlannerLink:
         self._outbox.start()
 
     def stop(self) -> None:
-        """Post what is left and end, within `flush_timeout_s` or a little more."""
+        """Post what is left, tell that the rank leaves, and end.
+
+        All within `flush_timeout_s` or a little more.
+        """
         self._outbox.stop(self._flush_timeout_s)
         self._feed.stop(_FEED_STOP_TIMEOUT_S)
+
+    def _leave(self, planner: PlannerClient, job_id: str, rank: int) -> None:
+        """Tell the planner that this rank's training is over; it may be gone, or an older one."""
+        if self._presence.is_lost:
+            return
+        try:
+            planner.leave(job_id, rank)
+        except FlyballError as error:
+            _logger.debug("rank %d left without the planner knowing: %s", rank, error)

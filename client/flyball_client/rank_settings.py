@@ -10,6 +10,7 @@ from typing import Literal
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.planner_client import PlannerClient
+from flyball_client.relay.relay_transport import open_relay_transport
 
 WithoutPlanner = Literal["last-plan", "default-clocks"]
 
@@ -25,6 +26,7 @@ class RankSettings:
         polling_share: `FLYBALL_POLLING_SHARE`: of one core, what the governor may take to look
             out for requests; 0: each wakes it.
         without_planner: `FLYBALL_WITHOUT_PLANNER`: what a lost planner leaves in force.
+        node_relay: `FLYBALL_NODE_RELAY`: whether the ranks of this node call the planner together.
         local_rank: `LOCAL_RANK`: CUDA's number of this process's GPU.
     """
 
@@ -33,6 +35,7 @@ class RankSettings:
     lease_s: float
     polling_share: float
     without_planner: WithoutPlanner
+    node_relay: bool
     local_rank: int
 
     @classmethod
@@ -63,6 +66,7 @@ class RankSettings:
             lease_s=_lease_s(environ) if lease_s is None else lease_s,
             polling_share=_polling_share(environ),
             without_planner=without_planner or _without_planner(environ),
+            node_relay=_node_relay(environ),
             local_rank=_local_rank(environ),
         )
 
@@ -74,7 +78,10 @@ class RankSettings:
         """
         if self.planner_url is None:
             return None
-        return PlannerClient(self.planner_url, token=self.token)
+        transport = None
+        if self.node_relay:
+            transport = open_relay_transport(self.planner_url, starts_first=self.local_rank == 0)
+        return PlannerClient(self.planner_url, token=self.token, transport=transport)
 
 
 def _lease_s(environ: Mapping[str, str]) -> float:
@@ -115,6 +122,13 @@ def _without_planner(environ: Mapping[str, str]) -> WithoutPlanner:
             raise ValueError(
                 f"FLYBALL_WITHOUT_PLANNER must be last-plan or default-clocks, not {text!r}"
             )
+
+
+def _node_relay(environ: Mapping[str, str]) -> bool:
+    text = environ.get("FLYBALL_NODE_RELAY") or "0"
+    if text not in {"0", "1"}:
+        raise ValueError(f"FLYBALL_NODE_RELAY must be 0 or 1, not {text!r}")
+    return text == "1"
 
 
 def _local_rank(environ: Mapping[str, str]) -> int:

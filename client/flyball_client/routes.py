@@ -8,14 +8,23 @@ from __future__ import annotations
 from urllib.parse import quote
 
 HEALTH = "/healthz"
+READY = "/readyz"
+METRICS = "/metrics"
+TOKENS = "/api/v1/tokens"
+TOKEN = "/api/v1/tokens/{token_id}"  # noqa: S105 - a path
 JOBS = "/api/v1/jobs"
 JOB = "/api/v1/jobs/{job_id}"
 PROFILE = "/api/v1/jobs/{job_id}/profile"
 TARGET = "/api/v1/jobs/{job_id}/target"
+RANKS = "/api/v1/jobs/{job_id}/ranks"
+RANKS_PLANS = "/api/v1/jobs/{job_id}/ranks/plans"
+RANKS_ACKNOWLEDGEMENTS = "/api/v1/jobs/{job_id}/ranks/acknowledgements"
+RANKS_MEASUREMENTS = "/api/v1/jobs/{job_id}/ranks/measurements"
 RANK = "/api/v1/jobs/{job_id}/ranks/{rank}"
 RANK_PLAN = "/api/v1/jobs/{job_id}/ranks/{rank}/plan"
 RANK_ACKNOWLEDGEMENT = "/api/v1/jobs/{job_id}/ranks/{rank}/acknowledgement"
 RANK_MEASUREMENTS = "/api/v1/jobs/{job_id}/ranks/{rank}/measurements"
+RANK_DEPARTURE = "/api/v1/jobs/{job_id}/ranks/{rank}/departure"
 PLANS = "/api/v1/jobs/{job_id}/plans"
 PLAN = "/api/v1/jobs/{job_id}/plans/{version}"
 ACTIVATION = "/api/v1/jobs/{job_id}/plans/{version}/activation"

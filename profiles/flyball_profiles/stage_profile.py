@@ -129,6 +129,10 @@ class StageProfile:
             if profile.num_ranks_per_stage != self.num_ranks_per_stage or profile.chunks:
                 raise ProfileError(f"chunk {chunk} is not of the same stages and ranks")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A view of a mapping cannot be pickled; the mapping itself can."""
+        return _profile_of, (dict(self.points), self.num_ranks_per_stage, self.chunks)
+
     def _check_stages(self) -> None:
         stages = sorted({stage for stage, _ in self.points})
         if not stages:
@@ -224,3 +228,11 @@ def _check_frequencies(
             f"stage {stage} {kind} has a single frequency; at least two are needed to choose from",
             stage=stage,
         )
+
+
+def _profile_of(
+    points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]],
+    num_ranks_per_stage: tuple[int, ...],
+    chunks: tuple[StageProfile, ...],
+) -> StageProfile:
+    return StageProfile(points=points, num_ranks_per_stage=num_ranks_per_stage, chunks=chunks)

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
+from flyball_client import routes
 from flyball_server.jobs.frontier import FrontierMemory
+from flyball_server.jobs.plannings import Plannings
+from flyball_server.jobs.presence import RankPresence
 from flyball_server.jobs.reactions import all_reactions
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.reactor import Reactor
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.job_stores import make_job_store
+from flyball_server.jobs.token_gate import TokenGate
 from flyball_server.jobs.waiters import JobWaiters
+from flyball_server.metrics.job_reading import JobReading
+from flyball_server.metrics.jobs_collector import JobsCollector
+from flyball_server.metrics.measured_store import MeasuredStore
+from flyball_server.metrics.process_metrics import ProcessMetrics
 from flyball_server.planning.planner import make_plan
 from flyball_server.rest.body_limit import BodyLimit
+from flyball_server.rest.call_log import CallLog
+from flyball_server.rest.call_metrics import CallMetrics
 from flyball_server.rest.dependencies import PlannerState
 from flyball_server.rest.problem_handlers import add_problem_handlers
+from flyball_server.rest.rank_calls import RankCalls
+from flyball_server.rest.readiness import Readiness, SolvingCheck
+from flyball_server.rest.response_headers import ResponseHeaders
 from flyball_server.rest.routers import api_router
-from flyball_server.rest.token import OPENAPI, TokenCheck
+from flyball_server.rest.token import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.settings import Settings, load_settings
+from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
+from flyball_server.solving.processes import PlanningProcesses
 
 _DESCRIPTION = """\
 Takes stage profiles of pipeline-parallel training jobs and serves frequency plans: an SM clock
@@ -52,10 +70,95 @@ def create_app(
         SettingsError: an environment variable cannot be used.
     """
     chosen = load_settings() if settings is None else settings
-    kept = SqlJobStore(chosen.database_file) if store is None else store
+    unmeasured = make_job_store(chosen.database) if store is None else store
     waiters = JobWaiters()
+    metrics = ProcessMetrics(
+        num_waiting=lambda: waiters.num_waiting,
+        jobs=JobsCollector(
+            lambda: JobReading(
+                replace(services, store=unmeasured), max_labelled=chosen.metrics_jobs
+            )
+        ),
+    )
+    kept = MeasuredStore(unmeasured, metrics)
+    gate = TokenGate(kept, operator_token=chosen.token)
+    presence = RankPresence()
     reactor = Reactor(all_reactions() if reactions is None else reactions)
-    app = FastAPI(
+    services = JobServices(
+        store=kept,
+        wake=kept.signal,
+        planner=planner,
+        notice=reactor.notice,
+        seen=presence.note,
+        life=chosen.life,
+        executor=make_executor(chosen.planning_processes, chosen.planning_executor),
+        planning_timeout_s=chosen.planning_timeout_s,
+        observe_solve=metrics.observe_solve,
+    )
+    app = _bare_app()
+    app.state.planner = PlannerState(
+        settings=chosen,
+        services=services,
+        waiters=waiters,
+        presence=presence,
+        reactor=reactor,
+        frontiers=FrontierMemory(),
+        plannings=Plannings(services),
+        frontier_threads=CapacityLimiter(
+            num_frontiers_at_once(chosen.planning_processes, chosen.planning_executor)
+        ),
+        gate=gate,
+        rank_calls=RankCalls(services),
+        metrics=metrics,
+        readiness=_readiness(services),
+    )
+    kept.listen(partial(_hear, waiters, reactor))
+    app.include_router(api_router())
+    add_problem_handlers(app)
+    _add_middleware(app, chosen, gate, metrics)
+    return app
+
+
+def release_long_polls(app: FastAPI) -> None:
+    """Answer all waiting long polls now, and let none wait any more: the planner shuts down.
+
+    What is being solved is stopped too: it is solved when the planner is up again.
+    """
+    state: PlannerState = app.state.planner
+    state.waiters.close()
+    state.services.executor.shutdown(wait=False)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    state: PlannerState = app.state.planner
+    await run_in_threadpool(state.services.store.open)
+    state.waiters.open()
+    if isinstance(state.services.executor, PlanningProcesses):
+        state.services.executor.start()
+    await run_in_threadpool(state.reactor.start, state.services)
+    state.presence.start(state.services)
+    try:
+        yield
+    finally:
+        release_long_polls(app)
+        await run_in_threadpool(state.reactor.stop)
+        await run_in_threadpool(state.presence.stop)
+        await run_in_threadpool(state.services.store.close)
+
+
+def _hear(waiters: JobWaiters, reactor: Reactor, job_id: str | None) -> None:
+    """Something of this job, or None: of any, has been stored, by this planner or another."""
+    if job_id is None:
+        waiters.wake_all()
+        reactor.notice_all()
+    else:
+        waiters.wake(job_id)
+        reactor.notice(job_id)
+
+
+def _bare_app() -> FastAPI:
+    return FastAPI(
         title="Flyball planner",
         version="v1",
         description=_DESCRIPTION,
@@ -67,40 +170,38 @@ def create_app(
         generate_unique_id_function=_operation_id,
         lifespan=_lifespan,
     )
-    app.state.planner = PlannerState(
-        settings=chosen,
-        services=JobServices(store=kept, wake=waiters.wake, planner=planner, notice=reactor.notice),
-        waiters=waiters,
-        reactor=reactor,
-        frontiers=FrontierMemory(),
+
+
+def _add_middleware(
+    app: FastAPI, settings: Settings, gate: TokenGate, metrics: ProcessMetrics
+) -> None:
+    """What each call goes through before it is looked up; what is added last comes first."""
+    app.add_middleware(
+        BodyLimit,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        max_header_bytes=settings.max_header_bytes,
     )
-    app.include_router(api_router())
-    add_problem_handlers(app)
-    app.add_middleware(BodyLimit, max_body_bytes=chosen.max_body_bytes)
-    if chosen.token is not None:
-        # Added last, so it comes first: no byte of a stranger's body is read.
-        app.add_middleware(TokenCheck, token=chosen.token)
-    return app
+    # Added later, so it comes first: no byte of a stranger's body is read.
+    open_paths = OPEN_PATHS | {routes.METRICS} if settings.metrics_open else OPEN_PATHS
+    app.add_middleware(AccessCheck, gate=gate, open_paths=open_paths)
+    app.add_middleware(ResponseHeaders)
+    app.add_middleware(CallMetrics, metrics=metrics)
+    app.add_middleware(CallLog)
 
 
-def release_long_polls(app: FastAPI) -> None:
-    """Answer all waiting long polls now, and let none wait any more: the planner shuts down."""
-    state: PlannerState = app.state.planner
-    state.waiters.close()
+def _readiness(services: JobServices) -> Readiness:
+    return Readiness(
+        {
+            "the job store": partial(_read_something, services.store),
+            "what solves plans": SolvingCheck(services.executor),
+        }
+    )
 
 
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    state: PlannerState = app.state.planner
-    await run_in_threadpool(state.services.store.open)
-    state.waiters.open()
-    await run_in_threadpool(state.reactor.start, state.services)
-    try:
-        yield
-    finally:
-        release_long_polls(app)
-        await run_in_threadpool(state.reactor.stop)
-        await run_in_threadpool(state.services.store.close)
+def _read_something(store: JobStore) -> None:
+    with store.reading() as reader:
+        reader.find_job("/readyz")  # no job has this name; by the primary key it is found out
 
 
 def _operation_id(route: APIRoute) -> str:

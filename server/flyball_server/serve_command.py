@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
-import logging
 import socket
 import sys
 
@@ -13,18 +11,35 @@ from fastapi import FastAPI
 
 from flyball_client.command import Command, CommandError
 from flyball_server.app import create_app, release_long_polls
+from flyball_server.jobs.access import list_tokens
 from flyball_server.jobs.errors import StoreError
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.job_stores import make_job_store
+from flyball_server.listening import (
+    TLS_CIPHERS,
+    address_of,
+    check_certificate,
+    check_somebody_has_a_token,
+    listening_socket,
+    must_ask,
+    raise_file_limit,
+)
+from flyball_server.log_setup import LOG_FORMATS, set_up_logging
+from flyball_server.patient_protocol import patient_protocol
 from flyball_server.planning.warm_up import warm_up
 from flyball_server.rest.token import DOCS
 from flyball_server.settings import (
+    ALLOW_OPEN_VARIABLE,
     DATABASE_VARIABLE,
     DEFAULT_HOST,
     DEFAULT_PORT,
     HOST_VARIABLE,
+    LOG_FORMAT_VARIABLE,
     LOG_LEVEL_VARIABLE,
     LOG_LEVELS,
     PORT_VARIABLE,
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
     TOKEN_VARIABLE,
     Settings,
     SettingsError,
@@ -33,6 +48,8 @@ from flyball_server.settings import (
 
 # A plan being made, or an answer being sent, may take so long to end at shutdown.
 _GRACE_S = 10
+# Ranks that post each step, or every half minute, need not connect each time.
+_KEEP_ALIVE_S = 75
 
 
 class _PlannerServer(uvicorn.Server):
@@ -69,7 +86,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database",
         metavar="URL",
-        help="sqlite:///FILE that holds jobs and plans (default: in the user's state folder;"
+        help="that holds jobs and plans: sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+        " (default: a file in the user's state folder;"
         f" {DATABASE_VARIABLE})",
     )
     parser.add_argument(
@@ -78,9 +96,30 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         f" set {TOKEN_VARIABLE}, which others cannot see",
     )
     parser.add_argument(
+        "--allow-open",
+        action="store_true",
+        help=f"listen beyond loopback even without any token ({ALLOW_OPEN_VARIABLE}=1)",
+    )
+    parser.add_argument(
+        "--tls-certificate",
+        metavar="FILE",
+        help="PEM file with the certificate, then those between it and a CA: serve HTTPS"
+        f" ({TLS_CERTIFICATE_VARIABLE})",
+    )
+    parser.add_argument(
+        "--tls-key",
+        metavar="FILE",
+        help=f"PEM file with the certificate's key ({TLS_KEY_VARIABLE})",
+    )
+    parser.add_argument(
         "--log-level",
         choices=LOG_LEVELS,
         help=f"how much to log on stderr (default info; {LOG_LEVEL_VARIABLE})",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        help=f"as text, or a JSON object a line (default text; {LOG_FORMAT_VARIABLE})",
     )
 
 
@@ -92,17 +131,35 @@ def _run(arguments: argparse.Namespace) -> int:
             database=arguments.database,
             token=arguments.token,
             log_level=arguments.log_level,
+            log_format=arguments.log_format,
+            allow_open=arguments.allow_open or None,
+            tls_certificate=arguments.tls_certificate,
+            tls_key=arguments.tls_key,
         )
     except SettingsError as error:
         raise CommandError(str(error)) from None
-    _set_up_logging(settings)
-    store = SqlJobStore(settings.database_file)
+    if arguments.token is not None:
+        _warn(
+            "others on this machine can read --token in the list of processes;"
+            f" set {TOKEN_VARIABLE}"
+        )
+    check_certificate(settings)
+    set_up_logging(level=settings.log_level, log_format=settings.log_format)
+    try:
+        store = make_job_store(settings.database)
+    except StoreError as error:
+        raise CommandError(error.message) from None
     try:
         # Before anything listens, so that a bad file is one line and not a failed startup.
         store.open()
-        with _listening_socket(settings) as listener:
-            _warn_if_open_to_all(settings, listener)
-            warm_up()  # the first plan is then not made to wait for the compiler
+        with listening_socket(settings) as listener:
+            has_tokens = settings.token is not None or bool(list_tokens(store))
+            if must_ask(listener, settings):
+                check_somebody_has_a_token(address_of(listener, settings), has_tokens=has_tokens)
+            _warn_of(settings, listener, has_tokens=has_tokens)
+            raise_file_limit(settings)
+            if settings.planning_processes == 0:
+                warm_up()  # the first plan is then not made to wait for the compiler
             _serve(settings, store, listener)
     except StoreError as error:
         raise CommandError(error.message) from None
@@ -111,66 +168,40 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(settings: Settings, store: SqlJobStore, listener: socket.socket) -> None:
+def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
     app = create_app(settings, store)
+    if must_ask(listener, settings):
+        app.state.planner.gate.ask_always()
     config = uvicorn.Config(
         app,
         log_config=None,  # nor log_level: uvicorn would set its own loggers' levels again
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        http=patient_protocol(settings.body_timeout_s),
+        ws="none",
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        limit_concurrency=settings.max_connections,
+        server_header=False,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        ssl_ciphers=TLS_CIPHERS,
     )
     try:
-        _PlannerServer(config, app, _address(listener)).run(sockets=[listener])
+        _PlannerServer(config, app, address_of(listener, settings)).run(sockets=[listener])
     except KeyboardInterrupt:
         return  # Ctrl-C is how a planner in a terminal is ended; uvicorn has shut down by now
 
 
-def _listening_socket(settings: Settings) -> socket.socket:
-    where = f"{settings.host}:{settings.port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:
-        raise CommandError(f"cannot listen on {where}: {error}; give another --host") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise CommandError(
-            f"cannot listen on {where}: {error.strerror}; give another --port or --host"
-        ) from None
-    return listener
+def _warn_of(settings: Settings, listener: socket.socket, *, has_tokens: bool) -> None:
+    """Say on stderr what an operator may not have meant."""
+    if settings.allow_open and not has_tokens:
+        where = address_of(listener, settings)
+        _warn(f"anyone who reaches {where} can change plans, as {ALLOW_OPEN_VARIABLE} allows")
 
 
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _warn_if_open_to_all(settings: Settings, listener: socket.socket) -> None:
-    is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-    if settings.token is None and not is_loopback:
-        print(
-            f"flyball serve: warning: anyone who reaches {_address(listener)} can change plans;"
-            f" ask for a token: set {TOKEN_VARIABLE}, here and for the ranks",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _set_up_logging(settings: Settings) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    # uvicorn's own lines on startup repeat what is printed.
-    quiet = logging.DEBUG if settings.log_level == "debug" else logging.WARNING
-    logging.getLogger("uvicorn.error").setLevel(quiet)
-    logging.getLogger("numba").setLevel(logging.WARNING)  # its debugging is of the compiler
+def _warn(text: str) -> None:
+    print(f"flyball serve: warning: {text}", file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -85,6 +87,22 @@ def test_the_style_sheet_loads_nothing_more(planner: LivePlanner, page: str) -> 
     assert "@import" not in text
     loaded = re.findall(r"url\(\s*[\"']?([^\"')]{5})", text)
     assert set(loaded) <= {"data:"}
+
+
+def test_the_page_may_run_the_scripts_that_it_has_and_no_others(planner: LivePlanner) -> None:
+    answer = planner.http.get("/docs")
+    policy = dict(
+        directive.strip().split(" ", 1)
+        for directive in answer.headers["content-security-policy"].split(";")
+    )
+    in_the_page = re.findall(r"<script>(.+?)</script>", answer.text, re.DOTALL)
+    assert len(in_the_page) == answer.text.count("<script") - answer.text.count("<script src=") == 1
+    digest = hashlib.sha256(in_the_page[0].encode()).digest()
+    assert policy["script-src"] == f"'self' 'sha256-{base64.b64encode(digest).decode()}'"
+    assert policy["connect-src"] == "'self'"  # the description, and the calls made from the page
+    assert policy["default-src"] == "'none'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert not re.search(r"\son\w+=", answer.text)  # scripts in attributes would not run
 
 
 def test_behind_a_proxy_the_page_asks_under_the_proxys_path() -> None:

@@ -17,7 +17,7 @@ from tests.planner.samples import (
 from flyball_client import routes
 from flyball_profiles.stage_profile_csv import stage_profile_rows
 from flyball_server.jobs import frontier
-from flyball_server.jobs.services import planning_turn
+from flyball_server.jobs.services import frontier_turn, planning_turn
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
 from flyball_server.planning.plan_document import plan_from_document
 from flyball_server.planning.planner import PlanRequest
@@ -190,11 +190,18 @@ def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
     planner: LivePlanner,
 ) -> None:
     planner.put_planned_job()
-    # As a frontier has it, for as long as it is being found.
+    # As whoever plans it has, for as long as that takes.
     with planner.state.services.store.turn(planning_turn("job")):
         path = routes.fill(routes.JOB, job_id="job")
         answer = planner.http.put(path, json=registration(), timeout=20)
     assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
+
+
+def test_a_new_target_is_planned_while_a_frontier_is_being_found(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    with planner.state.services.store.turn(frontier_turn("job")):
+        answer = planner.http.put(TARGET, json={"target": "least-energy"}, timeout=20)
+    assert (answer.status_code, answer.json()["newest_version"]) == (200, 2)
 
 
 def test_a_target_that_cannot_be_met_is_named_and_shown(planner: LivePlanner) -> None:

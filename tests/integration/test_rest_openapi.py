@@ -28,6 +28,7 @@ from flyball_server.settings import load_settings
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 RENEW = "FLYBALL_RENEW_OPENAPI"
 Operation = tuple[str, str, dict[str, Any]]
+OPEN = {routes.HEALTH, routes.READY}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_every_route_of_the_wire_is_served_and_no_other(document: dict[str, Any]
 
 
 def test_every_operation_says_what_it_is_for(operations: tuple[Operation, ...]) -> None:
-    assert len(operations) == 27
+    assert len(operations) == 38
     for path, method, operation in operations:
         assert operation["summary"], (method, path)
         assert operation["description"], (method, path)
@@ -84,7 +85,7 @@ def test_every_parameter_is_described(operations: tuple[Operation, ...]) -> None
 
 def test_every_body_has_an_example(operations: tuple[Operation, ...]) -> None:
     bodies = [op["requestBody"] for _, _, op in operations if "requestBody" in op]
-    assert len(bodies) == 9
+    assert len(bodies) == 13
     for body in bodies:
         assert body["required"]
         for media in body["content"].values():
@@ -98,8 +99,9 @@ def test_every_answer_has_a_schema_and_an_example(operations: tuple[Operation, .
             if status == "204":
                 assert "content" not in answer
                 continue
-            # The one answer that is not JSON is a profile.
-            kind = "text/csv" if "text/csv" in answer["content"] else "application/json"
+            # The answers that are not JSON are a profile and the metrics.
+            others = {"text/csv", "text/plain"} & answer["content"].keys()
+            kind = next(iter(others), "application/json")
             media = answer["content"][kind]
             assert media["schema"], (method, path, status)
             assert media.get("example") or media["examples"], (method, path, status)
@@ -108,7 +110,7 @@ def test_every_answer_has_a_schema_and_an_example(operations: tuple[Operation, .
 def test_every_error_is_described_as_a_problem(operations: tuple[Operation, ...]) -> None:
     for path, method, operation in operations:
         errors = {status for status in operation["responses"] if status >= "400"}
-        if path != routes.HEALTH:
+        if path not in OPEN:
             assert {"401", "422", "503"} <= errors, (method, path)
         if "requestBody" in operation:
             assert {"413", "415"} <= errors, (method, path)
@@ -117,13 +119,13 @@ def test_every_error_is_described_as_a_problem(operations: tuple[Operation, ...]
             assert schema == {"$ref": "#/components/schemas/Problem"}
 
 
-def test_all_but_the_health_route_ask_for_the_token(
+def test_all_but_the_health_routes_ask_for_the_token(
     document: dict[str, Any], operations: tuple[Operation, ...]
 ) -> None:
     scheme = document["components"]["securitySchemes"]["token"]
     assert (scheme["in"], scheme["name"]) == ("header", wire.TOKEN_HEADER)
     for path, _, operation in operations:
-        assert operation.get("security", []) == ([] if path == routes.HEALTH else [{"token": []}])
+        assert operation.get("security", []) == ([] if path in OPEN else [{"token": []}])
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:

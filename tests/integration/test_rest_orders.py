@@ -12,7 +12,7 @@ from tests.unit.planning.tiny_pipelines import B, F, timed_profile
 
 from flyball_client import routes
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 
 ONE = [["forward", 0], ["backward", 0]]
 V = [["forward", 0], ["forward", 0, 1], ["backward", 0, 1], ["backward", 0]]
@@ -24,7 +24,7 @@ EXPLICIT: dict[str, Any] = {"schedule": "explicit", "num_microbatches": 1, "poli
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlanner]:
     """One planner on SQLite for all of this file."""
     file: Path = tmp_path_factory.mktemp("planner") / "planner.sqlite"
-    with live_planner(store=SqlJobStore(file)) as live:
+    with live_planner(store=SqliteJobStore(file)) as live:
         yield live
 
 

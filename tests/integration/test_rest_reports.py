@@ -15,7 +15,7 @@ from tests.planner.samples import profile_csv
 from flyball_client import routes
 from flyball_client.planner_client import PlannerClient
 from flyball_client.wire_loop import ComparisonRequest
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
 TRUE_SAVING_PERCENT = 10.0
@@ -166,7 +166,7 @@ def test_a_comparison_that_cannot_be_is_refused(planner: LivePlanner) -> None:
 
 
 def test_a_restarted_planner_ends_the_comparison_that_was_running(tmp_path: Path) -> None:
-    store = SqlJobStore(tmp_path / "planner.sqlite")
+    store = SqliteJobStore(tmp_path / "planner.sqlite")
     with live_planner(store=store) as planner:
         put_enveloped_job(planner)
         ranks = MeasuringRanks(planner)

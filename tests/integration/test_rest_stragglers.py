@@ -21,7 +21,7 @@ from flyball_client.wire_loop import (
     TimetableView,
     TimetableWindow,
 )
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 from flyball_server.jobs.timetable import check_timetable
 from flyball_server.rest import loop_examples
 from flyball_server.rest.documentation import plain
@@ -109,7 +109,7 @@ def test_one_that_ends_by_itself_is_gone_and_so_is_its_plan(planner: LivePlanner
 
 
 def test_a_planner_that_was_restarted_brings_what_was_announced_to_its_end(tmp_path: Path) -> None:
-    store = SqlJobStore(tmp_path / "jobs.sqlite")
+    store = SqliteJobStore(tmp_path / "jobs.sqlite")
     with live_planner(store=store) as planner:
         plan_quickly(planner)
         announced(planner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
@@ -83,6 +85,9 @@ def live_planner(
     token: str | None = None,
     max_body_bytes: int = 2**20,
     max_wait_s: float = 60.0,
+    planning_processes: int = 0,
+    planning_timeout_s: float = 600.0,
+    **settings_too: Any,  # noqa: ANN401 - as Settings has them
 ) -> Iterator[LivePlanner]:
     """A planner on a free loopback port, served by a thread until the block ends."""
     settings = Settings(
@@ -90,6 +95,9 @@ def live_planner(
         token=token,
         max_body_bytes=max_body_bytes,
         max_wait_s=max_wait_s,
+        planning_processes=planning_processes,
+        planning_timeout_s=planning_timeout_s,
+        **settings_too,
     )
     app = create_app(
         settings,
@@ -140,10 +148,15 @@ def serve_environment(**changes: str) -> dict[str, str]:
 
 @contextmanager
 def serve_process(
-    database: Path, *arguments: str, environment: dict[str, str] | None = None
+    database: Path | str,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    verify: ssl.SSLContext | None = None,
 ) -> Iterator[ServeProcess]:
-    """`flyball serve --port 0` on this SQLite file, killed at the end if it still runs."""
-    command = (*SERVE, "serve", "--port", "0", "--database", f"sqlite:///{database}", *arguments)
+    """`flyball serve --port 0` on this SQLite file or address, killed at the end."""
+    scheme = "http://" if verify is None else "https://"
+    url = database if isinstance(database, str) else f"sqlite:///{database}"
+    command = (*SERVE, "serve", "--port", "0", "--database", url, *arguments)
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -154,9 +167,9 @@ def serve_process(
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        address = next((word for word in line.split() if word.startswith("http://")), "")
+        address = next((word for word in line.split() if word.startswith(scheme)), "")
         assert address, f"no address in {line!r}; {process.communicate(timeout=PATIENCE_S)[1]}"
-        with httpx.Client(base_url=address, timeout=PATIENCE_S) as http:
+        with httpx.Client(base_url=address, timeout=PATIENCE_S, verify=verify or True) as http:
             yield ServeProcess(process=process, line=line, http=http)
     finally:
         if process.poll() is None:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_server.jobs.errors import UnknownPlanError
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    JobsError,
+    UnknownError,
+    UnknownPlanError,
+)
 from flyball_server.jobs.inspection import (
     newest_version,
     require_job,
     require_plan,
     require_rank,
 )
-from flyball_server.jobs.rank_part import (
-    intended_times_s,
-    rank_counter_reads,
-    rank_cycle_mhz,
-    rank_instructions,
-)
+from flyball_server.jobs.outcomes import only
+from flyball_server.jobs.rank_plans import StagePlan, stage_plan
 from flyball_server.jobs.records import ActivationRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
-from flyball_server.planning.plan import PlannedInstruction
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,22 +35,12 @@ MAX_MARGIN_STEPS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePlan:
-    """A plan version and the part of it that a rank runs.
+class HeldVersion:
+    """A rank has this plan version ready, and is in step `current_step`."""
 
-    Attributes:
-        instructions: of its stage, and pipeline, in the order of execution.
-        cycle_mhz: per step of a cycle, the clock of each instruction; None: always its own.
-        intended_times_s: of each instruction at its own clock; None: not known.
-        counter_reads: after how many instructions its energy counter is read; None: nowhere.
-    """
-
-    plan: PlanRecord
-    stage: int
-    instructions: tuple[PlannedInstruction, ...]
-    cycle_mhz: tuple[tuple[int, ...], ...] | None
-    intended_times_s: tuple[float, ...] | None
-    counter_reads: tuple[int, ...] | None
+    rank: int
+    version: int
+    current_step: int
 
 
 def newer_plan(
@@ -69,15 +60,7 @@ def newer_plan(
         plan = require_plan(reader, job_id, version)
         profile = reader.find_profile(job_id)
         control = reader.find_control(job_id)
-    instructions = rank_instructions(plan.plan, record)
-    return StagePlan(
-        plan=plan,
-        stage=record.stage,
-        instructions=instructions,
-        cycle_mhz=rank_cycle_mhz(plan, record.stage, instructions, profile),
-        intended_times_s=intended_times_s(record, instructions, profile, control.planned_for),
-        counter_reads=rank_counter_reads(plan.plan, record.stage),
-    )
+    return stage_plan(plan, record, profile, control.planned_for)
 
 
 def get_activation(services: JobServices, job_id: str, version: int) -> ActivationRecord:
@@ -87,19 +70,38 @@ def get_activation(services: JobServices, job_id: str, version: int) -> Activati
         UnknownJobError: no such job.
         UnknownPlanError: no such version.
     """
+    return activation_of(list_activations(services, job_id), job_id, version)
+
+
+def list_activations(services: JobServices, job_id: str) -> tuple[ActivationRecord, ...]:
+    """From which step each of a job's plan versions holds, rising.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
     with services.store.reading() as reader:
         require_job(reader, job_id)
-        return _activation(reader.list_activations(job_id), job_id, version)
+        return reader.list_activations(job_id)
+
+
+def activation_of(
+    activations: tuple[ActivationRecord, ...], job_id: str, version: int
+) -> ActivationRecord:
+    """The one of this version.
+
+    Raises:
+        UnknownPlanError: no such version.
+    """
+    for activation in activations:
+        if activation.version == version:
+            return activation
+    raise UnknownPlanError(job_id=job_id, version=version)
 
 
 def acknowledge(
     services: JobServices, job_id: str, rank: int, *, version: int, current_step: int
 ) -> ActivationRecord:
-    """A rank holds this version; when all do, its first step is named.
-
-    When all do and the step that was named lies further ahead than any that would be named
-    now, the run has started over: the plan is added again as a new version, which every rank
-    hears of, acknowledges and gets a step for in the ordinary way.
+    """A rank holds this version; as `acknowledge_together`.
 
     Returns:
         From which step the version that the rank holds does so.
@@ -110,31 +112,36 @@ def acknowledge(
         UnknownPlanError: no such version.
         InvalidFieldError: the step is out of bounds.
     """
+    held = HeldVersion(rank=rank, version=version, current_step=current_step)
+    return only(acknowledge_together(services, job_id, (held,)))
+
+
+def acknowledge_together(
+    services: JobServices, job_id: str, held: Sequence[HeldVersion]
+) -> tuple[ActivationRecord | JobsError, ...]:
+    """Ranks hold versions; when all do, the version's first step is named.
+
+    When all do and the step that was named lies further ahead than any that would be named
+    now, the run has started over: the plan is added again as a new version, which every rank
+    hears of, acknowledges and gets a step for in the ordinary way.
+
+    Returns:
+        For each: from which step its version holds, or what is wrong with it.
+    """
     with services.store.writing(job_id) as writer:
-        record = require_rank(writer, job_id, rank)
         activations = writer.list_activations(job_id)
-        activation = _activation(activations, job_id, version)
-        if version < (record.acknowledged_version or 0):
-            return activation  # a late repetition of an older one takes nothing back
-        writer.save_rank(record.evolve(acknowledged_version=version, current_step=current_step))
-        if not _is_held_by_all(writer, job_id, version):
-            return activation
-        plan = require_plan(writer, job_id, version)
-        first_step = _earliest_first_step(writer, plan)
-        if activation.first_step is None:
-            if _is_overtaken(version, activations):
-                return activation
-            writer.name_first_step(job_id, version, first_step)
-            if plan.report is StepReport.TOTALS:
-                writer.drop_step_details(job_id, first_step)  # nothing will look at them again
-            activation = activation.evolve(first_step=first_step)
-        elif activation.first_step > first_step and version == newest_version(activations):
-            _plan_anew(services, writer, plan)
-        else:
-            return activation
-    services.wake(job_id)
-    services.notice(job_id)
-    return activation
+        outcomes = [_note_held(writer, job_id, one, activations) for one in held]
+        noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
+        settled = [v for v in sorted(noted) if _settle(services, writer, job_id, v)]
+        if settled:
+            activations = writer.list_activations(job_id)
+    if settled:
+        services.wake(job_id)
+        services.notice(job_id)
+    return tuple(
+        activation_of(activations, job_id, one.version) if error is None else error
+        for one, error in zip(held, outcomes, strict=True)
+    )
 
 
 def margin_steps(iteration_time_s: float) -> int:
@@ -144,13 +151,43 @@ def margin_steps(iteration_time_s: float) -> int:
     return min(MAX_MARGIN_STEPS, MARGIN_STEPS + math.ceil(MARGIN_S / iteration_time_s))
 
 
-def _activation(
-    activations: tuple[ActivationRecord, ...], job_id: str, version: int
-) -> ActivationRecord:
-    for activation in activations:
-        if activation.version == version:
-            return activation
-    raise UnknownPlanError(job_id=job_id, version=version)
+def _note_held(
+    writer: JobWriter, job_id: str, held: HeldVersion, activations: tuple[ActivationRecord, ...]
+) -> JobsError | None:
+    """What is wrong with an acknowledgement, which is noted otherwise."""
+    try:
+        record = require_rank(writer, job_id, held.rank)
+        activation_of(activations, job_id, held.version)
+        # A late repetition of an older one takes nothing back.
+        if held.version >= (record.acknowledged_version or 0):
+            changed = record.evolve(
+                acknowledged_version=held.version, current_step=held.current_step
+            )
+            writer.save_rank(changed)
+    except (UnknownError, InvalidFieldError) as error:
+        return error
+    return None
+
+
+def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int) -> bool:
+    """Name the first step of a version that all hold, or plan it anew; whether that was done."""
+    if not _is_held_by_all(writer, job_id, version):
+        return False
+    activations = writer.list_activations(job_id)
+    activation = activation_of(activations, job_id, version)
+    plan = require_plan(writer, job_id, version)
+    first_step = _earliest_first_step(writer, plan)
+    if activation.first_step is None:
+        if _is_overtaken(version, activations):
+            return False
+        writer.name_first_step(job_id, version, first_step)
+        if plan.report is StepReport.TOTALS:
+            writer.drop_step_details(job_id, first_step)  # nothing will look at them again
+        return True
+    if activation.first_step > first_step and version == newest_version(activations):
+        _plan_anew(services, writer, plan)
+        return True
+    return False
 
 
 def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:

@@ -4,17 +4,24 @@ JobsError
 ├── UnknownError                  what was asked for does not exist
 │   ├── UnknownJobError
 │   ├── UnknownRankError
-│   └── UnknownPlanError
+│   ├── UnknownPlanError
+│   └── UnknownTokenError
 ├── WrongStateError               it exists, but not in a state that allows this
 │   ├── RegistrationConflictError
+│   ├── OtherRunError
+│   ├── JobIsRunningError
 │   ├── MissingProfileError
 │   ├── MissingPlanError
 │   ├── NothingToCompareError
-│   └── IllegalMoveError
+│   ├── IllegalMoveError
+│   └── TooManyJobsError          the planner keeps no more
+├── PlanningStoppedError          the planner shuts down
 ├── InvalidFieldError             a value out of bounds; `field` names it
 │   └── PlanningFailedError       the planner refused the job as it now stands
 └── StoreError                    the database
     ├── StoreUnavailableError
+    │   ├── StoreUnreachableError
+    │   └── StoreDriverError
     ├── StoreBusyError
     ├── StoreDamagedError
     ├── StoreForeignError
@@ -57,12 +64,24 @@ class UnknownPlanError(UnknownError):
     """Job {job_id} has no plan version {version}."""
 
 
+class UnknownTokenError(UnknownError):
+    """There is no token {token_id} (any more); list them to see which there are."""
+
+
 class WrongStateError(JobsError):
     """The job is not in a state that allows this."""
 
 
 class RegistrationConflictError(WrongStateError):
-    """Job {job_id} stands with another {field}; register a new job under another name."""
+    """Job {job_id} stands with another {field}; end its ranks, or take another name."""
+
+
+class OtherRunError(WrongStateError):
+    """Job {job_id} stands with another start of its training; this one has to register it first."""
+
+
+class JobIsRunningError(WrongStateError):
+    """Job {job_id} has ranks that were heard of lately; end its training first."""
 
 
 class MissingProfileError(WrongStateError):
@@ -79,6 +98,14 @@ class NothingToCompareError(WrongStateError):
 
 class IllegalMoveError(WrongStateError):
     """A job that is {old} cannot become {new}."""
+
+
+class TooManyJobsError(WrongStateError):
+    """This planner keeps {max_jobs} jobs at most; delete one, or raise {setting}."""
+
+
+class PlanningStoppedError(JobsError):
+    """The planner shuts down; job {job_id} is planned when it is up again."""
 
 
 class InvalidFieldError(JobsError):
@@ -102,6 +129,14 @@ class StoreUnavailableError(StoreError):
     """Database {location} cannot be used ({reason}); check its folder, rights and space."""
 
 
+class StoreUnreachableError(StoreUnavailableError):
+    """Database {location} cannot be used ({reason}); check address and rights, and that it runs."""
+
+
+class StoreDriverError(StoreUnavailableError):
+    """Database {location} needs the PostgreSQL driver; pip install 'flyball[postgres]'."""
+
+
 class StoreBusyError(StoreError):
     """Database {location} is busy in another process; try again."""
 
@@ -111,7 +146,7 @@ class StoreDamagedError(StoreError):
 
 
 class StoreForeignError(StoreError):
-    """Database {location} is not Flyball's; name another file."""
+    """Database {location} is not Flyball's; name another."""
 
 
 class StoreTooNewError(StoreError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from flyball_server.jobs.errors import JobsError, UnknownError
 from flyball_server.jobs.inspection import require_job, require_rank
 from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.outcomes import only
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobWriter
@@ -39,6 +41,15 @@ class StepSummary:
     num_thermally_capped: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankPost:
+    """What a rank measured since its last post, and details of those steps where there are some."""
+
+    rank: int
+    steps: tuple[StepRecord, ...]
+    details: tuple[StepDetail, ...] = ()
+
+
 def store_measurements(
     services: JobServices,
     job_id: str,
@@ -62,13 +73,47 @@ def store_measurements(
         UnknownJobError: no such job.
         UnknownRankError: no such rank in it.
     """
-    newest = {step.step: step for step in steps}
+    post = RankPost(rank=rank, steps=tuple(steps), details=tuple(details))
+    return only(store_together(services, job_id, (post,)))
+
+
+def store_together(
+    services: JobServices, job_id: str, posts: Sequence[RankPost]
+) -> tuple[int | JobsError, ...]:
+    """Keep what ranks of a job measured, in one transaction; as `store_measurements`.
+
+    Returns:
+        For each post: how many steps were stored, or why none was.
+    """
+    try:
+        return _store_together(services, job_id, posts, looks_at_ranks=False)
+    except ValueError:
+        # The store takes no steps of unknown ranks: only then is it worth a look which these are.
+        return _store_together(services, job_id, posts, looks_at_ranks=True)
+
+
+def _store_together(
+    services: JobServices, job_id: str, posts: Sequence[RankPost], *, looks_at_ranks: bool
+) -> tuple[int | JobsError, ...]:
+    steps: dict[tuple[int, int], StepRecord] = {}
+    details: dict[tuple[int, int], StepDetail] = {}
+    outcomes: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
-        require_rank(writer, job_id, rank)
-        writer.save_steps(tuple(newest.values()))
-        _save_details(writer, job_id, tuple({detail.step: detail for detail in details}.values()))
+        for post in posts:
+            try:
+                if looks_at_ranks or not post.steps:
+                    require_rank(writer, job_id, post.rank)
+            except UnknownError as error:
+                outcomes.append(error)
+                continue
+            newest = {(post.rank, step.step): step for step in post.steps}
+            steps |= newest
+            details |= {(post.rank, detail.step): detail for detail in post.details}
+            outcomes.append(len(newest))
+        writer.save_steps(tuple(steps.values()))
+        _save_details(writer, job_id, tuple(details.values()))
     services.notice(job_id)
-    return len(newest)
+    return tuple(outcomes)
 
 
 def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> None:

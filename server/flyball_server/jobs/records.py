@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -261,11 +262,16 @@ class RankRecord(Record):
     def _order_clocks(self) -> None:
         if self.sm_clocks_mhz is None:
             return
-        check_count("num_sm_clocks_mhz", len(self.sm_clocks_mhz), least=1, most=MAX_SM_CLOCKS)
-        for clock_mhz in self.sm_clocks_mhz:
-            check_count("sm_clocks_mhz", clock_mhz, least=1, most=MAX_SM_CLOCK_MHZ)
-        falling = tuple(sorted(set(self.sm_clocks_mhz), reverse=True))
-        object.__setattr__(self, "sm_clocks_mhz", falling)
+        object.__setattr__(self, "sm_clocks_mhz", _falling(self.sm_clocks_mhz))
+
+
+@functools.lru_cache(maxsize=256)
+def _falling(clocks_mhz: tuple[int, ...]) -> tuple[int, ...]:
+    """A GPU's clocks, checked and in order; thousands of ranks have the same."""
+    check_count("num_sm_clocks_mhz", len(clocks_mhz), least=1, most=MAX_SM_CLOCKS)
+    for clock_mhz in clocks_mhz:
+        check_count("sm_clocks_mhz", clock_mhz, least=1, most=MAX_SM_CLOCK_MHZ)
+    return tuple(sorted(set(clocks_mhz), reverse=True))
 
 
 AnyPlan = FrequencyPlan | DataParallelPlan | ProbePlan

@@ -47,7 +47,8 @@ class PlannerState:
     readiness: Readiness
 
 
-def planner_state(request: Request) -> PlannerState:
+# These are async, though they await nothing: each other would take a thread for every call.
+async def planner_state(request: Request) -> PlannerState:
     """The state of the app that serves this call."""
     return cast("PlannerState", request.app.state.planner)
 
@@ -75,7 +76,7 @@ def require_content_type(request: Request, *wanted: str) -> str:
     return kind
 
 
-def require_json(request: Request) -> None:
+async def require_json(request: Request) -> None:
     """Refuse a body that does not say it is JSON.
 
     Raises:
@@ -84,7 +85,7 @@ def require_json(request: Request) -> None:
     require_content_type(request, JSON)
 
 
-def granted_wait_s(
+async def granted_wait_s(
     state: State,
     wait_s: Annotated[
         float,

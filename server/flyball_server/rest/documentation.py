@@ -5,6 +5,9 @@ The page's script and style come from the planner itself: where it runs there ma
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -24,8 +27,8 @@ from flyball_server.rest.token import DOCS, DOCS_SCRIPT, DOCS_STYLE, OPENAPI
 ROUTER = APIRouter(include_in_schema=False)
 Responses = dict[int | str, dict[str, Any]]
 
-READ_ERRORS = (401, 422, 503)
-JSON_BODY_ERRORS = (400, 401, 413, 415, 422, 503)
+READ_ERRORS = (401, 403, 422, 503)
+JSON_BODY_ERRORS = (400, 401, 403, 408, 413, 415, 422, 503)
 
 
 def json_body(example: object) -> Any:  # noqa: ANN401 - FastAPI's own type for parameters
@@ -58,6 +61,11 @@ def answers(
     return {status: success, **{error: _problem(error) for error in sorted(errors)}}
 
 
+def problems(*errors: int) -> Responses:
+    """The errors that may come, of a call whose success has no body."""
+    return {error: _problem(error) for error in sorted(errors)}
+
+
 def plain(example: object) -> Any:  # noqa: ANN401 - JSON values of any depth
     """Wire types, alone or in a list, as JSON-ready data."""
     if isinstance(example, list):
@@ -69,7 +77,7 @@ def plain(example: object) -> Any:  # noqa: ANN401 - JSON values of any depth
 def get_docs(request: Request) -> HTMLResponse:
     """The API for people, as Swagger UI shows it; no other host is asked for anything."""
     root = request.scope.get("root_path", "").rstrip("/")  # behind a proxy, what it cuts off
-    return get_swagger_ui_html(
+    page = get_swagger_ui_html(
         openapi_url=root + OPENAPI,
         title=request.app.title,
         swagger_js_url=root + DOCS_SCRIPT,
@@ -77,6 +85,8 @@ def get_docs(request: Request) -> HTMLResponse:
         swagger_favicon_url="data:,",
         swagger_ui_parameters={"validatorUrl": None},
     )
+    page.headers["Content-Security-Policy"] = _page_policy(bytes(page.body).decode())
+    return page
 
 
 @ROUTER.get(DOCS_SCRIPT)
@@ -89,6 +99,18 @@ def get_docs_script() -> Response:
 def get_docs_style() -> Response:
     """Swagger UI's style sheet."""
     return Response(_swagger_file(DOCS_STYLE), media_type="text/css")
+
+
+def _page_policy(page: str) -> str:
+    """What the page may load: from the planner, and of scripts in itself just those it has."""
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = "".join(f" 'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src 'self'{hashes}; style-src 'self' 'unsafe-inline';"
+        " img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    )
 
 
 def _swagger_file(path: str) -> bytes:

@@ -60,6 +60,7 @@ MEASUREMENTS = wire.MeasurementBatch(
 )
 
 HEALTH = wire.Health(status="ok", version="0.1.0")
+READY = wire.Health(status="ready", version="0.1.0")
 
 RANK = wire.RankView(
     rank=0,
@@ -173,8 +174,12 @@ ACCEPTED = wire.Accepted(stored=1)
 
 PROBLEMS = {
     400: wire.Problem(detail="The body cannot be read as JSON"),
-    401: wire.Problem(detail=f"This planner asks for its token in the header {wire.TOKEN_HEADER}"),
+    401: wire.Problem(detail=f"This planner asks for a token in the header {wire.TOKEN_HEADER}"),
+    403: wire.Problem(detail="This token opens job gpt2-demo only; use an operator's"),
     404: wire.Problem(detail="Job gpt2-demo is not known here; register it first"),
+    408: wire.Problem(
+        detail="The body did not arrive within 30 s; send it again, faster or in smaller parts"
+    ),
     409: wire.Problem(
         detail="Job gpt2-demo stands with another num_microbatches; register a new job under"
         " another name"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes, wire
-from flyball_server.jobs.frontier import get_frontier
+from flyball_server.jobs.frontier import get_frontier, known_frontier
 from flyball_server.rest import examples
 from flyball_server.rest.dependencies import JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
@@ -25,7 +27,7 @@ ROUTER = APIRouter(tags=["plans"])
         examples.FRONTIER, 404, 409, *READ_ERRORS, meaning="From the fastest to the cheapest."
     ),
 )
-def get_job_frontier(
+async def get_job_frontier(
     state: State,
     job_id: JobId,
     points: Annotated[
@@ -39,4 +41,8 @@ def get_job_frontier(
     planning does, much longer with effort `high`; it is remembered until the job's profile,
     schedule or effort changes.
     """
-    return frontier_view(get_frontier(state.services, state.frontiers, job_id, points))
+    asked = (state.services, state.frontiers, job_id, points)
+    found = await run_in_threadpool(known_frontier, *asked)
+    if found is None:
+        found = await to_thread.run_sync(get_frontier, *asked, limiter=state.frontier_threads)
+    return frontier_view(found)

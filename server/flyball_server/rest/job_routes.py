@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Response
+from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes, wire
 from flyball_server.jobs.inputs import change_target
-from flyball_server.jobs.inspection import get_job, list_jobs
+from flyball_server.jobs.inspection import JobSummary, get_job, list_jobs, notes
+from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registration import register_job
 from flyball_server.rest import examples
-from flyball_server.rest.dependencies import JobId, JsonBody, State
+from flyball_server.rest.dependencies import JobId, JsonBody, PlannerState, State
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
-from flyball_server.rest.mapping import job_spec, job_view, target_update
+from flyball_server.rest.limits import check_size
+from flyball_server.rest.mapping import job_spec, job_view, launch, target_update
+from flyball_server.rest.token import CallerAccess
 
 ROUTER = APIRouter(tags=["jobs"])
 
@@ -27,7 +31,7 @@ ROUTER = APIRouter(tags=["jobs"])
         **answers(examples.JOB, status=201, meaning="It is new.", model=wire.JobView),
     },
 )
-def put_job(
+async def put_job(
     state: State,
     job_id: JobId,
     registration: Annotated[wire.JobRegistration, json_body(examples.REGISTRATION)],
@@ -35,12 +39,19 @@ def put_job(
 ) -> wire.JobView:
     """Any rank may register the job, any number of times; the same again changes nothing.
 
-    Other values are taken as long as nothing has been planned for the job; later they are a
-    409: change the target, or register a new job.
+    Other values are taken as long as nothing has been planned for the job. Later they begin a
+    new run of it once its ranks are gone, or at once where its launcher has started it again
+    (`restart_count`); what was known is then kept as `NAME.1`, `NAME.2`, ... While ranks are
+    there it is a 409: change the target, or register a new job.
     """
-    summary, is_new = register_job(state.services, job_id, job_spec(registration))
+    spec = job_spec(registration)
+    await run_in_threadpool(check_size, state, job_id, spec)
+    stored, is_new = await run_in_threadpool(
+        register_job, state.plannings.storing, job_id, spec, launch(registration)
+    )
+    summary = await state.plannings.planned(stored, JobInput.REGISTRATION)
     response.status_code = 201 if is_new else 200
-    return job_view(summary)
+    return await run_in_threadpool(_view, state, summary)
 
 
 @ROUTER.get(
@@ -48,9 +59,14 @@ def put_job(
     summary="List all jobs",
     responses=answers([examples.JOB], *READ_ERRORS, meaning="In the order of their creation."),
 )
-def get_jobs(state: State) -> list[wire.JobView]:
-    """Every job that this planner knows, with its ranks."""
-    return [job_view(summary) for summary in list_jobs(state.services)]
+def get_jobs(state: State, access: CallerAccess) -> list[wire.JobView]:
+    """Every job that this planner knows, with its ranks; by a job's token only that job."""
+    services = state.services
+    return [
+        job_view(summary, notes(services, summary))
+        for summary in list_jobs(services)
+        if access.opens(summary.job.job_id)
+    ]
 
 
 @ROUTER.get(
@@ -61,7 +77,8 @@ def get_jobs(state: State) -> list[wire.JobView]:
 )
 def get_one_job(state: State, job_id: JobId) -> wire.JobView:
     """The job's registration as it is in force, its ranks, and how far its plans are."""
-    return job_view(get_job(state.services, job_id))
+    summary = get_job(state.services, job_id)
+    return job_view(summary, notes(state.services, summary))
 
 
 @ROUTER.put(
@@ -70,7 +87,7 @@ def get_one_job(state: State, job_id: JobId) -> wire.JobView:
     dependencies=[JsonBody],
     responses=answers(examples.JOB, 404, *JSON_BODY_ERRORS, meaning="The job, planned anew."),
 )
-def put_target(
+async def put_target(
     state: State,
     job_id: JobId,
     change: Annotated[wire.TargetChange, json_body(examples.TARGET_CHANGE)],
@@ -81,4 +98,12 @@ def put_target(
     force already make none. Where no plan meets the target this is a 422, the job's state says
     `planning-failed`, and the older plan holds.
     """
-    return job_view(change_target(state.services, job_id, target_update(change)))
+    stored = await run_in_threadpool(
+        change_target, state.plannings.storing, job_id, target_update(change)
+    )
+    summary = await state.plannings.planned(stored, JobInput.TARGET)
+    return await run_in_threadpool(_view, state, summary)
+
+
+def _view(state: PlannerState, summary: JobSummary) -> wire.JobView:
+    return job_view(summary, notes(state.services, summary))

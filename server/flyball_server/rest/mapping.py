@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 
 from flyball_client import wire
-from flyball_server.jobs.activation import StagePlan
 from flyball_server.jobs.frontier import SolvedFrontier
 from flyball_server.jobs.inputs import TargetUpdate
 from flyball_server.jobs.inspection import JobSummary
-from flyball_server.jobs.measurements import StepSummary
+from flyball_server.jobs.launch import Launch
+from flyball_server.jobs.measurements import RankPost, StepSummary
 from flyball_server.jobs.plan_documents import any_plan_document
+from flyball_server.jobs.rank_plans import StagePlan
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobSpec,
@@ -22,6 +23,7 @@ from flyball_server.jobs.records import (
 from flyball_server.planning.frontier_curve import frontier_document
 from flyball_server.planning.plan_document import instruction_entries
 
+_LAUNCH_FIELDS = ("run", "restart_count")
 _STEP_FIELDS = tuple(
     field.name for field in fields(StepRecord) if field.name not in {"job_id", "rank"}
 )
@@ -55,9 +57,17 @@ def job_spec(registration: wire.JobRegistration) -> JobSpec:
     )
 
 
+def launch(registration: wire.JobRegistration | wire.RankRegistration) -> Launch:
+    """Which start of the job somebody registers for."""
+    return Launch(run=registration.run, restart_count=registration.restart_count)
+
+
 def rank_record(job_id: str, rank: int, registration: wire.RankRegistration) -> RankRecord:
     """A rank that has just registered."""
-    return RankRecord(job_id=job_id, rank=rank, **asdict(registration))
+    values = dict(vars(registration))
+    for name in _LAUNCH_FIELDS:
+        del values[name]
+    return RankRecord(job_id=job_id, rank=rank, **values)
 
 
 def target_update(change: wire.TargetChange) -> TargetUpdate:
@@ -65,31 +75,30 @@ def target_update(change: wire.TargetChange) -> TargetUpdate:
     return TargetUpdate(**asdict(change))
 
 
-def step_records(job_id: str, rank: int, batch: wire.MeasurementBatch) -> tuple[StepRecord, ...]:
-    """The measured steps of a rank."""
-    return tuple(
-        StepRecord(
-            job_id=job_id,
-            rank=rank,
-            **{name: getattr(step, name) for name in _STEP_FIELDS},
-        )
-        for step in batch.steps
-    )
-
-
-def step_details(job_id: str, rank: int, batch: wire.MeasurementBatch) -> tuple[StepDetail, ...]:
-    """What the instructions of these steps took, of those that tell."""
-    return tuple(
-        StepDetail(
-            job_id=job_id,
-            rank=rank,
-            step=step.step,
-            by_clock=step.by_clock,
-            instructions=step.instructions,
-            counter_readings=step.counter_readings,
-        )
-        for step in batch.steps
-        if step.by_clock is not None or step.instructions is not None
+def rank_post(job_id: str, rank: int, steps: tuple[wire.StepMeasurement, ...]) -> RankPost:
+    """The measured steps of a rank, and what their instructions took, of those that tell."""
+    return RankPost(
+        rank=rank,
+        steps=tuple(
+            StepRecord(
+                job_id=job_id,
+                rank=rank,
+                **{name: getattr(step, name) for name in _STEP_FIELDS},
+            )
+            for step in steps
+        ),
+        details=tuple(
+            StepDetail(
+                job_id=job_id,
+                rank=rank,
+                step=step.step,
+                by_clock=step.by_clock,
+                instructions=step.instructions,
+                counter_readings=step.counter_readings,
+            )
+            for step in steps
+            if step.by_clock is not None or step.instructions is not None
+        ),
     )
 
 
@@ -104,18 +113,21 @@ def profile_rows(profile: wire.JsonProfile) -> list[dict[str, object]]:
 # ------------------------------------------------------------------ to the wire
 
 
-def job_view(summary: JobSummary) -> wire.JobView:
+def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> wire.JobView:
     """A job, its registration as it is in force now."""
     job = summary.job
     return wire.JobView(
         job_id=job.job_id,
         state=str(job.state),
-        registration=wire.JobRegistration(**asdict(job.in_force)),
+        registration=wire.JobRegistration(
+            **asdict(job.in_force), run=job.run, restart_count=job.restart_count
+        ),
         ranks=tuple(rank_view(rank) for rank in summary.ranks),
         newest_version=summary.newest_version,
         active_version=summary.active_version,
         problem=job.problem,
         created_at=job.created_at.isoformat(),
+        notes=notes,
     )
 
 
@@ -123,11 +135,12 @@ def rank_view(rank: RankRecord) -> wire.RankView:
     """A rank."""
     # A hundred clocks of thousands of ranks would make every look at a job long.
     values = {
-        name: value
-        for name, value in asdict(rank).items()
-        if name not in {"job_id", "sm_clocks_mhz", "last_seen_at", "has_left"}
+        name: value for name, value in vars(rank).items() if name not in {"job_id", "sm_clocks_mhz"}
     }
-    return wire.RankView(**values)
+    seen_at = rank.last_seen_at
+    return wire.RankView(
+        **(values | {"last_seen_at": None if seen_at is None else seen_at.isoformat()})
+    )
 
 
 def plan_view(record: PlanRecord) -> wire.PlanView:

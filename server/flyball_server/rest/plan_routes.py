@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes, wire
-from flyball_server.jobs.activation import get_activation
+from flyball_server.jobs.activation import activation_of
 from flyball_server.jobs.inspection import get_plan, list_plans
 from flyball_server.jobs.records import ActivationRecord
 from flyball_server.rest import examples
@@ -56,7 +55,8 @@ async def get_plan_activation(
     """
 
     async def look() -> ActivationRecord | None:
-        activation = await run_in_threadpool(get_activation, state.services, job_id, version)
+        activations = await state.rank_calls.activations.ask(job_id, None)
+        activation = activation_of(activations, job_id, version)
         return None if activation.first_step is None else activation
 
     named = await state.waiters.until(job_id, look, wait_s=wait_s)

@@ -5,23 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes, wire
-from flyball_server.jobs.activation import StagePlan, acknowledge, newer_plan
+from flyball_server.jobs.activation import HeldVersion
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.measurements import store_measurements
-from flyball_server.jobs.registration import register_rank
+from flyball_server.jobs.outcomes import only
+from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion
 from flyball_server.rest import examples
-from flyball_server.rest.dependencies import JobId, JsonBody, Rank, State, WaitS
+from flyball_server.rest.dependencies import JSON, JobId, JsonBody, Rank, State, WaitS
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 from flyball_server.rest.mapping import (
     activation_view,
-    rank_plan,
+    launch,
+    rank_post,
     rank_record,
     rank_view,
-    step_details,
-    step_records,
 )
 
 ROUTER = APIRouter(tags=["ranks"])
@@ -33,15 +31,15 @@ ROUTER = APIRouter(tags=["ranks"])
     dependencies=[JsonBody],
     responses=answers(examples.RANK, 404, *JSON_BODY_ERRORS, meaning="The rank is known."),
 )
-def put_rank(
+async def put_rank(
     state: State,
     job_id: JobId,
     rank: Rank,
     registration: Annotated[wire.RankRegistration, json_body(examples.RANK_REGISTRATION)],
 ) -> wire.RankView:
     """A rank that registers again (it was restarted) takes its old place, without a plan."""
-    record = rank_record(job_id, rank, registration)
-    return rank_view(register_rank(state.services, record))
+    known = (rank_record(job_id, rank, registration), launch(registration))
+    return rank_view(only(await state.rank_calls.registrations.ask(job_id, (known,))))
 
 
 @ROUTER.get(
@@ -61,16 +59,22 @@ async def get_rank_plan(
     after_version: Annotated[
         int, Query(ge=0, le=MAX_COUNT, description="The version that the rank has; 0: none.")
     ] = 0,
-) -> wire.RankPlan | Response:
+) -> Response:
     """The newest version if it is newer than `after_version`; else waits for one (long poll)."""
+    question = PlanQuestion(ranks=(rank,), after_version=after_version)
 
-    async def look() -> StagePlan | None:
-        return await run_in_threadpool(
-            newer_plan, state.services, job_id, rank, after_version=after_version
-        )
+    async def look() -> PlanAnswer | None:
+        answer = await state.rank_calls.plans.ask(job_id, question)
+        return answer if answer.is_news else None
 
     found = await state.waiters.until(job_id, look, wait_s=wait_s)
-    return Response(status_code=204) if found is None else rank_plan(found)
+    if found is None:
+        state.services.seen(job_id, (rank,))
+        return Response(status_code=204)
+    for error in found.failures.values():
+        raise error
+    state.services.seen(job_id, (rank,))
+    return Response(found.parts[0].rendered, media_type=JSON)
 
 
 @ROUTER.post(
@@ -81,7 +85,7 @@ async def get_rank_plan(
         examples.ACTIVATION, 404, *JSON_BODY_ERRORS, meaning="From which step the version holds."
     ),
 )
-def post_acknowledgement(
+async def post_acknowledgement(
     state: State,
     job_id: JobId,
     rank: Rank,
@@ -91,13 +95,11 @@ def post_acknowledgement(
 
     `first_step` is null while other ranks are awaited: poll the version's activation.
     """
-    activation = acknowledge(
-        state.services,
-        job_id,
-        rank,
-        version=acknowledgement.version,
-        current_step=acknowledgement.current_step,
+    held = HeldVersion(
+        rank=rank, version=acknowledgement.version, current_step=acknowledgement.current_step
     )
+    activation = only(await state.rank_calls.acknowledgements.ask(job_id, (held,)))
+    state.services.seen(job_id, (rank,))
     return activation_view(activation)
 
 
@@ -107,7 +109,7 @@ def post_acknowledgement(
     dependencies=[JsonBody],
     responses=answers(examples.ACCEPTED, 404, *JSON_BODY_ERRORS, meaning="They are stored."),
 )
-def post_measurements(
+async def post_measurements(
     state: State,
     job_id: JobId,
     rank: Rank,
@@ -117,11 +119,7 @@ def post_measurements(
 
     Where the rank's plan asks for it (`report`), also what their instructions took.
     """
-    stored = store_measurements(
-        state.services,
-        job_id,
-        rank,
-        step_records(job_id, rank, batch),
-        step_details(job_id, rank, batch),
-    )
+    post = rank_post(job_id, rank, batch.steps)
+    stored = only(await state.rank_calls.measurements.ask(job_id, (post,)))
+    state.services.seen(job_id, (rank,))
     return wire.Accepted(stored=stored)

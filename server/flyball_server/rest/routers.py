@@ -5,10 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Security
 
 from flyball_server.rest import (
+    batch_routes,
     documentation,
     frontier_routes,
     health_routes,
     job_routes,
+    life_routes,
+    metrics_routes,
     plan_routes,
     profile_routes,
     profiling_routes,
@@ -17,6 +20,7 @@ from flyball_server.rest import (
     step_routes,
     straggler_routes,
     timetable_routes,
+    token_routes,
 )
 from flyball_server.rest.token import TOKEN_SCHEME
 
@@ -28,15 +32,19 @@ def api_router() -> APIRouter:
     router.include_router(health_routes.ROUTER)
     for resource in (
         job_routes,
+        life_routes,
         profile_routes,
         profiling_routes,
         rank_routes,
+        batch_routes,
         plan_routes,
         frontier_routes,
         straggler_routes,
         timetable_routes,
         step_routes,
         report_routes,
+        token_routes,
+        metrics_routes,
     ):
         router.include_router(resource.ROUTER, dependencies=[Security(TOKEN_SCHEME)])
     return router

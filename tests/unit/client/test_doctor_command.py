@@ -16,6 +16,7 @@ from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
 from tests.planner.live import live_planner
 
+from flyball_client import routes
 from flyball_client.__main__ import main
 from flyball_client.doctor import control_check, planner_check
 from flyball_client.doctor.check_result import CheckResult, as_text
@@ -567,6 +568,17 @@ def test_a_planner_of_another_version_is_a_warning(
         status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
     assert (status, checks["planner"]["state"]) == (0, "warning")
     assert "here it is 7.0" in checks["planner"]["found"]
+
+
+def test_a_jobs_token_is_one_that_the_planner_takes(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_planner() as planner:
+        made = planner.http.post(routes.TOKENS, json={"job_id": "gpt"}).json()
+        monkeypatch.setenv("FLYBALL_TOKEN", made["token"])
+        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
+    assert (status, checks["planner token"]["state"]) == (0, "ok")
+    assert "one job" in checks["planner token"]["found"]
 
 
 @pytest.mark.parametrize("ours", [None, KEY, "not\tprintable"])

@@ -9,7 +9,12 @@ import pytest
 
 from flyball_client import wire
 from flyball_client.codec import encode
-from flyball_client.errors import PlannerError, PlannerRefusedError, PlannerUnavailableError
+from flyball_client.errors import (
+    PlannerBusyError,
+    PlannerError,
+    PlannerRefusedError,
+    PlannerUnavailableError,
+)
 from flyball_client.planner_client import PlannerClient, Retries
 from flyball_client.planner_errors import CAUSES
 
@@ -218,6 +223,27 @@ def test_what_may_pass_is_tried_again_after_growing_pauses(
     answers = Answers(failure, failure, as_json(HEALTH))
     assert answers.client().health() == HEALTH
     assert answers.pauses_s == [0.1, 0.2]
+
+
+def test_a_planner_that_says_when_to_come_again_is_not_asked_before() -> None:
+    answers = Answers(httpx.Response(503, headers={"Retry-After": "7"}), as_json(HEALTH))
+    with pytest.raises(PlannerBusyError) as caught:
+        answers.client().health()
+    assert caught.value.retry_after_s == 7
+    assert answers.pauses_s == []
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT"])
+def test_what_is_no_number_of_seconds_says_nothing(text: str) -> None:
+    answers = Answers(httpx.Response(503, headers={"Retry-After": text}), as_json(HEALTH))
+    assert answers.client().health() == HEALTH
+
+
+def test_an_hour_is_not_waited_for() -> None:
+    answers = Answers(httpx.Response(503, headers={"Retry-After": "3600"}))
+    with pytest.raises(PlannerBusyError) as caught:
+        answers.client().health()
+    assert caught.value.retry_after_s == 60
 
 
 @pytest.mark.parametrize("failure", PASSING, ids=str)

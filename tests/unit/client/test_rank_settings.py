@@ -16,6 +16,7 @@ def test_without_any_variable_no_planner_is_asked_and_the_last_plan_would_hold()
         lease_s=30.0,
         polling_share=0.025,
         without_planner="last-plan",
+        node_relay=False,
         local_rank=0,
     )
     assert settings.open_planner() is None
@@ -28,6 +29,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         "FLYBALL_LEASE_S": "2.5",
         "FLYBALL_POLLING_SHARE": "0",
         "FLYBALL_WITHOUT_PLANNER": "default-clocks",
+        "FLYBALL_NODE_RELAY": "1",
         "LOCAL_RANK": "3",
     }
     assert RankSettings.read(environ) == RankSettings(
@@ -36,6 +38,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         lease_s=2.5,
         polling_share=0,
         without_planner="default-clocks",
+        node_relay=True,
         local_rank=3,
     )
     won = RankSettings.read(
@@ -56,6 +59,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         "FLYBALL_LEASE_S",
         "FLYBALL_POLLING_SHARE",
         "FLYBALL_WITHOUT_PLANNER",
+        "FLYBALL_NODE_RELAY",
         "LOCAL_RANK",
     )
     assert RankSettings.read(dict.fromkeys(names, "")) == RankSettings.read({})
@@ -71,6 +75,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("FLYBALL_POLLING_SHARE", "-0.1"),
         ("FLYBALL_POLLING_SHARE", "half"),
         ("FLYBALL_WITHOUT_PLANNER", "panic"),
+        ("FLYBALL_NODE_RELAY", "yes"),
         ("LOCAL_RANK", "-1"),
         ("LOCAL_RANK", "one"),
     ],

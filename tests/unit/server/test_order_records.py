@@ -12,7 +12,7 @@ from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profil
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.store import JobStore
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules.explicit import explicit_order
@@ -22,7 +22,7 @@ PLACES = ((0, 3), (1, 2))
 
 MAKERS: dict[str, Callable[[Path], JobStore]] = {
     "memory": lambda folder: MemoryJobStore(),
-    "sqlite": lambda folder: SqlJobStore(folder / "planner.sqlite"),
+    "sqlite": lambda folder: SqliteJobStore(folder / "planner.sqlite"),
 }
 
 

@@ -25,7 +25,7 @@ from flyball_server.jobs.records import MAX_RANKS
 from flyball_server.jobs.registration import register_job, register_rank
 from flyball_server.jobs.stores.sql_migrations import MIGRATIONS
 from flyball_server.jobs.stores.sql_rows import job_values
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 
 FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
@@ -94,7 +94,7 @@ def test_ranks_of_an_earlier_flyballs_database_stand_at_the_beginning(tmp_path: 
             " ('job', 1, 1, 'node-1', 'emulated A100', 'EMULATED-1', 1, '0.1.0', 2, 17)"
         )
         connection.commit()
-    store = SqlJobStore(file)
+    store = SqliteJobStore(file)
     store.open()
     try:
         with store.reading() as reader:

@@ -32,7 +32,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.steering import steer
 from flyball_server.jobs.store import JobReader, JobStore, JobWriter
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.jobs.stores.sql_store import SqlJobStore
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -70,7 +70,7 @@ def offline_request(profile: StageProfile, reconfigure: str) -> PlanRequest:
     )
 
 
-def planner_with(store: MemoryJobStore | SqlJobStore) -> JobServices:
+def planner_with(store: MemoryJobStore | SqliteJobStore) -> JobServices:
     store.open()
     return JobServices(store=store, wake=lambda _: None, now=lambda: MOMENT)
 
@@ -216,12 +216,12 @@ def test_steps_that_some_rank_ran_on_another_version_do_not_count(services: JobS
 
 def test_a_planner_that_was_restarted_goes_on(tmp_path: Path) -> None:
     database = tmp_path / "planner.sqlite"
-    services = planner_with(SqlJobStore(database))
+    services = planner_with(SqliteJobStore(database))
     pipeline = reconfigured_job(services)
     version = go_on(services, pipeline, 1)
     pipeline.run(STEPS_PER_LOOK)
     services.store.close()
-    services = pipeline.services = planner_with(SqlJobStore(database))
+    services = pipeline.services = planner_with(SqliteJobStore(database))
     pipeline.run(1)
     reconfiguring(services, "job")
     assert newest(services).version == version + 1

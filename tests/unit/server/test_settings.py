@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from flyball_server.jobs.stores.database_address import shown, sqlite_file
 from flyball_server.settings import Settings, SettingsError, load_settings
 
 
 def test_without_anything_the_planner_is_on_loopback_and_in_the_users_state_folder() -> None:
     settings = load_settings({"XDG_STATE_HOME": "/home/ada/state"})
     assert (settings.host, settings.port) == ("127.0.0.1", 7787)
-    assert settings.database_file == Path("/home/ada/state/flyball/planner.sqlite")
+    assert sqlite_file(settings.database) == Path("/home/ada/state/flyball/planner.sqlite")
     assert settings.token is None
     assert settings.max_body_bytes == 16 * 2**20
     assert settings.max_wait_s == 60
 
 
 def test_without_a_state_folder_it_is_the_one_in_the_home() -> None:
-    file = load_settings({}).database_file
+    file = sqlite_file(load_settings({}).database)
     assert file == Path.home() / ".local/state/flyball/planner.sqlite"
 
 
@@ -44,13 +45,55 @@ def test_the_environment_is_over_the_defaults() -> None:
         max_body_bytes=2048,
         max_wait_s=1.5,
     )
-    assert settings.database_file == Path("/var/lib/flyball.sqlite")
+    assert sqlite_file(settings.database) == Path("/var/lib/flyball.sqlite")
+
+
+def test_access_and_limits_come_from_the_environment_too() -> None:
+    settings = load_settings(
+        {
+            "FLYBALL_ALLOW_OPEN": "1",
+            "FLYBALL_TLS_CERTIFICATE": "planner.pem",
+            "FLYBALL_TLS_KEY": "planner.key",
+            "FLYBALL_BODY_TIMEOUT_S": "2.5",
+            "FLYBALL_MAX_HEADER_BYTES": "2048",
+            "FLYBALL_MAX_CONNECTIONS": "3",
+            "FLYBALL_MAX_WAITING": "4",
+            "FLYBALL_MAX_JOBS": "5",
+            "FLYBALL_MAX_PROFILE_POINTS": "6",
+            "FLYBALL_MAX_INSTRUCTIONS": "7",
+        }
+    )
+    assert settings.allow_open
+    assert (settings.tls_certificate, settings.tls_key) == ("planner.pem", "planner.key")
+    assert settings.body_timeout_s == 2.5
+    assert (settings.max_header_bytes, settings.max_connections) == (2048, 3)
+    assert (settings.max_waiting, settings.max_jobs) == (4, 5)
+    assert (settings.max_profile_points, settings.max_instructions) == (6, 7)
 
 
 def test_a_flag_is_over_the_environment() -> None:
     environ = {"FLYBALL_PORT": "1", "FLYBALL_HOST": "a", "FLYBALL_DATABASE": "sqlite:///a"}
     settings = load_settings(environ, port=0, host="b", database="sqlite:///b")
     assert (settings.port, settings.host, settings.database) == (0, "b", "sqlite:///b")
+
+
+@pytest.mark.parametrize(
+    ("database", "as_shown"),
+    [
+        ("postgresql://ada:secret@db/flyball", "postgresql://ada@db/flyball"),
+        ("postgres://db:5433/flyball?password=secret", "postgresql://db:5433/flyball"),
+        ("postgresql:///flyball?host=/run/postgresql", "postgresql:///flyball"),
+        ("postgresql:///?service=flyball", "postgresql:///"),
+        ("postgresql://ada:secret@[::1]:5432,db-2/f", "postgresql://ada@[::1]:5432,db-2/f"),
+    ],
+)
+def test_a_database_in_postgresql_is_taken_and_its_password_is_not_shown(
+    database: str, as_shown: str
+) -> None:
+    settings = load_settings({"FLYBALL_DATABASE": database})
+    assert settings.database == database
+    assert "secret" not in repr(settings)
+    assert shown(database) == as_shown
 
 
 def test_the_token_is_not_shown() -> None:
@@ -67,6 +110,10 @@ def test_the_token_is_not_shown() -> None:
         "FLYBALL_LOG_LEVEL",
         "FLYBALL_MAX_BODY_BYTES",
         "FLYBALL_MAX_WAIT_S",
+        "FLYBALL_ALLOW_OPEN",
+        "FLYBALL_TLS_CERTIFICATE",
+        "FLYBALL_BODY_TIMEOUT_S",
+        "FLYBALL_MAX_JOBS",
     ],
 )
 def test_an_empty_variable_counts_as_not_set(name: str) -> None:
@@ -77,8 +124,8 @@ def test_what_a_flag_gave_is_blamed_on_the_flag() -> None:
     environ = {"FLYBALL_PORT": "1", "FLYBALL_MAX_WAIT_S": "601"}
     with pytest.raises(SettingsError, match=r"^--port must be 0 to 65535, not 70000$"):
         load_settings(environ, port=70000)
-    with pytest.raises(SettingsError, match=r"^--database must be sqlite:///FILE .* a postgresql "):
-        load_settings(environ, database="postgresql://db")
+    with pytest.raises(SettingsError, match=r"^--database must be sqlite:///FILE .* a mysql "):
+        load_settings(environ, database="mysql://db")
     with pytest.raises(SettingsError, match=r"^--database must be sqlite:///FILE .* a nameless "):
         load_settings(environ, database="")
     with pytest.raises(SettingsError, match=r"^--token must be printable ASCII and not empty$"):
@@ -98,7 +145,13 @@ def test_what_a_flag_gave_is_blamed_on_the_flag() -> None:
         ("FLYBALL_PORT", "http", "must be a whole number, not 'http'"),
         ("FLYBALL_PORT", "65536", "must be 0 to 65535, not 65536"),
         ("FLYBALL_PORT", "-1", "must be 0 to 65535, not -1"),
-        ("FLYBALL_DATABASE", "postgresql://ada:secret@db/flyball", "not a postgresql address"),
+        ("FLYBALL_DATABASE", "mysql://ada:secret@db/flyball", "not a mysql address"),
+        ("FLYBALL_DATABASE", "postgresql://ada@db:5432", "must name a database"),
+        ("FLYBALL_DATABASE", "postgresql://ada@db/?sslmode=require", "must name a database"),
+        ("FLYBALL_DATABASE", "postgresql://ada:se/cret@db/flyball", "%40 %2F"),
+        ("FLYBALL_DATABASE", "postgresql://ada:12/cret@db/flyball", "%40 %2F"),
+        ("FLYBALL_DATABASE", "postgresql://ada:se@cret@db/flyball", "%40 %2F"),
+        ("FLYBALL_DATABASE", "postgresql://ada:secret@db:port/flyball", "USER:PASSWORD@HOST:PORT"),
         ("FLYBALL_DATABASE", "sqlite:///", "must name a file"),
         ("FLYBALL_DATABASE", "sqlite:///:memory:", "must name a file"),
         ("FLYBALL_DATABASE", "sqlite://", "must name a file"),
@@ -109,6 +162,18 @@ def test_what_a_flag_gave_is_blamed_on_the_flag() -> None:
         ("FLYBALL_MAX_WAIT_S", "soon", "must be a number of seconds, not 'soon'"),
         ("FLYBALL_MAX_WAIT_S", "nan", "must be 0 to 600, not nan"),
         ("FLYBALL_MAX_WAIT_S", "601", "must be 0 to 600, not 601"),
+        ("FLYBALL_ALLOW_OPEN", "yes", "must be 1 or 0, not 'yes'"),
+        ("FLYBALL_TLS_CERTIFICATE", "planner.pem", "needs FLYBALL_TLS_KEY beside it"),
+        ("FLYBALL_TLS_KEY", "planner.key", "needs FLYBALL_TLS_CERTIFICATE beside it"),
+        ("FLYBALL_BODY_TIMEOUT_S", "0.5", "must be 1 to 3600, not 0.5"),
+        ("FLYBALL_BODY_TIMEOUT_S", "nan", "must be 1 to 3600, not nan"),
+        ("FLYBALL_MAX_HEADER_BYTES", "1023", "must be 1024 to 1048576, not 1023"),
+        ("FLYBALL_MAX_CONNECTIONS", "1", "must be 2 to 1000000, not 1"),
+        ("FLYBALL_MAX_WAITING", "0", "must be 1 to 1000000, not 0"),
+        ("FLYBALL_MAX_JOBS", "0", "must be 1 to 10000000, not 0"),
+        ("FLYBALL_MAX_PROFILE_POINTS", "3", "must be 4 to 100000000, not 3"),
+        ("FLYBALL_MAX_INSTRUCTIONS", "1", "must be 2 to 1000000000, not 1"),
+        ("FLYBALL_MAX_JOBS", "many", "must be a whole number, not 'many'"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named_in_one_line(name: str, value: str, says: str) -> None:

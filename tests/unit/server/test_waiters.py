@@ -92,6 +92,20 @@ def test_a_change_of_another_job_wakes_nobody() -> None:
     run(scenario)
 
 
+def test_where_any_job_may_have_changed_all_who_wait_look_again() -> None:
+    async def scenario(waiters: JobWaiters, value: Value) -> None:
+        polls = [
+            asyncio.create_task(waiters.until(job_id, value.probe, wait_s=LONG_S))
+            for job_id in ("job", "other")
+        ]
+        await waiting(waiters, 2)
+        value.value = "new"
+        waiters.wake_all()
+        assert await asyncio.gather(*polls) == ["new"] * 2
+
+    run(scenario)
+
+
 def test_a_wake_that_brings_nothing_lets_the_poll_wait_on() -> None:
     async def scenario(waiters: JobWaiters, value: Value) -> None:
         poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))

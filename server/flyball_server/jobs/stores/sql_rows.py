@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict
 from datetime import datetime
@@ -63,7 +64,7 @@ def job_of(row: Row[Any]) -> JobRecord:
 def rank_values(rank: RankRecord) -> dict[str, Any]:
     """The row of a rank."""
     clocks_mhz = rank.sm_clocks_mhz
-    return asdict(rank) | {
+    return vars(rank) | {
         "sm_clocks_mhz": None if clocks_mhz is None else json.dumps(clocks_mhz),
         "last_seen_at": None if rank.last_seen_at is None else rank.last_seen_at.isoformat(),
     }
@@ -85,12 +86,18 @@ def rank_of(row: Row[Any]) -> RankRecord:
         dp_rank=row.dp_rank,
         tp_rank=row.tp_rank,
         cp_rank=row.cp_rank,
-        sm_clocks_mhz=None if row.sm_clocks_mhz is None else tuple(json.loads(row.sm_clocks_mhz)),
+        sm_clocks_mhz=None if row.sm_clocks_mhz is None else _clocks_of(row.sm_clocks_mhz),
         last_seen_at=(
             None if row.last_seen_at is None else datetime.fromisoformat(row.last_seen_at)
         ),
         has_left=row.has_left,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _clocks_of(text: str) -> tuple[int, ...]:
+    """A GPU's clocks; thousands of ranks have the same."""
+    return tuple(json.loads(text))
 
 
 def token_values(token: TokenRecord) -> dict[str, Any]:

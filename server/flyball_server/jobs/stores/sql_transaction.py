@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Collection
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -235,7 +234,7 @@ class SqlTransaction:
 
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
         if steps:
-            self._upsert(STEPS, [asdict(step) for step in steps])
+            self._upsert(STEPS, [vars(step) for step in steps])
 
     def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
         if details:

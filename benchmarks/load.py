@@ -1,0 +1,458 @@
+"""One planner process under the calls of a large job, beside Zeus's server where it has the same.
+
+Run `python benchmarks/load.py [--json] [--quick] [--jobs N] [--postgres URL] [--no-zeus]`;
+README.md beside this file says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from multiprocessing.connection import Connection
+from typing import Any
+
+import httpx
+
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from flyball_client import routes
+from load_calls import NodeCalls
+from load_generator import Burst, generate
+from load_servers import Server, flyball_server, zeus_server
+from measured_process import BenchmarkError
+
+RANKS_PER_NODE = 8
+PHASE_GIVE_UP_S = 150.0
+MAX_REACH_S = 2.0
+# A step of 10 s, posted by each node as it ends: what a planner has to keep up with.
+PACED_PERIOD_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large a run is.
+
+    Attributes:
+        num_steps: posted by each node as fast as it goes.
+        num_paced_steps: posted by each node every PACED_PERIOD_S.
+    """
+
+    num_jobs: int
+    num_stages: int
+    ranks_per_stage: int
+    num_microbatches: int
+    num_steps: int
+    num_paced_steps: int
+    num_generators: int
+
+    @property
+    def ranks_per_job(self) -> int:
+        """Ranks of a job."""
+        return self.num_stages * self.ranks_per_stage
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all jobs."""
+        return self.num_jobs * self.ranks_per_job // RANKS_PER_NODE
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all jobs."""
+        return self.num_jobs * self.ranks_per_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase as all nodes saw it, and what the server took for it.
+
+    Attributes:
+        num_rank_calls: what its requests did, counted by rank (and step).
+        wall_s: from the first request to the last answer, s.
+        server_cores, generator_cores: processor time by wall time.
+        memory_mib: that the server held at its end.
+    """
+
+    name: str
+    num_requests: int
+    num_failed: int
+    num_rank_calls: int
+    wall_s: float
+    p50_ms: float
+    p99_ms: float
+    server_cores: float
+    generator_cores: float
+    memory_mib: float
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests answered, per second."""
+        return self.num_requests / self.wall_s
+
+    @property
+    def rank_calls_per_s(self) -> float:
+        """The same by rank (and step)."""
+        return self.num_rank_calls / self.wall_s
+
+
+class Crowd:
+    """All nodes, in their generators' processes."""
+
+    def __init__(self, server: Server, pipes: Sequence[Connection]) -> None:
+        self._server = server
+        self._pipes = pipes
+
+    def phase(self, name: str, num_rank_calls: int, do: str, **arguments: Any) -> Phase:  # noqa: ANN401 - the phases' own
+        """Have all nodes do something, and wait for it."""
+        show_progress(name)
+        cpu_s = self._server.cpu_s()
+        bursts: list[Burst] = self.ask(do, **arguments)
+        cpu_s = self._server.cpu_s() - cpu_s
+        wall_s = max(burst.ended_s for burst in bursts) - min(burst.began_s for burst in bursts)
+        latencies_s = sorted(latency_s for burst in bursts for latency_s in burst.latencies_s)
+        num_failed = sum(burst.num_failed for burst in bursts)
+        if num_failed:
+            shown = next(body for burst in bursts for body in burst.bodies)
+            raise BenchmarkError(f"{name}: {num_failed} requests failed, one with {shown!r}")
+        return Phase(
+            name=name,
+            num_requests=len(latencies_s),
+            num_failed=num_failed,
+            num_rank_calls=num_rank_calls,
+            wall_s=wall_s,
+            p50_ms=1e3 * _share(latencies_s, 0.5),
+            p99_ms=1e3 * _share(latencies_s, 0.99),
+            server_cores=cpu_s / wall_s,
+            generator_cores=sum(burst.cpu_s for burst in bursts) / wall_s,
+            memory_mib=self._server.memory_mib(),
+        )
+
+    def ask(self, do: str, **arguments: Any) -> list[Any]:  # noqa: ANN401 - as above
+        """The answers of all generators."""
+        for pipe in self._pipes:
+            pipe.send((do, arguments))
+        return [self._received(pipe, do) for pipe in self._pipes]
+
+    def _received(self, pipe: Connection, do: str) -> Any:  # noqa: ANN401 - as above
+        if not pipe.poll(PHASE_GIVE_UP_S):
+            raise BenchmarkError(f"{do} was not over after {PHASE_GIVE_UP_S:g} s")
+        answer = pipe.recv()
+        if isinstance(answer, str):
+            raise BenchmarkError(answer)
+        return answer
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Flyball's planner, then Zeus's server."""
+    size = _size(arguments)
+    figures: dict[str, Any] = {"size": asdict(size)}
+    with flyball_server(arguments.postgres) as server:
+        phases, reach = _load_flyball(server, size)
+    zeus: list[Phase] = []
+    if not arguments.no_zeus:
+        with zeus_server() as server:
+            zeus = _load_zeus(server, size)
+    figures |= {
+        "phases": [_figures(phase) for phase in phases],
+        "reach": reach,
+        "zeus": [_figures(phase) for phase in zeus],
+    }
+    return Report(figures=figures, text=_text(size, phases, reach, zeus), limits=_limits(reach))
+
+
+# ---------------------------------------------------------------------- Flyball
+
+
+def _load_flyball(server: Server, size: Size) -> tuple[list[Phase], dict[str, Any]]:
+    job_ids = [f"load-{number}" for number in range(size.num_jobs)]
+    with httpx.Client(base_url=server.url, timeout=60.0, trust_env=False) as http:
+        for job_id in job_ids:
+            _put_job(http, job_id, size)
+        with _crowd(server, size, job_ids) as crowd:
+            phases = _ordinary_phases(crowd, size)
+            crowd.ask("hold", after_version=1)
+            posts, num_steps = _posting_phases(crowd, size)
+            phases += posts
+            reach = _new_plan(crowd, http, job_ids, size)
+            reach["num_lost"] = _num_lost(http, job_ids, size, num_steps)
+    return phases, reach
+
+
+def _ordinary_phases(crowd: Crowd, size: Size) -> list[Phase]:
+    ranks = size.num_ranks
+    return [
+        crowd.phase("register, each rank", ranks, "call", what="register_singly"),
+        crowd.phase("register, node by node", ranks, "call", what="register_together"),
+        crowd.phase("first plan", ranks, "call", what="plans_together"),
+        crowd.phase("acknowledge", ranks, "call", what="acknowledge_together", version=1, step=0),
+    ]
+
+
+def _posting_phases(crowd: Crowd, size: Size) -> tuple[list[Phase], int]:
+    """The phases, while all nodes wait for a newer plan; and how many steps were posted."""
+    ranks, fast, paced = size.num_ranks, size.num_steps, size.num_paced_steps
+    phases = [
+        crowd.phase(
+            "post a step, each rank", ranks, "call", what="posts_singly", first_step=0, num_steps=1
+        ),
+        crowd.phase(
+            "post steps, node by node",
+            ranks * fast,
+            "call",
+            what="posts_together",
+            first_step=1,
+            num_steps=fast,
+        ),
+    ]
+    if paced:
+        phases.append(
+            crowd.phase(
+                f"post a step every {PACED_PERIOD_S:g} s",
+                ranks * paced,
+                "post_paced",
+                first_step=1 + fast,
+                num_steps=paced,
+                period_s=PACED_PERIOD_S,
+            )
+        )
+    return phases, 1 + fast + paced
+
+
+def _new_plan(
+    crowd: Crowd, http: httpx.Client, job_ids: Sequence[str], size: Size
+) -> dict[str, Any]:
+    """Another target for each job: when all nodes have its plan, and when it has a first step."""
+    show_progress("a new plan")
+    asked_s = time.monotonic()
+    for job_id in job_ids:
+        path = routes.fill(routes.TARGET, job_id=job_id)
+        http.put(path, json={"policy": "uniform"}).raise_for_status()
+    answered_s = time.monotonic()
+    answers = crowd.ask("reached")
+    last_s = max(max(answer["answered_s"]) for answer in answers)
+    made_s = _made_s(http, job_ids[-1])
+    acknowledged = crowd.phase(
+        "acknowledge the new one",
+        size.num_ranks,
+        "call",
+        what="acknowledge_together",
+        version=2,
+        step=5,
+    )
+    named_s = time.monotonic()
+    activations = [
+        http.get(routes.fill(routes.ACTIVATION, job_id=job_id, version=2), params={"wait_s": 10})
+        for job_id in job_ids
+    ]
+    return {
+        "asked_to_all_nodes_s": last_s - asked_s,
+        "made_to_all_nodes_s": last_s - made_s,
+        "asked_to_answered_s": answered_s - asked_s,
+        "num_nodes": sum(len(answer["answered_s"]) for answer in answers),
+        "num_nodes_without": sum(answer["num_failed"] for answer in answers),
+        "num_ranks": sum(answer["num_ranks"] for answer in answers),
+        "num_ranks_without": size.num_ranks - sum(answer["num_ranks"] for answer in answers),
+        "acknowledge_s": acknowledged.wall_s,
+        "all_named": all(found.json()["first_step"] is not None for found in activations),
+        "made_to_named_s": named_s - made_s,
+    }
+
+
+def _made_s(http: httpx.Client, job_id: str) -> float:
+    """When the job's second version was made, monotonic, s."""
+    plan = http.get(routes.fill(routes.PLAN, job_id=job_id, version=2)).raise_for_status().json()
+    age_s = time.time() - datetime.fromisoformat(plan["created_at"]).timestamp()
+    return time.monotonic() - age_s
+
+
+def _num_lost(http: httpx.Client, job_ids: Sequence[str], size: Size, num_steps: int) -> int:
+    """Measurements of a rank in a step that were posted and are not stored."""
+    stored = 0
+    for job_id in job_ids:
+        path = routes.fill(routes.STEPS, job_id=job_id)
+        found = http.get(path, params={"limit": num_steps + 1}, timeout=120.0).raise_for_status()
+        stored += sum(step["num_ranks"] for step in found.json())
+    return size.num_ranks * num_steps - stored
+
+
+def _put_job(http: httpx.Client, job_id: str, size: Size) -> None:
+    registration = {
+        "num_stages": size.num_stages,
+        "num_microbatches": size.num_microbatches,
+        "num_ranks": size.ranks_per_job,
+        "policy": "baseline",
+        "blocking_power_w": [70.0],
+        "emulated": True,
+    }
+    http.put(routes.fill(routes.JOB, job_id=job_id), json=registration).raise_for_status()
+    rows = ["stage,instruction,frequency,time,energy"]
+    for stage in range(size.num_stages):
+        for kind, time_s in (("forward", 0.05), ("backward", 0.1)):
+            for mhz in (1410, 1200, 990):
+                rows.append(f"{stage},{kind},{mhz},{time_s * 1410 / mhz},{time_s * mhz / 4}")
+    http.put(
+        routes.fill(routes.PROFILE, job_id=job_id),
+        content="\n".join(rows),
+        headers={"Content-Type": "text/csv"},
+    ).raise_for_status()
+
+
+# ---------------------------------------------------------------------- Zeus
+
+
+def _load_zeus(server: Server, size: Size) -> list[Phase]:
+    """What Zeus's server has too: registering ranks, and one report of each."""
+    job_ids: list[str] = []
+    with httpx.Client(base_url=server.url, timeout=60.0, trust_env=False) as http:
+        for number in range(size.num_jobs):
+            info = {
+                "pp_degree": size.num_stages,
+                "dp_degree": size.ranks_per_stage,
+                "tp_degree": 1,
+                "world_size": size.ranks_per_job,
+                "job_metadata": f"load-{number}",
+            }
+            job_ids.append(http.post("/register_job", json=info).raise_for_status().json())
+    with _crowd(server, size, job_ids) as crowd:
+        return [
+            crowd.phase("register, each rank", size.num_ranks, "call", what="zeus_register"),
+            crowd.phase("post a step, each rank", size.num_ranks, "call", what="zeus_report"),
+        ]
+
+
+# ---------------------------------------------------------------------- all
+
+
+@contextmanager
+def _crowd(server: Server, size: Size, job_ids: Sequence[str]) -> Iterator[Crowd]:
+    context = multiprocessing.get_context("spawn")
+    nodes = [
+        NodeCalls(
+            job_id=job_id,
+            ranks=tuple(range(first, first + RANKS_PER_NODE)),
+            ranks_per_stage=size.ranks_per_stage,
+        )
+        for job_id in job_ids
+        for first in range(0, size.ranks_per_job, RANKS_PER_NODE)
+    ]
+    pipes: list[Connection] = []
+    processes = []
+    try:
+        for number in range(size.num_generators):
+            ours, theirs = context.Pipe()
+            share = nodes[number :: size.num_generators]
+            process = context.Process(
+                target=generate, args=(theirs, server.host, server.port, share), daemon=True
+            )
+            process.start()
+            pipes.append(ours)
+            processes.append(process)
+        crowd = Crowd(server, pipes)
+        crowd.ask("open")
+        yield crowd
+        for pipe in pipes:
+            pipe.send(None)
+    finally:
+        for process in processes:
+            process.join(2.0)
+            process.kill()
+
+
+def _size(arguments: argparse.Namespace) -> Size:
+    if arguments.quick:
+        return Size(
+            num_jobs=arguments.jobs,
+            num_stages=4,
+            ranks_per_stage=8,
+            num_microbatches=4,
+            num_steps=2,
+            num_paced_steps=0,
+            num_generators=1,
+        )
+    if 4096 % (64 * arguments.jobs):
+        raise BenchmarkError("--jobs must divide 64")
+    return Size(
+        num_jobs=arguments.jobs,
+        num_stages=64,
+        ranks_per_stage=64 // arguments.jobs,
+        num_microbatches=64,
+        num_steps=arguments.steps,
+        num_paced_steps=2,
+        num_generators=2,
+    )
+
+
+def _share(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def _figures(phase: Phase) -> dict[str, Any]:
+    return {
+        **asdict(phase),
+        "requests_per_s": phase.requests_per_s,
+        "rank_calls_per_s": phase.rank_calls_per_s,
+    }
+
+
+def _limits(reach: dict[str, Any]) -> tuple[Limit, ...]:
+    return (
+        at_most("a new plan, made to all nodes, s", reach["made_to_all_nodes_s"], MAX_REACH_S),
+        at_most("ranks that it did not reach", reach["num_ranks_without"], 0),
+        at_most("measurements posted and not stored", abs(reach["num_lost"]), 0),
+    )
+
+
+def _text(size: Size, phases: list[Phase], reach: dict[str, Any], zeus: list[Phase]) -> str:
+    head = (
+        f"{size.num_jobs} job(s) of {size.ranks_per_job} ranks, {size.num_nodes} nodes,"
+        f" {2 * size.num_nodes} connections"
+    )
+    header = ["phase", "requests/s", "ranks/s", "p50 ms", "p99 ms"]
+    header += ["server cores", "generator cores", "MiB"]
+    both = [*phases, *(_named(phase) for phase in zeus)]
+    text = f"{head}\n\n{table(header, [_row(phase) for phase in both])}\n\n"
+    text += (
+        f"a new plan: {reach['made_to_all_nodes_s']:.3f} s from being made to the last node"
+        f" ({reach['asked_to_all_nodes_s']:.3f} s from the request for it);"
+        f" {reach['made_to_named_s']:.3f} s until all had acknowledged it"
+    )
+    for theirs in zeus:
+        ours = next(phase for phase in phases if phase.name == theirs.name)
+        ratio = ours.requests_per_s / theirs.requests_per_s
+        text += f"\n{ours.name}: {ratio:.2f} times Zeus's requests per second"
+    return text
+
+
+def _named(phase: Phase) -> Phase:
+    return Phase(**{**asdict(phase), "name": f"Zeus: {phase.name}"})
+
+
+def _row(phase: Phase) -> tuple[str, ...]:
+    return (
+        phase.name,
+        f"{phase.requests_per_s:.0f}",
+        f"{phase.rank_calls_per_s:.0f}",
+        f"{phase.p50_ms:.1f}",
+        f"{phase.p99_ms:.1f}",
+        f"{phase.server_cores:.2f}",
+        f"{phase.generator_cores:.2f}",
+        f"{phase.memory_mib:.0f}",
+    )
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="load.py", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="32 ranks, to see that it runs")
+    parser.add_argument("--jobs", type=int, default=1, help="share the ranks out among so many")
+    parser.add_argument("--steps", type=int, default=10, help="posted as fast as it goes")
+    parser.add_argument("--postgres", metavar="URL", help="an empty database; default: SQLite")
+    parser.add_argument("--no-zeus", action="store_true", help="Flyball's planner alone")
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""A node's relay: its ranks' calls to the planner over one process, joined into few."""

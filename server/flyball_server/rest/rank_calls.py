@@ -1,0 +1,73 @@
+"""What ranks call all the time, alone or several together, as one kind of call each."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+
+from flyball_client.codec import encode
+from flyball_server.jobs.activation import HeldVersion, acknowledge_together, list_activations
+from flyball_server.jobs.errors import JobsError
+from flyball_server.jobs.launch import Launch
+from flyball_server.jobs.measurements import RankPost, store_together
+from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.records import ActivationRecord, RankRecord
+from flyball_server.jobs.registration import register_together
+from flyball_server.jobs.services import JobServices
+from flyball_server.rest.gathering import Gathering, Item, Outcome
+from flyball_server.rest.mapping import rank_plan
+
+Together = Callable[[JobServices, str, Sequence[Item]], Sequence[Outcome | JobsError]]
+Several = Gathering[Sequence[Item], tuple[Outcome | JobsError, ...]]
+
+
+class RankCalls:
+    """The calls of the ranks of all jobs, gathered by job.
+
+    Attributes:
+        registrations: of ranks, with the start that each belongs to.
+        plans: questions for a newer plan.
+        activations: questions from which steps a job's versions hold.
+        acknowledgements: of versions.
+        measurements: posts.
+    """
+
+    def __init__(self, services: JobServices) -> None:
+        rank_plans = RankPlans(_rendered)
+        self.registrations: Several[tuple[RankRecord, Launch], RankRecord] = Gathering(
+            functools.partial(_several, register_together, services)
+        )
+        self.plans: Gathering[PlanQuestion, PlanAnswer] = Gathering(
+            functools.partial(rank_plans.answer, services)
+        )
+        self.activations: Gathering[None, tuple[ActivationRecord, ...]] = Gathering(
+            functools.partial(_activations, services)
+        )
+        self.acknowledgements: Several[HeldVersion, ActivationRecord] = Gathering(
+            functools.partial(_several, acknowledge_together, services)
+        )
+        self.measurements: Several[RankPost, int] = Gathering(
+            functools.partial(_several, store_together, services)
+        )
+
+
+def _several(
+    together: Together[Item, Outcome],
+    services: JobServices,
+    job_id: str,
+    calls: Sequence[Sequence[Item]],
+) -> list[tuple[Outcome | JobsError, ...]]:
+    """The outcomes of each call, all of whose items are done in one transaction."""
+    outcomes = iter(together(services, job_id, [item for call in calls for item in call]))
+    return [tuple(next(outcomes) for _ in call) for call in calls]
+
+
+def _activations(
+    services: JobServices, job_id: str, questions: Sequence[None]
+) -> Sequence[tuple[ActivationRecord, ...]]:
+    return [list_activations(services, job_id)] * len(questions)
+
+
+def _rendered(part: StagePlan) -> bytes:
+    return json.dumps(encode(rank_plan(part)), separators=(",", ":")).encode()

@@ -1,0 +1,318 @@
+"""Several ranks in one call: each is answered for itself, and all cost one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+from tests.planner.samples import (
+    CountingPlanner,
+    Services,
+    job_spec,
+    profile,
+    rank_record,
+    step_record,
+)
+
+from flyball_server.jobs.activation import HeldVersion, acknowledge_together, newer_plan
+from flyball_server.jobs.control import InForce, JobControl, RankPace
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    JobsError,
+    UnknownJobError,
+    UnknownPlanError,
+    UnknownRankError,
+)
+from flyball_server.jobs.inputs import put_profile
+from flyball_server.jobs.inspection import get_job
+from flyball_server.jobs.launch import Launch
+from flyball_server.jobs.measurements import RankPost, list_steps, store_together
+from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.registration import register_job, register_rank, register_together
+from flyball_server.rest.gathering import Gathering
+
+NOBODY = Launch()
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def services() -> Services:
+    """Four ranks on two stages, and plan version 1."""
+    made = Services(CountingPlanner(iteration_time_s=0.4))
+    register_job(made.jobs, "job", job_spec(num_ranks=4))
+    put_profile(made.jobs, "job", profile())
+    for rank in range(4):
+        register_rank(made.jobs, rank_record(rank, stage=rank % 2))
+    made.woken.clear()
+    return made
+
+
+# ------------------------------------------------------------------ registrations
+
+
+def test_a_rank_that_has_no_place_does_not_keep_the_others_out(services: Services) -> None:
+    ranks = [(rank_record(rank, stage=1, host="node-2"), NOBODY) for rank in (2, 7, 3)]
+    known, refused, other = register_together(services.jobs, "job", ranks)
+    assert isinstance(refused, InvalidFieldError)
+    assert refused.field == "rank"
+    assert not isinstance(known, JobsError)
+    assert not isinstance(other, JobsError)
+    hosts = [rank.host for rank in get_job(services.jobs, "job").ranks]
+    assert hosts == ["node-1", "node-1", "node-2", "node-2"]
+
+
+def test_ranks_of_an_unknown_job_are_each_refused(services: Services) -> None:
+    ranks = [(rank_record(rank, job_id="other"), NOBODY) for rank in (0, 1)]
+    outcomes = register_together(services.jobs, "other", ranks)
+    assert [type(outcome) for outcome in outcomes] == [UnknownJobError, UnknownJobError]
+
+
+# ------------------------------------------------------------------ acknowledgements
+
+
+def held(rank: int, version: int = 1, step: int = 5) -> HeldVersion:
+    return HeldVersion(rank=rank, version=version, current_step=step)
+
+
+def test_the_ranks_that_complete_a_version_together_all_hear_its_first_step(
+    services: Services,
+) -> None:
+    first, second = acknowledge_together(services.jobs, "job", [held(0), held(1)])
+    assert [first, second] == [first, first]
+    assert not isinstance(first, JobsError)
+    assert first.first_step is None
+    outcomes = acknowledge_together(services.jobs, "job", [held(2, step=9), held(3)])
+    # A margin of 2 steps and as many as take a second, beyond the furthest rank.
+    assert [getattr(outcome, "first_step", None) for outcome in outcomes] == [14, 14]
+    assert services.woken == ["job"]
+
+
+def test_a_rank_or_version_that_is_unknown_does_not_cost_the_others_theirs(
+    services: Services,
+) -> None:
+    wrong = [held(9), held(0, version=8), held(1, step=-1)]
+    outcomes = acknowledge_together(services.jobs, "job", [*wrong, *(held(r) for r in range(4))])
+    kinds = [type(outcome) for outcome in outcomes[:3]]
+    assert kinds == [UnknownRankError, UnknownPlanError, InvalidFieldError]
+    assert {getattr(outcome, "first_step", None) for outcome in outcomes[3:]} == {10}
+
+
+# ------------------------------------------------------------------ measurements
+
+
+def test_a_post_of_an_unknown_rank_does_not_lose_the_others_steps(services: Services) -> None:
+    posts = [RankPost(rank=rank, steps=(step_record(3, rank),)) for rank in (0, 9, 1)]
+    stored, unknown, also_stored = store_together(services.jobs, "job", posts)
+    assert (stored, also_stored) == (1, 1)
+    assert isinstance(unknown, UnknownRankError)
+    assert list_steps(services.jobs, "job", limit=1)[0].num_ranks == 2
+
+
+def test_of_a_step_that_is_posted_twice_at_once_the_last_counts(services: Services) -> None:
+    posts = [RankPost(rank=0, steps=(step_record(3, 0, time_s=time_s),)) for time_s in (1.0, 2.0)]
+    assert store_together(services.jobs, "job", posts) == (1, 1)
+    (step,) = list_steps(services.jobs, "job", limit=10)
+    assert (step.num_ranks, step.time_s) == (1, 2.0)
+
+
+# ------------------------------------------------------------------ plans
+
+
+def rendering(rendered: list[StagePlan]) -> RankPlans:
+    def render(part: StagePlan) -> bytes:
+        rendered.append(part)
+        return f"{part.plan.version} {part.stage} {part.intended_times_s}".encode()
+
+    return RankPlans(render)
+
+
+def ask(services: Services, plans: RankPlans, *ranks: int, after_version: int = 0) -> PlanAnswer:
+    question = PlanQuestion(ranks=ranks, after_version=after_version)
+    (answer,) = plans.answer(services.jobs, "job", [question])
+    assert isinstance(answer, PlanAnswer)
+    return answer
+
+
+def test_ranks_of_a_stage_share_a_part_that_is_rendered_once(services: Services) -> None:
+    rendered: list[StagePlan] = []
+    plans = rendering(rendered)
+    answers = [ask(services, plans, 0, 1, 2, 3) for _ in range(3)]
+    assert [part.ranks for part in answers[0].parts] == [(0, 2), (1, 3)]
+    assert answers[0] == answers[1] == answers[2]
+    assert [part.stage for part in rendered] == [0, 1]
+
+
+def test_a_part_is_the_one_that_the_rank_gets_alone(services: Services) -> None:
+    rendered: list[StagePlan] = []
+    ask(services, rendering(rendered), 1)
+    assert rendered == [newer_plan(services.jobs, "job", 1, after_version=0)]
+
+
+def test_a_version_is_read_once_however_many_ask(services: Services) -> None:
+    plans = rendering([])
+    ask(services, plans, 0)
+    with patch("flyball_server.jobs.rank_plans.require_plan") as read:
+        ask(services, plans, 0, 1, 2, 3)
+    assert not read.called
+
+
+def test_a_first_step_that_was_named_since_is_told(services: Services) -> None:
+    rendered: list[StagePlan] = []
+    plans = rendering(rendered)
+    ask(services, plans, 0)
+    acknowledge_together(services.jobs, "job", [held(rank) for rank in range(4)])
+    ask(services, plans, 0)
+    assert [part.plan.first_step for part in rendered] == [None, 10]
+
+
+def test_a_rank_with_a_pace_of_its_own_gets_its_own_times(services: Services) -> None:
+    planned_for = InForce(rank_paces=(RankPace(rank=2, slowdown=2.0),))
+    with services.jobs.store.writing("job") as writer:
+        writer.save_control(JobControl(job_id="job", planned_for=planned_for))
+    answer = ask(services, rendering([]), 0, 2)
+    assert [part.ranks for part in answer.parts] == [(0,), (2,)]
+
+
+def test_unknown_ranks_are_told_beside_the_plan_of_the_others(services: Services) -> None:
+    answer = ask(services, rendering([]), 0, 9)
+    assert [part.ranks for part in answer.parts] == [(0,)]
+    assert {rank: type(error) for rank, error in answer.failures.items()} == {9: UnknownRankError}
+
+
+def test_nothing_newer_is_no_news_unless_a_rank_is_unknown(services: Services) -> None:
+    assert not ask(services, rendering([]), 0, after_version=1).is_news
+    assert ask(services, rendering([]), 0, 9, after_version=1).is_news
+
+
+def test_only_so_many_jobs_are_kept(services: Services) -> None:
+    rendered: list[StagePlan] = []
+
+    def render(part: StagePlan) -> bytes:
+        rendered.append(part)
+        return b""
+
+    plans = RankPlans(render, kept_jobs=1)
+    register_job(services.jobs, "other", job_spec())
+    put_profile(services.jobs, "other", profile())
+    register_rank(services.jobs, rank_record(0, job_id="other"))
+    question = PlanQuestion(ranks=(0,), after_version=0)
+    for job_id in ("job", "job", "other", "job"):
+        plans.answer(services.jobs, job_id, [question])
+    assert [part.plan.job_id for part in rendered] == ["job", "other", "job"]
+
+
+# ------------------------------------------------------------------ gathering
+
+
+class Held:
+    """Work that waits until it is let go, and remembers its groups."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[str, list[int]]] = []
+        self.may_go = threading.Event()
+
+    def __call__(self, key: str, items: Sequence[int]) -> list[int | JobsError]:
+        self.groups.append((key, list(items)))
+        assert self.may_go.wait(WAIT_S)
+        return [
+            UnknownRankError(job_id=key, rank=item) if item < 0 else 10 * item for item in items
+        ]
+
+
+async def until(count: int, groups: list[tuple[str, list[int]]]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while len(groups) < count:
+            await asyncio.sleep(0.001)
+
+
+def test_what_comes_while_a_group_is_worked_on_is_the_next_group() -> None:
+    work = Held()
+
+    async def scenario() -> list[int]:
+        gathering = Gathering(work)
+        tasks = [asyncio.create_task(gathering.ask("a", 1))]
+        await until(1, work.groups)
+        tasks += [asyncio.create_task(gathering.ask("a", item)) for item in (2, 3, 4)]
+        await asyncio.sleep(0)
+        work.may_go.set()
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(scenario()) == [10, 20, 30, 40]
+    assert work.groups == [("a", [1]), ("a", [2, 3, 4])]
+
+
+def test_one_key_does_not_wait_for_another() -> None:
+    work = Held()
+
+    async def scenario() -> None:
+        gathering = Gathering(work)
+        tasks = [asyncio.create_task(gathering.ask(key, 1)) for key in ("a", "b")]
+        await until(2, work.groups)  # both, and nobody has been let go
+        work.may_go.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())
+    assert sorted(work.groups) == [("a", [1]), ("b", [1])]
+
+
+def test_an_error_is_that_of_its_item_alone() -> None:
+    work = Held()
+    work.may_go.set()
+
+    async def scenario() -> list[int | BaseException]:
+        gathering = Gathering(work)
+        asked = (gathering.ask("a", item) for item in (1, -2, 3))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, second, third = asyncio.run(scenario())
+    assert (first, third) == (10, 30)
+    assert isinstance(second, UnknownRankError)
+
+
+def test_a_failure_of_the_work_is_that_of_the_whole_group_and_the_next_one_is_worked_on() -> None:
+    calls: list[Sequence[int]] = []
+
+    def fails_once(_key: str, items: Sequence[int]) -> Sequence[int | JobsError]:
+        calls.append(items)
+        if len(calls) == 1:
+            raise OSError("no")
+        return items
+
+    async def scenario() -> None:
+        gathering = Gathering(fails_once)
+        asked = (gathering.ask("a", item) for item in (1, 2))
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
+        assert await gathering.ask("a", 3) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_has_gone_away_costs_the_others_nothing() -> None:
+    work = Held()
+
+    async def scenario() -> int:
+        gathering = Gathering(work)
+        gone = asyncio.create_task(gathering.ask("a", 1))
+        stays = asyncio.create_task(gathering.ask("a", 2))
+        await until(1, work.groups)
+        gone.cancel()
+        work.may_go.set()
+        return await stays
+
+    assert asyncio.run(scenario()) == 20
+
+
+def test_a_large_crowd_is_worked_on_in_several_groups() -> None:
+    work = Held()
+    work.may_go.set()
+
+    async def scenario() -> list[int]:
+        gathering = Gathering(work, most_at_once=2)
+        return await asyncio.gather(*(gathering.ask("a", item) for item in range(5)))
+
+    assert asyncio.run(scenario()) == [0, 10, 20, 30, 40]
+    assert [len(items) for _, items in work.groups] == [2, 2, 1]
