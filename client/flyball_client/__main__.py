@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import NoReturn
 
-from flyball_client.command import Command, CommandError
+from flyball_client.command import BAD_INPUT, Command, CommandError
 from flyball_client.version import flyball_version
 
 _GROUP = "flyball.commands"
 # Which extra brings what a command of this package imports.
 _EXTRAS = {"flyball_server": "server", "flyball_integrations": "demo"}
 
-_BAD_INPUT = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except CommandError as error:
         who = "flyball" if name.startswith("-") else f"flyball {name}"
-        return _complain(f"{who}: {_one_line(error)}")
+        return _complain(f"{who}: {_one_line(error)}", error.status)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
@@ -52,7 +51,7 @@ def _dispatch(arguments: list[str]) -> int:
     commands = _commands()
     if not arguments:
         print(_help(commands), file=sys.stderr)
-        return _BAD_INPUT
+        return BAD_INPUT
     first, *rest = arguments
     if first == "help" and rest:
         first, rest = rest[0], ["--help"]
@@ -122,9 +121,9 @@ def _help(commands: dict[str, EntryPoint]) -> str:
     )
 
 
-def _complain(text: str) -> int:
+def _complain(text: str, status: int = BAD_INPUT) -> int:
     print(text, file=sys.stderr)
-    return _BAD_INPUT
+    return status
 
 
 def _one_line(error: CommandError) -> str:

@@ -10,12 +10,24 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
+BAD_INPUT = 2
+# EX_TEMPFAIL of sysexits.h: something outside is away or taken; later it may go.
+NOT_NOW = 75
+
 
 class CommandError(Exception):
     """A command cannot do what was asked. Its text is one line: where, and what to do.
 
-    `flyball` prints it on stderr and exits with status 2; no traceback.
+    `flyball` prints it on stderr and exits with its status; no traceback.
+
+    Args:
+        text: the line.
+        status: BAD_INPUT, or NOT_NOW where the same command may succeed later.
     """
+
+    def __init__(self, text: str, *, status: int = BAD_INPUT) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,13 @@ def _check_planner(given: str | None, *, is_needed: bool) -> list[CheckResult]:
         check_address,
         check_planner,
     )
+    from flyball_client.planner_trust import CaFileError  # noqa: PLC0415
 
     if given is not None:
         try:
             check_address(given)
+        except CaFileError:
+            pass  # a problem that the check names, not one of the address
         except ValueError as error:
             raise CommandError(f"--planner: {error}") from None
     url = given or os.environ.get("FLYBALL_PLANNER_URL")

@@ -3,7 +3,9 @@
 FlyballError
 ├── PlannerError             (planner_client)
 │   ├── PlannerUnavailableError  the planner cannot be reached, or answered 5xx or nonsense
-│   │   └── PlannerBusyError         it is there, and says when to ask again
+│   │   ├── PlannerBusyError         it is there, and says when to ask again
+│   │   ├── PlannerDistrustedError    its certificate is not trusted
+│   │   └── PlannerCutOffError       what is there ended the connection, or speaks no HTTP
 │   └── PlannerRefusedError      it answered 4xx; `status` and its one-line reason
 ├── CodecError               what was received is not what wire.py says
 └── GpuError                 (gpu/_base)
@@ -33,6 +35,14 @@ class PlannerBusyError(PlannerUnavailableError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class PlannerDistrustedError(PlannerUnavailableError):
+    """The certificate that the planner shows comes from no CA that is trusted."""
+
+
+class PlannerCutOffError(PlannerUnavailableError):
+    """What answers ended the connection without an answer, or with one that is not HTTP."""
 
 
 class PlannerRefusedError(PlannerError):

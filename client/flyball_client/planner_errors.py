@@ -12,6 +12,8 @@ from flyball_client.codec import decode
 from flyball_client.errors import (
     CodecError,
     PlannerBusyError,
+    PlannerCutOffError,
+    PlannerDistrustedError,
     PlannerError,
     PlannerRefusedError,
     PlannerUnavailableError,
@@ -40,6 +42,7 @@ CAUSES: dict[type[Exception], str] = {
 
 # After these the request surely or possibly did not arrive, and a repetition may succeed at once.
 CONNECTION_ERRORS = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
+_CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 PASSING_STATUSES = frozenset({502, 503, 504})
 
 _MAX_DETAIL_CHARS = 300
@@ -49,13 +52,14 @@ _LONGEST_RETRY_AFTER_S = 60.0
 def error_from_exception(base_url: str, error: Exception) -> PlannerUnavailableError:
     """The client's error for an exception of httpx."""
     if (why := _distrust(error)) is not None:
-        return PlannerUnavailableError(
+        return PlannerDistrustedError(
             f"the planner at {base_url} has a certificate that is not trusted ({why});"
             " set FLYBALL_CA_FILE to the file of the CA that made it"
         )
     for family in type(error).__mro__:
         if family in CAUSES:
-            return PlannerUnavailableError(f"the planner at {base_url} {CAUSES[family]}")
+            kind = PlannerCutOffError if isinstance(error, _CUT_OFF) else PlannerUnavailableError
+            return kind(f"the planner at {base_url} {CAUSES[family]}")
     raise AssertionError(f"{type(error).__name__} is not an error of httpx")
 
 

@@ -15,6 +15,10 @@ CA_FILE_VARIABLE = "FLYBALL_CA_FILE"
 _logger = logging.getLogger(__name__)
 
 
+class CaFileError(ValueError):
+    """The file of CAs cannot be used; the text names it."""
+
+
 def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool:
     """What `verify` of httpx is to be for this address.
 
@@ -23,7 +27,7 @@ def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool
         ca_file: PEM file of CAs; None: as `FLYBALL_CA_FILE` says, else the system's.
 
     Raises:
-        ValueError: the file cannot be used.
+        CaFileError: the file cannot be used.
     """
     if httpx.URL(base_url).scheme == "http":
         return False  # nothing to verify; otherwise httpx would load a bundle of CAs all the same
@@ -32,7 +36,7 @@ def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool
         return ssl.create_default_context(cafile=file)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         why = "no PEM certificates" if isinstance(error, ssl.SSLError) else error
-        raise ValueError(f"{CA_FILE_VARIABLE}: {file}: cannot be used ({why})") from None
+        raise CaFileError(f"{CA_FILE_VARIABLE}: {file}: cannot be used ({why})") from None
 
 
 @cache

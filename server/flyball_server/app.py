@@ -70,7 +70,7 @@ def create_app(
         SettingsError: an environment variable cannot be used.
     """
     chosen = load_settings() if settings is None else settings
-    unmeasured = make_job_store(chosen.database) if store is None else store
+    unmeasured = make_job_store(chosen.database, for_planner=True) if store is None else store
     waiters = JobWaiters()
     metrics = ProcessMetrics(
         num_waiting=lambda: waiters.num_waiting,

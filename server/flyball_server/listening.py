@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import resource
 import socket
 import ssl
 
-from flyball_client.command import CommandError
+from flyball_client.command import BAD_INPUT, NOT_NOW, CommandError
 from flyball_server.settings import (
     ALLOW_OPEN_VARIABLE,
     TLS_CERTIFICATE_VARIABLE,
@@ -43,7 +44,8 @@ def listening_socket(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise CommandError(
-            f"cannot listen on {where}: {error.strerror}; give another --port or --host"
+            f"cannot listen on {where}: {error.strerror}; give another --port or --host",
+            status=NOT_NOW if error.errno == errno.EADDRINUSE else BAD_INPUT,
         ) from None
     return listener
 
@@ -61,22 +63,38 @@ def must_ask(listener: socket.socket, settings: Settings) -> bool:
     return not is_loopback and not settings.allow_open
 
 
-def check_somebody_has_a_token(address: str, *, has_tokens: bool) -> None:
-    """Whether there is a token, where one must be asked for.
+def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: bool) -> None:
+    """Whether there is an operator's token, where tokens are asked for.
 
     Raises:
         CommandError: there is none.
     """
-    if not has_tokens:
+    if has_operator:
+        return
+    make = f"make a token with `flyball token create --operator` or set {TOKEN_VARIABLE}"
+    if has_tokens:
         raise CommandError(
-            f"anyone who reaches {address} could change plans: make a token with `flyball token"
-            f" create --operator` or set {TOKEN_VARIABLE}; {ALLOW_OPEN_VARIABLE}=1 lets everybody"
-            " in all the same"
+            f"there are tokens of jobs alone, so nobody could operate the planner at {address}:"
+            f" {make}"
         )
+    raise CommandError(
+        f"anyone who reaches {address} could change plans: {make}; --allow-open or"
+        f" {ALLOW_OPEN_VARIABLE}=1 lets everybody in all the same"
+    )
 
 
-def check_certificate(settings: Settings) -> None:
+def check_certificate(
+    settings: Settings,
+    *,
+    certificate_name: str = TLS_CERTIFICATE_VARIABLE,
+    key_name: str = TLS_KEY_VARIABLE,
+) -> None:
     """Whether the certificate and its key can be used.
+
+    Args:
+        settings: which they are.
+        certificate_name: the option or variable that named the certificate.
+        key_name: the key's.
 
     Raises:
         CommandError: they cannot; it names the file.
@@ -84,7 +102,7 @@ def check_certificate(settings: Settings) -> None:
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return
-    for name, file in ((TLS_CERTIFICATE_VARIABLE, certificate), (TLS_KEY_VARIABLE, key)):
+    for name, file in ((certificate_name, certificate), (key_name, key)):
         try:
             with open(file, "rb"):  # noqa: PTH123 - only whether it can be read
                 pass
@@ -98,8 +116,8 @@ def check_certificate(settings: Settings) -> None:
     except (ssl.SSLError, ValueError) as error:
         why = getattr(error, "reason", None) or str(error)
         raise CommandError(
-            f"{TLS_CERTIFICATE_VARIABLE}, {TLS_KEY_VARIABLE}: {certificate} and {key} are no PEM"
-            f" certificate with its unencrypted key ({why})"
+            f"{certificate_name}, {key_name}: {certificate} and {key} are no PEM certificate with"
+            f" its unencrypted key ({why})"
         ) from None
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
 from flyball_client.command import Command, CommandError
 from flyball_server.app import create_app, release_long_polls
-from flyball_server.jobs.access import list_tokens
+from flyball_server.command_refusal import command_refusal
+from flyball_server.jobs.access import has_operators, list_tokens
 from flyball_server.jobs.errors import StoreError
 from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.database_address import missing_file
 from flyball_server.jobs.stores.job_stores import make_job_store
 from flyball_server.listening import (
     TLS_CIPHERS,
     address_of,
     check_certificate,
-    check_somebody_has_a_token,
+    check_operator_has_a_token,
     listening_socket,
     must_ask,
     raise_file_limit,
@@ -92,8 +97,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--token",
-        help="what clients must send in the Flyball-Token header; on a shared machine rather"
-        f" set {TOKEN_VARIABLE}, which others cannot see",
+        help="an operator's token, beside those that `flyball token` makes; on a shared machine"
+        f" rather set {TOKEN_VARIABLE}, which others cannot see",
     )
     parser.add_argument(
         "--allow-open",
@@ -143,29 +148,49 @@ def _run(arguments: argparse.Namespace) -> int:
             "others on this machine can read --token in the list of processes;"
             f" set {TOKEN_VARIABLE}"
         )
-    check_certificate(settings)
+    check_certificate(
+        settings,
+        certificate_name="--tls-certificate"
+        if arguments.tls_certificate
+        else TLS_CERTIFICATE_VARIABLE,
+        key_name="--tls-key" if arguments.tls_key else TLS_KEY_VARIABLE,
+    )
     set_up_logging(level=settings.log_level, log_format=settings.log_format)
     try:
-        store = make_job_store(settings.database)
+        store = make_job_store(settings.database, for_planner=True)
+        with listening_socket(settings) as listener:
+            _run_planner(settings, store, listener)
     except StoreError as error:
-        raise CommandError(error.message) from None
+        raise command_refusal(error) from None
+    return 0
+
+
+def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -> None:
+    """Check what can be checked, then serve; nothing listens before."""
+    asks = must_ask(listener, settings)
+    address = address_of(listener, settings)
+    has_operator = settings.token is not None
+    if asks and missing_file(settings.database) is not None:
+        # Before it is made: a planner that does not start leaves nothing behind.
+        check_operator_has_a_token(address, has_operator=has_operator, has_tokens=False)
     try:
         # Before anything listens, so that a bad file is one line and not a failed startup.
         store.open()
-        with listening_socket(settings) as listener:
-            has_tokens = settings.token is not None or bool(list_tokens(store))
-            if must_ask(listener, settings):
-                check_somebody_has_a_token(address_of(listener, settings), has_tokens=has_tokens)
-            _warn_of(settings, listener, has_tokens=has_tokens)
-            raise_file_limit(settings)
-            if settings.planning_processes == 0:
-                warm_up()  # the first plan is then not made to wait for the compiler
-            _serve(settings, store, listener)
-    except StoreError as error:
-        raise CommandError(error.message) from None
+        tokens = list_tokens(store)
+        has_tokens = has_operator or bool(tokens)
+        if asks:
+            check_operator_has_a_token(
+                address,
+                has_operator=has_operator or has_operators(tokens),
+                has_tokens=has_tokens,
+            )
+        _warn_of(settings, listener, has_tokens=has_tokens)
+        raise_file_limit(settings)
+        if settings.planning_processes == 0:
+            warm_up()  # the first plan is then not made to wait for the compiler
+        _serve(settings, store, listener)
     finally:
         store.close()
-    return 0
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
@@ -188,9 +213,20 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         ssl_ciphers=TLS_CIPHERS,
     )
     try:
-        _PlannerServer(config, app, address_of(listener, settings)).run(sockets=[listener])
+        with _ended_by_sigterm_as_by_ctrl_c():
+            _PlannerServer(config, app, address_of(listener, settings)).run(sockets=[listener])
     except KeyboardInterrupt:
         return  # Ctrl-C is how a planner in a terminal is ended; uvicorn has shut down by now
+
+
+@contextmanager
+def _ended_by_sigterm_as_by_ctrl_c() -> Iterator[None]:
+    """Exit handlers run too: uvicorn raises the signal that ended it again, when it is done."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _warn_of(settings: Settings, listener: socket.socket, *, has_tokens: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -285,8 +286,8 @@ def _check_life(life: LifeTimes, max_wait_s: float) -> None:
     if not least_s <= life.rank_silence_s < math.inf:
         raise SettingsError(
             RANK_SILENCE_VARIABLE,
-            f"must be at least {least_s:g}, {2 * KEEP_PERIOD_S:g} more than {MAX_WAIT_VARIABLE},"
-            f" not {life.rank_silence_s:g}",
+            f"must be finite and at least {least_s:g}, {2 * KEEP_PERIOD_S:g} more than"
+            f" {MAX_WAIT_VARIABLE}, not {life.rank_silence_s:g}",
         )
     for name, value_s in (
         (JOB_EXPIRY_VARIABLE, life.job_expiry_s),
@@ -294,14 +295,16 @@ def _check_life(life: LifeTimes, max_wait_s: float) -> None:
     ):
         if not (value_s == 0 or life.rank_silence_s <= value_s < math.inf):
             raise SettingsError(
-                name, f"must be 0 (never) or at least {life.rank_silence_s:g}, not {value_s:g}"
+                name,
+                f"must be 0 (never), or finite and at least {life.rank_silence_s:g},"
+                f" not {value_s:g}",
             )
 
 
 def _check_token(token: str | None) -> None:
     # An empty token would let everybody in while looking like protection.
-    if token is not None and (not token or not token.isascii() or not token.isprintable()):
-        raise SettingsError(TOKEN_VARIABLE, "must be printable ASCII and not empty")
+    if token is not None and re.fullmatch("[!-~]+", token) is None:
+        raise SettingsError(TOKEN_VARIABLE, "must be printable ASCII without spaces, not empty")
 
 
 def _check_limits(settings: Settings) -> None:
@@ -322,7 +325,8 @@ def _check_planning(settings: Settings) -> None:
         )
     if not 0 < settings.planning_timeout_s < math.inf:
         raise SettingsError(
-            PLANNING_TIMEOUT_VARIABLE, f"must be above 0, not {settings.planning_timeout_s:g}"
+            PLANNING_TIMEOUT_VARIABLE,
+            f"must be finite and above 0, not {settings.planning_timeout_s:g}",
         )
     problem = executor_problem(settings.planning_executor)
     if problem is not None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from flyball_client.command import Command, CommandError
 from flyball_client.wire import TOKEN_HEADER
+from flyball_server.command_refusal import command_refusal
 from flyball_server.jobs.access import create_token, list_tokens, revoke_token
-from flyball_server.jobs.errors import JobsError
+from flyball_server.jobs.errors import JobsError, NoOperatorsTokenError
 from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.database_address import missing_file
 from flyball_server.jobs.stores.job_stores import make_job_store
 from flyball_server.jobs.token_record import TokenRecord
-from flyball_server.settings import DATABASE_VARIABLE, SettingsError, load_settings
+from flyball_server.settings import DATABASE_VARIABLE, Settings, SettingsError, load_settings
 
 _OPERATOR = "operator"
 
@@ -48,12 +53,26 @@ def _configure_revoke(parser: argparse.ArgumentParser) -> None:
 
 
 def _create(store: JobStore, arguments: argparse.Namespace) -> None:
-    record, token = create_token(store, job_id=arguments.job, note=arguments.note)
-    if arguments.json:
-        print(json.dumps({"token": token, **_as_json(record)}))
-        return
-    print(f"{token}\n\n{_opens(record)}; it is not shown again. Clients send it as {TOKEN_HEADER}:")
-    print("set FLYBALL_TOKEN to it.")
+    record, token = create_token(
+        store,
+        job_id=arguments.job,
+        note=arguments.note,
+        has_operator=_settings(arguments.database).token is not None,
+    )
+    text = (
+        f"{token}\n\n{_opens(record)}; it is not shown again. Clients send it as {TOKEN_HEADER}:\n"
+        "set FLYBALL_TOKEN to it."
+    )
+    try:
+        print(json.dumps({"token": token, **_as_json(record)}) if arguments.json else text)
+        sys.stdout.flush()
+    except OSError as error:
+        revoke_token(store, record.token_id)  # nobody has read it
+        # Python flushes stdout once more as it exits, and must find it writable.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CommandError(
+            f"the token could not be written ({error.strerror}), and is revoked again"
+        ) from None
 
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> None:
@@ -73,6 +92,8 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> None:
 def _revoke(store: JobStore, arguments: argparse.Namespace) -> None:
     # Whoever gives the whole token means its public part, and does not want to read the rest.
     token_id = arguments.id.removeprefix("fb_").partition("_")[0]
+    if not token_id:
+        raise CommandError("give the token's ID, as `flyball token list` shows it")
     revoke_token(store, token_id)
     if arguments.json:
         print(json.dumps({"revoked": token_id}))
@@ -83,20 +104,44 @@ def _revoke(store: JobStore, arguments: argparse.Namespace) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     _, _, act = _ACTIONS[arguments.action]
     try:
-        with _opened_store(arguments.database) as store:
+        settings = _settings(arguments.database)
+        missing = missing_file(settings.database)
+        if missing is not None:
+            _check_may_be_made(missing, settings, arguments)
+        with _opened_store(settings.database) as store:
+            if missing is not None:
+                print(f"flyball token: made {missing}", file=sys.stderr)
             act(store, arguments)
     except JobsError as error:
-        raise CommandError(error.message) from None
+        raise command_refusal(error) from None
     return 0
 
 
-@contextmanager
-def _opened_store(database: str | None) -> Iterator[JobStore]:
+def _settings(database: str | None) -> Settings:
     try:
-        settings = load_settings(database=database)
+        return load_settings(database=database)
     except SettingsError as error:
         raise CommandError(str(error)) from None
-    store = make_job_store(settings.database)
+
+
+def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Namespace) -> None:
+    """Whether this command may make the database.
+
+    Raises:
+        CommandError: only the first operator's token may, or a job's beside one of the settings.
+        NoOperatorsTokenError: it is a job's without one.
+    """
+    if arguments.action != "create":
+        raise CommandError(
+            f"{file} is not there; name the planner's database by --database or {DATABASE_VARIABLE}"
+        )
+    if arguments.job is not None and settings.token is None:
+        raise NoOperatorsTokenError
+
+
+@contextmanager
+def _opened_store(database: str) -> Iterator[JobStore]:
+    store = make_job_store(database)
     try:
         store.open()
         yield store

@@ -12,7 +12,7 @@ COMPOSE = ROOT / "docker-compose.yml"
 # What whoever starts it has to give; none of it has a default in a file.
 SECRETS = {
     "POSTGRES_PASSWORD": "p@ss/word",
-    "FLYBALL_TOKEN": "an operator's token of 32 or more",
+    "FLYBALL_TOKEN": "an-operators-token-of-32-or-more",
     "SITE_ADDRESS": "https://planner.example.org",
     "TLS_CERTIFICATE": "/etc/ssl/planner.pem",
     "TLS_KEY": "/etc/ssl/planner.key",

@@ -21,7 +21,7 @@ from tests.planner.samples import profile_csv, rank_registration, registration
 
 IMAGE = read_dockerfile(ROOT / "Dockerfile")
 VENV = Path(sys.prefix)
-TOKEN = "an operator's token of 32 or more"  # noqa: S105 - a test's
+TOKEN = "an-operators-token-of-32-or-more"  # noqa: S105 - a test's
 # What the image has under /opt/flyball, where this checkout has it.
 BINDS = {
     VENV / "bin": "/opt/flyball/bin",

@@ -16,7 +16,7 @@ from tests.planner.live import LivePlanner, live_planner
 
 from flyball_client.wire import TOKEN_HEADER
 
-TOKEN = "a token of this test"  # noqa: S105 - opens nothing but its planner
+TOKEN = "a-token-of-this-test"  # noqa: S105 - opens nothing but its planner
 UNSUITED_CHECKS = (
     "positive_data_acceptance",  # a valid value may still be one that the job cannot use
     "use_after_free",  # what is withdrawn can be looked at all the same

@@ -15,7 +15,7 @@ from flyball_server.app import create_app
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
 
-TOKEN = "a token of this test"  # noqa: S105 - opens nothing but its planner
+TOKEN = "a-token-of-this-test"  # noqa: S105 - opens nothing but its planner
 PARTS = {"{job_id}": "job", "{rank}": "0", "{version}": "1"}
 Schema = dict[str, Any]
 Place = tuple[str | int, ...]

@@ -116,7 +116,8 @@ def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(tmp_path: Pa
         job = planner.http.get(routes.fill(routes.JOB, job_id=job_id)).json()
         steps = planner.http.get(routes.fill(routes.STEPS, job_id=job_id)).json()
         plan = planner.http.get(routes.fill(routes.PLAN, job_id=job_id, version=1)).json()
-    assert job["state"] == "profiling"
+    # Where the planner has noticed already that its ranks have left, it is over.
+    assert job["state"] in {"profiling", "ended"}
     assert job["registration"]["blocking_power_w"] is None
     assert (plan["plan"]["policy"], plan["plan"]["schedule"]) == ("probe", "1f1b")
     assert any(step["plan_versions"] == [1] for step in steps)

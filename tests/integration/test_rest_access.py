@@ -9,7 +9,7 @@ from http.client import HTTPConnection
 import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
-from tests.planner.samples import registration
+from tests.planner.samples import job_record, registration
 
 from flyball_client import routes
 from flyball_client.wire import TOKEN_HEADER
@@ -70,6 +70,8 @@ def test_a_token_opens_only_its_job(planner: LivePlanner, jobs: str) -> None:
         for path in (OTHER, f"{OTHER}/steps", f"{JOB}.1", f"{JOB}x", f"{routes.JOBS}/"):
             assert "opens job job only" in detail(http.get(path), 403), path
         assert detail(http.put(OTHER, json=registration()), 403)
+        assert "job@1 is not known" in detail(http.get(f"{JOB}@1"), 404)
+        assert "opens job job only" in detail(http.get(f"{OTHER}@1"), 403)
         for path in (routes.TOKENS, "/api/v1/nothing", "/nothing", "/"):
             assert detail(http.get(path), 403), path
 
@@ -103,6 +105,19 @@ def test_a_jobs_token_lists_that_job_alone(planner: LivePlanner, jobs: str, oper
         assert [job["job_id"] for job in http.get(routes.JOBS).json()] == ["job"]
     with as_bearer(planner, operators) as http:
         assert [job["job_id"] for job in http.get(routes.JOBS).json()] == ["job", "other"]
+
+
+def test_a_jobs_token_lists_its_earlier_runs_too() -> None:
+    with live_planner(token="t") as planner:  # noqa: S106 - a test's
+        store = planner.state.services.store
+        token = create_token(store, job_id="job", has_operator=True)[1]
+        for job_id in ("job", "job@1", "job.1", "other@1"):
+            with store.writing(job_id) as writer:
+                writer.save_job(job_record(job_id=job_id))
+        with as_bearer(planner, token) as http:
+            listed = [job["job_id"] for job in http.get(routes.JOBS).json()]
+            assert sorted(listed) == ["job", "job@1"]
+            assert http.get(f"{JOB}@1").status_code == 200
 
 
 def test_without_a_token_or_with_a_wrong_one_it_is_a_401(planner: LivePlanner, jobs: str) -> None:
@@ -162,6 +177,16 @@ def test_from_the_first_token_on_it_is_asked_for_at_once() -> None:
         assert planner.http.get(routes.JOBS).status_code == 401
         headers = {TOKEN_HEADER: made["token"]}
         assert planner.http.get(routes.JOBS, headers=headers).status_code == 200
+
+
+def test_a_jobs_token_does_not_lock_an_open_planner() -> None:
+    with live_planner() as planner:
+        answer = planner.http.post(routes.TOKENS, json={"job_id": "job"})
+        assert "flyball token create --operator" in detail(answer, 409)
+        assert planner.http.get(routes.JOBS).status_code == 200
+    with live_planner(token="t") as planner:  # noqa: S106 - a test's
+        planner.http.headers[TOKEN_HEADER] = "t"
+        assert planner.http.post(routes.TOKENS, json={"job_id": "job"}).status_code == 201
 
 
 def test_a_strangers_body_is_not_read() -> None:

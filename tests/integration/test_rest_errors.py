@@ -339,14 +339,14 @@ def test_a_measurement_that_is_no_number_is_named(planner: LivePlanner) -> None:
 
 
 def test_with_a_token_only_calls_that_carry_it_are_let_in() -> None:
-    with live_planner(token="open sesame") as planner:  # noqa: S106 - a test's
+    with live_planner(token="open-sesame") as planner:  # noqa: S106 - a test's
         for headers in ({}, {TOKEN_HEADER: ""}, {TOKEN_HEADER: "open barley"}):
             answer = planner.http.put(JOB, content="x" * 2**21, headers=headers)
             assert TOKEN_HEADER in problem(answer, 401)
             assert problem(planner.http.get("/nothing", headers=headers), 401)
         for path in (routes.HEALTH, "/docs", DOCS_SCRIPT, DOCS_STYLE, "/openapi.json"):
             assert planner.http.get(path).status_code == 200
-        planner.http.headers[TOKEN_HEADER.lower()] = "open sesame"
+        planner.http.headers[TOKEN_HEADER.lower()] = "open-sesame"
         assert planner.put_job().status_code == 201
 
 

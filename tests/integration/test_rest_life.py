@@ -90,8 +90,10 @@ def test_a_restart_with_other_stages_is_known_by_its_launcher(
             register(3, 1)
             wait_until(lambda: [rank.rank for rank in ranks(planner)] == [1])
             assert state(planner) == "awaiting-profile"
-        kept = planner.http.get(routes.fill(routes.JOB, job_id="job.1")).json()
+        kept = planner.http.get(routes.fill(routes.JOB, job_id="job@1")).json()
         assert (kept["state"], kept["newest_version"]) == ("ended", 1)
+        # Nobody else can take the name of a run that is kept.
+        assert planner.put_job("job@2").status_code == 422
 
 
 def test_a_job_is_deleted_when_its_ranks_have_left() -> None:

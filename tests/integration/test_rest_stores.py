@@ -23,7 +23,6 @@ from tests.planner.samples import profile_csv, rank_registration, registration
 from tests.postgres.server import PostgresServer
 
 from flyball_client import routes
-from flyball_server.jobs.job_life import LifeTimes
 from flyball_server.jobs.store import JobStore
 from flyball_server.jobs.stores.job_stores import make_job_store
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
@@ -84,7 +83,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
 def test_a_job_is_registered_planned_acknowledged_and_measured_on_every_store(
     store: JobStore, threads: ThreadPoolExecutor
 ) -> None:
-    with live_planner(store=store, max_wait_s=LONG_S, life=LifeTimes(rank_silence_s=600)) as live:
+    with live_planner(store=store, max_wait_s=LONG_S) as live:
         put_job_and_ranks(live.http)
         waiting = threads.submit(poll, live.http, 0, 0)
         wait_until(lambda: live.state.waiters.num_waiting == 1)

@@ -74,7 +74,24 @@ def test_beyond_loopback_it_does_not_listen_without_any_token(refused: Refused) 
     assert "anyone who reaches http://0.0.0.0:" in line
     assert "flyball token create --operator" in line
     assert "FLYBALL_TOKEN" in line
-    assert "FLYBALL_ALLOW_OPEN=1" in line
+    assert "--allow-open or FLYBALL_ALLOW_OPEN=1" in line
+
+
+def test_a_planner_that_is_refused_for_want_of_a_token_makes_no_file(
+    refused: Refused, file: Path
+) -> None:
+    refused(*BEYOND)
+    assert list(file.parent.iterdir()) == []
+
+
+def test_beyond_loopback_jobs_tokens_alone_are_not_enough(refused: Refused, file: Path) -> None:
+    store = make_job_store(f"sqlite:///{file}")
+    store.open()
+    create_token(store, job_id="job", has_operator=True)
+    store.close()
+    line = refused(*BEYOND)
+    assert "tokens of jobs alone" in line
+    assert "flyball token create --operator" in line
 
 
 def test_beyond_loopback_a_token_of_the_database_is_enough(file: Path) -> None:
@@ -166,7 +183,7 @@ def test_a_certificate_that_cannot_be_used_is_one_line(
 ) -> None:
     chain, key, ca = map(str, (certificates.chain, certificates.key, certificates.ca))
     missing = str(tmp_path / "missing.pem")
-    assert f"FLYBALL_TLS_KEY: {missing}: cannot be read" in refused(
+    assert f"--tls-key: {missing}: cannot be read" in refused(
         "--tls-certificate", chain, "--tls-key", missing
     )
     assert "no PEM certificate with its unencrypted key" in refused(
@@ -178,6 +195,9 @@ def test_a_certificate_that_cannot_be_used_is_one_line(
     assert "--tls-certificate needs FLYBALL_TLS_KEY beside it" in refused(
         "--tls-certificate", chain
     )
+    monkeypatch.setenv("FLYBALL_TLS_KEY", missing)
+    line = refused("--tls-certificate", chain)
+    assert f"FLYBALL_TLS_KEY: {missing}: cannot be read" in line
     monkeypatch.setenv("FLYBALL_TLS_KEY", key)
     assert "FLYBALL_TLS_KEY needs FLYBALL_TLS_CERTIFICATE beside it" in refused()
 

@@ -127,8 +127,31 @@ def test_the_token_comes_from_the_environment_and_a_flag_is_over_it(tmp_path: Pa
         assert served.http.get(routes.JOBS, headers=headers).status_code == 200
 
 
-def refused(*arguments: str, **environment: str) -> str:
-    """The one line on stderr of a `flyball serve` that exits with status 2."""
+def test_sigterm_ends_it_cleanly_and_leaves_no_folder_behind(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = serve_environment(TMPDIR=str(temporary), FLYBALL_PLANNING_PROCESSES="1")
+    with serve_process(tmp_path / "planner.sqlite", environment=environment) as served:
+        assert list(temporary.iterdir())  # multiprocessing's, which goes with the planner
+        assert served.end(signal.SIGTERM) == (0, "")
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_second_planner_on_one_sqlite_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "planner.sqlite"
+    link = tmp_path / "link.sqlite"
+    link.symlink_to(file)
+    with serve_process(file):
+        for name in (file, link):
+            line = refused("--port", "0", "--database", f"sqlite:///{name}")
+            assert f"Another planner runs on {name}" in line
+            assert f"{file}.lock" in line
+    with serve_process(file) as again:
+        assert again.http.get(routes.HEALTH).status_code == 200
+
+
+def refused(*arguments: str, status: int = 2, **environment: str) -> str:
+    """The one line on stderr of a `flyball serve` that exits with this status."""
     ended = subprocess.run(
         (*SERVE, "serve", *arguments),
         capture_output=True,
@@ -137,7 +160,7 @@ def refused(*arguments: str, **environment: str) -> str:
         check=False,
         env=serve_environment(**environment),
     )
-    assert ended.returncode == 2, ended.stderr
+    assert ended.returncode == status, ended.stderr
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
     lines = ended.stderr.splitlines()
@@ -151,7 +174,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         database = f"sqlite:///{tmp_path / 'planner.sqlite'}"
-        line = refused("--port", port, "--database", database)
+        line = refused("--port", port, "--database", database, status=75)
     assert f"cannot listen on 127.0.0.1:{port}" in line
     assert "--port" in line
 
@@ -179,7 +202,7 @@ def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:
 
 def test_a_database_that_does_not_answer_is_one_line_without_its_password() -> None:
     address = "postgresql://ada:se%40cret@127.0.0.1:1/flyball"
-    line = refused(FLYBALL_DATABASE=address)
+    line = refused("--port", "0", status=75, FLYBALL_DATABASE=address)
     assert "Database postgresql://ada@127.0.0.1:1/flyball cannot be used" in line
     assert "refused" in line
     assert "cret" not in line

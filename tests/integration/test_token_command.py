@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
-from tests.planner.live import serve_process
+from tests.planner.live import PATIENCE_S, SERVE, serve_environment, serve_process
 
 from flyball_client import routes
 from flyball_client.__main__ import main
@@ -55,6 +56,7 @@ def test_the_first_token_is_made_before_the_planner_runs(
 def test_the_token_is_printed_once_and_never_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, database: str
 ) -> None:
+    made(capsys, database, "--operator")
     assert main(["token", "create", "--job", "night", "--database", database]) == 0
     shown = capsys.readouterr()
     token = shown.out.splitlines()[0]
@@ -70,6 +72,9 @@ def test_the_token_is_printed_once_and_never_again(
 def test_tokens_are_listed_with_what_they_open(
     capsys: pytest.CaptureFixture[str], database: str
 ) -> None:
+    gone = made(capsys, database, "--operator")["token_id"]
+    assert main(["token", "revoke", gone, "--database", database]) == 0
+    capsys.readouterr()
     assert main(["token", "list", "--database", database]) == 0
     assert "flyball token create --operator" in capsys.readouterr().out
     first = made(capsys, database, "--operator", "--note", "ada")
@@ -97,11 +102,66 @@ def test_a_revoked_token_is_gone_and_may_be_named_as_a_whole(
     line = refused(capsys, "revoke", second["token"], "--database", database)
     assert second["token_id"] in line
     assert second["token"] not in line
+    for nothing in ("", "fb_"):
+        line = refused(capsys, "revoke", nothing, "--database", database)
+        assert "give the token's ID" in line
+
+
+def test_a_jobs_token_cannot_be_the_first(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    database: str,
+) -> None:
+    line = refused(capsys, "create", "--job", "night", "--database", database)
+    assert "flyball token create --operator" in line
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("FLYBALL_TOKEN", "of-the-planner")
+    assert made(capsys, database, "--job", "night")["job_id"] == "night"
+
+
+def test_only_create_makes_a_database_and_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, database: str
+) -> None:
+    for action in (("list",), ("revoke", "0123456789abcdef")):
+        line = refused(capsys, *action, "--database", database)
+        assert f"{tmp_path / 'planner.sqlite'} is not there" in line
+        assert "--database" in line
+    assert list(tmp_path.iterdir()) == []
+    assert main(["token", "create", "--operator", "--database", database]) == 0
+    told = f"flyball token: made {tmp_path / 'planner.sqlite'}\n"
+    assert capsys.readouterr().err == told
+    assert main(["token", "create", "--operator", "--database", database]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_token_that_nobody_could_read_is_revoked_again(
+    capsys: pytest.CaptureFixture[str], database: str
+) -> None:
+    known = made(capsys, database, "--operator")["token_id"]
+    command = (*SERVE, "token", "create", "--operator", "--database", database)
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env=serve_environment(),
+        )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "could not be written (No space left on device), and is revoked again" in line
+    assert main(["token", "list", "--database", database, "--json"]) == 0
+    (kept,) = json.loads(capsys.readouterr().out)["tokens"]
+    assert kept["token_id"] == known
 
 
 def test_what_cannot_be_a_token_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], database: str
 ) -> None:
+    made(capsys, database, "--operator")
     assert "--operator --job" in refused(capsys, "create", "--database", database)
     assert "job_id" in refused(capsys, "create", "--job", "a/b", "--database", database)
     note = ("--operator", "--note", "two\nlines")

@@ -220,8 +220,10 @@ def test_a_listener_that_fails_is_called_again(
 def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
     postgres_server: PostgresServer,
     stores: tuple[PostgresJobStore, PostgresJobStore],
+    caplog: pytest.LogCaptureFixture,
     kindly: bool,
 ) -> None:
+    caplog.set_level(logging.INFO)
     store = stores[0]
     heard: tuple[list[str | None], list[str | None]] = ([], [])
     for each, jobs in zip(stores, heard, strict=True):
@@ -252,6 +254,7 @@ def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
     assert is_free(store, "plan job")
     # What was signalled meanwhile may have been sent before the other one listened again.
     wait_until(lambda: all(None in jobs for jobs in heard))
+    assert caplog.text.count("the database is back") == len(stores)
     store.signal("job")
     wait_until(lambda: "job" in heard[1])
 

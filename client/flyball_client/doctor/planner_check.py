@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flyball_client.doctor.check_result import CheckResult
-from flyball_client.errors import PlannerError, PlannerRefusedError
+from flyball_client.errors import (
+    PlannerCutOffError,
+    PlannerDistrustedError,
+    PlannerError,
+    PlannerRefusedError,
+)
 from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.planner_trust import CA_FILE_VARIABLE, CaFileError
 from flyball_client.version import flyball_version
 
 _TIMEOUT_S = 3.0
@@ -37,6 +43,9 @@ def check_planner(url: str | None, token: str | None) -> Iterator[CheckResult]:
         return
     try:
         check_address(url)
+    except CaFileError as error:
+        yield CheckResult.of_error(_NAME, error, f"correct {CA_FILE_VARIABLE}")
+        return
     except ValueError as error:
         yield CheckResult.of_error(_NAME, error, "correct FLYBALL_PLANNER_URL")
         return
@@ -51,11 +60,18 @@ def check_planner(url: str | None, token: str | None) -> Iterator[CheckResult]:
         try:
             yield _version_result(planner.base_url, planner.health().version)
         except PlannerError as error:
-            yield CheckResult.of_error(
-                _NAME, error, "start it with flyball serve on a --host that this machine reaches"
-            )
+            yield CheckResult.of_error(_NAME, error, _advice(planner.base_url, error))
             return
         yield _token_result(planner, has_token=bool(token))
+
+
+def _advice(base_url: str, error: PlannerError) -> str:
+    """What to do about a planner that did not answer, beside what the error says itself."""
+    if isinstance(error, PlannerDistrustedError):
+        return ""
+    if isinstance(error, PlannerCutOffError) and base_url.startswith("http:"):
+        return "it may speak TLS: try https://"
+    return "start it with flyball serve on a --host that this machine reaches"
 
 
 def _version_result(base_url: str, version: str) -> CheckResult:

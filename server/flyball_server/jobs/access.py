@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from flyball_server.jobs.errors import InvalidFieldError, UnknownTokenError
-from flyball_server.jobs.records import JOB_ID_PATTERN
+from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
+from flyball_server.jobs.records import JOB_ID_PATTERN, RUN_SIGN
 from flyball_server.jobs.services import utc_now
 from flyball_server.jobs.store import TOKENS, JobStore
 from flyball_server.jobs.token_record import TokenRecord
@@ -33,7 +33,8 @@ class Access:
     """What a caller may do.
 
     Attributes:
-        job_id: the one job that is open to it; None: an operator, to whom all are.
+        job_id: the one job that is open to it, with its earlier runs; None: an operator, to whom
+            all are.
     """
 
     job_id: str | None
@@ -44,8 +45,8 @@ class Access:
         return self.job_id is None
 
     def opens(self, job_id: str) -> bool:
-        """Whether this job is open to it."""
-        return self.job_id is None or self.job_id == job_id
+        """Whether this job, or earlier run of one, is open to it."""
+        return self.job_id is None or self.job_id == job_id.partition(RUN_SIGN)[0]
 
 
 OPERATOR = Access(job_id=None)
@@ -62,14 +63,23 @@ def create_token(
     job_id: str | None,
     note: str = "",
     now: Callable[[], datetime] = utc_now,
+    has_operator: bool = False,
 ) -> tuple[TokenRecord, str]:
     """Make a token, an operator's where no job is given; the job need not be registered yet.
+
+    Args:
+        store: that keeps it.
+        job_id: the one job that it opens; None: everything.
+        note: what people know it by.
+        now: the time.
+        has_operator: whether there is an operator's token that the store does not know.
 
     Returns:
         What is kept of it, and the token itself, which is kept nowhere.
 
     Raises:
         InvalidFieldError: no job has such a name, or the note is no printable text.
+        NoOperatorsTokenError: it is a job's, and there is no operator's.
     """
     if job_id is not None and re.fullmatch(JOB_ID_PATTERN, job_id) is None:
         raise InvalidFieldError("job_id", "must be 1 to 128 of A-Z a-z 0-9 . _ -, no dot first")
@@ -79,6 +89,8 @@ def create_token(
         token_id=token_id, digest=digest_of(token), job_id=job_id, created_at=now(), note=note
     )
     with store.writing(TOKENS) as writer:
+        if not (job_id is None or has_operator or has_operators(writer.list_tokens())):
+            raise NoOperatorsTokenError
         writer.save_token(record)
     return record, token
 
@@ -87,6 +99,11 @@ def list_tokens(store: JobStore) -> tuple[TokenRecord, ...]:
     """What is kept of all tokens, in the order of their creation."""
     with store.reading() as reader:
         return reader.list_tokens()
+
+
+def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
+    """Whether one of them is an operator's."""
+    return any(token.job_id is None for token in tokens)
 
 
 def revoke_token(store: JobStore, token_id: str) -> None:

@@ -160,10 +160,13 @@ def _note_held(
         activation_of(activations, job_id, held.version)
         # A late repetition of an older one takes nothing back.
         if held.version >= (record.acknowledged_version or 0):
-            changed = record.evolve(
-                acknowledged_version=held.version, current_step=held.current_step
-            )
-            writer.save_rank(changed)
+            step = held.current_step
+            if held.version == record.acknowledged_version:
+                # Nor does one of the same: a run that starts over registers first.
+                step = max(step, record.current_step or 0)
+            changed = record.evolve(acknowledged_version=held.version, current_step=step)
+            # What said that it leaves was then an earlier process of this rank, and came late.
+            writer.save_rank(changed.evolve(has_left=False))
     except (UnknownError, InvalidFieldError) as error:
         return error
     return None

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from flyball_server.jobs.control import Comparison
-from flyball_server.jobs.errors import MissingPlanError, NothingToCompareError
+from flyball_server.jobs.errors import JobIsOverError, MissingPlanError, NothingToCompareError
 from flyball_server.jobs.inspection import newest_plan, require_job
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
@@ -44,12 +45,15 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         UnknownJobError: no such job.
         MissingPlanError: it has no plan yet, or is still being profiled.
         NothingToCompareError: its plan is all at the highest clocks.
+        JobIsOverError: nobody would run it.
         InvalidFieldError: too few pairs, or too many.
     """
     wanted = Comparison(num_pairs=num_pairs)
     with services.store.writing(job_id) as writer:
-        require_job(writer, job_id)
+        job = require_job(writer, job_id)
         newest = newest_plan(writer, job_id)
+        if job.state in OVER:
+            raise JobIsOverError(job_id=job_id, state=job.state)
         if newest is None or isinstance(newest.plan, ProbePlan):
             raise MissingPlanError(job_id=job_id)
         if step_kinds(newest).is_all_baseline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flyball_server.jobs.errors import JobIsRunningError
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_life import is_gone
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.services import JobServices
 
 
@@ -17,8 +18,10 @@ def delete_job(services: JobServices, job_id: str) -> None:
     """
     now = services.now()
     with services.store.writing(job_id) as writer:
-        require_job(writer, job_id)
-        if not all(is_gone(rank, now, services.life) for rank in writer.list_ranks(job_id)):
+        job = require_job(writer, job_id)
+        if job.state not in OVER and not all(
+            is_gone(rank, now, services.life) for rank in writer.list_ranks(job_id)
+        ):
             raise JobIsRunningError(job_id=job_id)
         writer.delete_job(job_id)
     services.wake(job_id)

@@ -12,16 +12,20 @@ JobsError
 │   ├── JobIsRunningError
 │   ├── MissingProfileError
 │   ├── MissingPlanError
+│   ├── NoOperatorsTokenError
 │   ├── NothingToCompareError
+│   ├── JobIsOverError
 │   ├── IllegalMoveError
 │   └── TooManyJobsError          the planner keeps no more
 ├── PlanningStoppedError          the planner shuts down
+├── PlannerFaultError             nobody has foreseen it
 ├── InvalidFieldError             a value out of bounds; `field` names it
 │   └── PlanningFailedError       the planner refused the job as it now stands
 └── StoreError                    the database
     ├── StoreUnavailableError
     │   ├── StoreUnreachableError
     │   └── StoreDriverError
+    ├── StoreInUseError           another planner runs on the SQLite file
     ├── StoreBusyError
     ├── StoreDamagedError
     ├── StoreForeignError
@@ -65,7 +69,7 @@ class UnknownPlanError(UnknownError):
 
 
 class UnknownTokenError(UnknownError):
-    """There is no token {token_id} (any more); list them to see which there are."""
+    """There is no token {token_id}; list them to see which there are."""
 
 
 class WrongStateError(JobsError):
@@ -73,11 +77,11 @@ class WrongStateError(JobsError):
 
 
 class RegistrationConflictError(WrongStateError):
-    """Job {job_id} stands with another {field}; end its ranks, or take another name."""
+    """Job {job_id} is registered with another {field}; end its ranks, or take another name."""
 
 
 class OtherRunError(WrongStateError):
-    """Job {job_id} stands with another start of its training; this one has to register it first."""
+    """Job {job_id} is registered for another start of its training; register it for this one."""
 
 
 class JobIsRunningError(WrongStateError):
@@ -92,8 +96,16 @@ class MissingPlanError(WrongStateError):
     """Job {job_id} has no plan yet; put a profile first."""
 
 
+class NoOperatorsTokenError(WrongStateError):
+    """A job's token alone would lock operators out; first `flyball token create --operator`."""
+
+
 class NothingToCompareError(WrongStateError):
     """The plan of job {job_id} is all at the highest clocks; choose another policy first."""
+
+
+class JobIsOverError(WrongStateError):
+    """Job {job_id} is {state}; start its training again first."""
 
 
 class IllegalMoveError(WrongStateError):
@@ -106,6 +118,10 @@ class TooManyJobsError(WrongStateError):
 
 class PlanningStoppedError(JobsError):
     """The planner shuts down; job {job_id} is planned when it is up again."""
+
+
+class PlannerFaultError(JobsError):
+    """The planner has failed at this for job {job_id}; its log says why."""
 
 
 class InvalidFieldError(JobsError):
@@ -134,7 +150,11 @@ class StoreUnreachableError(StoreUnavailableError):
 
 
 class StoreDriverError(StoreUnavailableError):
-    """Database {location} needs the PostgreSQL driver; pip install 'flyball[postgres]'."""
+    """Database {location} needs the PostgreSQL driver; install the extra postgres."""
+
+
+class StoreInUseError(StoreError):
+    """Another planner runs on {location} (it holds {lock}); end it, or name another database."""
 
 
 class StoreBusyError(StoreError):

@@ -65,5 +65,9 @@ def change_target(services: JobServices, job_id: str, update: TargetUpdate) -> J
         spec = update.applied_to(job.in_force)
         if spec != job.in_force:
             check_spec(spec, services.gpu_window)
-            writer.save_job(job.with_change(JobInput.TARGET, in_force=spec))
+            changed = job.with_change(JobInput.TARGET, in_force=spec)
+            if writer.find_profile(job_id) is None:
+                # That profiling was refused stands until there is something to plan from.
+                changed = changed.evolve(problem=job.problem)
+            writer.save_job(changed)
     return plan_if_needed(services, job_id, JobInput.TARGET)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from flyball_server.jobs.job_state import OVER, JobState
+from flyball_server.jobs.job_state import OVER, JobInput, JobState
 from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
 from flyball_server.jobs.store import JobReader
 
@@ -81,6 +81,8 @@ def job_notes(
     if job.state in OVER:
         return ()
     notes: list[str] = []
+    if _is_being_planned(job):
+        notes.append("is being planned")
     missing = sorted(set(range(job.in_force.num_ranks)) - {rank.rank for rank in ranks})
     if missing:
         notes.append(f"waits for {_ranks(missing)} to register")
@@ -95,12 +97,19 @@ def job_notes(
             " until it registers again"
         )
     left = [rank.rank for rank in ranks if rank.has_left]
-    if left:
+    if left and len(left) < len(ranks):
         notes.append(f"{_ranks(left)} ended before the others")
     versions = sorted({rank.client_version for rank in ranks})
     if len(versions) > 1:
         notes.append(f"ranks run different versions of Flyball: {', '.join(versions)}")
     return tuple(notes)
+
+
+def _is_being_planned(job: JobRecord) -> bool:
+    """Whether somebody is at it, or will be as soon as a planner is there."""
+    is_behind = job.planned_revision < job.inputs_revision and job.problem is None
+    waits_for_profile = job.state in {JobState.AWAITING_PROFILE, JobState.PROFILING}
+    return is_behind and (not waits_for_profile or job.changed_input is JobInput.PROFILE)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

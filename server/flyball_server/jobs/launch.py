@@ -44,6 +44,19 @@ class Launch:
         )
 
 
+def check_not_over(job: JobRecord, launch: Launch) -> None:
+    """Refuse a start that the job's launcher has itself followed by another.
+
+    Raises:
+        OtherRunError: it has.
+    """
+    match launch.restart_count, job.restart_count:
+        case (int(mine), int(its)) if launch.run == job.run and mine < its:
+            raise OtherRunError(job_id=job.job_id)
+        case _:
+            return
+
+
 def check_run(job: JobRecord, launch: Launch) -> None:
     """Refuse a rank of a start that is over, or that has not registered the job yet.
 

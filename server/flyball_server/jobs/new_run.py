@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
+from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_life import is_gone
 from flyball_server.jobs.job_state import OVER, JobInput, JobState
-from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.records import RUN_SIGN, JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
 
 _LOG = logging.getLogger(__name__)
+# Of one job; a job whose launcher restarts it for ever must not fill the database.
+MAX_KEPT_RUNS = 16
 # Of a job's name, so that a number still fits behind it.
 _KEPT_CHARACTERS = 112
 
@@ -25,22 +27,20 @@ def can_begin_anew(services: JobServices, reader: JobReader, job: JobRecord) -> 
 
 
 def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: JobRecord) -> None:
-    """Keep the job as it was under a free name, and begin it again under its own.
+    """Keep the job as it was under a name of its own, and begin it again under its name.
 
-    A profile of as many stages is taken over, and the job planned from it.
+    A profile of as many stages is taken over, and the job planned from it; so is its timetable.
+    Of the runs that are kept the oldest goes, where there are `MAX_KEPT_RUNS`.
 
     Args:
         services: the seams.
-        writer: of this job.
+        writer: of this job; nobody can register the names of kept runs, so none other has them.
         job: as it stands.
         wanted: the same with the specification and the launch of the new run.
     """
     profile = writer.find_profile(job.job_id)
-    kept_as = _free_name(writer, job.job_id)
-    writer.rename_job(job.job_id, kept_as)
-    kept = require_job(writer, kept_as)
-    if kept.state not in OVER:
-        writer.save_job(kept.moved(JobState.ENDED, problem=kept.problem))
+    timetable = writer.find_control(job.job_id).timetable
+    kept_as = _keep(writer, job)
     begun = JobRecord(
         job_id=job.job_id,
         registered=wanted.registered,
@@ -50,13 +50,26 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
         restart_count=wanted.restart_count,
     )
     writer.save_job(begun)
+    if timetable is not None:
+        writer.save_control(JobControl(job_id=job.job_id, timetable=timetable))
     if profile is not None and profile.num_stages == begun.in_force.num_stages:
         writer.save_profile(job.job_id, profile)
         writer.save_job(begun.with_change(JobInput.PROFILE))
     _LOG.info("job %s: a new run begins; the one before is kept as %s", job.job_id, kept_as)
 
 
-def _free_name(reader: JobReader, job_id: str) -> str:
-    stem = job_id[:_KEPT_CHARACTERS]
-    names = (f"{stem}.{number}" for number in itertools.count(1))
-    return next(name for name in names if reader.find_job(name) is None)
+def _keep(writer: JobWriter, job: JobRecord) -> str:
+    """Let the job go by the name of a kept run; which that is."""
+    stem = job.job_id[:_KEPT_CHARACTERS] + RUN_SIGN
+    names = (other.job_id for other in writer.list_jobs())
+    numbers = sorted(int(name.removeprefix(stem)) for name in names if name.startswith(stem))
+    for number in numbers[: max(len(numbers) + 1 - MAX_KEPT_RUNS, 0)]:
+        writer.delete_job(f"{stem}{number}")
+    kept_as = f"{stem}{numbers[-1] + 1 if numbers else 1}"
+    writer.rename_job(job.job_id, kept_as)
+    for rank in writer.list_ranks(kept_as):
+        writer.save_rank(rank.evolve(has_left=True))
+    kept = require_job(writer, kept_as)
+    if kept.state not in OVER:
+        writer.save_job(kept.moved(JobState.ENDED, problem=kept.problem))
+    return kept_as

@@ -102,6 +102,9 @@ def _store_plan(
         now = require_job(writer, job.job_id)
         if not is_same_work(job, now):
             return None
+        if now.planned_revision == now.inputs_revision:
+            # The turn was lost, and another planner has had it meanwhile.
+            return summarise(writer, now)
         report = _report(job.in_force, planned_for)
         record = add_version(services, writer, job.job_id, plan, solve_s=solve_s, report=report)
         planned = now.moved(JobState.PLANNED).evolve(planned_revision=job.inputs_revision)
@@ -128,10 +131,10 @@ def _report(spec: JobSpec, planned_for: InForce) -> StepReport:
 
 
 def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:
-    """Whether the failure is still about the job's inputs, and is stored."""
+    """Whether the failure is still about inputs that nobody has planned, and is stored."""
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
-        if not is_same_work(job, now):
+        if not is_same_work(job, now) or now.planned_revision == now.inputs_revision:
             return False
         writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=failure.message))
     _LOG.warning("job %s: planning failed: %s", job.job_id, failure.message)

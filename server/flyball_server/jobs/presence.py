@@ -55,17 +55,18 @@ class RankPresence:
             StoreError: it cannot be written.
         """
         now = services.now()
-        while (taken := self._take()) is not None:
-            job_id, ranks = taken
+        with self._guard:
+            taken, self._seen = self._seen, {}
+        failure: StoreError | None = None
+        for job_id, ranks in taken.items():
             try:
                 _touch(services, job_id, ranks, now)
-            except StoreError:
+            except StoreError as error:
+                # The next job may be free to write.
                 self.note(job_id, ranks)
-                raise
-
-    def _take(self) -> tuple[str, set[int]] | None:
-        with self._guard:
-            return self._seen.popitem() if self._seen else None
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _run(self, services: JobServices) -> None:
         is_last = False

@@ -6,6 +6,7 @@ at any time.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +15,12 @@ from datetime import datetime
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.control import InForce
-from flyball_server.jobs.errors import JobsError, UnknownJobError, UnknownRankError
+from flyball_server.jobs.errors import (
+    JobsError,
+    PlannerFaultError,
+    UnknownJobError,
+    UnknownRankError,
+)
 from flyball_server.jobs.inspection import newest_version, require_plan
 from flyball_server.jobs.rank_part import (
     intended_times_s,
@@ -26,6 +32,8 @@ from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord,
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader
 from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction
+
+_LOG = logging.getLogger(__name__)
 
 # A job's newest version is all that its ranks ask for. Parsed, one of 64 stages and 256
 # microbatches takes some 10 MB.
@@ -124,7 +132,7 @@ class RankPlans:
         newest: int,
         version: _Version | None,
     ) -> PlanAnswer:
-        failures = {
+        failures: dict[int, JobsError] = {
             rank: UnknownRankError(job_id=job_id, rank=rank)
             for rank in asked.ranks
             if rank not in ranks
@@ -134,9 +142,14 @@ class RankPlans:
         shared: dict[bytes, list[int]] = {}
         for rank in asked.ranks:
             if rank in ranks:
-                with self._lock:
-                    rendered = version.rendered(ranks[rank], self._render)
-                shared.setdefault(rendered, []).append(rank)
+                try:
+                    with self._lock:
+                        rendered = version.rendered(ranks[rank], self._render)
+                except Exception:
+                    _LOG.exception("job %s: the plan of rank %d failed", job_id, rank)
+                    failures[rank] = PlannerFaultError(job_id=job_id)
+                else:
+                    shared.setdefault(rendered, []).append(rank)
         parts = tuple(
             SharedPart(ranks=tuple(of_part), rendered=rendered)
             for rendered, of_part in shared.items()

@@ -8,14 +8,16 @@ import time
 from collections.abc import Sequence
 
 from flyball_server.jobs.errors import JobsError, UnknownJobError
+from flyball_server.jobs.planning_slots import NUM_SLOTS
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.services import JobServices
 from flyball_server.log_context import about
 
 _LOG = logging.getLogger(__name__)
 
-# A job that is planned keeps its thread waiting; the solving itself is elsewhere.
-NUM_THREADS = 8
+# A job that is planned keeps its thread waiting; the solving itself is elsewhere. Some are left
+# for the reactions that plan nothing.
+NUM_THREADS = NUM_SLOTS + 2
 # Thousands of ranks post every step: a job is not looked at more often than this, s.
 SHORTEST_PAUSE_S = 0.1
 # Every job is looked at so often, s, as if it had changed: another planner on the store may have

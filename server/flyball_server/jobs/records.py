@@ -25,6 +25,9 @@ from flyball_server.planning.probe_plan import ProbePlan
 
 # No dot first: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
+# Earlier runs of a job are kept under its name with a number behind it, which nobody can register.
+RUN_SIGN = "@"
+ANY_JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}(@[0-9]{1,9})?$"
 MAX_STAGES = 4096
 MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
@@ -165,7 +168,8 @@ class JobRecord(Record):
     Attributes:
         registered: as first registered; registering the same again changes nothing.
         in_force: as planned now, with later changes of target.
-        problem: why the newest planning failed; None otherwise.
+        problem: why the newest planning failed; None otherwise, and from a change of the inputs
+            until they are planned.
         created_at: UTC.
         changed_input: which input was changed last.
         inputs_revision: counts changes of profile and specification.
@@ -187,7 +191,7 @@ class JobRecord(Record):
     restart_count: int | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(JOB_ID_PATTERN, self.job_id):
+        if not re.fullmatch(ANY_JOB_ID_PATTERN, self.job_id):
             raise InvalidFieldError(
                 "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -, no dot first"
             )
@@ -201,6 +205,7 @@ class JobRecord(Record):
             in_force=in_force or self.in_force,
             changed_input=changed_input,
             inputs_revision=self.inputs_revision + 1,
+            problem=None,
         )
 
     def moved(self, state: JobState, *, problem: str | None = None) -> JobRecord:

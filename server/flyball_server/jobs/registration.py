@@ -17,7 +17,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_life import come_back, is_silent
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.launch import Launch, check_run
+from flyball_server.jobs.launch import Launch, check_not_over, check_run
 from flyball_server.jobs.new_run import can_begin_anew, new_run
 from flyball_server.jobs.outcomes import only
 from flyball_server.jobs.plan_request import check_spec
@@ -47,18 +47,20 @@ def register_job(
     Raises:
         InvalidFieldError: a value cannot be used.
         RegistrationConflictError: the job is planned, or has ranks, that do not fit.
+        OtherRunError: its launcher has started it again since this start.
         PlanningFailedError: its profile was there already, and planning it so failed.
     """
     check_spec(spec, services.gpu_window)
     with services.store.writing(job_id) as writer:
         job = writer.find_job(job_id)
         if job is None:
-            created = JobRecord(
-                job_id=job_id, registered=spec, in_force=spec, created_at=services.now()
+            created = launch.noted_in(
+                JobRecord(job_id=job_id, registered=spec, in_force=spec, created_at=services.now())
             )
-            writer.save_job(launch.noted_in(created))
+            writer.save_job(created)
             return summarise(writer, created), True
         is_new = False
+        check_not_over(job, launch)
         # A rank that restarts sends what it first sent, whatever the target has become since.
         if spec not in (job.registered, job.in_force):
             is_new = _register_otherwise(services, writer, job, spec, launch)
@@ -160,13 +162,12 @@ def _register_otherwise(
     services: JobServices, writer: JobWriter, job: JobRecord, spec: JobSpec, launch: Launch
 ) -> bool:
     """Take other values for a job that is known; whether that is a new run of it."""
-    if not launch.is_restart_of(job):
-        conflict = _conflict(writer, job, spec)
-        if conflict is None:
-            _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
-            return False
-        if not can_begin_anew(services, writer, job):
-            raise RegistrationConflictError(job_id=job.job_id, field=conflict)
+    conflict = _conflict(writer, job, spec)
+    if conflict is None:
+        _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
+        return False
+    if not (launch.is_restart_of(job) or can_begin_anew(services, writer, job)):
+        raise RegistrationConflictError(job_id=job.job_id, field=conflict)
     new_run(services, writer, job, launch.noted_in(job.evolve(registered=spec, in_force=spec)))
     return True
 
@@ -189,12 +190,12 @@ def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
 
 def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
     changed_job = job.with_change(JobInput.REGISTRATION, in_force=spec).evolve(registered=spec)
-    is_refused = writer.find_profile(job.job_id) is None
-    is_other = is_refused or spec.num_stages != job.in_force.num_stages
-    if is_other and job.state is JobState.PLANNING_FAILED:
+    profile = writer.find_profile(job.job_id)
+    if profile is None or profile.num_stages != spec.num_stages:
         # The profile is of another pipeline now; what is left is to wait for the right one.
         writer.delete_profile(job.job_id)
-        changed_job = changed_job.moved(JobState.AWAITING_PROFILE)
+        if job.state is JobState.PLANNING_FAILED:
+            changed_job = changed_job.moved(JobState.AWAITING_PROFILE)
     writer.save_job(changed_job)
 
 

@@ -42,6 +42,8 @@ class TokenGate:
         # By digest: what the token opens, and until when that is remembered.
         self._remembered: dict[str, tuple[Access, float]] = {}
         self._open_until_s = -1.0
+        # How often what was remembered was forgotten: an answer read before that is not kept.
+        self._num_changes = 0
 
     def remembered(self, token: str | None) -> Access | None:
         """What this token, or none, is known to open without a look at the store; None: look."""
@@ -66,16 +68,19 @@ class TokenGate:
         known = self.remembered(token)  # another thread may just have looked
         if known is not None:
             return known
+        num_changes = self._num_changes
         if not self._asks:
             if not list_tokens(self._store):
-                self._open_until_s = self._clock() + REMEMBERED_S
+                with self._lock:
+                    if num_changes == self._num_changes:
+                        self._open_until_s = self._clock() + REMEMBERED_S
                 return OPERATOR
             self._asks = True
         if token is None:
             return None
         access = stored_access(self._store, token)
         if access is not None:
-            self._remember(digest_of(token), access)
+            self._remember(digest_of(token), access, num_changes)
         return access
 
     def ask_always(self) -> None:
@@ -85,16 +90,19 @@ class TokenGate:
     def forget(self) -> None:
         """Look at the store before anybody else is let in: tokens have changed."""
         with self._lock:
+            self._num_changes += 1
             self._remembered.clear()
-        self._open_until_s = -1.0
+            self._open_until_s = -1.0
 
     def _is_operators(self, digest: str) -> bool:
         kept = self._operator_digest
         return kept is not None and hmac.compare_digest(digest, kept)
 
-    def _remember(self, digest: str, access: Access) -> None:
+    def _remember(self, digest: str, access: Access, num_changes: int) -> None:
         now_s = self._clock()
         with self._lock:
+            if num_changes != self._num_changes:
+                return
             self._remembered.pop(digest, None)
             if len(self._remembered) >= _MAX_REMEMBERED:
                 del self._remembered[next(iter(self._remembered))]  # the oldest

@@ -14,7 +14,7 @@ from flyball_server.jobs.frontier import FrontierMemory
 from flyball_server.jobs.plannings import Plannings
 from flyball_server.jobs.presence import RankPresence
 from flyball_server.jobs.reactor import Reactor
-from flyball_server.jobs.records import JOB_ID_PATTERN, MAX_RANKS
+from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, MAX_RANKS
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.token_gate import TokenGate
 from flyball_server.jobs.waiters import JobWaiters
@@ -121,6 +121,15 @@ def _in_digits(text: str) -> str:
 JsonBody = Depends(require_json)
 WaitS = Annotated[float, Depends(granted_wait_s)]
 JobId = Annotated[
+    str,
+    Path(
+        pattern=ANY_JOB_ID_PATTERN,
+        description="The job's name: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first; of an earlier run"
+        " with @ and its number behind it.",
+        examples=["gpt2-demo"],
+    ),
+]
+NewJobId = Annotated[
     str,
     Path(
         pattern=JOB_ID_PATTERN,

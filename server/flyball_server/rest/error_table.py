@@ -7,6 +7,7 @@ from types import MappingProxyType
 from flyball_profiles.stage_profile import ProfileError
 from flyball_server.jobs.errors import (
     InvalidFieldError,
+    PlannerFaultError,
     PlanningStoppedError,
     StoreError,
     UnknownError,
@@ -37,6 +38,7 @@ ERROR_STATUS: MappingProxyType[type[Exception], int] = MappingProxyType(
         InvalidFieldError: 422,
         ProfileError: 422,
         HeadersTooLargeError: 431,
+        PlannerFaultError: 500,
         StoreError: 503,
         PlanningStoppedError: 503,
         TooManyWaitingError: 503,
@@ -56,6 +58,7 @@ STATUS_MEANING = MappingProxyType(
         415: "The body is of another content type.",
         422: "A value cannot be used; the field, or the profile's line, is named.",
         431: "Address and headers are too long.",
+        500: "The planner has failed at this; its log says why.",
         503: "The job store cannot answer now, or too many calls wait; trying again may help.",
     }
 )

@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from flyball_server.jobs.errors import JobsError
+from flyball_server.jobs.outcomes import each_for_itself
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -34,8 +35,9 @@ class Gathering(Generic[Item, Outcome]):
     at a time.
 
     Args:
-        work: takes a key and some of its items, on a thread; the outcomes in their order. What it
-            raises is raised for each of them.
+        work: takes a key and some of its items, on a thread; the outcomes in their order. A
+            JobsError that it raises is raised for each of them; for another one it is given
+            fewer of them, so that it is raised for those alone that lead to it.
         most_at_once: items of a group.
     """
 
@@ -56,6 +58,7 @@ class Gathering(Generic[Item, Outcome]):
 
         Raises:
             JobsError: that is its outcome, or the group's.
+            Exception: what its work has raised.
         """
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(key)
@@ -88,7 +91,8 @@ class Gathering(Generic[Item, Outcome]):
             self._limiter = anyio.CapacityLimiter(NUM_THREADS)
         try:
             outcomes = await anyio.to_thread.run_sync(
-                functools.partial(self._work, key, items), limiter=self._limiter
+                functools.partial(each_for_itself, functools.partial(self._work, key), items),
+                limiter=self._limiter,
             )
         except Exception as error:
             for _, future in group:
@@ -99,7 +103,7 @@ class Gathering(Generic[Item, Outcome]):
             raise
         else:
             for (_, future), outcome in zip(group, outcomes, strict=True):
-                if isinstance(outcome, JobsError):
+                if isinstance(outcome, Exception):
                     _raise_in(future, outcome)
                 elif not future.done():
                     future.set_result(outcome)

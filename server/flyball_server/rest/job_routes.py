@@ -13,7 +13,7 @@ from flyball_server.jobs.inspection import JobSummary, get_job, list_jobs, notes
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registration import register_job
 from flyball_server.rest import examples
-from flyball_server.rest.dependencies import JobId, JsonBody, PlannerState, State
+from flyball_server.rest.dependencies import JobId, JsonBody, NewJobId, PlannerState, State
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 from flyball_server.rest.limits import check_size
 from flyball_server.rest.mapping import job_spec, job_view, launch, target_update
@@ -33,7 +33,7 @@ ROUTER = APIRouter(tags=["jobs"])
 )
 async def put_job(
     state: State,
-    job_id: JobId,
+    job_id: NewJobId,
     registration: Annotated[wire.JobRegistration, json_body(examples.REGISTRATION)],
     response: Response,
 ) -> wire.JobView:
@@ -41,7 +41,7 @@ async def put_job(
 
     Other values are taken as long as nothing has been planned for the job. Later they begin a
     new run of it once its ranks are gone, or at once where its launcher has started it again
-    (`restart_count`); what was known is then kept as `NAME.1`, `NAME.2`, ... While ranks are
+    (`restart_count`); what was known is then kept as `NAME@1`, `NAME@2`, ... While ranks are
     there it is a 409: change the target, or register a new job.
     """
     spec = job_spec(registration)
@@ -60,7 +60,10 @@ async def put_job(
     responses=answers([examples.JOB], *READ_ERRORS, meaning="In the order of their creation."),
 )
 def get_jobs(state: State, access: CallerAccess) -> list[wire.JobView]:
-    """Every job that this planner knows, with its ranks; by a job's token only that job."""
+    """Every job that this planner knows, with its ranks.
+
+    By a job's token that job and its earlier runs alone.
+    """
     services = state.services
     return [
         job_view(summary, notes(services, summary))

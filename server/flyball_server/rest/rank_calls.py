@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Sequence
 
 from flyball_client.codec import encode
 from flyball_server.jobs.activation import HeldVersion, acknowledge_together, list_activations
-from flyball_server.jobs.errors import JobsError
+from flyball_server.jobs.errors import JobsError, PlannerFaultError
 from flyball_server.jobs.launch import Launch
 from flyball_server.jobs.measurements import RankPost, store_together
+from flyball_server.jobs.outcomes import each_for_itself
 from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.records import ActivationRecord, RankRecord
 from flyball_server.jobs.registration import register_together
 from flyball_server.jobs.services import JobServices
 from flyball_server.rest.gathering import Gathering, Item, Outcome
 from flyball_server.rest.mapping import rank_plan
+
+_LOG = logging.getLogger(__name__)
 
 Together = Callable[[JobServices, str, Sequence[Item]], Sequence[Outcome | JobsError]]
 Several = Gathering[Sequence[Item], tuple[Outcome | JobsError, ...]]
@@ -58,9 +62,21 @@ def _several(
     job_id: str,
     calls: Sequence[Sequence[Item]],
 ) -> list[tuple[Outcome | JobsError, ...]]:
-    """The outcomes of each call, all of whose items are done in one transaction."""
-    outcomes = iter(together(services, job_id, [item for call in calls for item in call]))
+    """The outcomes of each call, all of whose items are done in one transaction.
+
+    Where one of them leads to an error that nobody has foreseen it is the only one that fails.
+    """
+    items = [item for call in calls for item in call]
+    found = each_for_itself(functools.partial(together, services, job_id), items)
+    outcomes = (_told(job_id, outcome) for outcome in found)
     return [tuple(next(outcomes) for _ in call) for call in calls]
+
+
+def _told(job_id: str, outcome: Outcome | Exception) -> Outcome | JobsError:
+    if isinstance(outcome, JobsError) or not isinstance(outcome, Exception):
+        return outcome
+    _LOG.error("job %s: a rank's call failed", job_id, exc_info=outcome)
+    return PlannerFaultError(job_id=job_id)
 
 
 def _activations(

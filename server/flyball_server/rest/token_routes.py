@@ -13,7 +13,13 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.token_record import TokenRecord
 from flyball_server.rest import access_examples
 from flyball_server.rest.dependencies import JsonBody, State
-from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
+from flyball_server.rest.documentation import (
+    JSON_BODY_ERRORS,
+    READ_ERRORS,
+    answers,
+    json_body,
+    problems,
+)
 
 ROUTER = APIRouter(tags=["tokens"])
 TokenId = Annotated[
@@ -31,12 +37,15 @@ TokenId = Annotated[
     summary="Make a token",
     status_code=201,
     dependencies=[JsonBody],
-    responses=answers(
-        access_examples.NEW_TOKEN,
-        *JSON_BODY_ERRORS,
-        status=201,
-        meaning="The token; this is the only time that it is shown.",
-    ),
+    responses={
+        **answers(
+            access_examples.NEW_TOKEN,
+            *JSON_BODY_ERRORS,
+            status=201,
+            meaning="The token; this is the only time that it is shown.",
+        ),
+        409: {**problems(409)[409], "description": "A job's token cannot be the first."},
+    },
 )
 def post_token(
     state: State, request: Annotated[TokenRequest, json_body(access_examples.TOKEN_REQUEST)]
@@ -44,12 +53,17 @@ def post_token(
     """A token for one job, which need not be registered yet, or an operator's.
 
     From the first token on the planner asks all callers for one. Made again it is another token:
-    revoke one whose answer was lost.
+    revoke one whose answer was lost. The first one must be an operator's, or nobody could make
+    another: a job's is a 409 then.
     """
     if request.operator == (request.job_id is not None):
         raise InvalidFieldError("job_id", "give either this or operator: true")
     record, token = create_token(
-        state.services.store, job_id=request.job_id, note=request.note, now=state.services.now
+        state.services.store,
+        job_id=request.job_id,
+        note=request.note,
+        now=state.services.now,
+        has_operator=state.settings.token is not None,
     )
     state.gate.forget()
     return NewToken(

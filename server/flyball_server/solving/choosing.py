@@ -30,7 +30,7 @@ def executor_problem(address: str | None) -> str | None:
     if not (address.startswith(DASK_PREFIX) and host and port.isdecimal()):
         return f"must be {DASK_PREFIX}HOST:PORT of a Dask scheduler, not {address!r}"
     if importlib.util.find_spec("distributed") is None:
-        return "needs Dask; pip install 'flyball[dask]'"
+        return "needs Dask; install the extra dask"
     return None
 
 

@@ -160,7 +160,7 @@ class PlanningProcesses(Executor):
         with self._guard:
             process = self._idle.pop() if self._idle else None
         # An idle one may have been killed from outside.
-        if process is not None and not process.is_alive():
+        if process is not None and not process.is_usable():
             process.end()
             process = None
         process = process or _Process()
@@ -192,8 +192,9 @@ class _Process:
     def process_id(self) -> int:
         return self._process.pid or 0
 
-    def is_alive(self) -> bool:
-        return not wait([self._process.sentinel], timeout=0)
+    def is_usable(self) -> bool:
+        """Of an idle one: it has nothing to say unless it has ended, and its pipe with it."""
+        return not self._connection.poll(0)
 
     def solve(self, pickled: bytes) -> bytes:
         """The outcome, as `worker.outcome_of` gives it.

@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pynvml as _pynvml
 import pytest
 from tests.false_nvml.library import FalseNvml
@@ -26,6 +29,8 @@ from flyball_client.doctor.gpu_probe import probe_gpus
 from flyball_client.doctor.machine_checks import check_system
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
 from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.planner_errors import error_from_exception
+from flyball_client.wire import TOKEN_HEADER
 
 # nvidia-ml-py has no types.
 pynvml: Any = _pynvml
@@ -573,7 +578,8 @@ def test_a_planner_of_another_version_is_a_warning(
 def test_a_jobs_token_is_one_that_the_planner_takes(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with live_planner() as planner:
+    with live_planner(token=KEY) as planner:
+        planner.http.headers[TOKEN_HEADER] = KEY
         made = planner.http.post(routes.TOKENS, json={"job_id": "gpt"}).json()
         monkeypatch.setenv("FLYBALL_TOKEN", made["token"])
         status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
@@ -593,6 +599,40 @@ def test_a_token_that_the_planner_does_not_take_is_a_problem_and_not_shown(
     assert (status, checks["planner token"]["state"]) == (1, "problem")
     assert "FLYBALL_TOKEN" in checks["planner token"]["advice"]
     assert ours is None or ours not in repr(checks)
+
+
+def test_a_ca_file_that_cannot_be_used_is_what_to_correct(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYBALL_CA_FILE", "/missing/ca.pem")
+    _, checks = doctor("--planner-only", "--planner", "https://127.0.0.1:1")
+    assert "/missing/ca.pem" in checks["planner"]["found"]
+    assert checks["planner"]["advice"] == "correct FLYBALL_CA_FILE"
+
+
+def test_what_ends_a_plain_connection_may_speak_tls(doctor: Doctor) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            for _ in range(2):  # the doctor tries so often
+                listener.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        _, checks = doctor("--planner-only", "--planner", url)
+        thread.join()
+    assert checks["planner"]["advice"] == "it may speak TLS: try https://"
+
+
+def test_to_an_untrusted_certificate_no_host_is_advised() -> None:
+    cause = ssl.SSLCertVerificationError("self-signed certificate")
+    cause.verify_message = "self-signed certificate"
+    error = httpx.ConnectError("failed")
+    error.__cause__ = cause
+    told = error_from_exception("https://planner:7787", error)
+    assert "FLYBALL_CA_FILE" in str(told)
+    assert planner_check._advice("https://planner:7787", told) == ""
 
 
 def test_an_address_in_the_environment_that_is_none_is_a_problem(

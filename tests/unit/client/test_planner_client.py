@@ -364,9 +364,11 @@ def test_neither_token_nor_password_is_in_what_can_be_printed() -> None:
     assert client.base_url == "http://planner.test:7787"
 
 
-@pytest.mark.parametrize("token", ["with\nnewline", "umlaut-\u00e4"])
+@pytest.mark.parametrize("token", ["with\nnewline", "umlaut-\u00e4", "spa ce", "end "])
 def test_a_token_that_cannot_be_a_header_is_refused_unseen(token: str) -> None:
-    with pytest.raises(ValueError, match=r"^the planner's token must be printable ASCII text$"):
+    with pytest.raises(
+        ValueError, match=r"^the planner's token must be printable ASCII text without spaces$"
+    ):
         PlannerClient("http://planner.test", token=token)
 
 

@@ -23,6 +23,8 @@ from flyball_integrations.attach_options import (
 _NOT_PLANNED = {
     *("num_stages", "num_microbatches", "num_ranks", "schedule", "order", "virtual_stages"),
     *("activation_bytes", "free_memory_bytes", "emulated", "checkpoint"),
+    # The launcher tells those.
+    *("run", "restart_count"),
 }
 GIVEN: dict[str, Any] = {
     "gpu_type": "a100",

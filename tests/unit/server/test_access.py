@@ -17,7 +17,7 @@ from flyball_server.jobs.access import (
     revoke_token,
     stored_access,
 )
-from flyball_server.jobs.errors import InvalidFieldError, UnknownTokenError
+from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
 from flyball_server.jobs.store import JobReader
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.jobs.token_gate import REMEMBERED_S, TokenGate
@@ -61,7 +61,7 @@ def test_a_token_has_a_public_part_and_256_random_bits(store: CountingStore) -> 
 
 
 def test_of_a_token_only_its_digest_is_kept(store: CountingStore) -> None:
-    _, token = create_token(store, job_id="job", note="night runs")
+    _, token = create_token(store, job_id="job", note="night runs", has_operator=True)
     (kept,) = list_tokens(store)
     assert kept.digest == digest_of(token)
     assert token.split("_", 2)[2] not in repr(kept)
@@ -69,12 +69,15 @@ def test_of_a_token_only_its_digest_is_kept(store: CountingStore) -> None:
 
 
 def test_a_token_opens_only_its_job(store: CountingStore) -> None:
-    _, jobs = create_token(store, job_id="job")
     _, operators = create_token(store, job_id=None)
+    _, jobs = create_token(store, job_id="job")
     opened = stored_access(store, jobs)
     assert opened == Access(job_id="job")
     assert opened.opens("job")
-    assert not opened.opens("job.1")
+    for earlier_run in ("job@1", "job@12"):
+        assert opened.opens(earlier_run)
+    for other in ("job.1", "other@1", "jobs", "@job", ""):
+        assert not opened.opens(other), other
     assert not opened.is_operator
     assert stored_access(store, operators) == OPERATOR
     assert OPERATOR.opens("job")
@@ -114,6 +117,17 @@ def test_a_token_for_what_cannot_be_a_job_is_refused(store: CountingStore) -> No
     assert list_tokens(store) == ()
 
 
+def test_a_jobs_token_cannot_be_the_first(store: CountingStore) -> None:
+    with pytest.raises(NoOperatorsTokenError, match="flyball token create --operator"):
+        create_token(store, job_id="job")
+    assert list_tokens(store) == ()
+    operators, _ = create_token(store, job_id=None)
+    create_token(store, job_id="job")
+    revoke_token(store, operators.token_id)
+    with pytest.raises(NoOperatorsTokenError):
+        create_token(store, job_id="job")
+
+
 def test_while_there_is_no_token_everybody_is_let_in(store: CountingStore) -> None:
     gate = TokenGate(store)
     assert gate.remembered(None) is None
@@ -125,7 +139,7 @@ def test_from_the_first_token_on_it_is_asked_for(store: CountingStore) -> None:
     clock = Clock()
     gate = TokenGate(store, clock=clock)
     assert gate.look_up(None) == OPERATOR
-    _, token = create_token(store, job_id="job")
+    _, token = create_token(store, job_id="job", has_operator=True)
     clock.now_s += REMEMBERED_S
     assert gate.look_up(None) is None
     assert gate.look_up("anything") is None
@@ -151,7 +165,7 @@ def test_told_to_ask_always_it_asks_without_any_token(store: CountingStore) -> N
 def test_an_answer_is_remembered_and_the_store_not_read_again(store: CountingStore) -> None:
     clock = Clock()
     gate = TokenGate(store, clock=clock)
-    record, token = create_token(store, job_id="job")
+    record, token = create_token(store, job_id="job", has_operator=True)
     assert gate.look_up(token) == Access(job_id="job")
     num_reads = store.num_reads
     for _ in range(100):

@@ -189,6 +189,28 @@ def test_a_late_repetition_of_an_older_acknowledgement_takes_nothing_back(
     assert first_step(services, 1, 2, 4) == 9
 
 
+def test_a_late_repetition_of_the_same_acknowledgement_does_not_start_the_run_over(
+    services: Services,
+) -> None:
+    for rank in (0, 1):
+        first_step(services, rank, 1, 2)
+    for rank in (0, 1, 0):
+        first_step(services, rank, 1, 900)
+    for rank in (0, 1):
+        assert first_step(services, rank, 1, 1) == 7
+    assert [rank.current_step for rank in get_job(services.jobs, "job").ranks] == [900, 900]
+    assert len(list_plans(services.jobs, "job")) == 1
+
+
+def test_an_acknowledgement_that_comes_twice_with_an_older_step_adds_no_version(
+    services: Services,
+) -> None:
+    first_step(services, 0, 1, 100)
+    assert first_step(services, 1, 1, 3) == 105
+    assert first_step(services, 0, 1, 4) == 105
+    assert len(list_plans(services.jobs, "job")) == 1
+
+
 def test_a_newer_version_is_not_held_back_by_the_steps_of_a_former_run(
     services: Services,
 ) -> None:

@@ -17,11 +17,14 @@ from tests.planner.samples import (
     step_record,
 )
 
+from flyball_server.jobs import registration
 from flyball_server.jobs.activation import HeldVersion, acknowledge_together, newer_plan
 from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
+    PlannerFaultError,
+    StoreBusyError,
     UnknownJobError,
     UnknownPlanError,
     UnknownRankError,
@@ -31,8 +34,10 @@ from flyball_server.jobs.inspection import get_job
 from flyball_server.jobs.launch import Launch
 from flyball_server.jobs.measurements import RankPost, list_steps, store_together
 from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.records import JobSpec, RankRecord
 from flyball_server.jobs.registration import register_job, register_rank, register_together
 from flyball_server.rest.gathering import Gathering
+from flyball_server.rest.rank_calls import RankCalls
 
 NOBODY = Launch()
 WAIT_S = 30.0
@@ -182,6 +187,17 @@ def test_unknown_ranks_are_told_beside_the_plan_of_the_others(services: Services
     assert {rank: type(error) for rank, error in answer.failures.items()} == {9: UnknownRankError}
 
 
+def test_a_part_that_cannot_be_made_is_told_beside_those_of_the_others(services: Services) -> None:
+    def render(part: StagePlan) -> bytes:
+        if part.stage == 1:
+            raise ZeroDivisionError
+        return b"part"
+
+    answer = ask(services, RankPlans(render), 0, 1, 2)
+    assert [part.ranks for part in answer.parts] == [(0, 2)]
+    assert {rank: type(error) for rank, error in answer.failures.items()} == {1: PlannerFaultError}
+
+
 def test_nothing_newer_is_no_news_unless_a_rank_is_unknown(services: Services) -> None:
     assert not ask(services, rendering([]), 0, after_version=1).is_news
     assert ask(services, rendering([]), 0, 9, after_version=1).is_news
@@ -272,23 +288,62 @@ def test_an_error_is_that_of_its_item_alone() -> None:
     assert isinstance(second, UnknownRankError)
 
 
-def test_a_failure_of_the_work_is_that_of_the_whole_group_and_the_next_one_is_worked_on() -> None:
+def test_an_error_of_the_tree_is_that_of_the_whole_group_and_the_next_one_is_worked_on() -> None:
     calls: list[Sequence[int]] = []
 
     def fails_once(_key: str, items: Sequence[int]) -> Sequence[int | JobsError]:
         calls.append(items)
         if len(calls) == 1:
-            raise OSError("no")
+            raise StoreBusyError(location="here")
         return items
 
     async def scenario() -> None:
         gathering = Gathering(fails_once)
         asked = (gathering.ask("a", item) for item in (1, 2))
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
+        assert [type(outcome) for outcome in outcomes] == [StoreBusyError, StoreBusyError]
         assert await gathering.ask("a", 3) == 3
 
     asyncio.run(scenario())
+
+
+def test_a_failure_that_nobody_has_foreseen_is_that_of_those_who_lead_to_it() -> None:
+    def fails_for_3(_key: str, items: Sequence[int]) -> Sequence[int | JobsError]:
+        if 3 in items:
+            raise ZeroDivisionError
+        return items
+
+    async def scenario() -> list[int | BaseException]:
+        gathering = Gathering(fails_for_3)
+        asked = (gathering.ask("a", item) for item in (1, 2, 3, 4, 5))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    outcomes = asyncio.run(scenario())
+    assert [outcome for outcome in outcomes if isinstance(outcome, int)] == [1, 2, 4, 5]
+    assert isinstance(outcomes[2], ZeroDivisionError)
+
+
+def test_of_one_call_for_several_ranks_only_the_rank_fails_that_the_planner_fails_at(
+    services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(rank: RankRecord, spec: JobSpec) -> None:
+        if rank.rank == 2:
+            raise ZeroDivisionError
+
+    async def scenario() -> tuple[tuple[RankRecord | JobsError, ...], ...]:
+        registrations = RankCalls(services.jobs).registrations
+        ranks = [(rank_record(rank, stage=rank % 2, host="node-2"), NOBODY) for rank in range(4)]
+        return await asyncio.gather(
+            registrations.ask("job", ranks[:1]), registrations.ask("job", ranks[1:])
+        )
+
+    with patch.object(registration, "_check_place", check):
+        (first,), (second, third, fourth) = asyncio.run(scenario())
+    assert isinstance(third, PlannerFaultError)
+    assert not any(isinstance(each, JobsError) for each in (first, second, fourth))
+    hosts = [rank.host for rank in get_job(services.jobs, "job").ranks]
+    assert hosts == ["node-2", "node-2", "node-1", "node-2"]
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_caller_that_has_gone_away_costs_the_others_nothing() -> None:

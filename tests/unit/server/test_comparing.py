@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from tests.planner.samples import (
@@ -24,13 +25,17 @@ from flyball_server.jobs.comparisons import (
 )
 from flyball_server.jobs.errors import (
     InvalidFieldError,
+    JobIsOverError,
     MissingPlanError,
     NothingToCompareError,
     UnknownJobError,
 )
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.inspection import require_job
+from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.reactions import comparing
 from flyball_server.jobs.reactions.comparing import Comparing
 from flyball_server.jobs.records import PlanRecord, StepReport
 from flyball_server.jobs.registration import register_job, register_rank
@@ -279,6 +284,35 @@ def test_a_plan_that_is_being_reconfigured_is_waited_for(job: ComparedJob) -> No
     start_comparison(job.services, "job", 4)
     job.look()
     assert len(job.versions()) == 2
+
+
+def test_a_new_run_of_a_job_does_not_wait_for_the_steps_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = ComparedJob().plan()
+    monkeypatch.setattr(comparing, "_QUICK_S", -1.0)
+    monkeypatch.setattr(comparing, "_PAUSE_FACTOR", 1e9)
+    job.look()
+    start_comparison(job.services, "job", 6)
+    job.look()
+    assert len(job.versions()) == 1
+    with job.services.store.writing("job") as writer:
+        begun = require_job(writer, "job")
+        writer.save_job(begun.evolve(created_at=begun.created_at + timedelta(seconds=1)))
+    job.look()
+    assert len(job.versions()) == 2
+
+
+def test_a_job_that_is_over_is_not_compared(job: ComparedJob) -> None:
+    start_comparison(job.services, "job", 6)
+    with job.services.store.writing("job") as writer:
+        writer.save_job(require_job(writer, "job").moved(JobState.ENDED))
+    job.look()
+    assert len(job.versions()) == 1
+    with pytest.raises(JobIsOverError, match="Job job is ended; start its training again first"):
+        start_comparison(job.services, "job", 12)
+    register_rank(job.services, rank_record(0))
+    assert start_comparison(job.services, "job", 6).state == "running"
 
 
 def test_without_a_plan_or_with_nothing_to_compare_it_is_refused() -> None:

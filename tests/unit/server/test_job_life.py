@@ -16,6 +16,8 @@ from tests.planner.samples import (
     step_record,
 )
 
+from flyball_client.wire_loop import Timetable, TimetableWindow
+from flyball_server.jobs import new_run
 from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.deletion import delete_job
 from flyball_server.jobs.errors import (
@@ -27,7 +29,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.job_life import LifeTimes
-from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.launch import Launch
 from flyball_server.jobs.measurements import list_steps, store_measurements
 from flyball_server.jobs.reactions import ageing
@@ -38,6 +40,7 @@ from flyball_server.jobs.records import JobSpec, RankRecord
 from flyball_server.jobs.registration import leave_rank, register_job, register_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.timetables import get_timetable, put_timetable
 
 LIFE = LifeTimes(rank_silence_s=90, job_expiry_s=3600, job_retention_s=7200)
 FIRST = Launch(run="42", restart_count=0)
@@ -75,7 +78,10 @@ class Life:
         self.now += timedelta(seconds=seconds)
 
     def age(self) -> None:
-        Ageing()(self.services, "job")
+        """As a planner that has heard the ranks from the beginning."""
+        looking = Ageing()
+        looking._began = MOMENT
+        looking(self.services, "job")
 
     def state(self, job_id: str = "job") -> JobState:
         return get_job(self.services, job_id).job.state
@@ -191,9 +197,11 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     assert life.notes()[-1] == "rank 0 ended before the others"
     leave_rank(life.services, "job", 1)
     leave_rank(life.services, "job", 1)
+    assert life.notes() == ("version 1 waits for rank 0, 1 to acknowledge it",)
     life.age()
     assert life.state() is JobState.ENDED
     assert life.notes() == ()
+    delete_job(life.services, "job")
 
 
 def test_a_rank_that_is_not_known_has_nothing_to_leave(life: Life) -> None:
@@ -263,11 +271,53 @@ def test_what_single_instructions_took_goes_with_the_jobs_end(life: Life) -> Non
 def test_a_job_that_was_over_for_long_is_deleted(life: Life) -> None:
     life.pass_time(3601)
     life.age()
-    life.pass_time(3600)
+    life.pass_time(7100)
+    life.age()
+    assert life.state() is JobState.EXPIRED
+    life.pass_time(100)
     life.age()
     with pytest.raises(UnknownJobError):
         life.state()
     life.age()  # of one that is not there
+
+
+def test_what_ranks_said_while_no_planner_was_there_is_not_held_against_them(life: Life) -> None:
+    life.pass_time(1e6)
+    started = Ageing()
+    started(life.services, "job")
+    assert life.state() is JobState.PLANNED
+    life.pass_time(3601)
+    started._looked_s.clear()
+    started(life.services, "job")
+    assert life.state() is JobState.EXPIRED
+
+
+def test_an_expired_job_whose_rank_is_heard_of_again_comes_back(life: Life) -> None:
+    life.pass_time(3601)
+    life.age()
+    assert life.state() is JobState.EXPIRED
+    with life.services.store.writing("job") as writer:
+        writer.touch_ranks("job", (1,), life.now)
+    life.age()
+    assert life.state() is JobState.PLANNED
+
+
+def test_a_departure_that_came_late_is_undone_by_the_next_acknowledgement(life: Life) -> None:
+    for rank in (0, 1):
+        leave_rank(life.services, "job", rank)
+    life.age()
+    assert life.state() is JobState.ENDED
+    acknowledge(life.services, "job", 1, version=1, current_step=3)
+    life.age()
+    assert life.state() is JobState.PLANNED
+
+
+def test_a_run_that_is_kept_stays_ended(life: Life) -> None:
+    life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
+    looking = Ageing()
+    looking(life.services, "job@1")
+    assert life.state("job@1") is JobState.ENDED
+    delete_job(life.services, "job@1")
 
 
 def test_jobs_never_expire_where_that_is_wanted(life: Life) -> None:
@@ -325,7 +375,7 @@ def test_a_whole_job_that_restarts_keeps_its_plan(life: Life) -> None:
 
 def test_a_rank_of_a_start_that_is_over_is_refused(life: Life) -> None:
     life.register(launch=AGAIN)
-    with pytest.raises(OtherRunError, match="has to register it first"):
+    with pytest.raises(OtherRunError, match="register it for this one"):
         life.join(0, launch=FIRST)
     life.join(0, launch=AGAIN)
     life.join(1, launch=Launch())
@@ -339,9 +389,9 @@ def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Lif
     assert summary.job.in_force.num_stages == 3
     assert (summary.job.state, summary.ranks) == (JobState.AWAITING_PROFILE, ())
     assert life.join(2, launch=AGAIN).rank == 2
-    assert life.state("job.1") is JobState.ENDED
-    assert [step.step for step in list_steps(life.services, "job.1", limit=9)] == [5]
-    assert get_job(life.services, "job.1").newest_version == 1
+    assert life.state("job@1") is JobState.ENDED
+    assert [step.step for step in list_steps(life.services, "job@1", limit=9)] == [5]
+    assert get_job(life.services, "job@1").newest_version == 1
 
 
 def test_an_elastic_restart_with_as_many_stages_takes_the_profile_over(life: Life) -> None:
@@ -375,10 +425,64 @@ def test_a_planned_job_that_no_rank_has_joined_is_not_replaced() -> None:
         life.register(job_spec(num_microbatches=9))
 
 
+def test_an_older_start_does_not_turn_the_job_back(life: Life) -> None:
+    life.register(launch=AGAIN)
+    with pytest.raises(OtherRunError):
+        life.register(launch=FIRST)
+    life.join(0, launch=AGAIN)
+
+
+def test_a_restart_before_anything_was_planned_keeps_no_run() -> None:
+    life = Life()
+    life.register()
+    assert not life.register(job_spec(num_microbatches=3), AGAIN)
+    assert [summary.job.job_id for summary in list_jobs(life.services)] == ["job"]
+
+
+def test_a_profile_of_other_stages_is_not_planned_after_the_job_is_registered_anew() -> None:
+    life = Life()
+    life.register()
+    with life.services.store.writing("job") as writer:
+        # Stored, and the planner was killed before it was planned.
+        writer.save_profile("job", profile())
+        job = get_job(life.services, "job").job
+        writer.save_job(job.with_change(JobInput.PROFILE))
+    life.register(job_spec(num_stages=3, num_ranks=3))
+    assert life.state() is JobState.AWAITING_PROFILE
+    with life.services.store.reading() as reader:
+        assert reader.find_profile("job") is None
+
+
+def test_of_the_runs_that_are_kept_the_oldest_goes(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_run, "MAX_KEPT_RUNS", 2)
+    for count in (1, 2, 3):
+        launch = Launch(run="42", restart_count=count)
+        life.register(job_spec(num_microbatches=2 + count), launch)
+        life.join(0, launch=launch)
+    names = [summary.job.job_id for summary in list_jobs(life.services)]
+    assert sorted(names) == ["job", "job@2", "job@3"]
+
+
+def test_a_new_run_takes_the_timetable_over(life: Life) -> None:
+    windows = (TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy"),)
+    put_timetable(life.services, "job", Timetable(windows=windows))
+    life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
+    assert get_timetable(life.services, "job").timetable == Timetable(windows=windows)
+
+
+def test_a_job_that_is_being_planned_says_so(life: Life) -> None:
+    job = get_job(life.services, "job").job
+    with life.services.store.writing("job") as writer:
+        writer.save_job(job.with_change(JobInput.PROFILE))
+    assert "is being planned" in life.notes()
+
+
 def test_each_run_is_kept_under_a_name_of_its_own(life: Life) -> None:
     for count in (1, 2):
         launch = Launch(run="42", restart_count=count)
         assert life.register(job_spec(num_microbatches=2 + count), launch)
         life.join(0, launch=launch)
     names = [summary.job.job_id for summary in list_jobs(life.services)]
-    assert sorted(names) == ["job", "job.1", "job.2"]
+    assert sorted(names) == ["job", "job@1", "job@2"]

@@ -28,5 +28,5 @@ def test_without_the_driver_one_line_says_what_to_install(monkeypatch: pytest.Mo
         make_job_store("postgresql://ada:secret@db/flyball")
     assert str(refused.value) == (
         "Database postgresql://ada@db/flyball needs the PostgreSQL driver;"
-        " pip install 'flyball[postgres]'"
+        " install the extra postgres"
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from tests.planner.running import Running, slow, two_stages
@@ -11,12 +13,14 @@ from tests.planner.samples import job_spec, rank_record, step_record
 
 from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import get_job
+from flyball_server.jobs.inspection import get_job, require_job
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.pace_look import SeenSteps
+from flyball_server.jobs.planning_slots import PlanningSlots
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.reactions.pacing import MEMORY_S, MIN_STEPS, Pacing
+from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registration import register_job, register_rank
 from flyball_server.jobs.services import JobServices
@@ -228,6 +232,52 @@ def test_what_was_found_against_a_profile_holds_for_no_other_one(
     job.run(1, slow(1, 1.4))
     assert job.newest.version == 2
     assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
+
+
+def begin_anew(services: JobServices) -> None:
+    """As a new run under the job's name, with as many changes of its inputs."""
+    with services.store.writing("job") as writer:
+        job = require_job(writer, "job")
+        writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
+
+
+def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Running(adaptation="frontier", effort="low")
+
+    def begin_before(services: JobServices, job_id: str, change: Change, why: str) -> bool:
+        begin_anew(services)
+        return steer(services, job_id, change, why)
+
+    job.run(MIN_STEPS, slow(1, 1.4))
+    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.steer", begin_before)
+    job.run(1, slow(1, 1.4))
+    assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
+
+
+def test_of_a_new_run_the_steps_are_read_from_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Running(adaptation="frontier", effort="low")
+    looked = Mock(side_effect=SeenSteps)
+    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.SeenSteps", looked)
+    job.run(3)
+    looked.reset_mock()
+    job.run(3)
+    first_steps = [call.args[2] for call in looked.call_args_list if call.args[1]]
+    assert first_steps == []
+    begin_anew(job.services)
+    job.run(1)
+    first_steps = [call.args[2] for call in looked.call_args_list if call.args[1]]
+    assert first_steps == [job.newest.first_step]
+
+
+def test_where_no_slot_is_free_what_was_found_is_stored_and_planned_later() -> None:
+    slots = PlanningSlots(1)
+    job = Running(adaptation="frontier", effort="low", pacing=Pacing(slots))
+    with slots.taken():
+        job.run(MIN_STEPS + 1, slow(1, 1.4))
+        assert [view.rank for view in list_stragglers(job.services, "job")] == [1]
+        assert job.newest.version == 1
+    replanning(job.services, "job", slots)
+    assert job.newest.version == 2
 
 
 def test_what_is_remembered_of_a_job_goes_when_nobody_has_looked_at_it_for_long(

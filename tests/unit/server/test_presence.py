@@ -64,6 +64,24 @@ def test_what_the_store_cannot_take_is_told_the_next_time(services: JobServices)
     assert last_seen(services) == [LATER, MOMENT]
 
 
+def test_a_job_that_cannot_be_written_holds_up_no_other(services: JobServices) -> None:
+    store = services.store
+
+    class Busy:
+        def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+            if subject != "job":
+                raise StoreUnavailableError(location=subject, reason="it is busy")
+            return store.writing(subject)
+
+    presence = RankPresence()
+    presence.note("busy", (0,))
+    presence.note("job", (0,))
+    presence.note("busier", (0,))
+    with pytest.raises(StoreUnavailableError):
+        presence.keep(replace(services, store=cast("JobStore", Busy())))
+    assert last_seen(services) == [LATER, MOMENT]
+
+
 def test_what_is_left_is_told_at_the_end(services: JobServices) -> None:
     presence = RankPresence()
     presence.start(services)

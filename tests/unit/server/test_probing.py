@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import pytest
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
@@ -12,7 +14,7 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.inspection import get_job, list_plans
+from flyball_server.jobs.inspection import get_job, list_plans, require_job
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.probing_record import PATIENCE_STEPS
@@ -25,6 +27,7 @@ from flyball_server.jobs.registration import register_job, register_rank
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
 
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
@@ -222,6 +225,25 @@ def test_a_profile_that_somebody_puts_meanwhile_ends_it(job: ProbedJob) -> None:
     ]
     assert_all_at_the_highest(job)
     assert get_profiling(job.services.jobs, "job").state == "off"
+
+
+def test_what_a_run_measured_is_no_profile_of_the_next_one_of_that_name(
+    job: ProbedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.register_ranks()
+    job.look()
+    job.run_newest_version()
+
+    def begun_before(*parts: object) -> object:
+        with job.services.jobs.store.writing("job") as writer:
+            old = require_job(writer, "job")
+            writer.save_job(old.evolve(created_at=old.created_at + timedelta(seconds=1)))
+        return Refused(problem="no")
+
+    monkeypatch.setattr(sys.modules[probing.__module__], "_next_move", begun_before)
+    job.look()
+    assert job.state() is JobState.PROFILING
+    assert get_profiling(job.services.jobs, "job").state == "probing"
 
 
 def test_a_profile_that_was_found_is_planned_from_although_the_planner_died_in_between(

@@ -5,15 +5,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from tests.planner.live import wait_until
-from tests.planner.samples import CountingPlanner, Services, job_record
+from tests.planner.samples import (
+    CountingPlanner,
+    Services,
+    frequency_plan,
+    job_record,
+    job_spec,
+    profile,
+)
 
 from flyball_server.jobs.errors import MissingProfileError, UnknownJobError
+from flyball_server.jobs.inputs import put_profile
+from flyball_server.jobs.inspection import get_job
+from flyball_server.jobs.planning_slots import NUM_SLOTS
+from flyball_server.jobs.reactions import all_reactions
 from flyball_server.jobs.reactions._base import Reaction
-from flyball_server.jobs.reactor import Reactor
+from flyball_server.jobs.reactor import NUM_THREADS, Reactor
+from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.services import JobServices
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest
 
 WAIT_S = 10.0
 
@@ -139,6 +154,36 @@ def test_a_job_that_takes_long_keeps_no_other_waiting() -> None:
     with running(crossing, job_ids=("a", "b")):
         crossing.wait_for(2)
     assert crossing.most == 2
+
+
+def test_jobs_that_are_all_being_planned_stop_no_reaction_to_others() -> None:
+    may_go = threading.Event()
+
+    class Held(CountingPlanner):
+        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+            self.requests.append(request)
+            assert may_go.wait(WAIT_S)
+            return frequency_plan()
+
+    planner = Held()
+    services = Services(planner).jobs
+    storing = replace(services, plans_at_once=False)
+    for number in range(NUM_THREADS):
+        register_job(storing, f"job-{number}", job_spec())
+        put_profile(storing, f"job-{number}", profile())
+    looking = Looking()
+    reactor = Reactor((*all_reactions(), looking))
+    reactor.start(services)
+    wait_until(lambda: len(planner.requests) == NUM_SLOTS)
+    register_job(services, "other", job_spec())
+    reactor.notice("other")
+    wait_until(lambda: "other" in looking.looked)
+    assert len(planner.requests) == NUM_SLOTS
+    may_go.set()
+    wait_until(lambda: len(planner.requests) == NUM_THREADS)
+    reactor.stop()
+    plans = [get_job(services, f"job-{number}").newest_version for number in range(NUM_THREADS)]
+    assert plans == [1] * NUM_THREADS
 
 
 def test_of_several_planners_on_one_store_one_looks_at_a_job_at_a_time() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,7 @@ from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.control import JobControl, RankPace
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import get_job, get_plan
+from flyball_server.jobs.inspection import get_job, get_plan, require_job
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.reactions.reconfiguring import (
     PATIENCE_STEPS,
@@ -277,6 +278,31 @@ def test_a_version_that_came_while_it_decided_stands(services: JobServices) -> N
     reconfiguring(replace(services, store=cast("JobStore", Overtaken())), "job")
     assert newest(services).version == 2
     assert stages_of(newest(services)) == stages_of(record)
+
+
+def test_what_was_decided_for_a_run_is_not_given_to_the_next_one_of_that_name(
+    services: JobServices,
+) -> None:
+    pipeline = reconfigured_job(services)
+    pipeline.run(1 + STEPS_PER_LOOK)
+    store = services.store
+
+    class BegunAnew:
+        """Begins the job anew as soon as the first look at the store is over."""
+
+        @contextmanager
+        def reading(self) -> Generator[JobReader]:
+            with store.reading() as reader:
+                yield reader
+            with store.writing("job") as writer:
+                job = require_job(writer, "job")
+                writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
+
+        def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+            return store.writing("job")
+
+    reconfiguring(replace(services, store=cast("JobStore", BegunAnew())), "job")
+    assert newest(services).version == 1
 
 
 def without_waits(rank: int, report: InstructionReport) -> InstructionReport:

@@ -128,7 +128,9 @@ def test_what_a_flag_gave_is_blamed_on_the_flag() -> None:
         load_settings(environ, database="mysql://db")
     with pytest.raises(SettingsError, match=r"^--database must be sqlite:///FILE .* a nameless "):
         load_settings(environ, database="")
-    with pytest.raises(SettingsError, match=r"^--token must be printable ASCII and not empty$"):
+    with pytest.raises(
+        SettingsError, match=r"^--token must be printable ASCII without spaces, not empty$"
+    ):
         load_settings(environ, token="")
     with pytest.raises(SettingsError, match=r"^--host is empty"):
         load_settings(environ, host="")
@@ -157,6 +159,11 @@ def test_what_a_flag_gave_is_blamed_on_the_flag() -> None:
         ("FLYBALL_DATABASE", "sqlite://", "must name a file"),
         ("FLYBALL_TOKEN", "a\nb", "printable ASCII"),
         ("FLYBALL_TOKEN", "ä", "printable ASCII"),
+        ("FLYBALL_TOKEN", " secret", "without spaces"),
+        ("FLYBALL_TOKEN", "se cret", "without spaces"),
+        ("FLYBALL_RANK_SILENCE_S", "inf", "finite"),
+        ("FLYBALL_JOB_EXPIRY_S", "inf", "finite"),
+        ("FLYBALL_PLANNING_TIMEOUT_S", "inf", "finite"),
         ("FLYBALL_LOG_LEVEL", "loud", "must be one of debug, info, warning, error, not 'loud'"),
         ("FLYBALL_MAX_BODY_BYTES", "1023", "must be at least 1024, not 1023"),
         ("FLYBALL_MAX_WAIT_S", "soon", "must be a number of seconds, not 'soon'"),

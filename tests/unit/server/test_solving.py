@@ -159,13 +159,15 @@ def test_a_shutdown_ends_what_runs_and_what_waits_and_it_may_be_started_again(
 
 
 _PLANNER = """
-import sys, threading
+import sys, threading, time
 from pathlib import Path
 from flyball_server.solving.processes import PlanningProcesses
 from tests.planner import solves
 executor = PlanningProcesses(2)
 executor.submit(solves.process_id).result()
 executor.submit(solves.leave_pid_and_wait, Path(sys.argv[1]))
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
 executor.submit(abs, 1).result()
 print(*executor.process_ids, flush=True)
 threading.Event().wait()
@@ -213,4 +215,4 @@ def test_an_address_that_names_no_scheduler_is_refused(address: str) -> None:
 def test_without_dask_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert executor_problem("dask://host:8786") is None
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert executor_problem("dask://host:8786") == "needs Dask; pip install 'flyball[dask]'"
+    assert executor_problem("dask://host:8786") == "needs Dask; install the extra dask"

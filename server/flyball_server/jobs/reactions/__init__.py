@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+from flyball_server.jobs.planning_slots import PlanningSlots
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.reactions.ageing import Ageing
 from flyball_server.jobs.reactions.comparing import Comparing
@@ -14,4 +17,13 @@ from flyball_server.jobs.reactions.timetabled import timetabled
 
 def all_reactions() -> tuple[Reaction, ...]:
     """Every reaction, for one reactor: some remember when they last looked at its jobs."""
-    return (Ageing(), replanning, probing, timetabled, Pacing(), Comparing(), reconfiguring)
+    slots = PlanningSlots()
+    return (
+        Ageing(),
+        functools.partial(replanning, slots=slots),
+        functools.partial(probing, slots=slots),
+        functools.partial(timetabled, slots=slots),
+        Pacing(slots),
+        Comparing(),
+        reconfiguring,
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from flyball_server.jobs.comparisons import PATIENCE, add_with_cycle, comparison_cycle
 from flyball_server.jobs.control import Comparison, JobControl
 from flyball_server.jobs.inspection import require_job, require_plan
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_reading import num_paired_steps
@@ -21,7 +23,21 @@ _LOG = logging.getLogger(__name__)
 _QUICK_S = 0.2
 _PAUSE_FACTOR = 10.0
 
-_Pauses = dict[str, float]
+
+@dataclass(frozen=True, kw_only=True)
+class _Pause:
+    """Until when not to count a job's steps.
+
+    Attributes:
+        of: when the job began; a new run under its name does not wait.
+        until_s: monotonic, s.
+    """
+
+    of: datetime
+    until_s: float
+
+
+_Pauses = dict[str, _Pause]
 
 
 class Comparing:
@@ -32,21 +48,25 @@ class Comparing:
     """
 
     def __init__(self) -> None:
-        # By job, monotonic s.
         self._pauses: _Pauses = {}
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Begin a comparison, end it, or leave the job as it is."""
         pauses = self._pauses
         started_s = time.monotonic()
-        if started_s < pauses.get(job_id, started_s):
-            return pauses[job_id] - started_s
         with services.store.reading() as reader:
-            situation = _situation(reader, job_id)
+            job = reader.find_job(job_id)
+            if job is None or job.state in OVER:
+                pauses.pop(job_id, None)
+                return None
+            pause = pauses.get(job_id)
+            if pause and pause.of == job.created_at and started_s < pause.until_s:
+                return pause.until_s - started_s
+            situation = _situation(reader, job)
             if situation is None or not _wants_change(reader, situation):
-                return _pause(pauses, job_id, started_s)
+                return _pause(pauses, job, started_s)
         with services.store.writing(job_id) as writer:
-            is_same = _situation(writer, job_id) == situation
+            is_same = _situation(writer, require_job(writer, job_id)) == situation
             if is_same:
                 _LOG.info("job %s: %s", job_id, _change(services, writer, situation))
         pauses.pop(job_id, None)
@@ -56,13 +76,14 @@ class Comparing:
         return None
 
 
-def _pause(pauses: _Pauses, job_id: str, started_s: float) -> float | None:
+def _pause(pauses: _Pauses, job: JobRecord, started_s: float) -> float | None:
     """When to look again, s, after a look that took long; None: after a change."""
     took_s = time.monotonic() - started_s
     if took_s <= _QUICK_S:
+        pauses.pop(job.job_id, None)
         return None
     pause_s = _PAUSE_FACTOR * took_s
-    pauses[job_id] = started_s + took_s + pause_s
+    pauses[job.job_id] = _Pause(of=job.created_at, until_s=started_s + took_s + pause_s)
     return pause_s
 
 
@@ -81,14 +102,14 @@ class _Situation:
     newest: ActivationRecord
 
 
-def _situation(reader: JobReader, job_id: str) -> _Situation | None:
+def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
     """How the job's comparison stands; None: it has none that is not over."""
-    control = reader.find_control(job_id)
-    activations = reader.list_activations(job_id)
+    control = reader.find_control(job.job_id)
+    activations = reader.list_activations(job.job_id)
     if control.comparison is None or control.comparison.is_done or not activations:
         return None
     return _Situation(
-        job=require_job(reader, job_id),
+        job=job,
         control=control,
         running=control.comparison,
         newest=activations[-1],

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from flyball_server.jobs.control import InForce, JobControl
 from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.pace import Paces
 from flyball_server.jobs.pace_look import SeenSteps, measured_paces
+from flyball_server.jobs.planning_slots import PLENTY, PlanningSlots
 from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.solve import is_same_work
 from flyball_server.jobs.steering import steer
 from flyball_server.jobs.store import JobReader
 from flyball_server.jobs.stragglers import paces_at
@@ -35,9 +38,13 @@ class Pacing:
     that plan holds, one with the job's own effort follows.
 
     What it remembers saves looking at the same steps again, and decides nothing.
+
+    Args:
+        slots: of the plannings that the reactor waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
+        self._slots = slots
         self._guard = threading.Lock()
         self._memories: dict[str, _Memory] = {}
 
@@ -54,14 +61,14 @@ class Pacing:
 
         def changed(now: JobRecord, current: JobControl) -> JobControl:
             # What was found is found against a profile: somebody may have put another meanwhile.
-            is_same = now.inputs_revision == job.inputs_revision
-            effort = _quick_effort(now)
-            return _with_paces(current, found if is_same else None, now_unix_s, effort)
+            matters = found if is_same_work(job, now) else None
+            return _with_paces(current, matters, now_unix_s, _quick_effort(now))
 
-        if changed(job, control) != control:
-            steer(services, job_id, changed, "planned for the paces of its ranks as they now are")
-        elif is_refined:
-            steer(services, job_id, _refined, "planned again with its own effort")
+        with self._slots.steering(services) as steering:
+            if changed(job, control) != control:
+                steer(steering, job_id, changed, "wanted for the paces of its ranks as they are")
+            elif is_refined:
+                steer(steering, job_id, _refined, "wanted again with its own effort")
         with services.store.reading() as reader:
             return _next_moment_s(reader.find_control(job_id), now_unix_s)
 
@@ -74,7 +81,7 @@ class Pacing:
         if job.in_force.adaptation != ADAPT_FRONTIER or first_step is None:
             return None
         version = activations[-1].version
-        key = (job.inputs_revision, version)
+        key = (job.created_at, job.inputs_revision, version)
         memory = self._memory(job.job_id)
         if memory.key != key:
             memory.key, memory.seen = key, SeenSteps(job.job_id, version, first_step)
@@ -105,13 +112,13 @@ class _Memory:
     """Of one job: what was read, and when.
 
     Attributes:
-        key: revision of the inputs and version that `seen` is of.
+        key: start of the job, revision of the inputs and version that `seen` is of.
         looked_at_step: the newest step when paces were last looked for.
         used_s: when it was last used, monotonic, s.
     """
 
     seen: SeenSteps
-    key: tuple[int, int] | None = None
+    key: tuple[datetime, int, int] | None = None
     looked_at_step: int = 0
     used_s: float = 0.0
 

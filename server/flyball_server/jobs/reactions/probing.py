@@ -9,12 +9,13 @@ from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.inspection import newest_plan, require_job
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
 from flyball_server.jobs.probing_record import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.probing_setup import control_result
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.solve import SupersededError, solve
+from flyball_server.jobs.solve import SupersededError, is_same_work, solve
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
@@ -33,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 _UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 
 
-def probing(services: JobServices, job_id: str) -> float | None:
+def probing(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
     """Profile a job that is to be profiled online, one move further.
 
     Once it is over, and there is no plan, the ranks go back to their highest clocks.
@@ -52,11 +53,14 @@ def probing(services: JobServices, job_id: str) -> float | None:
     except (InvalidFieldError, PlanningError, GpuTableError) as error:
         _refuse(services, job, str(error), record)
         return None
-    try:
-        move = _next_move(services, job, setup, record)
-    except SupersededError:
-        services.notice(job_id)
-        return None
+    with slots.taken() as is_free:
+        if not is_free:
+            return LOOK_AGAIN_S
+        try:
+            move = _next_move(services, job, setup, record)
+        except SupersededError:
+            services.notice(job_id)
+            return None
     _make(services, job, record, setup, move)
     return None
 
@@ -155,5 +159,5 @@ def _back_to_highest(services: JobServices, job_id: str) -> None:
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
     """The job as it stands; None: meanwhile it was changed, or somebody has put a profile."""
     now = require_job(writer, job.job_id)
-    is_same = now.state in _UNPROFILED and now.in_force == job.in_force
+    is_same = now.state in _UNPROFILED and is_same_work(job, now)
     return now if is_same and writer.find_profile(job.job_id) is None else None

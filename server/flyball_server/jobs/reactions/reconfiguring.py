@@ -20,6 +20,7 @@ from flyball_server.jobs.records import (
     StepReport,
 )
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.solve import is_same_work
 from flyball_server.jobs.store import JobReader
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.measured_pipeline import MeasuredPipeline
@@ -158,7 +159,7 @@ def _publish(
     with services.store.writing(job_id) as writer:
         now = require_job(writer, job_id)
         newest = newest_version(writer.list_activations(job_id))
-        if now.inputs_revision != this.job.inputs_revision or newest != this.record.version:
+        if not is_same_work(this.job, now) or newest != this.record.version:
             return
         record = add_version(services, writer, job_id, plan, report=report)
     services.wake(job_id)

@@ -11,29 +11,33 @@ import logging
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import OVER, JobState
+from flyball_server.jobs.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
 from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.services import JobServices, planning_turn
 
 _LOG = logging.getLogger(__name__)
 
-# While a request plans the job, which then has its turn.
-_LOOK_AGAIN_S = 1.0
 
-
-def replanning(services: JobServices, job_id: str) -> float | None:
+def replanning(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
     """Plan a job whose inputs have changed since it was planned, unless that has failed."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         is_planned = job.planned_revision == job.inputs_revision
-        if is_planned or job.state is JobState.PLANNING_FAILED or job.state in OVER:
+        # One that failed, and whose inputs have changed since, has no problem any more.
+        has_failed = job.state is JobState.PLANNING_FAILED and job.problem is not None
+        if is_planned or has_failed or job.state in OVER:
             return None
         if reader.find_profile(job_id) is None:
             return None
     with services.store.turn(planning_turn(job_id), waits=False) as is_free:
         if not is_free:
-            return _LOOK_AGAIN_S
-    try:
-        plan_if_needed(services, job_id, job.changed_input)
-    except PlanningFailedError as error:
-        _LOG.warning("job %s: not planned: %s", job_id, error.message)
+            return LOOK_AGAIN_S  # a request plans it
+    with slots.taken() as is_free:
+        if not is_free:
+            return LOOK_AGAIN_S
+        try:
+            plan_if_needed(services, job_id, job.changed_input)
+        except PlanningFailedError as error:
+            _LOG.warning("job %s: not planned: %s", job_id, error.message)
+            services.wake(job_id)
     return None

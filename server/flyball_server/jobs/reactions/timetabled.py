@@ -7,6 +7,7 @@ from dataclasses import replace
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.planning_slots import PLENTY, PlanningSlots
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.steering import steer
@@ -17,7 +18,7 @@ LONGEST_PAUSE_S = 600.0
 _NO_TARGET = ""
 
 
-def timetabled(services: JobServices, job_id: str) -> float | None:
+def timetabled(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
     """The reaction that brings a timetable's target in force, and takes it back."""
     now = services.now()
 
@@ -35,7 +36,8 @@ def timetabled(services: JobServices, job_id: str) -> float | None:
     wanted = changed(job, control)
     if wanted != control:
         target = wanted.in_force.target or "its own target"
-        steer(services, job_id, changed, f"by its timetable planned for {target}")
+        with slots.steering(services) as steering:
+            steer(steering, job_id, changed, f"by its timetable wanted for {target}")
     if control.timetable is None:
         return None
     change = next_change(control.timetable, now)

@@ -30,6 +30,14 @@ def sqlite_file(database: str) -> Path:
     return Path(database.removeprefix(SQLITE_PREFIX)).expanduser()
 
 
+def missing_file(database: str) -> Path | None:
+    """SQLite's file where it is not there yet; None: it is, or the database is PostgreSQL's."""
+    if is_postgres(database):
+        return None
+    file = sqlite_file(database)
+    return None if file.exists() else file
+
+
 def database_problem(database: str) -> str | None:
     """Why this names no database, never with a password in it; None: it does."""
     if is_postgres(database):

@@ -8,17 +8,18 @@ from flyball_server.jobs.stores.database_address import is_postgres, shown, sqli
 from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
 
 
-def make_job_store(database: str) -> JobStore:
+def make_job_store(database: str, *, for_planner: bool = False) -> JobStore:
     """The store of this database, not yet opened.
 
     Args:
         database: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+        for_planner: whether a planner runs on it, of which a SQLite file has one at a time.
 
     Raises:
         StoreDriverError: the driver for PostgreSQL is not installed.
     """
     if not is_postgres(database):
-        return SqliteJobStore(sqlite_file(database))
+        return SqliteJobStore(sqlite_file(database), for_planner=for_planner)
     try:
         # Not at the top: it needs psycopg, which is in the extra `postgres`.
         from flyball_server.jobs.stores.postgres_store import (  # noqa: PLC0415

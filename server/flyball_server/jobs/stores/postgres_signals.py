@@ -45,6 +45,7 @@ class PostgresSignals:
         self._is_stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._waker: socket.socket | None = None
+        self._is_away = False  # of the thread alone
 
     def start(self) -> None:
         """Send and hear from now on."""
@@ -113,6 +114,7 @@ class PostgresSignals:
                         _LOG.warning(
                             "signals between planners wait: %s", self._address.error(error).message
                         )
+                        self._is_away = True
                 if self._is_stopping.wait(retry_s):
                     return
                 retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
@@ -127,6 +129,9 @@ class PostgresSignals:
 
         connection.add_notify_handler(lambda notify: note(notify.pid, notify.payload))
         connection.execute(f"LISTEN {_CHANNEL}")
+        if self._is_away:
+            self._is_away = False
+            _LOG.info("signals between planners go on: the database is back")
         self._tell(None)  # what was signalled before is not known
         with selectors.DefaultSelector() as ready:
             ready.register(connection.fileno(), selectors.EVENT_READ)

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.sqlite import insert
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.jobs.stores.local_coordination import LocalCoordination
+from flyball_server.jobs.stores.planner_lock import PlannerLock
 from flyball_server.jobs.stores.sql_migrations import migrate
 from flyball_server.jobs.stores.sql_transaction import SqlTransaction
 from flyball_server.jobs.stores.sqlite_engine import (
@@ -28,11 +29,13 @@ class SqliteJobStore(LocalCoordination):
 
     Args:
         file: made by `open`, with its folder, if it is not there.
+        for_planner: let no other store that is for a planner be open on the file meanwhile.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, for_planner: bool = False) -> None:
         super().__init__()
         self._file = file
+        self._lock = PlannerLock(file) if for_planner else None
         self._engine: Engine | None = None
 
     def open(self) -> None:
@@ -48,6 +51,8 @@ class SqliteJobStore(LocalCoordination):
         except OSError as error:
             raise store_error(error, self._file) from error
         check_is_sqlite(self._file)
+        if self._lock is not None:
+            self._lock.take()
         engine = make_sqlite_engine(self._file)
         try:
             with sqlite_transaction(engine, file=self._file, writes=True) as connection:
@@ -56,6 +61,7 @@ class SqliteJobStore(LocalCoordination):
             use_write_ahead_log(engine, file=self._file)
         except BaseException:
             engine.dispose()
+            self._give_lock_back()
             raise
         self._engine = engine
 
@@ -64,6 +70,7 @@ class SqliteJobStore(LocalCoordination):
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose()
+        self._give_lock_back()
 
     @contextmanager
     def reading(self) -> Generator[JobReader]:
@@ -77,6 +84,10 @@ class SqliteJobStore(LocalCoordination):
         del subject
         with self._transaction(writes=True) as transaction:
             yield transaction
+
+    def _give_lock_back(self) -> None:
+        if self._lock is not None:
+            self._lock.give_back()
 
     def _check_open(self) -> None:
         self._opened()

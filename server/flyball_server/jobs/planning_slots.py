@@ -1,0 +1,49 @@
+"""How many of the reactor's threads may wait for plannings at once: the others react meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from flyball_server.jobs.services import JobServices
+
+# Jobs that the reactor has planned at once; a thread each, which waits for its solve.
+NUM_SLOTS = 6
+# When to look again at a job that found no slot free, s.
+LOOK_AGAIN_S = 1.0
+
+
+class PlanningSlots:
+    """A bound on the plannings that reactions wait for; nobody waits for a slot.
+
+    Args:
+        num_slots: plannings at once.
+    """
+
+    def __init__(self, num_slots: int = NUM_SLOTS) -> None:
+        self._free = threading.Semaphore(num_slots)
+
+    @contextmanager
+    def taken(self) -> Generator[bool]:
+        """Within the block: whether a slot was free, and is held."""
+        is_free = self._free.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._free.release()
+
+    @contextmanager
+    def steering(self, services: JobServices) -> Generator[JobServices]:
+        """Within the block: services that plan at once where a slot is free.
+
+        Where none is they store what has changed, and reaction `replanning` plans it later.
+        """
+        with self.taken() as is_free:
+            yield services if is_free else replace(services, plans_at_once=False)
+
+
+# For whoever looks at one job at a time.
+PLENTY = PlanningSlots(1_000_000)

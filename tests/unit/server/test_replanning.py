@@ -1,0 +1,150 @@
+"""Changes that were stored and not planned, and plannings that come too late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
+
+from flyball_server.jobs.errors import PlanningFailedError
+from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.inspection import JobSummary, get_job, require_job
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.planning_slots import LOOK_AGAIN_S, PlanningSlots
+from flyball_server.jobs.publication import add_version
+from flyball_server.jobs.reactions.replanning import replanning
+from flyball_server.jobs.registration import leave_rank, register_job, register_rank
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest
+
+
+class PickyPlanner(CountingPlanner):
+    """Refuses every target but `fastest`."""
+
+    def __call__(self, request: PlanRequest) -> FrequencyPlan:
+        plan = super().__call__(request)
+        if request.target != "fastest":
+            raise PlanningError("only fastest is met", field="target")
+        return plan
+
+
+@pytest.fixture
+def planner() -> PickyPlanner:
+    return PickyPlanner()
+
+
+@pytest.fixture
+def services(planner: PickyPlanner) -> JobServices:
+    """A job that cannot be planned for its target."""
+    made = Services(planner).jobs
+    register_job(made, "job", job_spec(target="power:1"))
+    with pytest.raises(PlanningFailedError):
+        put_profile(made, "job", profile())
+    planner.requests.clear()
+    return made
+
+
+def change_and_die(services: JobServices, target: str) -> JobSummary:
+    """The planner stores the target, and ends before it plans."""
+    storing = replace(services, plans_at_once=False)
+    return change_target(storing, "job", TargetUpdate(target=target))
+
+
+# ------------------------------------------------------------------ jobs that could not be planned
+
+
+def test_a_job_that_failed_is_planned_from_a_change_that_nobody_has_planned(
+    services: JobServices,
+) -> None:
+    changed = change_and_die(services, "fastest").job
+    assert (changed.state, changed.problem) == (JobState.PLANNING_FAILED, None)
+    assert replanning(services, "job") is None
+    summary = get_job(services, "job")
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+
+
+def test_a_change_that_fails_too_is_tried_once_and_told_to_who_made_it(
+    services: JobServices, planner: PickyPlanner
+) -> None:
+    change_and_die(services, "power:2")
+    for _ in range(3):
+        replanning(services, "job")
+    assert len(planner.requests) == 1
+    assert get_job(services, "job").job.problem == "target: only fastest is met"
+    assert register_job(services, "job", job_spec(target="power:1"))[0].newest_version is None
+    with pytest.raises(PlanningFailedError, match="only fastest is met"):
+        change_target(services, "job", TargetUpdate(target="power:2"))
+
+
+def test_a_rank_that_repeats_itself_meanwhile_is_told_nothing(
+    services: JobServices, planner: PickyPlanner
+) -> None:
+    change_and_die(services, "power:2")
+    register_job(services, "job", job_spec(target="power:1"))
+    assert planner.requests == []
+
+
+def test_a_job_that_failed_and_ended_is_planned_from_the_change_when_it_comes_back(
+    services: JobServices,
+) -> None:
+    register_rank(services, rank_record(0))
+    leave_rank(services, "job", 0)
+    with services.store.writing("job") as writer:
+        failed = require_job(writer, "job")
+        writer.save_job(failed.moved(JobState.ENDED, problem=failed.problem))
+    change_and_die(services, "fastest")
+    replanning(services, "job")
+    assert get_job(services, "job").newest_version is None
+    register_rank(services, rank_record(0))
+    replanning(services, "job")
+    summary = get_job(services, "job")
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+
+
+def test_a_job_whose_profiling_was_refused_keeps_its_problem_with_another_target(
+    services: JobServices,
+) -> None:
+    with services.store.writing("job") as writer:
+        writer.delete_profile("job")
+    assert change_and_die(services, "fastest").job.problem == "target: only fastest is met"
+
+
+def test_where_no_slot_is_free_a_job_is_looked_at_again(services: JobServices) -> None:
+    change_and_die(services, "fastest")
+    slots = PlanningSlots(1)
+    with slots.taken():
+        assert replanning(services, "job", slots) == LOOK_AGAIN_S
+        assert get_job(services, "job").newest_version is None
+    assert replanning(services, "job", slots) is None
+    assert get_job(services, "job").newest_version == 1
+
+
+# ------------------------------------------------------------------ plannings that come too late
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_job_that_another_planner_has_planned_meanwhile_gets_no_second_version(
+    *, is_refused: bool
+) -> None:
+    """As where a planner loses the database for a while, and its turn with it."""
+
+    class Slow(CountingPlanner):
+        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+            plan = super().__call__(request)
+            with late.store.writing("job") as writer:
+                add_version(late, writer, "job", plan)
+                job = require_job(writer, "job")
+                planned = job.moved(JobState.PLANNED)
+                writer.save_job(planned.evolve(planned_revision=job.inputs_revision))
+            if is_refused:
+                raise PlanningError("took too long", field="planning")
+            return plan
+
+    late = Services(Slow()).jobs
+    register_job(late, "job", job_spec())
+    summary = put_profile(late, "job", profile())
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+    assert get_job(late, "job").newest_version == 1
