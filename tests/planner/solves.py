@@ -24,12 +24,18 @@ def process_id() -> int:
 
 
 def is_there(pid: int) -> bool:
-    """Whether the process runs; one that has ended and is not reaped yet does not."""
+    """Whether the process runs; one that has ended and is not reaped yet does not.
+
+    Its first thread may have ended while others, and what it had opened, are still there.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        states = [
+            (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        ]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}").exists()
+    return states != ["Z"]
 
 
 def niceness() -> int:
