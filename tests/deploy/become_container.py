@@ -51,7 +51,7 @@ def become(plan: Plan) -> None:
         options = f"noexec,nosuid,nodev,uid={uid},gid={gid},mode=0700"
         _mount("-t", "tmpfs", "-o", options, "tmpfs", folder)
     for folder in kept.values():
-        closed = _closed_folder_above(folder)
+        closed = _closed_folder_above(folder, int(plan["user"][0]))
         if closed is not None:
             _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", closed)
     for source, target in {**kept, **plan["binds"]}.items():
@@ -76,10 +76,13 @@ def _stash(folders: list[str]) -> dict[str, str]:
     return places
 
 
-def _closed_folder_above(folder: str) -> str | None:
+def _closed_folder_above(folder: str, uid: int) -> str | None:
     """The topmost one that the user may not pass through, as /root."""
-    above = [parent for parent in reversed(Path(folder).parents) if parent.exists()]
-    return next((str(parent) for parent in above if not parent.stat().st_mode & 0o001), None)
+    for parent in reversed(Path(folder).parents):
+        status = parent.stat() if parent.exists() else None
+        if status is not None and not status.st_mode & 0o001 and status.st_uid != uid:
+            return str(parent)
+    return None
 
 
 def _mount(*arguments: str) -> None:
