@@ -18,16 +18,16 @@ from typing import Any
 
 import httpx
 
-from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from benchmark_report import Report, run_benchmark, show_progress
 from flyball_client import routes
 from load_calls import NodeCalls
 from load_generator import Burst, generate
+from load_phases import Phase, figures_of, limits_on, phases_text
 from load_servers import Server, flyball_server, zeus_server
 from measured_process import BenchmarkError
 
 RANKS_PER_NODE = 8
 PHASE_GIVE_UP_S = 150.0
-MAX_REACH_S = 2.0
 # A step of 10 s, posted by each node as it ends: what a planner has to keep up with.
 PACED_PERIOD_S = 10.0
 
@@ -63,39 +63,6 @@ class Size:
     def num_ranks(self) -> int:
         """Ranks of all jobs."""
         return self.num_jobs * self.ranks_per_job
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """One phase as all nodes saw it, and what the server took for it.
-
-    Attributes:
-        num_rank_calls: what its requests did, counted by rank (and step).
-        wall_s: from the first request to the last answer, s.
-        server_cores, generator_cores: processor time by wall time.
-        memory_mib: that the server held at its end.
-    """
-
-    name: str
-    num_requests: int
-    num_failed: int
-    num_rank_calls: int
-    wall_s: float
-    p50_ms: float
-    p99_ms: float
-    server_cores: float
-    generator_cores: float
-    memory_mib: float
-
-    @property
-    def requests_per_s(self) -> float:
-        """Requests answered, per second."""
-        return self.num_requests / self.wall_s
-
-    @property
-    def rank_calls_per_s(self) -> float:
-        """The same by rank (and step)."""
-        return self.num_rank_calls / self.wall_s
 
 
 class Crowd:
@@ -156,11 +123,16 @@ def measure(arguments: argparse.Namespace) -> Report:
         with zeus_server() as server:
             zeus = _load_zeus(server, size)
     figures |= {
-        "phases": [_figures(phase) for phase in phases],
+        "phases": [figures_of(phase) for phase in phases],
         "reach": reach,
-        "zeus": [_figures(phase) for phase in zeus],
+        "zeus": [figures_of(phase) for phase in zeus],
     }
-    return Report(figures=figures, text=_text(size, phases, reach, zeus), limits=_limits(reach))
+    head = (
+        f"{size.num_jobs} job(s) of {size.ranks_per_job} ranks, {size.num_nodes} nodes,"
+        f" {2 * size.num_nodes} connections"
+    )
+    text = f"{head}\n\n{phases_text(phases, reach, zeus)}"
+    return Report(figures=figures, text=text, limits=limits_on(reach))
 
 
 # ---------------------------------------------------------------------- Flyball
@@ -387,60 +359,6 @@ def _size(arguments: argparse.Namespace) -> Size:
 
 def _share(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
-
-
-def _figures(phase: Phase) -> dict[str, Any]:
-    return {
-        **asdict(phase),
-        "requests_per_s": phase.requests_per_s,
-        "rank_calls_per_s": phase.rank_calls_per_s,
-    }
-
-
-def _limits(reach: dict[str, Any]) -> tuple[Limit, ...]:
-    return (
-        at_most("a new plan, made to all nodes, s", reach["made_to_all_nodes_s"], MAX_REACH_S),
-        at_most("ranks that it did not reach", reach["num_ranks_without"], 0),
-        at_most("measurements posted and not stored", abs(reach["num_lost"]), 0),
-    )
-
-
-def _text(size: Size, phases: list[Phase], reach: dict[str, Any], zeus: list[Phase]) -> str:
-    head = (
-        f"{size.num_jobs} job(s) of {size.ranks_per_job} ranks, {size.num_nodes} nodes,"
-        f" {2 * size.num_nodes} connections"
-    )
-    header = ["phase", "requests/s", "ranks/s", "p50 ms", "p99 ms"]
-    header += ["server cores", "generator cores", "MiB"]
-    both = [*phases, *(_named(phase) for phase in zeus)]
-    text = f"{head}\n\n{table(header, [_row(phase) for phase in both])}\n\n"
-    text += (
-        f"a new plan: {reach['made_to_all_nodes_s']:.3f} s from being made to the last node"
-        f" ({reach['asked_to_all_nodes_s']:.3f} s from the request for it);"
-        f" {reach['made_to_named_s']:.3f} s until all had acknowledged it"
-    )
-    for theirs in zeus:
-        ours = next(phase for phase in phases if phase.name == theirs.name)
-        ratio = ours.requests_per_s / theirs.requests_per_s
-        text += f"\n{ours.name}: {ratio:.2f} times Zeus's requests per second"
-    return text
-
-
-def _named(phase: Phase) -> Phase:
-    return Phase(**{**asdict(phase), "name": f"Zeus: {phase.name}"})
-
-
-def _row(phase: Phase) -> tuple[str, ...]:
-    return (
-        phase.name,
-        f"{phase.requests_per_s:.0f}",
-        f"{phase.rank_calls_per_s:.0f}",
-        f"{phase.p50_ms:.1f}",
-        f"{phase.p99_ms:.1f}",
-        f"{phase.server_cores:.2f}",
-        f"{phase.generator_cores:.2f}",
-        f"{phase.memory_mib:.0f}",
-    )
 
 
 def main() -> int:

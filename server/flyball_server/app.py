@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -72,28 +72,16 @@ def create_app(
     chosen = load_settings() if settings is None else settings
     unmeasured = make_job_store(chosen.database, for_planner=True) if store is None else store
     waiters = JobWaiters()
-    metrics = ProcessMetrics(
-        num_waiting=lambda: waiters.num_waiting,
-        jobs=JobsCollector(
-            lambda: JobReading(
-                replace(services, store=unmeasured), max_labelled=chosen.metrics_jobs
-            )
-        ),
-    )
+    metrics = _metrics(lambda: replace(services, store=unmeasured), waiters, chosen.metrics_jobs)
     kept = MeasuredStore(unmeasured, metrics)
     gate = TokenGate(kept, operator_token=chosen.token)
     presence = RankPresence()
     reactor = Reactor(all_reactions() if reactions is None else reactions)
-    services = JobServices(
-        store=kept,
-        wake=kept.signal,
+    services = replace(
+        _services(chosen, kept, metrics),
         planner=planner,
         notice=reactor.notice,
         seen=presence.note,
-        life=chosen.life,
-        executor=make_executor(chosen.planning_processes, chosen.planning_executor),
-        planning_timeout_s=chosen.planning_timeout_s,
-        observe_solve=metrics.observe_solve,
     )
     app = _bare_app()
     app.state.planner = PlannerState(
@@ -155,6 +143,27 @@ def _hear(waiters: JobWaiters, reactor: Reactor, job_id: str | None) -> None:
     else:
         waiters.wake(job_id)
         reactor.notice(job_id)
+
+
+def _metrics(
+    services: Callable[[], JobServices], waiters: JobWaiters, max_labelled: int
+) -> ProcessMetrics:
+    """What is told of the jobs is read by `services`, which exist once this is asked for it."""
+    return ProcessMetrics(
+        num_waiting=lambda: waiters.num_waiting,
+        jobs=JobsCollector(lambda: JobReading(services(), max_labelled=max_labelled)),
+    )
+
+
+def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> JobServices:
+    return JobServices(
+        store=store,
+        wake=store.signal,
+        life=settings.life,
+        executor=make_executor(settings.planning_processes, settings.planning_executor),
+        planning_timeout_s=settings.planning_timeout_s,
+        observe_solve=metrics.observe_solve,
+    )
 
 
 def _bare_app() -> FastAPI:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flyball_server.jobs.job_life import LifeTimes
 from flyball_server.jobs.presence import KEEP_PERIOD_S
@@ -19,6 +21,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7787
 
+_PREFIX = "FLYBALL_"
 HOST_VARIABLE = "FLYBALL_HOST"
 PORT_VARIABLE = "FLYBALL_PORT"
 DATABASE_VARIABLE = "FLYBALL_DATABASE"
@@ -210,53 +213,61 @@ def load_settings(
     Raises:
         SettingsError: a value cannot be used; it names the flag where one gave the value.
     """
-    env = os.environ if environ is None else environ
+    flags: dict[str, object] = {
+        "host": host,
+        "port": port,
+        "database": database,
+        "token": token,
+        "log_level": log_level,
+        "allow_open": allow_open,
+        "tls_certificate": tls_certificate or None,
+        "tls_key": tls_key or None,
+        "log_format": log_format,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    readers = _readers(os.environ if environ is None else environ)
     try:
-        return Settings(
-            host=(env.get(HOST_VARIABLE) or DEFAULT_HOST) if host is None else host,
-            port=_whole_number(env, PORT_VARIABLE, DEFAULT_PORT) if port is None else port,
-            database=_database(env) if database is None else database,
-            token=(env.get(TOKEN_VARIABLE) or None) if token is None else token,
-            log_level=(
-                (env.get(LOG_LEVEL_VARIABLE) or "info").lower() if log_level is None else log_level
-            ),
-            max_body_bytes=_whole_number(env, MAX_BODY_VARIABLE, Settings.max_body_bytes),
-            max_wait_s=_number(env, MAX_WAIT_VARIABLE, Settings.max_wait_s),
-            allow_open=_yes_or_no(env, ALLOW_OPEN_VARIABLE) if allow_open is None else allow_open,
-            tls_certificate=tls_certificate or env.get(TLS_CERTIFICATE_VARIABLE) or None,
-            tls_key=tls_key or env.get(TLS_KEY_VARIABLE) or None,
-            body_timeout_s=_number(env, BODY_TIMEOUT_VARIABLE, Settings.body_timeout_s),
-            **{
-                name: _whole_number(env, variable, getattr(Settings, name))
-                for name, variable, _, _ in _LIMITS
-            },
-            planning_processes=_whole_number(
-                env, PLANNING_PROCESSES_VARIABLE, default_num_processes()
-            ),
-            planning_timeout_s=_number(env, PLANNING_TIMEOUT_VARIABLE, Settings.planning_timeout_s),
-            planning_executor=env.get(PLANNING_EXECUTOR_VARIABLE) or None,
-            rank_silence_s=_rank_silence_s(env),
-            job_expiry_s=_number(env, JOB_EXPIRY_VARIABLE, Settings.job_expiry_s),
-            job_retention_s=_number(env, JOB_RETENTION_VARIABLE, Settings.job_retention_s),
-            log_format=(
-                (env.get(LOG_FORMAT_VARIABLE) or TEXT).lower() if log_format is None else log_format
-            ),
-            metrics_open=_yes_or_no(env, METRICS_OPEN_VARIABLE),
-        )
-    except SettingsError as error:
-        given = {
-            HOST_VARIABLE: host,
-            PORT_VARIABLE: port,
-            DATABASE_VARIABLE: database,
-            TOKEN_VARIABLE: token,
-            LOG_LEVEL_VARIABLE: log_level,
-            LOG_FORMAT_VARIABLE: log_format,
-            TLS_CERTIFICATE_VARIABLE: tls_certificate,
-            TLS_KEY_VARIABLE: tls_key,
+        # A variable that a flag goes before is not read: it may be nonsense.
+        values: dict[str, Any] = {
+            name: given[name] if name in given else read() for name, read in readers.items()
         }
-        if given.get(error.name) is None:
+        return Settings(**values)
+    except SettingsError as error:
+        if error.name.removeprefix(_PREFIX).lower() not in given:
             raise
         raise SettingsError(_flag(error.name), error.problem) from None
+
+
+def _readers(env: Mapping[str, str]) -> dict[str, Callable[[], object]]:
+    """By setting, what reads it from the environment, or gives its default."""
+    whole_numbers = {
+        "port": (PORT_VARIABLE, DEFAULT_PORT),
+        "max_body_bytes": (MAX_BODY_VARIABLE, Settings.max_body_bytes),
+        "planning_processes": (PLANNING_PROCESSES_VARIABLE, default_num_processes()),
+        **{name: (variable, getattr(Settings, name)) for name, variable, _, _ in _LIMITS},
+    }
+    numbers = {
+        "max_wait_s": (MAX_WAIT_VARIABLE, Settings.max_wait_s),
+        "body_timeout_s": (BODY_TIMEOUT_VARIABLE, Settings.body_timeout_s),
+        "planning_timeout_s": (PLANNING_TIMEOUT_VARIABLE, Settings.planning_timeout_s),
+        "job_expiry_s": (JOB_EXPIRY_VARIABLE, Settings.job_expiry_s),
+        "job_retention_s": (JOB_RETENTION_VARIABLE, Settings.job_retention_s),
+    }
+    return {
+        "host": lambda: env.get(HOST_VARIABLE) or DEFAULT_HOST,
+        "database": lambda: _database(env),
+        "token": lambda: env.get(TOKEN_VARIABLE) or None,
+        "log_level": (env.get(LOG_LEVEL_VARIABLE) or "info").lower,
+        "log_format": (env.get(LOG_FORMAT_VARIABLE) or TEXT).lower,
+        "allow_open": lambda: _yes_or_no(env, ALLOW_OPEN_VARIABLE),
+        "metrics_open": lambda: _yes_or_no(env, METRICS_OPEN_VARIABLE),
+        "tls_certificate": lambda: env.get(TLS_CERTIFICATE_VARIABLE) or None,
+        "tls_key": lambda: env.get(TLS_KEY_VARIABLE) or None,
+        "planning_executor": lambda: env.get(PLANNING_EXECUTOR_VARIABLE) or None,
+        "rank_silence_s": lambda: _rank_silence_s(env),
+        **{name: partial(_whole_number, env, *of) for name, of in whole_numbers.items()},
+        **{name: partial(_number, env, *of) for name, of in numbers.items()},
+    }
 
 
 def default_database(environ: Mapping[str, str]) -> str:
@@ -267,7 +278,7 @@ def default_database(environ: Mapping[str, str]) -> str:
 
 
 def _flag(variable: str) -> str:
-    return "--" + variable.removeprefix("FLYBALL_").lower().replace("_", "-")
+    return "--" + variable.removeprefix(_PREFIX).lower().replace("_", "-")
 
 
 def _database(environ: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -40,7 +41,7 @@ class NamedLocks:
                     del self._locks[name]
 
 
-class LocalCoordination:
+class LocalCoordination(ABC):
     """The turns and signals of the JobStore contract, within this process."""
 
     def __init__(self) -> None:
@@ -63,6 +64,6 @@ class LocalCoordination:
         """Call this with each job that is signalled."""
         self._heard = heard
 
+    @abstractmethod
     def _check_open(self) -> None:
         """Raise StoreClosedError where the store is not open."""
-        raise NotImplementedError

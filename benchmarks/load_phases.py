@@ -1,0 +1,96 @@
+"""What a phase of `load.py` measured, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmark_report import Limit, at_most, table
+
+MAX_REACH_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase as all nodes saw it, and what the server took for it.
+
+    Attributes:
+        num_rank_calls: what its requests did, counted by rank (and step).
+        wall_s: from the first request to the last answer, s.
+        server_cores, generator_cores: processor time by wall time.
+        memory_mib: that the server held at its end.
+    """
+
+    name: str
+    num_requests: int
+    num_failed: int
+    num_rank_calls: int
+    wall_s: float
+    p50_ms: float
+    p99_ms: float
+    server_cores: float
+    generator_cores: float
+    memory_mib: float
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests answered, per second."""
+        return self.num_requests / self.wall_s
+
+    @property
+    def rank_calls_per_s(self) -> float:
+        """The same by rank (and step)."""
+        return self.num_rank_calls / self.wall_s
+
+
+def figures_of(phase: Phase) -> dict[str, Any]:
+    """A phase for --json."""
+    return {
+        **asdict(phase),
+        "requests_per_s": phase.requests_per_s,
+        "rank_calls_per_s": phase.rank_calls_per_s,
+    }
+
+
+def limits_on(reach: dict[str, Any]) -> tuple[Limit, ...]:
+    """What has to hold of the new plan's reach, and of what was posted."""
+    return (
+        at_most("a new plan, made to all nodes, s", reach["made_to_all_nodes_s"], MAX_REACH_S),
+        at_most("ranks that it did not reach", reach["num_ranks_without"], 0),
+        at_most("measurements posted and not stored", abs(reach["num_lost"]), 0),
+    )
+
+
+def phases_text(phases: list[Phase], reach: dict[str, Any], zeus: list[Phase]) -> str:
+    """The phases as a table, a new plan's reach, and the ratios to Zeus's server."""
+    header = ["phase", "requests/s", "ranks/s", "p50 ms", "p99 ms"]
+    header += ["server cores", "generator cores", "MiB"]
+    both = [*phases, *(_named(phase) for phase in zeus)]
+    text = f"{table(header, [_row(phase) for phase in both])}\n\n"
+    text += (
+        f"a new plan: {reach['made_to_all_nodes_s']:.3f} s from being made to the last node"
+        f" ({reach['asked_to_all_nodes_s']:.3f} s from the request for it);"
+        f" {reach['made_to_named_s']:.3f} s until all had acknowledged it"
+    )
+    for theirs in zeus:
+        ours = next(phase for phase in phases if phase.name == theirs.name)
+        ratio = ours.requests_per_s / theirs.requests_per_s
+        text += f"\n{ours.name}: {ratio:.2f} times Zeus's requests per second"
+    return text
+
+
+def _named(phase: Phase) -> Phase:
+    return Phase(**{**asdict(phase), "name": f"Zeus: {phase.name}"})
+
+
+def _row(phase: Phase) -> tuple[str, ...]:
+    return (
+        phase.name,
+        f"{phase.requests_per_s:.0f}",
+        f"{phase.rank_calls_per_s:.0f}",
+        f"{phase.p50_ms:.1f}",
+        f"{phase.p99_ms:.1f}",
+        f"{phase.server_cores:.2f}",
+        f"{phase.generator_cores:.2f}",
+        f"{phase.memory_mib:.0f}",
+    )
