@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+
 from flyball_client.wire import InstructionReport
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.inspection import get_plan
-from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail, StepRecord
-from flyball_server.jobs.registration import register_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.measured_pipeline import receives_from_neighbour
 from flyball_server.planning.plan import FrequencyPlan

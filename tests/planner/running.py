@@ -7,20 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import job_spec, rank_record, step_record
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import get_job, get_plan
-from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.pace_steps import clock_times
 from flyball_server.jobs.rank_part import rank_instructions
 from flyball_server.jobs.reactions.pacing import Pacing
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.jobs.stragglers import (

@@ -39,11 +39,6 @@ class Access:
 
     job_id: str | None
 
-    @property
-    def is_operator(self) -> bool:
-        """Whether everything is open to it."""
-        return self.job_id is None
-
     def opens(self, job_id: str) -> bool:
         """Whether this job, or earlier run of one, is open to it."""
         return self.job_id is None or self.job_id == job_id.partition(RUN_SIGN)[0]

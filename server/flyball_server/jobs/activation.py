@@ -19,8 +19,6 @@ from flyball_server.jobs.inspection import (
     require_plan,
     require_rank,
 )
-from flyball_server.jobs.outcomes import only
-from flyball_server.jobs.rank_plans import StagePlan, stage_plan
 from flyball_server.jobs.records import ActivationRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
@@ -41,36 +39,6 @@ class HeldVersion:
     rank: int
     version: int
     current_step: int
-
-
-def newer_plan(
-    services: JobServices, job_id: str, rank: int, *, after_version: int
-) -> StagePlan | None:
-    """The newest plan for this rank, if it is newer than `after_version`.
-
-    Raises:
-        UnknownJobError: no such job.
-        UnknownRankError: no such rank in it.
-    """
-    with services.store.reading() as reader:
-        record = require_rank(reader, job_id, rank)
-        version = newest_version(reader.list_activations(job_id))
-        if version is None or version <= after_version:
-            return None
-        plan = require_plan(reader, job_id, version)
-        profile = reader.find_profile(job_id)
-        control = reader.find_control(job_id)
-    return stage_plan(plan, record, profile, control.planned_for)
-
-
-def get_activation(services: JobServices, job_id: str, version: int) -> ActivationRecord:
-    """From which step a plan version holds.
-
-    Raises:
-        UnknownJobError: no such job.
-        UnknownPlanError: no such version.
-    """
-    return activation_of(list_activations(services, job_id), job_id, version)
 
 
 def list_activations(services: JobServices, job_id: str) -> tuple[ActivationRecord, ...]:
@@ -96,24 +64,6 @@ def activation_of(
         if activation.version == version:
             return activation
     raise UnknownPlanError(job_id=job_id, version=version)
-
-
-def acknowledge(
-    services: JobServices, job_id: str, rank: int, *, version: int, current_step: int
-) -> ActivationRecord:
-    """A rank holds this version; as `acknowledge_together`.
-
-    Returns:
-        From which step the version that the rank holds does so.
-
-    Raises:
-        UnknownJobError: no such job.
-        UnknownRankError: no such rank in it.
-        UnknownPlanError: no such version.
-        InvalidFieldError: the step is out of bounds.
-    """
-    held = HeldVersion(rank=rank, version=version, current_step=current_step)
-    return only(acknowledge_together(services, job_id, (held,)))
 
 
 def acknowledge_together(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from flyball_server.jobs.errors import JobsError, UnknownError
 from flyball_server.jobs.inspection import require_job, require_rank
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.outcomes import only
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobWriter
@@ -50,37 +49,12 @@ class RankPost:
     details: tuple[StepDetail, ...] = ()
 
 
-def store_measurements(
-    services: JobServices,
-    job_id: str,
-    rank: int,
-    steps: Iterable[StepRecord],
-    details: Iterable[StepDetail] = (),
-) -> int:
-    """Keep what a rank measured; a step posted again replaces the older one.
-
-    Args:
-        services: the seams.
-        job_id: the job.
-        rank: the rank.
-        steps: what it measured.
-        details: of those steps, where there are some; only the newest are kept.
-
-    Returns:
-        How many steps were stored.
-
-    Raises:
-        UnknownJobError: no such job.
-        UnknownRankError: no such rank in it.
-    """
-    post = RankPost(rank=rank, steps=tuple(steps), details=tuple(details))
-    return only(store_together(services, job_id, (post,)))
-
-
 def store_together(
     services: JobServices, job_id: str, posts: Sequence[RankPost]
 ) -> tuple[int | JobsError, ...]:
-    """Keep what ranks of a job measured, in one transaction; as `store_measurements`.
+    """Keep what ranks of a job measured, in one transaction.
+
+    A step posted again replaces the older one; of details only the newest are kept.
 
     Returns:
         For each post: how many steps were stored, or why none was.

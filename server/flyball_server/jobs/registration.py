@@ -19,7 +19,6 @@ from flyball_server.jobs.job_life import come_back, is_silent
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.launch import Launch, check_not_over, check_run
 from flyball_server.jobs.new_run import can_begin_anew, new_run
-from flyball_server.jobs.outcomes import only
 from flyball_server.jobs.plan_request import check_spec
 from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.probing_record import is_never_planned
@@ -69,23 +68,13 @@ def register_job(
     return plan_if_needed(services, job_id, JobInput.REGISTRATION), is_new
 
 
-def register_rank(services: JobServices, rank: RankRecord, launch: Launch = _UNTOLD) -> RankRecord:
-    """Make a rank known; a rank that registers again starts without a plan.
-
-    The newest registration of a rank is the one that holds. A job that was over comes back.
-
-    Raises:
-        UnknownJobError: no such job.
-        OtherRunError: the job stands with another start of its training.
-        InvalidFieldError: its number, stage or place in the layout is not one of the job's.
-    """
-    return only(register_together(services, rank.job_id, ((rank, launch),)))
-
-
 def register_together(
     services: JobServices, job_id: str, ranks: Sequence[tuple[RankRecord, Launch]]
 ) -> tuple[RankRecord | JobsError, ...]:
-    """Make ranks of a job known, in one transaction; as `register_rank`.
+    """Make ranks of a job known, in one transaction.
+
+    A rank that registers again starts without a plan, and the newest registration of a rank is
+    the one that holds. A job that was over comes back.
 
     Returns:
         For each: the rank as it is known, or why it is not.

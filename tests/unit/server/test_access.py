@@ -78,7 +78,7 @@ def test_a_token_opens_only_its_job(store: CountingStore) -> None:
         assert opened.opens(earlier_run)
     for other in ("job.1", "other@1", "jobs", "@job", ""):
         assert not opened.opens(other), other
-    assert not opened.is_operator
+    assert opened != OPERATOR
     assert stored_access(store, operators) == OPERATOR
     assert OPERATOR.opens("job")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 import pytest
+from tests.planner.one_rank import newer_plan, register_rank
 from tests.planner.samples import (
     CountingPlanner,
     Services,
@@ -18,7 +19,7 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs import registration
-from flyball_server.jobs.activation import HeldVersion, acknowledge_together, newer_plan
+from flyball_server.jobs.activation import HeldVersion, acknowledge_together
 from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import (
     InvalidFieldError,
@@ -35,7 +36,7 @@ from flyball_server.jobs.launch import Launch
 from flyball_server.jobs.measurements import RankPost, list_steps, store_together
 from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.records import JobSpec, RankRecord
-from flyball_server.jobs.registration import register_job, register_rank, register_together
+from flyball_server.jobs.registration import register_job, register_together
 from flyball_server.rest.gathering import Gathering
 from flyball_server.rest.rank_calls import RankCalls
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import (
     CountingPlanner,
     Services,
@@ -16,7 +17,6 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.comparisons import (
     comparison_cycle,
     delete_comparison,
@@ -33,12 +33,11 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.reactions import comparing
 from flyball_server.jobs.reactions.comparing import Comparing
 from flyball_server.jobs.records import PlanRecord, StepReport
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 
 
 class ComparedJob:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import pytest
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import (
     MOMENT,
     CountingPlanner,
@@ -18,7 +19,6 @@ from tests.planner.samples import (
 
 from flyball_client.wire_loop import Timetable, TimetableWindow
 from flyball_server.jobs import new_run
-from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.deletion import delete_job
 from flyball_server.jobs.errors import (
     JobIsRunningError,
@@ -31,13 +31,13 @@ from flyball_server.jobs.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.job_life import LifeTimes
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.launch import Launch
-from flyball_server.jobs.measurements import list_steps, store_measurements
+from flyball_server.jobs.measurements import list_steps
 from flyball_server.jobs.reactions import ageing
 from flyball_server.jobs.reactions.ageing import Ageing
 from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.reactions.timetabled import timetabled
 from flyball_server.jobs.records import JobSpec, RankRecord
-from flyball_server.jobs.registration import leave_rank, register_job, register_rank
+from flyball_server.jobs.registration import leave_rank, register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.jobs.timetables import get_timetable, put_timetable

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.planner.one_rank import register_rank
 from tests.planner.samples import (
     CountingPlanner,
     Services,
@@ -24,7 +25,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.inspection import get_job, get_plan, list_plans
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import (
     CountingPlanner,
     Services,
@@ -21,9 +22,8 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs import step_reading
 from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.errors import UnknownJobError
-from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.records import PlanRecord, StepTotals
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.report import JobReport, get_report
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_reading import all_step_kinds, step_kinds, whole_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
 
 from flyball_server.jobs.errors import UnknownJobError, UnknownRankError
@@ -14,10 +15,9 @@ from flyball_server.jobs.measurements import (
     KEPT_INSTRUCTIONS,
     StepSummary,
     list_steps,
-    store_measurements,
 )
 from flyball_server.jobs.records import StepDetail
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
 
@@ -16,7 +17,7 @@ from flyball_server.jobs.inspection import get_job, get_plan
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.rank_part import rank_instructions
 from flyball_server.jobs.reactions.pacing import Pacing
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.stragglers import (
     Announcement,
     announce_straggler,

@@ -8,21 +8,20 @@ from datetime import timedelta
 from unittest.mock import Mock
 
 import pytest
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.running import Running, slow, two_stages
 from tests.planner.samples import job_spec, rank_record, step_record
 
-from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.inspection import get_job, require_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.pace_look import SeenSteps
 from flyball_server.jobs.planning_slots import PlanningSlots
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.reactions.pacing import MEMORY_S, MIN_STEPS, Pacing
 from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.records import StepReport
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.steering import Change, steer
 from flyball_server.jobs.stragglers import (

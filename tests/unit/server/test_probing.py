@@ -7,23 +7,22 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import get_job, list_plans, require_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.measurements import store_measurements
 from flyball_server.jobs.probing_record import PATIENCE_STEPS
 from flyball_server.jobs.probing_setup import probed_versions
 from flyball_server.jobs.profiling import get_profiling
 from flyball_server.jobs.reactions.probing import probing
 from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext

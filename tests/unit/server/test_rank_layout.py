@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_measurements
 from tests.planner.samples import (
     CountingPlanner,
     Services,
@@ -17,12 +18,11 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.jobs.activation import acknowledge, newer_plan
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.measurements import list_steps, store_measurements
+from flyball_server.jobs.measurements import list_steps
 from flyball_server.jobs.records import MAX_RANKS
-from flyball_server.jobs.registration import register_job, register_rank
+from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.stores.sql_migrations import MIGRATIONS
 from flyball_server.jobs.stores.sql_rows import job_values
 from flyball_server.jobs.stores.sqlite_store import SqliteJobStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.planner.one_rank import register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 
 from flyball_server.jobs.errors import PlanningFailedError
@@ -14,7 +15,7 @@ from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.planning_slots import LOOK_AGAIN_S, PlanningSlots
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.reactions.replanning import replanning
-from flyball_server.jobs.registration import leave_rank, register_job, register_rank
+from flyball_server.jobs.registration import leave_rank, register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Row, inspect
+from tests.planner.one_rank import acknowledge
 from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, rank_record
 
-from flyball_server.jobs.activation import acknowledge
 from flyball_server.jobs.errors import (
     StoreBusyError,
     StoreDamagedError,

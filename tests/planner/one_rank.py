@@ -1,0 +1,68 @@
+"""What ranks call, for a test that speaks of one rank at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flyball_server.jobs.activation import (
+    HeldVersion,
+    acknowledge_together,
+    activation_of,
+    list_activations,
+)
+from flyball_server.jobs.launch import Launch
+from flyball_server.jobs.measurements import RankPost, store_together
+from flyball_server.jobs.outcomes import only
+from flyball_server.jobs.rank_plans import PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.records import ActivationRecord, RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.registration import register_together
+from flyball_server.jobs.services import JobServices
+
+_UNTOLD = Launch()
+
+
+def register_rank(services: JobServices, rank: RankRecord, launch: Launch = _UNTOLD) -> RankRecord:
+    """Make it known."""
+    return only(register_together(services, rank.job_id, ((rank, launch),)))
+
+
+def newer_plan(
+    services: JobServices, job_id: str, rank: int, *, after_version: int
+) -> StagePlan | None:
+    """Its part of the newest version, if that is newer."""
+    parts: list[StagePlan] = []
+
+    def render(part: StagePlan) -> bytes:
+        parts.append(part)
+        return b"rendered"
+
+    question = PlanQuestion(ranks=(rank,), after_version=after_version)
+    answer = only(RankPlans(render).answer(services, job_id, (question,)))
+    if rank in answer.failures:
+        raise answer.failures[rank]
+    return parts[0] if parts else None
+
+
+def acknowledge(
+    services: JobServices, job_id: str, rank: int, *, version: int, current_step: int
+) -> ActivationRecord:
+    """It holds a version; from which step that does so."""
+    held = HeldVersion(rank=rank, version=version, current_step=current_step)
+    return only(acknowledge_together(services, job_id, (held,)))
+
+
+def get_activation(services: JobServices, job_id: str, version: int) -> ActivationRecord:
+    """From which step a version holds."""
+    return activation_of(list_activations(services, job_id), job_id, version)
+
+
+def store_measurements(
+    services: JobServices,
+    job_id: str,
+    rank: int,
+    steps: Iterable[StepRecord],
+    details: Iterable[StepDetail] = (),
+) -> int:
+    """Keep what it measured; how many steps."""
+    post = RankPost(rank=rank, steps=tuple(steps), details=tuple(details))
+    return only(store_together(services, job_id, (post,)))
