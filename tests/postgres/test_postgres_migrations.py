@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -10,15 +9,15 @@ import psycopg
 import pytest
 from psycopg.abc import Query
 from sqlalchemy import create_engine, inspect
-from tests.planner.live import PATIENCE_S
-from tests.planner.samples import MOMENT, plan_record, profile
-from tests.unit.server.test_sql_migrations import (
+from tests.planner.first_schema import (
     IN_FORCE,
     JOB,
     REGISTERED,
     document_of_schema,
-    first_schema_document,
+    job_stored_in,
+    write_first_schema,
 )
+from tests.planner.live import PATIENCE_S
 
 from flyball_server.jobs.errors import (
     StoreForeignError,
@@ -27,9 +26,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.stores.postgres_store import PostgresJobStore
-from flyball_server.jobs.stores.profile_document import profile_document
 from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, NEWEST_SCHEMA, in_dialect
-from flyball_server.jobs.stores.sql_rows import plan_values
 from flyball_server.jobs.stores.sql_tables import METADATA
 
 
@@ -51,41 +48,13 @@ def opened(database: str) -> None:
 @pytest.fixture
 def first_schema_database(postgres_database: str) -> str:
     """A database of schema 1 with a planned job."""
-    with closing(psycopg.connect(postgres_database, autocommit=True)) as connection:
-        for statement in MIGRATIONS[0]:
-            connection.execute(in_dialect(statement, "postgresql").encode())
-        connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
-        connection.execute("INSERT INTO schema_version VALUES (1)")
-        connection.execute(
-            "INSERT INTO jobs VALUES ('job', %s, 'planned', NULL, %s, %s, 'target', 2, 2)",
-            (
-                MOMENT.isoformat(),
-                first_schema_document(REGISTERED),
-                first_schema_document(IN_FORCE),
-            ),
-        )
-        connection.execute(
-            "INSERT INTO profiles VALUES ('job', %s)", (json.dumps(profile_document(profile())),)
-        )
-        connection.execute(
-            "INSERT INTO plans VALUES (%(job_id)s, %(version)s, %(created_at)s, %(first_step)s,"
-            " %(solve_s)s, %(document)s)",
-            plan_values(plan_record()),
-        )
+    write_first_schema(postgres_database.replace("postgresql:", "postgresql+psycopg:"))
     return postgres_database
 
 
 def stored_job(database: str) -> JobRecord | None:
     """The job as a store reads it that opens the database and closes it again."""
-    store = PostgresJobStore(database)
-    store.open()
-    try:
-        with store.reading() as reader:
-            assert reader.find_profile("job") == profile()
-            assert reader.list_plans("job") == (plan_record(),)
-            return reader.find_job("job")
-    finally:
-        store.close()
+    return job_stored_in(PostgresJobStore(database))
 
 
 def test_the_migrations_make_just_the_tables_that_the_queries_name(postgres_database: str) -> None:

@@ -1,0 +1,107 @@
+"""A database as the first schema had it, with a planned job, and how a store reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from sqlalchemy import create_engine, text
+from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, profile
+
+from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.records import JobRecord, JobSpec
+from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores.profile_document import profile_document
+from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, in_dialect
+from flyball_server.jobs.stores.sql_rows import plan_values
+
+REGISTERED = job_spec(
+    policy="uniform",
+    gpu='a "quoted" ä',
+    blocking_power_w=(70.1, 1 / 3),
+    activation_bytes=(1, 2**53 - 1),
+    free_memory_bytes=(0, 7),
+)
+IN_FORCE = REGISTERED.evolve(target="least-energy")
+JOB = job_record(
+    registered=REGISTERED,
+    in_force=IN_FORCE,
+    state=JobState.PLANNED,
+    changed_input=JobInput.TARGET,
+    inputs_revision=2,
+    planned_revision=2,
+)
+
+
+# What specifications have had since, and in which schema they came.
+LATER_FIELDS = {
+    "effort": 2,
+    "checkpoint": 5,
+    "order": 5,
+    "virtual_stages": 5,
+    "profiling": 6,
+    "profiling_slowdown": 6,
+    "adaptation": 6,
+}
+
+
+def document_of_schema(spec: JobSpec, schema: int) -> str:
+    """A specification as that schema kept it."""
+    fields = asdict(spec)
+    return json.dumps(
+        {name: fields[name] for name in fields if LATER_FIELDS.get(name, 1) <= schema}
+    )
+
+
+def first_schema_document(spec: JobSpec) -> str:
+    """A specification as the first schema kept it: without effort and order."""
+    return document_of_schema(spec, 1)
+
+
+def write_first_schema(url: str) -> None:
+    """Make the tables of schema 1, with the job, its profile and its plan.
+
+    Args:
+        url: of an empty database, as SQLAlchemy has it.
+    """
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for statement in MIGRATIONS[0]:
+            connection.execute(text(in_dialect(statement, engine.dialect.name)))
+        connection.execute(text("CREATE TABLE schema_version (version INTEGER NOT NULL)"))
+        connection.execute(text("INSERT INTO schema_version VALUES (1)"))
+        connection.execute(
+            text(
+                "INSERT INTO jobs VALUES"
+                " ('job', :created_at, 'planned', NULL, :registered, :in_force, 'target', 2, 2)"
+            ),
+            {
+                "created_at": MOMENT.isoformat(),
+                "registered": first_schema_document(REGISTERED),
+                "in_force": first_schema_document(IN_FORCE),
+            },
+        )
+        connection.execute(
+            text("INSERT INTO profiles VALUES ('job', :document)"),
+            {"document": json.dumps(profile_document(profile()))},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO plans VALUES"
+                " (:job_id, :version, :created_at, :first_step, :solve_s, :document)"
+            ),
+            plan_values(plan_record()),
+        )
+    engine.dispose()
+
+
+def job_stored_in(store: JobStore) -> JobRecord | None:
+    """The job as this store reads it, which is opened and closed again."""
+    store.open()
+    try:
+        with store.reading() as reader:
+            assert reader.find_profile("job") == profile()
+            assert reader.list_plans("job") == (plan_record(),)
+            return reader.find_job("job")
+    finally:
+        store.close()
