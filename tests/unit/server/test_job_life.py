@@ -36,7 +36,7 @@ from flyball_server.jobs.reactions import ageing
 from flyball_server.jobs.reactions.ageing import Ageing
 from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.reactions.timetabled import timetabled
-from flyball_server.jobs.records import JobSpec, RankRecord
+from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
 from flyball_server.jobs.registration import leave_rank, register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
@@ -260,7 +260,10 @@ def test_what_a_rank_says_keeps_its_job_from_expiring(life: Life) -> None:
 
 
 def test_what_single_instructions_took_goes_with_the_jobs_end(life: Life) -> None:
-    store_measurements(life.services, "job", 0, [step_record(5)])
+    detail = StepDetail(job_id="job", rank=0, step=5, instructions=())
+    store_measurements(life.services, "job", 0, [step_record(5)], [detail])
+    with life.services.store.reading() as reader:
+        assert reader.list_step_details("job", 0) == (detail,)
     life.pass_time(3601)
     life.age()
     with life.services.store.reading() as reader:
