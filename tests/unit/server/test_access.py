@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -32,6 +32,21 @@ class CountingStore(MemoryJobStore):
     def reading(self) -> Generator[JobReader]:
         self.num_reads += 1
         with super().reading() as reader:
+            yield reader
+
+
+class OvertakenStore(CountingStore):
+    """While it is read, after what is read of it stands, tokens change and the gate is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[Callable[[], None]] = []
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        with super().reading() as reader:
+            while self.changes:
+                self.changes.pop()()
             yield reader
 
 
@@ -154,6 +169,38 @@ def test_to_revoke_the_last_token_does_not_open_the_planner(store: CountingStore
     gate.forget()
     assert gate.look_up(None) is None
     assert gate.look_up(token) is None
+
+
+def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_remembered() -> None:
+    store = OvertakenStore()
+    store.open()
+    record, token = create_token(store, job_id=None)
+    gate = TokenGate(store)
+    gate.ask_always()
+
+    def revoke() -> None:
+        revoke_token(store, record.token_id)
+        gate.forget()
+
+    store.changes = [revoke]
+    assert gate.look_up(token) == OPERATOR  # as it was when it was read
+    assert gate.remembered(token) is None
+    assert gate.look_up(token) is None
+
+
+def test_the_first_token_closes_a_planner_that_is_just_looking_for_one() -> None:
+    store = OvertakenStore()
+    store.open()
+    gate = TokenGate(store)
+
+    def create() -> None:
+        create_token(store, job_id=None)
+        gate.forget()
+
+    store.changes = [create]
+    assert gate.look_up(None) == OPERATOR
+    assert gate.remembered(None) is None
+    assert gate.look_up(None) is None
 
 
 def test_told_to_ask_always_it_asks_without_any_token(store: CountingStore) -> None:

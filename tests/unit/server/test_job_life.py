@@ -204,6 +204,22 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     delete_job(life.services, "job")
 
 
+def test_a_rank_that_has_left_is_not_missed(life: Life) -> None:
+    leave_rank(life.services, "job", 0)
+    life.pass_time(1000)
+    with life.services.store.writing("job") as writer:
+        writer.touch_ranks("job", (1,), life.now)
+    assert not [note for note in life.notes() if "not heard of" in note]
+
+
+def test_a_job_that_no_rank_has_joined_does_not_end() -> None:
+    life = Life()
+    life.register()
+    life.plan()
+    life.age()
+    assert life.state() is JobState.PLANNED
+
+
 def test_a_rank_that_is_not_known_has_nothing_to_leave(life: Life) -> None:
     leave_rank(life.services, "job", 17)
     with pytest.raises(UnknownJobError):
