@@ -16,7 +16,7 @@ from flyball_server.jobs.store import JobReader
 _LOG = logging.getLogger(__name__)
 
 # Thousands of ranks are read at each look.
-SHORTEST_PERIOD_S = 2.0
+SHORTEST_PERIOD_S = 5.0
 LONGEST_PERIOD_S = 600.0
 
 
