@@ -10,6 +10,8 @@ from urllib.parse import quote
 HEALTH = "/healthz"
 READY = "/readyz"
 METRICS = "/metrics"
+OVERVIEW = "/api/v1/overview"
+EVENTS = "/api/v1/events"
 TOKENS = "/api/v1/tokens"
 TOKEN = "/api/v1/tokens/{token_id}"  # noqa: S105 - a path
 JOBS = "/api/v1/jobs"
@@ -36,6 +38,11 @@ PROFILING = "/api/v1/jobs/{job_id}/profiling"
 COMPARISON = "/api/v1/jobs/{job_id}/comparison"
 REPORT = "/api/v1/jobs/{job_id}/report"
 STEPS = "/api/v1/jobs/{job_id}/steps"
+STAGES_OF_STEPS = "/api/v1/jobs/{job_id}/steps/stages"
+JOB_OVERVIEW = "/api/v1/jobs/{job_id}/overview"
+JOB_EVENTS = "/api/v1/jobs/{job_id}/events"
+HISTORY = "/api/v1/jobs/{job_id}/history"
+TIMELINE = "/api/v1/jobs/{job_id}/timeline"
 
 
 def fill(template: str, **parts: str | int) -> str:

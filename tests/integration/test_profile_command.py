@@ -89,8 +89,11 @@ class Runs:
         return [mhz for _, mhz in self.nvml.calls("nvmlDeviceSetGpuLockedClocks")]
 
     def num_rows(self) -> int:
-        """Whole rows in the file."""
-        return self.out.read_text().count("\n") - 1 if self.out.exists() else 0
+        """Whole rows in the file, which comes and goes while it is tried for writing."""
+        try:
+            return self.out.read_text().count("\n") - 1
+        except FileNotFoundError:
+            return 0
 
 
 @pytest.fixture

@@ -47,7 +47,9 @@ class Readiness:
             await asyncio.wait(answers.values(), timeout=self._within_s)
         for name, answer in answers.items():
             if not answer.done():
-                raise NotReadyError(what=f"{name} does not answer within {self._within_s:g} s")
+                late = NotReadyError(what=f"{name} does not answer within {self._within_s:g} s")
+                _LOG.warning("not ready: %s", late)
+                raise late
             if (error := answer.result()) is not None:
                 # Where it is and how it is reached is the operator's business: the log says so.
                 _LOG.warning("not ready: %s: %s", name, error)

@@ -15,6 +15,7 @@ DASK_PREFIX = "dask://"
 _FEWEST_PROCESSES = 2
 # Threads that wait for frontiers; how many Dask solves at once it knows itself.
 _DASK_FRONTIERS = 16
+_LAST_PORT = 65_535
 
 
 def default_num_processes() -> int:
@@ -27,7 +28,8 @@ def executor_problem(address: str | None) -> str | None:
     if address is None:
         return None
     host, _, port = address.removeprefix(DASK_PREFIX).rpartition(":")
-    if not (address.startswith(DASK_PREFIX) and host and port.isdecimal()):
+    is_port = port.isdecimal() and 1 <= int(port) <= _LAST_PORT
+    if not (address.startswith(DASK_PREFIX) and host and is_port):
         return f"must be {DASK_PREFIX}HOST:PORT of a Dask scheduler, not {address!r}"
     if importlib.util.find_spec("distributed") is None:
         return "needs Dask; install the extra dask"

@@ -207,7 +207,10 @@ def test_one_process_is_always_left_for_plans() -> None:
     assert [num_frontiers_at_once(num, None) for num in (0, 1, 2, 8)] == [1, 1, 1, 7]
 
 
-@pytest.mark.parametrize("address", ["", "dask://", "dask://host", "tcp://host:1", "dask://:1"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "dask://", "dask://host", "tcp://host:1", "dask://:1", "dask://h:0", "dask://h:65536"],
+)
 def test_an_address_that_names_no_scheduler_is_refused(address: str) -> None:
     assert "must be dask://HOST:PORT" in (executor_problem(address) or "")
 
