@@ -19,7 +19,7 @@ OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
 # DeepSpeed's helper is compiled at its first start and looks for ninja on PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-oldest check bench soak serve wheel clean prerequisites
+.PHONY: demo test test-oldest check bench soak screenshots serve wheel clean prerequisites
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -38,7 +38,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks profiles/scripts examples
+	$(BIN)/mypy tests benchmarks profiles/scripts examples docs/scripts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -51,12 +51,14 @@ bench: $(VENV)/installed
 	run benchmarks/frontier_quality.py $(BENCH_ARGS); \
 	run benchmarks/frontier_speed.py $(BENCH_ARGS); \
 	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
+	run benchmarks/noise_reserve.py; \
 	run benchmarks/schedules.py; \
 	run benchmarks/schedule_auto.py $(BENCH_ARGS); \
 	run benchmarks/online_profiling.py --seeds 3 $(BENCH_ARGS); \
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
 	run benchmarks/metrics_scrape.py; \
+	run benchmarks/timeline_view.py; \
 	run benchmarks/load.py; \
 	run benchmarks/hooks.py; \
 	exit $$status
@@ -64,6 +66,10 @@ bench: $(VENV)/installed
 # A thousand kills of ranks, launchers, governors and standbys: some seven minutes.
 soak: $(VENV)/installed
 	@$(BIN)/python -m tests.soak.soak_clocks $(SOAK_ARGS)
+
+# The pictures in docs/images, taken of a planner with emulated jobs: some three minutes.
+screenshots: $(VENV)/installed
+	@$(BIN)/python -m docs.scripts.take_screenshots
 
 serve: $(VENV)/installed
 	@$(BIN)/flyball serve

@@ -56,6 +56,8 @@ class JobRegistration(Sent):
             `reconfigure`: EnvPipe's loop raises the clocks of policy `envelope` from the waits
             that were measured; `frontier`: planned again when times have drifted, or a rank
             has become a straggler.
+        reserve: by how much instructions may take longer than profiled without a longer iteration,
+            as a share, 0 to 0.5; policy `frontier` looks at it.
         run: what the launcher names this start of the job (torchrun's run id, Slurm's job id);
             null: not told.
         restart_count: how often the launcher has started it again by itself; null: not told.
@@ -80,6 +82,7 @@ class JobRegistration(Sent):
     profiling: str = "given"
     profiling_slowdown: float = 0.1
     adaptation: str = "announced"
+    reserve: float = 0.0
     run: str | None = None
     restart_count: int | None = None
 

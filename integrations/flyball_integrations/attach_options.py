@@ -39,6 +39,8 @@ class PlanningOptions(TypedDict, total=False):
         adaptation: what measurements change: `announced`: nothing; `reconfigure`: they raise
             clocks of policy `envelope`; `frontier`: planned again where a rank has become slow,
             or times have drifted; default: `announced`.
+        reserve: by how much instructions may take longer than profiled without a longer iteration,
+            as a share, 0 to 0.5; policy `frontier` looks at it; default: 0.
     """
 
     gpu_type: str | None
@@ -50,6 +52,7 @@ class PlanningOptions(TypedDict, total=False):
     profiling: str | None
     profiling_slowdown: float | None
     adaptation: str | None
+    reserve: float | None
 
 
 class RankOptions(TypedDict, total=False):

@@ -16,6 +16,7 @@ RECONFIGURATIONS = ("default", "greedy", "balanced")
 EFFORTS = ("low", "normal", "high")
 PROFILINGS = ("given", "online")
 ADAPTATIONS = ("announced", "reconfigure", "frontier")
+_MAX_RESERVE = 0.5
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
 
@@ -145,6 +146,11 @@ def _share(given: object) -> float | None:
     return share if share is not None and share <= 1 else None
 
 
+def _reserve(given: object) -> float | None:
+    share = _number(given)
+    return share if share is not None and 0 <= share <= _MAX_RESERVE else None
+
+
 def _num_bytes(given: object) -> int | None:
     number = _number(given)
     is_one = number is not None and number >= 0 and number.is_integer()
@@ -229,6 +235,12 @@ SETTINGS = (
         read=_share,
     ),
     _choice("adaptation", "FLYBALL_ADAPTATION", ADAPTATIONS),
+    Setting(
+        key="reserve",
+        variable="FLYBALL_RESERVE",
+        must_be="a share from 0 to 0.5 (0.01)",
+        read=_reserve,
+    ),
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
     Setting(

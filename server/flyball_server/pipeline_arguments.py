@@ -80,6 +80,14 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         default=str(Effort.NORMAL),
         help="policy frontier: how long to search for clocks near the bound (default normal)",
     )
+    parser.add_argument(
+        "--reserve",
+        metavar="SHARE",
+        type=float,
+        default=0.0,
+        help="policy frontier: by how much instructions may take longer than profiled without a"
+        " longer iteration, as far as the pipeline allows: 0.01, say (default %(default)s)",
+    )
 
 
 def add_choice(
@@ -121,6 +129,7 @@ def request_of(
         effort=Effort(arguments.effort),
         checkpoint=arguments.checkpoint,
         order=order,
+        reserve=arguments.reserve,
     )
     return separate_pipelines(request, profiles) if is_separate else request
 

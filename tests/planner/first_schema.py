@@ -42,6 +42,7 @@ LATER_FIELDS = {
     "profiling": 6,
     "profiling_slowdown": 6,
     "adaptation": 6,
+    "reserve": 8,
 }
 
 

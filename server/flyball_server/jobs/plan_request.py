@@ -145,6 +145,7 @@ def plan_request(
         effort=Effort(control.in_force.effort or spec.effort),
         checkpoint=spec.checkpoint,
         order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
+        reserve=spec.reserve,
     )
 
 

@@ -20,6 +20,8 @@ from flyball_server.jobs.bounds import (
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, JobState, check_move
 from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.reserve import check_reserve
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 
@@ -81,6 +83,7 @@ class JobSpec(Record):
         profiling: one of PROFILINGS.
         profiling_slowdown: by how much an iteration may be slower while it is measured, a share.
         adaptation: one of ADAPTATIONS.
+        reserve: by how much instructions may take longer without a longer iteration, a share.
 
     Raises:
         InvalidFieldError: a value is out of its bounds.
@@ -105,6 +108,7 @@ class JobSpec(Record):
     profiling: str = PROFILINGS[0]
     profiling_slowdown: float = 0.1
     adaptation: str = ADAPTATIONS[0]
+    reserve: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("num_stages", self.num_stages, least=1, most=MAX_STAGES)
@@ -116,11 +120,18 @@ class JobSpec(Record):
         self._check_memory()
         self._check_order()
         check_quantity("profiling_slowdown", self.profiling_slowdown)
+        self._check_reserve()
         if not 0 < self.profiling_slowdown <= 1:
             raise InvalidFieldError(
                 "profiling_slowdown",
                 f"must be a share above 0 and at most 1, not {self.profiling_slowdown:g}",
             )
+
+    def _check_reserve(self) -> None:
+        try:
+            check_reserve(self.reserve)
+        except PlanningError as error:
+            raise InvalidFieldError("reserve", error.message) from None
 
     @property
     def is_profiled_online(self) -> bool:

@@ -23,6 +23,7 @@ from flyball_server.planning.planner import (
     PhaseReport,
     PlanRequest,
     chunk_places,
+    kept_reserve,
     model_of_request,
     planned_stages,
     policy_request,
@@ -177,6 +178,7 @@ def plan_models(
         lower_bound_j=choice.lower_bound_j,
         virtual_stages=chunk_places(models[0].schedule),
         weight_versions=models[0].schedule.weight_versions,
+        reserve=kept_reserve(request),
         pipelines=tuple(
             PlannedPipeline(
                 dp_rank=stands_for[0],

@@ -12,7 +12,6 @@ from flyball_server.planning.data_parallel import (
     joint_model,
     make_data_parallel_plan,
 )
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.sweep import sweep_frontier
@@ -79,9 +78,9 @@ def make_frontier(
     """
     if not 2 <= num_points <= MAX_NUM_POINTS:
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
-    model, effort = _model_and_effort(request)
-    solver = DeadlineSolver(model)
-    plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(effort), report)
+    first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
+    solver = DeadlineSolver(_model(request), reserve=first.reserve)
+    plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(first.effort), report)
     return FrontierCurve(
         points=tuple(
             FrontierPoint(
@@ -126,12 +125,10 @@ def _compared_document(plan: ComparedPlan) -> dict[str, str | float]:
     }
 
 
-def _model_and_effort(
-    request: PlanRequest | DataParallelRequest,
-) -> tuple[PipelineModel, Effort]:
+def _model(request: PlanRequest | DataParallelRequest) -> PipelineModel:
     if isinstance(request, DataParallelRequest):
-        return joint_model(request), request.pipelines[0].effort
-    return model_of_request(request), request.effort
+        return joint_model(request)
+    return model_of_request(request)
 
 
 def _compared(

@@ -57,6 +57,8 @@ class PlanPrediction:
         lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
         virtual_stages: where stages hold several chunks: as in `Schedule`; else empty.
         weight_versions: as in `Schedule`.
+        reserve: by how much each instruction may take longer, as a share; the bound is then on
+            plans that keep it, and take no less time without using it.
         considered: what schedule `auto` looked at, `schedule` being what it chose; else empty.
     """
 
@@ -73,6 +75,7 @@ class PlanPrediction:
     lower_bound_j: float | None
     virtual_stages: VirtualStages = ()
     weight_versions: tuple[int, ...] | None = None
+    reserve: float = 0.0
     considered: tuple[ConsideredSchedule, ...] = ()
 
     @property

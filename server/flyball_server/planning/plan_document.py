@@ -121,12 +121,14 @@ def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[s
 
 
 def _shape(plan: PlanPrediction) -> dict[str, Any]:
-    """Where chunks stand in the model, versions of weights, other orders: where there are some."""
+    """Chunks' places in the model, versions of weights, reserve, other orders: where there are."""
     shape: dict[str, Any] = {}
     if plan.virtual_stages:
         shape["virtual_stages"] = [list(of_stage) for of_stage in plan.virtual_stages]
     if plan.weight_versions is not None:
         shape["weight_versions"] = list(plan.weight_versions)
+    if plan.reserve:
+        shape["reserve"] = plan.reserve
     if plan.considered:
         shape["considered"] = [asdict(schedule) for schedule in plan.considered]
     return shape
@@ -164,6 +166,7 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             if "weight_versions" in fields
             else None
         ),
+        "reserve": number_of(fields.get("reserve", 0.0), "reserve"),
         "considered": tuple(
             _considered(entry, f"considered[{position}]")
             for position, entry in enumerate(list_of(fields.get("considered", []), "considered"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.reserve import check_reserve
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.policies import choose
@@ -49,6 +50,11 @@ class PlanRequest:
             in the GPU table by GPU.
         checkpoint: which microbatches schedule `torchgpipe` computes forward again.
         order: the order of schedule `explicit`.
+        reserve: by how much instructions may take longer than profiled without a longer
+            iteration, as a share, 0 to MAX_RESERVE; only policy `frontier` looks at it.
+
+    Raises:
+        PlanningError: the reserve is out of its bounds.
     """
 
     profile: StageProfile
@@ -63,6 +69,10 @@ class PlanRequest:
     effort: Effort = Effort.NORMAL
     checkpoint: str | None = None
     order: ExplicitOrder | None = None
+    reserve: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_reserve(self.reserve)
 
 
 PhaseReport = Callable[[str], None]
@@ -112,7 +122,9 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
             models[name] = model_of_request(replace(request, schedule=name))
         except PlanningError as error:
             models[name] = error
-    return choose_schedule(models, request.target, request.effort, report)
+    return choose_schedule(
+        models, request.target, request.effort, report, reserve=request.reserve
+    )
 
 
 def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:
@@ -123,6 +135,7 @@ def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:
         reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
         target=request.target,
         effort=request.effort,
+        reserve=request.reserve,
     )
 
 
@@ -168,8 +181,14 @@ def plan_of_choice(
         lower_bound_j=choice.lower_bound_j,
         virtual_stages=chunk_places(model.schedule),
         weight_versions=model.schedule.weight_versions,
+        reserve=kept_reserve(request),
         stages=planned_stages(model, choice.assignment),
     )
+
+
+def kept_reserve(request: PlanRequest) -> float:
+    """The reserve that a plan for the request keeps: other policies than `frontier` keep none."""
+    return request.reserve if request.policy == "frontier" else 0.0
 
 
 def chunk_places(schedule: Schedule) -> VirtualStages:

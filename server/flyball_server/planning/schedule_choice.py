@@ -88,6 +88,8 @@ def choose_schedule(
     target_text: str,
     effort: Effort,
     report: Callable[[str], None],
+    *,
+    reserve: float = 0.0,
 ) -> ScheduleChoice:
     """The order with the least energy at the target.
 
@@ -99,6 +101,7 @@ def choose_schedule(
         target_text: as the user wrote it.
         effort: how hard to search for each plan.
         report: told which order is looked at.
+        reserve: by how much instructions may take longer, as a share.
 
     Raises:
         PlanningError: 1F1B itself cannot run, or the target is none.
@@ -113,6 +116,7 @@ def choose_schedule(
         baseline_s=baseline_s,
         effort=effort,
         report=report,
+        reserve=reserve,
     )
     for name, model in models.items():
         report(f"looking at {name}")
@@ -133,12 +137,19 @@ class _Search:
     """Orders with their bounds, and plans of as many as it takes to know the best."""
 
     def __init__(
-        self, *, target: Target, baseline_s: float, effort: Effort, report: Callable[[str], None]
+        self,
+        *,
+        target: Target,
+        baseline_s: float,
+        effort: Effort,
+        report: Callable[[str], None],
+        reserve: float,
     ) -> None:
         self._target = target
         self._baseline_s = baseline_s
         self._effort = effort
         self._report = report
+        self._reserve = reserve
         self._candidates: dict[str, _Candidate] = {}
         self.why_not: dict[str, str] = {}
 
@@ -146,7 +157,7 @@ class _Search:
         if isinstance(model, PlanningError):
             self.why_not[name] = str(model)
             return
-        solver = DeadlineSolver(model)
+        solver = DeadlineSolver(model, reserve=self._reserve)
         target = self._target
         if target.kind == "deadline":
             if target.value * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:

@@ -55,7 +55,7 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         for node in range(dag.num_nodes)
     ]
     iteration_time_s = max(finish_s)
-    latest_s = _latest_finish_s(dag, durations_s, iteration_time_s)
+    latest_s = latest_finish_s(dag, durations_s, iteration_time_s)
     return Simulation(
         start_s=tuple(start_s),
         finish_s=tuple(finish_s),
@@ -126,9 +126,10 @@ def critical_path(
         path.append(node)
 
 
-def _latest_finish_s(
+def latest_finish_s(
     dag: DependencyDag, durations_s: Sequence[float], iteration_time_s: float
 ) -> list[float]:
+    """Per node, when it must have finished for the iteration to take no longer than this, s."""
     latest_s = [iteration_time_s] * dag.num_nodes
     for node in reversed(dag.topological_order):
         latest_start_s = latest_s[node] - durations_s[node]

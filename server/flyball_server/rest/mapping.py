@@ -54,6 +54,7 @@ def job_spec(registration: wire.JobRegistration) -> JobSpec:
         profiling=registration.profiling,
         profiling_slowdown=registration.profiling_slowdown,
         adaptation=registration.adaptation,
+        reserve=registration.reserve,
     )
 
 

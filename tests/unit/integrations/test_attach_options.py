@@ -36,6 +36,7 @@ GIVEN: dict[str, Any] = {
     "profiling": "online",
     "profiling_slowdown": 0.05,
     "adaptation": "frontier",
+    "reserve": 0.01,
 }
 
 

@@ -64,6 +64,7 @@ TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "effort": ("low", "high"),
     "profiling": ("online", "given"),
     "profiling_slowdown": (0.05, 1.0),
+    "reserve": (0.0, 0.5),
     "adaptation": ("frontier", "reconfigure"),
     "gpu_type": ("a100", "v100"),
     "blocking_power_w": ((70.0, 84.0), (90.0,)),
@@ -308,7 +309,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             {"flyball": {"token": "secret"}},
             "flyball.token is unknown; known: job_id, planner_url, policy, schedule, reconfigure,"
             " target, effort, gpu_type, blocking_power_w, profiling, profiling_slowdown,"
-            " adaptation, p2p, without_planner, lease_s, free_memory_bytes",
+            " adaptation, reserve, p2p, without_planner, lease_s, free_memory_bytes",
         ),
         (
             {"flyball": {"job_id": "a b"}},
@@ -361,6 +362,10 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             "flyball.adaptation must be one of announced, reconfigure, frontier, not 'envpipe'",
         ),
         (
+            {"flyball": {"reserve": -0.01}},
+            "flyball.reserve must be a share from 0 to 0.5 (0.01), not -0.01",
+        ),
+        (
             {"flyball": {"p2p": "fast"}},
             "flyball.p2p must be one of stock, eager, pulled, not 'fast'",
         ),
@@ -380,8 +385,8 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             {"flyball": []},
             "flyball must be an object with keys of job_id, planner_url, policy, schedule,"
             " reconfigure, target, effort, gpu_type, blocking_power_w, profiling,"
-            " profiling_slowdown, adaptation, p2p, without_planner, lease_s, free_memory_bytes,"
-            " not []",
+            " profiling_slowdown, adaptation, reserve, p2p, without_planner, lease_s,"
+            " free_memory_bytes, not []",
         ),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",

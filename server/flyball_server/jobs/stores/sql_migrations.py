@@ -135,7 +135,23 @@ _TRUST = (
     "ALTER TABLE jobs ADD COLUMN restart_count BIGINT",
 )
 
-MIGRATIONS = (_FIRST, _EFFORT, _CLOCK_MISSES, _RANK_LAYOUT, _ORDERS, _CLOSED_LOOP, _TRUST)
+# Plans that leave instructions room; what is stored leaves none.
+_RESERVE = (
+    """UPDATE jobs SET
+        registered = '{"reserve": 0.0, ' || substr(registered, 2),
+        in_force = '{"reserve": 0.0, ' || substr(in_force, 2)""",
+)
+
+MIGRATIONS = (
+    _FIRST,
+    _EFFORT,
+    _CLOCK_MISSES,
+    _RANK_LAYOUT,
+    _ORDERS,
+    _CLOSED_LOOP,
+    _TRUST,
+    _RESERVE,
+)
 NEWEST_SCHEMA = len(MIGRATIONS)
 
 

@@ -93,15 +93,13 @@ def _one_per_time(staircase: Sequence[CostPoint]) -> list[CostPoint]:
 
 
 def model_curves(model: PipelineModel) -> ModelCurves:
-    """The curves of every instruction of a pipeline."""
+    """The curves of every instruction of a pipeline; those that share their points share one."""
     power_w = model.stage_blocking_power_w
     curves: list[CostCurve] = []
-    index: dict[tuple[int, str, int], int] = {}
+    index: dict[tuple[int, int], int] = {}
     curve_of_node: list[int] = []
-    for stage, instruction, points in zip(
-        model.dag.stage, model.dag.instruction, model.points, strict=True
-    ):
-        key = (stage, instruction.kind, instruction.chunk)
+    for stage, points in zip(model.dag.stage, model.points, strict=True):
+        key = (stage, id(points))
         if key not in index:
             index[key] = len(curves)
             curves.append(cost_curve(points, power_w[stage]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.curves import model_curves
@@ -18,9 +18,10 @@ from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
+from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE
+from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 
 # Up to here the simplex passes the whole frontier in half a second or less; for one deadline of
 # a longer pipeline the interior point is faster (docs/decisions/0004).
@@ -68,13 +69,21 @@ class DeadlinePlan:
 class DeadlineSolver:
     """Solves one pipeline. Not to be shared between threads.
 
+    Args:
+        model: the pipeline, as profiled.
+        reserve: by how much its instructions may take longer, as a share; see `with_reserve`.
+            Bounds of plans are then on all that keep this reserve and are no faster.
+
     Attributes:
         fastest_time_s: iteration time with every instruction at its fastest, s.
         slowest_time_s: with every one at its slowest clock of any use, s; a later deadline
             allows nothing more.
     """
 
-    def __init__(self, model: PipelineModel) -> None:
+    def __init__(self, model: PipelineModel, *, reserve: float = 0.0) -> None:
+        self._profiled = model
+        self._reserve = reserve
+        model = with_reserve(model, reserve)
         curves = model_curves(model)
         self._network = build_network(model, curves)
         self._relaxation: Relaxation = choose_relaxation(self._network)
@@ -134,7 +143,25 @@ class DeadlineSolver:
         plan = self._rounded(self._rounding, relaxed, num_moves, neighbour)
         if plan.iteration_time_s > relaxed.deadline_s:
             plan = self._rounded(self._wary_rounding, relaxed, num_moves, neighbour)
-        return plan
+        return self._as_profiled(plan) if self._reserve else plan
+
+    def _as_profiled(self, plan: DeadlinePlan) -> DeadlinePlan:
+        """What the plan takes where no instruction uses its reserve, and a bound on that.
+
+        The relaxed bound has the waiting that the whole reserve causes in it. Of a plan that keeps
+        the reserve at the deadline, and is no faster than this one, that is at most what is taken
+        off here: up to the deadline, or the reserve of all of its longest path.
+        """
+        iteration_time_s, energy_j = time_and_energy(self._profiled, plan.assignment)
+        deadline_s = plan.relaxed.deadline_s
+        added_s = max(0.0, min(deadline_s - iteration_time_s, self._reserve * deadline_s))
+        bound_j = plan.relaxed.lower_bound_j - self._network.waiting_power_w * added_s
+        return replace(
+            plan,
+            relaxed=replace(plan.relaxed, lower_bound_j=bound_j),
+            iteration_time_s=iteration_time_s,
+            energy_j=energy_j,
+        )
 
     @functools.cached_property
     def _wary_rounding(self) -> Rounding:

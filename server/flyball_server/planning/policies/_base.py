@@ -32,6 +32,7 @@ class PolicyRequest:
         reconfigure_granularity_mhz: what one reconfiguring step raises a clock by, at least.
         target: as the user wrote it: `fastest`, `slowdown:0.05`, ...
         effort: how hard to search, where the policy searches.
+        reserve: by how much instructions may take longer, as a share; only `frontier` looks at it.
     """
 
     model: PipelineModel
@@ -39,6 +40,7 @@ class PolicyRequest:
     reconfigure_granularity_mhz: int
     target: str
     effort: Effort = Effort.NORMAL
+    reserve: float = 0.0
 
 
 Policy = Callable[[PolicyRequest], PolicyChoice]

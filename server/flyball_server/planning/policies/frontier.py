@@ -16,6 +16,6 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     model = request.model
     target = parse_target(request.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
-    solver = DeadlineSolver(model)
+    solver = DeadlineSolver(model, reserve=request.reserve)
     plan = plan_for_target(solver, target, baseline_s, solver.num_moves(request.effort))
     return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)
