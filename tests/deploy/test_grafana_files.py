@@ -1,0 +1,199 @@
+"""deploy/grafana: well formed, never mixed, and what docker-compose.yml starts Grafana with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from tests.deploy import grafana
+from tests.deploy.compose import read_compose
+from tests.deploy.container import ROOT
+from tests.deploy.grafana import Target
+from tests.deploy.prometheus import CONFIG
+from tests.planner.live import PATIENCE_S
+
+TARGETS = tuple(grafana.targets())
+PREDICTED = re.compile(r"flyball_(predicted_|plan_lower_bound)")
+MEASURED = re.compile(r"flyball_(measured_|steps?_|clock_misses|power_capped|thermally_capped)")
+
+# ------------------------------------------------------------------ well formed
+
+
+def lost(written: Any, read: Any, path: str) -> Iterator[str]:  # noqa: ANN401 - JSON
+    """Where something written is not among what was read."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for name, value in written.items():
+            yield from lost(value, read.get(name), f"{path}.{name}")
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for number, (one, other) in enumerate(zip(written, read, strict=True)):
+            yield from lost(one, other, f"{path}[{number}]")
+    elif written != read:
+        yield path
+
+
+def test_grafanas_own_types_know_every_field_of_the_dashboard() -> None:
+    register_default_plugins()
+    written = grafana.read_dashboard()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    unknown = {path.rsplit(".", 1)[1] for path in lost(written, read, "")}
+    # Grafana's Prometheus knows these; the types, which are of every data source, do not.
+    assert unknown == {"titleFormat", "textFormat", "definition"}
+
+
+def test_a_misspelt_field_would_be_found() -> None:
+    register_default_plugins()
+    written = grafana.read_dashboard()
+    panel = next(panel for panel in written["panels"] if panel["type"] == "timeseries")
+    panel["fieldConfig"]["defaults"]["custom"]["lineWitdh"] = 2
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    assert any(path.endswith(".lineWitdh") for path in lost(written, read, ""))
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    everything = grafana.read_dashboard()["panels"]
+    ids = [panel["id"] for panel in everything]
+    assert len(ids) == len(set(ids))
+    taken: set[tuple[int, int]] = set()
+    for panel in everything:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        rows = range(at["y"], at["y"] + at["h"])
+        cells = set(itertools.product(range(at["x"], at["x"] + at["w"]), rows))
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_every_panel_says_what_it_shows_and_in_what_unit() -> None:
+    known = {value for value in vars(units).values() if isinstance(value, str)}
+    titles = [panel["title"] for panel in grafana.panels()]
+    assert len(titles) == len(set(titles))
+    for panel in grafana.panels():
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"] in known, panel["title"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert references, panel["title"]
+        assert len(references) == len(set(references)), panel["title"]
+
+
+def test_every_column_of_the_table_of_jobs_has_a_name_and_a_unit() -> None:
+    (table,) = (panel for panel in grafana.panels() if panel["type"] == "table")
+    names = {target.legend for target in TARGETS if target.title == table["title"]}
+    assert len(names) == len(table["targets"])
+    overrides = table["fieldConfig"]["overrides"]
+    changed = {each["matcher"]["options"]: each["properties"] for each in overrides}
+    assert set(changed) == names | {"Job"}
+    assert {each[0]["id"] for name, each in changed.items() if name != "Job"} == {"unit"}
+    (link,) = changed["Job"][0]["value"]
+    assert link["url"].startswith(f"/d/{grafana.read_dashboard()['uid']}?")
+    assert set(re.findall(r"var-(\w+)=", link["url"])) == {"datasource", "emulated", "job"}
+
+
+def test_every_query_goes_to_the_prometheus_that_is_provisioned() -> None:
+    (source,) = yaml.safe_load(grafana.DATASOURCES.read_text())["datasources"]
+    assert grafana.variable("datasource")["current"]["value"] == source["uid"]
+    assert grafana.variable("datasource")["query"] == source["type"]
+    asked = [grafana.annotation(), grafana.variable("emulated"), grafana.variable("job")]
+    for panel in grafana.panels():
+        asked += [panel, *panel["targets"]]
+    assert {json.dumps(each["datasource"], sort_keys=True) for each in asked} == {
+        json.dumps({"type": source["type"], "uid": "${datasource}"})
+    }
+    interval = yaml.safe_load(CONFIG.read_text())["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == interval
+
+
+# ------------------------------------------------------------------ never mixed
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.title}: {target.legend}")
+def test_what_is_predicted_and_what_is_measured_are_told_apart(target: Target) -> None:
+    kinds = {"predicted": PREDICTED, "measured": MEASURED}
+    found = {kind for kind, names in kinds.items() if names.search(target.expression)}
+    assert len(found) < 2
+    for kind in found:
+        # Where a panel or table has both, each series or column says which it is.
+        others = set(kinds) - {kind}
+        says = target.title if not any(other in target.title for other in others) else ""
+        assert kind in says or kind in target.legend
+
+
+def test_rows_say_whether_gpus_are_emulated() -> None:
+    rows = [each for each in grafana.read_dashboard()["panels"] if each["type"] == "row"]
+    assert [("$emulated" in row["title"]) for row in rows] == [True, True, False]
+
+
+# ------------------------------------------------------------------ in docker-compose.yml
+
+
+def test_grafana_finds_what_compose_mounts() -> None:
+    services = read_compose()["services"]
+    mounts = {
+        (ROOT / source).resolve(): Path(target)
+        for source, target, _ in (
+            volume.split(":") for volume in services["grafana"]["volumes"] if volume[0] == "."
+        )
+    }
+    provisioning = Path("/etc/grafana/provisioning")
+    assert mounts[grafana.DATASOURCES].parent == provisioning / "datasources"
+    assert mounts[grafana.PROVIDERS].parent == provisioning / "dashboards"
+    (provider,) = yaml.safe_load(grafana.PROVIDERS.read_text())["providers"]
+    assert mounts[grafana.DASHBOARD].parent == Path(provider["options"]["path"])
+    (source,) = yaml.safe_load(grafana.DATASOURCES.read_text())["datasources"]
+    (port,) = services["prometheus"]["ports"]
+    assert source["url"] == f"http://prometheus:{port.split(':')[-1]}"
+    assert set(services["grafana"]["networks"]) & set(services["prometheus"]["networks"])
+
+
+def test_grafana_is_for_this_machine_alone_and_asks_nobody_outside() -> None:
+    service = read_compose()["services"]["grafana"]
+    assert service["profiles"] == read_compose()["services"]["prometheus"]["profiles"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert re.fullmatch(r"grafana/grafana:\d+\.\d+\.\d+", service["image"])
+    assert [port.split(":")[0] for port in service["ports"]] == ["127.0.0.1"]
+    environment = service["environment"]
+    assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
+    assert {name for name in environment if name.startswith("GF_ANALYTICS_")} == {
+        name for name, value in environment.items() if "ANALYTICS" in name and value == "false"
+    }
+    kinds = {panel["type"] for panel in grafana.panels()}
+    assert kinds <= {"stat", "timeseries", "table"}  # parts of Grafana itself
+
+
+@pytest.mark.parametrize(("password", "status"), [("secret", 0), ("", 2), (None, 2)])
+def test_grafana_does_not_start_without_a_password(
+    password: str | None, status: int, tmp_path: Path
+) -> None:
+    service = read_compose()["services"]["grafana"]
+    file = service["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"]
+    (secret,) = service["secrets"]
+    assert file == f"/run/secrets/{secret}"
+    here = tmp_path / "password"
+    if password is not None:
+        here.write_text(password)
+    start = tmp_path / "run.sh"
+    start.write_text("#!/bin/sh\necho started\n")
+    start.chmod(0o755)
+    (script,) = service["command"]
+    script = script.replace(file, str(here)).replace("/run.sh", str(start))
+    ended = subprocess.run(
+        (*service["entrypoint"], script),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == status
+    assert ended.stdout == ("started\n" if status == 0 else "")
+    assert ("GRAFANA_PASSWORD is empty" in ended.stderr) == (status == 2)

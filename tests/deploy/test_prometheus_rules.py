@@ -1,0 +1,111 @@
+"""deploy/prometheus.yml and the alerts beside it, by promtool; each alert rings when it must."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.deploy import grafana
+from tests.deploy.compose import read_compose
+from tests.deploy.prometheus import (
+    CONFIG,
+    RULES,
+    MissingPrometheusError,
+    adapted_config,
+    promtool,
+)
+from tests.deploy.trained_job import put_jobs, told_labels
+from tests.planner.live import live_planner
+
+from flyball_client import routes
+
+UNIT_TESTS = Path(__file__).with_name("prometheus_rules_test.yml")
+
+
+def checked(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What promtool says; without one a failure where CI=true, else a skip."""
+    try:
+        return promtool(*arguments)
+    except MissingPrometheusError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+def alerts() -> list[dict[str, Any]]:
+    """Every alert of the file."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_promtool_takes_the_configuration_and_its_rules(tmp_path: Path) -> None:
+    config = adapted_config(["127.0.0.1:7787"], "token", tmp_path)
+    said = checked("check", "config", str(config))
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert f"{len(alerts())} rules found" in said.stdout
+
+
+def test_every_alert_rings_when_it_must_and_only_then() -> None:
+    said = checked("test", "rules", str(UNIT_TESTS))
+    assert said.returncode == 0, said.stdout + said.stderr
+    rung = {
+        case["alertname"]
+        for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"]
+        for case in test["alert_rule_test"]
+        if case["exp_alerts"]
+    }
+    assert rung == {alert["alert"] for alert in alerts()}
+
+
+def test_every_metric_and_label_in_an_alert_is_told() -> None:
+    with live_planner() as planner:
+        put_jobs(planner)
+        told = told_labels(planner) | {"up": set()}
+    # Told only after measured steps at the highest clocks: docs/metrics.md.
+    told.setdefault("flyball_measured_saved_energy_joules", {"job", "emulated"})
+    for alert in alerts():
+        named = grafana.metrics_of(alert["expr"])
+        assert named, alert["alert"]
+        for name, selector in named:
+            assert name in told, alert["alert"]
+            assert grafana.labels_of(selector) <= told[name] | {"job", "instance"}, alert["alert"]
+
+
+def test_an_alert_of_a_job_says_which_and_whether_its_gpus_are_emulated() -> None:
+    for alert in alerts():
+        text = " ".join(alert["annotations"].values())
+        is_of_a_job = "by (job, emulated)" in alert["expr"]
+        assert ("{{ $labels.job }}" in text and "{{ $labels.emulated }}" in text) or not is_of_a_job
+        assert alert["labels"]["severity"] in {"warning", "critical"}
+        assert alert["for"]
+
+
+def test_alerts_name_calls_that_the_planner_has() -> None:
+    known = {value for name, value in vars(routes).items() if name.isupper()}
+    named = {
+        re.sub(r"\{\{ \$labels\.job \}\}", "{job_id}", path).rstrip(".;")
+        for alert in alerts()
+        for path in re.findall(r"GET (/(?:\{\{ .*? \}\}|\S)*)", alert["annotations"]["description"])
+    }
+    assert named
+    assert named <= known
+
+
+def test_prometheus_finds_its_rules_where_compose_mounts_them() -> None:
+    (beside,) = yaml.safe_load(CONFIG.read_text())["rule_files"]
+    mounted = [
+        volume.split(":")[1] for volume in read_compose()["services"]["prometheus"]["volumes"]
+    ]
+    config = next(path for path in mounted if path.endswith(CONFIG.name))
+    assert str(Path(config).with_name(beside)) in mounted
+    assert RULES.name == beside
+
+
+def test_the_job_label_of_a_training_job_is_kept() -> None:
+    (scrape,) = yaml.safe_load(CONFIG.read_text())["scrape_configs"]
+    assert scrape["honor_labels"] is True
