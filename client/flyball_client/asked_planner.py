@@ -50,8 +50,8 @@ def open_planner(given: str | None) -> PlannerClient:
         raise CommandError(f"FLYBALL_TOKEN: {error}") from None
 
 
-def asked(planner: PlannerClient, job_id: str, ask: Callable[[], T]) -> T:
-    """What the planner answers about a job.
+def asked(planner: PlannerClient, job_id: str | None, ask: Callable[[], T]) -> T:
+    """What the planner answers about a job; None: about something else.
 
     Raises:
         CommandError: it is away or refuses; the line says what to do.
@@ -61,7 +61,7 @@ def asked(planner: PlannerClient, job_id: str, ask: Callable[[], T]) -> T:
     except PlannerRefusedError as error:
         if error.status == 401:
             raise CommandError(f"{error}; set FLYBALL_TOKEN to the planner's") from None
-        if error.status != 404:
+        if error.status != 404 or job_id is None:
             raise CommandError(str(error)) from None
         raise CommandError(_unknown_job(planner, job_id)) from None
     except PlannerError as error:

@@ -32,6 +32,7 @@ from flyball_client.wire_loop import (
     Timetable,
     TimetableView,
 )
+from flyball_client.wire_views import JobOverview, Overview, PlanSummary, StagesOfStep
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]
 
@@ -205,6 +206,33 @@ class PlannerClient(PlannerConnection):
         """What a job has measured so far."""
         path = routes.fill(routes.REPORT, job_id=job_id)
         return self.one(ReportView, "GET", path, wait_s=_PLANNING_WAIT_S)
+
+    # ------------------------------------------------------------------ to look at
+
+    def get_overview(self) -> Overview:
+        """All jobs that are open to the caller, a row each."""
+        return self.one(Overview, "GET", routes.OVERVIEW)
+
+    def get_job_overview(self, job_id: str) -> JobOverview:
+        """One job in a row."""
+        return self.one(JobOverview, "GET", routes.fill(routes.JOB_OVERVIEW, job_id=job_id))
+
+    def get_history(self, job_id: str) -> tuple[PlanSummary, ...]:
+        """All plan versions of a job without their instructions, rising."""
+        return self.many(PlanSummary, "GET", routes.fill(routes.HISTORY, job_id=job_id))
+
+    def list_stages_of_steps(
+        self, job_id: str, *, limit: int | None = None, after_step: int = -1
+    ) -> tuple[StagesOfStep, ...]:
+        """The newest measured steps after `after_step`, by stages, in rising order.
+
+        None as the limit: as many as the planner gives.
+        """
+        query = {"after_step": str(after_step)}
+        if limit is not None:
+            query["limit"] = str(limit)
+        path = routes.fill(routes.STAGES_OF_STEPS, job_id=job_id)
+        return self.many(StagesOfStep, "GET", path, query=query)
 
 
 def _wait_text(wait_s: float) -> str:

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from flyball_server.planning.data_parallel import JointSimulation
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.plan_text import plan_rows
+from flyball_server.planning.plan_text import Paint, plan_rows
 
 
 def pipeline_blocks(
     models: Sequence[PipelineModel],
     assignments: Sequence[Assignment],
     simulation: JointSimulation,
+    paint: Paint | None = None,
 ) -> str:
     """One block per pipeline, by `dp_rank`, an empty line between them.
 
-    Units in `[ ]` are on the pipeline's own longest path.
+    Units in `[ ]` are on the pipeline's own longest path; `paint` None: without colour.
     """
     whole_s = simulation.whole.iteration_time_s
     blocks: list[str] = []
@@ -28,5 +29,5 @@ def pipeline_blocks(
             f"dp_rank {dp_rank}: done at {own.iteration_time_s:.4f} s, then waits"
             f" {waits_ms:.1f} ms; {own.energy_j:.2f} J in all"
         )
-        blocks.append("\n".join([heading, *plan_rows(model, assignment, own)]))
+        blocks.append("\n".join([heading, *plan_rows(model, assignment, own, paint)]))
     return "\n\n".join(blocks)

@@ -6,9 +6,11 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flyball_client.command import Command
 from flyball_server import offline_inputs, pipeline_arguments
+from flyball_server.clock_colors import add_color_argument, color_system, row_colors
 from flyball_server.pipeline_blocks import pipeline_blocks
 from flyball_server.planning import planner
 from flyball_server.planning.data_parallel import (
@@ -30,6 +32,9 @@ from flyball_server.planning.simulator import simulate
 from flyball_server.planning.warm_up import warm_up
 from flyball_server.progress_line import ProgressLine
 
+if TYPE_CHECKING:
+    from rich.color import ColorSystem
+
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     pipeline_arguments.add_pipeline_arguments(parser)
@@ -40,19 +45,23 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"
     )
+    add_color_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, alone")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    system = color_system(arguments.color)
     with ProgressLine("reading the profile") as progress:
-        document, text = _planned(arguments, progress)
+        document, text = _planned(arguments, progress, system)
     if arguments.output:
         offline_inputs.write_text(arguments.output, document + "\n")
     print(document if arguments.json else text)
     return 0
 
 
-def _planned(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[str, str]:
+def _planned(
+    arguments: argparse.Namespace, progress: ProgressLine, system: ColorSystem | None
+) -> tuple[str, str]:
     """The plan as a document and, unless JSON is asked for, as text."""
     try:
         request = pipeline_arguments.request_of(
@@ -69,21 +78,22 @@ def _planned(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[str
             pipelines = make_data_parallel_plan(request, progress.show)
             solve_s = time.perf_counter() - began_s
             document = data_parallel_document(pipelines, solve_s=solve_s)
-            text = "" if arguments.json else _data_parallel_text(pipelines, request)
+            text = "" if arguments.json else _data_parallel_text(pipelines, request, system)
         else:
             plan = planner.make_plan(request, progress.show)
             document = plan_document(plan, solve_s=time.perf_counter() - began_s)
-            text = "" if arguments.json else _text(plan, request)
+            text = "" if arguments.json else _text(plan, request, system)
     except PlanningError as error:
         raise pipeline_arguments.refused(error) from None
     return json.dumps(document), text
 
 
-def _text(plan: FrequencyPlan, request: PlanRequest) -> str:
+def _text(plan: FrequencyPlan, request: PlanRequest, system: ColorSystem | None) -> str:
     model, assignment = model_of_plan(request.profile, plan)
-    rows = plan_rows(model, assignment, simulate(model, assignment))
+    paint, legend = row_colors(system, [model], [assignment])
+    rows = plan_rows(model, assignment, simulate(model, assignment), paint)
     summary = _summary(plan, f"{plan.num_stages} stages")
-    return "\n".join([summary, *rows, *_considered_rows(plan)])
+    return "\n".join([summary, *legend, *rows, *_considered_rows(plan)])
 
 
 def _considered_rows(plan: FrequencyPlan) -> list[str]:
@@ -112,12 +122,15 @@ def _considered_rows(plan: FrequencyPlan) -> list[str]:
     return rows
 
 
-def _data_parallel_text(plan: DataParallelPlan, request: DataParallelRequest) -> str:
+def _data_parallel_text(
+    plan: DataParallelPlan, request: DataParallelRequest, system: ColorSystem | None
+) -> str:
     profiles = [pipeline.profile for pipeline in request.pipelines]
     models, assignments = zip(*models_of_data_parallel_plan(profiles, plan), strict=True)
-    blocks = pipeline_blocks(models, assignments, simulate_jointly(models, assignments))
+    paint, legend = row_colors(system, models, assignments)
+    blocks = pipeline_blocks(models, assignments, simulate_jointly(models, assignments), paint)
     shape = f"{len(plan.pipelines)} pipelines of {plan.num_stages} stages"
-    return _summary(plan, shape) + "\n" + blocks
+    return "\n".join([_summary(plan, shape), *legend, blocks])
 
 
 def _summary(plan: PlanPrediction, shape: str) -> str:
@@ -130,10 +143,11 @@ def _summary(plan: PlanPrediction, shape: str) -> str:
         f"   saves {plan.saving_percent:.2f} %, {plan.slowdown_percent:+.2f} % time\n"
     )
     if plan.lower_bound_j is not None and plan.gap_percent is not None:
+        kept = f" that keeps {100 * plan.reserve:g} % in reserve" if plan.reserve else ""
         gap_percent = round(plan.gap_percent, 2) + 0.0  # a solver's tolerance is no -0.00 %
         summary += (
             f"bound                 {plan.lower_bound_j:12.2f}"
-            f"   no plan this fast needs less; gap {gap_percent:.2f} %\n"
+            f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
     return summary
 

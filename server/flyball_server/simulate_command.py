@@ -6,16 +6,21 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flyball_client.command import Command, CommandError
+from flyball_server.clock_colors import add_color_argument, color_system, row_colors
 from flyball_server.frontier_plot import PLOT_SUFFIXES
 from flyball_server.pipeline_blocks import pipeline_blocks
 from flyball_server.planning.pipeline_model import PipelineModel
 from flyball_server.planning.plan_text import plan_rows
+from flyball_server.planning.predicted_timeline import PredictedTimeline
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.planning.simulator import Simulation
-from flyball_server.timeline import PredictedTimeline, add_timeline_arguments, read_timeline
+from flyball_server.timeline import add_timeline_arguments, read_timeline
+
+if TYPE_CHECKING:
+    from rich.color import ColorSystem
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +31,18 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help=f"draw the timeline, baseline and plan: {', '.join(PLOT_SUFFIXES)}",
     )
+    add_color_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
         raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
+    system = color_system(arguments.color)
     timeline = read_timeline(arguments)
     if arguments.plot:
         _plot(timeline, arguments.plot)
-    print(json.dumps(_document(timeline)) if arguments.json else _text(timeline))
+    print(json.dumps(_document(timeline)) if arguments.json else _text(timeline, system))
     return 0
 
 
@@ -65,18 +72,20 @@ def _document(timeline: PredictedTimeline) -> dict[str, Any]:
     return {**_figures(whole), "pipelines": pipelines}
 
 
-def _text(timeline: PredictedTimeline) -> str:
+def _text(timeline: PredictedTimeline, system: ColorSystem | None) -> str:
     """Likewise as text; peaks are the highest of all pipelines."""
     simulation, models, assignments = timeline.simulation, timeline.models, timeline.assignments
     most = [
         max(held)
         for held in zip(*(own.peak_activations for own in simulation.pipelines), strict=True)
     ]
+    paint, legend = row_colors(system, models, assignments)
     if timeline.is_data_parallel:
-        rows = pipeline_blocks(models, assignments, simulation)
+        rows = [pipeline_blocks(models, assignments, simulation, paint)]
     else:
-        rows = "\n".join(plan_rows(models[0], assignments[0], simulation.whole))
-    return _summary(simulation.whole, most, models[0].schedule) + "\n" + rows
+        rows = plan_rows(models[0], assignments[0], simulation.whole, paint)
+    summary = _summary(simulation.whole, most, models[0].schedule)
+    return "\n".join([summary, *legend, *rows])
 
 
 def _figures(simulation: Simulation) -> dict[str, Any]:

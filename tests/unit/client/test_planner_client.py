@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.planner.jobs_to_show import HISTORY, PLANNED, STEPS
 
 from flyball_client import wire
 from flyball_client.codec import encode
@@ -17,6 +18,7 @@ from flyball_client.errors import (
 )
 from flyball_client.planner_client import PlannerClient, Retries
 from flyball_client.planner_errors import CAUSES
+from flyball_client.wire_views import Overview
 
 TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
 
@@ -123,6 +125,21 @@ CALLS: list[tuple[Call, str, object, object]] = [
     (lambda c: c.get_plan(_ID, 1), f"GET {_J}/plans/1", None, PLAN),
     (lambda c: c.list_steps(_ID), f"GET {_J}/steps", None, (STEP,)),
     (lambda c: c.list_steps(_ID, limit=5), f"GET {_J}/steps?limit=5", None, (STEP,)),
+    (lambda c: c.get_overview(), "GET /api/v1/overview", None, Overview(jobs=(PLANNED,))),
+    (lambda c: c.get_job_overview(_ID), f"GET {_J}/overview", None, PLANNED),
+    (lambda c: c.get_history(_ID), f"GET {_J}/history", None, HISTORY),
+    (
+        lambda c: c.list_stages_of_steps(_ID),
+        f"GET {_J}/steps/stages?after_step=-1",
+        None,
+        STEPS,
+    ),
+    (
+        lambda c: c.list_stages_of_steps(_ID, limit=3, after_step=7),
+        f"GET {_J}/steps/stages?after_step=7&limit=3",
+        None,
+        STEPS[:3],
+    ),
 ]
 
 

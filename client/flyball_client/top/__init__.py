@@ -1,0 +1,1 @@
+"""`flyball top`: jobs followed live on a terminal."""

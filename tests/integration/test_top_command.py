@@ -1,0 +1,353 @@
+"""`flyball top` as a process: on terminals of all sizes, in pipes, and without its planner."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import pytest
+from tests.integration.command_in_process import Flyball, in_process, refusal
+from tests.integration.on_a_terminal import FLYBALL, CommandOnTerminal, on_a_terminal
+from tests.planner.jobs_to_show import NEW, PLANNED, READING
+from tests.planner.live import PATIENCE_S, live_planner, serve_environment, wait_until
+from tests.planner.measuring import MeasuringRanks, put_enveloped_job
+from tests.planner.pretended_planner import Answers, answers_about, pretended_planner
+
+from flyball_client import routes
+from flyball_client.codec import encode
+from flyball_client.top.reading import JobReading
+
+NEW_READING = JobReading(overview=NEW, steps=(), history=(), stragglers=())
+JOB = PLANNED.job_id
+# What gives a terminal its cursor and its first screen back.
+GIVEN_BACK = b"\x1b[?25h\x1b[?1049l"
+COLOURS = re.compile(rb"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d)[;m]")
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return answers_about(READING, NEW_READING)
+
+
+@pytest.fixture
+def planner(answers: Answers) -> Iterator[str]:
+    with pretended_planner(answers) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
+    return in_process(capsys)
+
+
+def piped(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*FLYBALL, *arguments],
+        env=serve_environment(**{"PYTHONUTF8": "1", **environment}),
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+# ------------------------------------------------------------------ printed once
+
+
+def test_once_prints_a_frame_and_ends_without_an_escape_in_a_pipe(planner: str) -> None:
+    done = piped("top", "--once", "--planner", planner, FORCE_COLOR="1", COLORTERM="truecolor")
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].startswith(f"all jobs   {planner}   read ")
+    assert b"\x1b" not in done.stdout
+    assert any(line.startswith("llama-70b") for line in lines)
+    assert max(map(len, lines)) <= 120
+
+
+def test_once_of_a_job_has_its_stages_and_their_figures(planner: str) -> None:
+    done = piped("top", JOB, "--once", "--planner", planner)
+    lines = done.stdout.decode().splitlines()
+    # 400, 350, 300 and 250 J in 2 s; the heat of step 35 and the power of step 30.
+    rows = [line.split()[:4] for line in lines if re.match(r" +\d  ", line)]
+    assert rows[:4] == [
+        ["0", "1410", "2.0000", "200.0"],
+        ["1", "1305", "2.0000", "175.0"],
+        ["2", "1230", "2.0000", "150.0"],
+        ["3", "1155", "2.0000", "125.0"],
+    ]
+
+
+def test_columns_says_how_wide_a_frame_in_a_pipe_is(planner: str) -> None:
+    done = piped("top", JOB, "--once", "--planner", planner, COLUMNS="60")
+    assert max(map(len, done.stdout.decode().splitlines())) <= 60
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_encoding_without_blocks_gets_ascii(planner: str, encoding: str) -> None:
+    done = piped("top", JOB, "--once", "--planner", planner, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "####" in done.stdout.decode("ascii")
+
+
+def test_json_is_what_the_planner_answered_and_alone(planner: str, answers: Answers) -> None:
+    done = piped("top", "--json", "--planner", planner)
+    assert json.loads(done.stdout) == encode(answers.by_path[routes.OVERVIEW])
+    done = piped("top", JOB, "--json", "--planner", planner)
+    assert json.loads(done.stdout) == {
+        "overview": encode(READING.overview),
+        "steps": encode(READING.steps),
+        "history": encode(READING.history),
+        "stragglers": encode(READING.stragglers),
+    }
+    assert done.stderr == b""
+
+
+def test_a_live_planner_is_read_and_a_wrong_name_gets_the_line_of_report(flyball: Flyball) -> None:
+    with live_planner() as live:
+        address = str(live.http.base_url)
+        put_enveloped_job(live)
+        ranks = MeasuringRanks(live)
+        ranks.measure(30)
+        ranks.take_newest_plan()
+        ranks.measure(30)
+        all_jobs = flyball("top", "--once", "--planner", address)
+        one_job = flyball("top", "job", "--once", "--planner", address)
+        document = json.loads(flyball("top", "job", "--json", "--planner", address).stdout)
+        errors = [
+            refusal(flyball(*command, "--planner", address)).partition(": ")[2]
+            for command in (("top", "jib", "--once"), ("top", "jib", "--json"), ("report", "jib"))
+        ]
+    assert "emulated GPUs: no figure here is a real GPU's" in all_jobs.stdout
+    assert "2 of 2 emulated GPUs present" in one_job.stdout
+    assert "stages in steps" in one_job.stdout
+    assert "on version 1" in one_job.stdout
+    assert len(document["steps"]) == document["overview"]["num_steps"]
+    assert [version["version"] for version in document["history"]] == [1]
+    assert errors[0] == errors[1] == errors[2]
+    assert errors[0].endswith("has no job 'jib'; of 1 the newest: job")
+
+
+# ------------------------------------------------------------------ what it refuses
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--once",), "give --planner URL, or set FLYBALL_PLANNER_URL"),
+        (("--once", "--planner", "http://127.0.0.1:1"), "cannot be reached"),
+        (("--planner", "http://127.0.0.1:1"), "no terminal to draw on; --once prints"),
+        (("--once", "--json"), "not allowed with"),
+        (("--interval", "0"), "--interval: must be from 0.2 to 3600 s, not '0'"),
+        (("--interval", "nan"), "--interval"),
+        (("--interval", "soon"), "--interval"),
+        (("one", "two"), "unrecognized arguments: two"),
+    ],
+)
+def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], named: str) -> None:
+    error = refusal(flyball("top", *arguments))
+    assert error.startswith("flyball top: ")
+    assert named in error
+
+
+def test_a_planner_with_tokens_says_what_to_set(
+    flyball: Flyball, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_planner(token="hush-hush") as guarded:  # noqa: S106 - a test's own
+        address = str(guarded.http.base_url)
+        for arguments in (("--once",), ("job", "--once"), ("--json",)):
+            error = refusal(flyball("top", *arguments, "--planner", address))
+            assert "set FLYBALL_TOKEN to the planner's" in error
+        monkeypatch.setenv("FLYBALL_TOKEN", "hush-hush")
+        done = flyball("top", "--once", "--planner", address)
+    assert "No jobs yet" in done.stdout
+
+
+def test_without_rich_one_line_names_the_extra_and_json_works_on(planner: str) -> None:
+    without = "import sys; sys.modules['rich'] = None; "
+    command = [sys.executable, "-c", without + FLYBALL[2], "top", "--planner", planner]
+    done = [
+        subprocess.run(
+            [*command, *form], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        for form in ([], ["--once"], ["--json"])
+    ]
+    for refused in done[:2]:
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr == (
+            "flyball top: needs the extra 'terminal': pip install '.[terminal]' in a clone of"
+            " Flyball; --json works without it\n"
+        )
+    assert json.loads(done[2].stdout)["jobs"]
+
+
+def test_an_address_that_answers_nothing_at_first_is_one_line_on_a_terminal_too() -> None:
+    with on_a_terminal(*FLYBALL, "top", "--planner", "http://127.0.0.1:1") as running:
+        assert running.end() == 2
+        assert running.shown.strip() == (
+            "flyball top: the planner at http://127.0.0.1:1 cannot be reached"
+        )
+
+
+def test_a_terminal_that_can_do_nothing_is_refused(planner: str) -> None:
+    with on_a_terminal(
+        *FLYBALL, "top", "--planner", planner, environment={"TERM": "dumb"}
+    ) as running:
+        assert running.end() == 2
+        assert b"\x1b" not in running.written
+        assert "--once prints what there is now" in running.shown
+
+
+# ------------------------------------------------------------------ on a terminal
+
+
+def press(keys: bytes) -> Callable[[CommandOnTerminal], None]:
+    return lambda running: running.press(keys)
+
+
+def send(number: signal.Signals) -> Callable[[CommandOnTerminal], None]:
+    return lambda running: running.process.send_signal(number)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [press(b"\x03"), press(b"q"), send(signal.SIGTERM), send(signal.SIGHUP)],
+    ids=["Ctrl-C", "q", "SIGTERM", "SIGHUP"],
+)
+def test_it_ends_cleanly_and_gives_the_terminal_back(
+    planner: str, ask: Callable[[CommandOnTerminal], None]
+) -> None:
+    with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner) as running:
+        running.wait_for_text("stages in steps 20 to 39")
+        assert running.settings != running.settings_before
+        ask(running)
+        assert running.end() == 0
+        assert running.settings == running.settings_before
+        assert running.written.endswith(GIVEN_BACK)
+        assert b"Traceback" not in running.written
+
+
+def test_it_ends_where_the_terminal_takes_nothing_more(planner: str) -> None:
+    with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner, size=(400, 200)) as running:
+        running.wait_for_text("gpt3-night")
+        running.resize(401, 201)  # a frame larger than what a terminal holds for its reader
+        wait_until(lambda: running.has_unread)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.end(reading=False) == 0
+        assert running.settings == running.settings_before
+
+
+def test_it_ends_while_a_planner_keeps_it_waiting(planner: str, answers: Answers) -> None:
+    asked = ("--planner", planner, "--interval", "0.2")
+    with on_a_terminal(*FLYBALL, "top", *asked) as running:
+        running.wait_for_text("gpt3-night")
+        answers.held = threading.Event()
+        num_asked = len(answers.asked)
+        try:
+            running.wait_for(lambda _: len(answers.asked) > num_asked)
+            running.press(b"\x03")
+            assert running.end() == 0
+        finally:
+            answers.held.set()
+        assert running.written.endswith(GIVEN_BACK)
+
+
+def test_it_follows_the_terminals_size_down_to_60_by_15(planner: str) -> None:
+    with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner, size=(120, 50)) as running:
+        running.wait_for_text("power, newest steps")
+        assert "arrows scroll" not in running.shown
+        running.resize(60, 15)
+        running.wait_for(lambda shown: "lines 1 to 10 of" in shown.split("\n")[-1])
+        shown = running.shown
+        assert "plan, version 2  emulated   2.0100   1620.0" in shown
+        assert "plan, version 2  predicted  2.0000   1600.0" in shown
+        running.press(b"G")
+        running.wait_for_text("newest versions of the plan")
+        running.press(b"\x1b[A\x1b[A\x1b[5~g")
+        running.wait_for(lambda now: now == shown)
+
+
+def test_a_planner_that_goes_away_is_told_of_and_followed_again_when_it_is_back() -> None:
+    answers = answers_about(READING, NEW_READING)
+    with ExitStack() as first:
+        address = first.enter_context(pretended_planner(answers))
+        asked = ("--planner", address, "--interval", "0.2")
+        with on_a_terminal(*FLYBALL, "top", *asked, size=(120, 30)) as running:
+            running.wait_for_text("llama-70b")
+            first.close()
+            running.wait_for_text("planner away since")
+            assert "cannot be reached" in running.shown
+            assert "all figures are of" in running.shown
+            assert "llama-70b" in running.shown
+            with pretended_planner(answers, port=urlsplit(address).port or 0):
+                running.wait_for(lambda shown: "planner away" not in shown)
+                running.press(b"q")
+                assert running.end() == 0
+
+
+def test_a_job_that_is_deleted_is_told_of_and_one_made_anew_is_followed(
+    planner: str, answers: Answers
+) -> None:
+    path = routes.fill(routes.JOB_OVERVIEW, job_id=JOB)
+    overview = answers.by_path[path]
+    asked = ("--planner", planner, "--interval", "0.2")
+    with on_a_terminal(*FLYBALL, "top", JOB, *asked) as running:
+        running.wait_for_text("stages in steps 20 to 39")
+        del answers.by_path[path]
+        running.wait_for_text("refused since")
+        answers.by_path[path] = overview
+        running.wait_for(lambda shown: "refused" not in shown)
+
+
+def test_it_stops_and_goes_on_with_the_shell(planner: str) -> None:
+    command = f"{sys.executable} -c '{FLYBALL[2]}' top --planner {planner}"
+    shell = ("/bin/bash", "--norc", "--noprofile", "-i")
+    with on_a_terminal(*shell, environment={"PS1": "shell> ", "HISTFILE": "/dev/null"}) as running:
+        running.press(command.encode() + b"\n")
+        running.wait_for_text("llama-70b")
+        running.press(b"\x1a")
+        running.wait_for_text("Stopped")
+        running.press(b"echo $((6 * 7)) again\n")
+        running.wait_for_text("42 again")
+        running.press(b"fg\n")
+        running.wait_for(lambda shown: "42 again" not in shown and "llama-70b" in shown)
+        running.press(b"q")
+        running.wait_for(lambda _: running.written.endswith(b"shell> "))
+        running.press(b"echo status $?; exit\n")
+        running.wait_for_text("status 0")
+        assert running.end() == 0
+
+
+def test_no_color_means_none_and_otherwise_there_is_some(planner: str) -> None:
+    colours = []
+    for environment in (None, {"NO_COLOR": "1"}):
+        with on_a_terminal(
+            *FLYBALL, "top", "--planner", planner, environment=environment
+        ) as running:
+            running.wait_for_text("llama-70b")
+            running.press(b"q")
+            assert running.end() == 0
+            colours.append(COLOURS.search(running.written) is not None)
+    assert colours == [True, False]
+
+
+def test_text_of_a_planner_moves_no_cursor(planner: str, answers: Answers) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m[red]\u202e"
+    path = routes.fill(routes.JOB_OVERVIEW, job_id=JOB)
+    overview = encode(PLANNED) | {"problem": evil, "schedule": evil, "policy": evil}
+    answers.by_path[path] = overview
+    with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner) as running:
+        running.wait_for_text("problem: ?]0;owned??[2J?31m[red]?")
+        assert b"\x1b]0" not in running.written
+        assert b"\x1b[2J" not in running.written

@@ -1,0 +1,414 @@
+"""`flyball top`'s pages as text: golden frames, what a width leaves out, and no mixed figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from tests.planner.jobs_to_show import (
+    HISTORY,
+    NEW,
+    NUM_STAGES,
+    PLANNED,
+    READING,
+    STEPS,
+    STRAGGLER,
+    stages_of_step,
+)
+
+from flyball_client.errors import PlannerRefusedError, PlannerUnavailableError
+from flyball_client.planner_client import PlannerClient
+from flyball_client.top.figure_text import age_text, moment_text, percent_text
+from flyball_client.top.job_page import job_page
+from flyball_client.top.jobs_page import jobs_page
+from flyball_client.top.lines import Line, Page, Span, clipped, plain_text
+from flyball_client.top.marks import ASCII, BLOCKS, Marks, Paper, bar, marks_for, sparkline
+from flyball_client.top.polling import Seen, Trouble
+from flyball_client.top.reading import JobReading
+from flyball_client.top.scrolling import moved, visible
+from flyball_client.top.stage_figures import newest_window, whole_steps
+from flyball_client.top.terminal import Event, events_of
+from flyball_client.top.views import AllJobs, page_of
+from flyball_client.wire_views import JobOverview, Overview
+
+NOW = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
+ENDED = replace(PLANNED, job_id="a-ended", state="ended", num_present=0)
+REAL = replace(PLANNED, job_id="real", emulated=False)
+
+
+def paper(width: int = 120, marks: Marks = BLOCKS) -> Paper:
+    return Paper(now=NOW, width=width, marks=marks)
+
+
+def text_of(page: Page) -> str:
+    return "\n".join(map(plain_text, (*page.head, *page.body)))
+
+
+def jobs_text(*jobs: JobOverview, width: int = 120, marks: Marks = BLOCKS) -> str:
+    return text_of(jobs_page(Overview(jobs=jobs), "read 09:30:00", paper(width, marks)))
+
+
+def job_text(reading: JobReading = READING, *, width: int = 120, marks: Marks = BLOCKS) -> str:
+    return text_of(job_page(reading, "read 09:30:00", paper(width, marks)))
+
+
+# ------------------------------------------------------------------ golden frames
+
+
+def test_all_jobs_as_they_stand_on_a_terminal_of_100_columns() -> None:
+    assert jobs_text(PLANNED, NEW, ENDED, width=100) == (
+        "all jobs   read 09:30:00\n"
+        "\n"
+        "GPUs   1 job   5 of 8 GPUs present\n"
+        "                                    measured ───────────────────────────────────"
+        "─  predicted\n"
+        "job         state             GPUs  clocks  time, s  energy, J  saving, %   save"
+        "d  saving, %\n"
+        "llama-70b   awaiting-profile   5/8  -             -          -          -       "
+        "-          -\n"
+        "\n"
+        "emulated GPUs: no figure here is a real GPU's   2 jobs, 1 over   4 of 4 emulated"
+        " GPUs present\n"
+        "806 W measured (emulated)   15.6 kJ saved, measured (emulated)\n"
+        "                                    measured (emulated) ────────────────────────"
+        "─  predicted\n"
+        "job         state             GPUs  clocks  time, s  energy, J  saving, %   save"
+        "d  saving, %\n"
+        "gpt3-night  planned            4/4  plan     2.0100     1620.0      19.40  7800 "
+        "J      20.00\n"
+        "a-ended     ended              0/4  plan     2.0100     1620.0      19.40  7800 "
+        "J      20.00"
+    )
+
+
+def test_one_job_as_it_stands_on_a_terminal_of_60_columns_without_blocks() -> None:
+    assert job_text(width=60, marks=ASCII) == (
+        "gpt3-night   planned   1 straggler\n"
+        "4 of 4 emulated GPUs present   4 stages, 12 microbatches\n"
+        "1f1b   frontier, target fastest   version 2 active\n"
+        "40 steps   heard of 3 s ago   read 09:30:00\n"
+        "\n"
+        "                            time, s  energy, J\n"
+        "plan, version 2  emulated   2.0100   1620.0\n"
+        "highest clocks   emulated   2.0000   2010.0\n"
+        "difference       emulated   +0.50 %  saves 19.40 %\n"
+        "plan, version 2  predicted  2.0000   1600.0\n"
+        "highest clocks   predicted  2.0000   2000.0\n"
+        "difference       predicted  +0.00 %  saves 20.00 %\n"
+        "saved so far, measured (emulated): 7800 J [7500 J, 8100 J]\n"
+        "\n"
+        "steps 25 to 39, measured (emulated)\n"
+        "iteration time, s  --=++--=++--=++  2.0100 to 2.0180\n"
+        "power, W           ++=--++=--++=--  644.2 to 646.8\n"
+        "clocks held down        P    H      P power, H heat, M other\n"
+        "\n"
+        "stages in steps 20 to 39, on version 2\n"
+        "       plan  measured (emulated) -------------------\n"
+        "stage   MHz  time, s  power, W  low clocks  by power\n"
+        "    0  1410   2.0000     200.0           0         0\n"
+        "    1  1305   2.0000     175.0           2         2\n"
+        "    2  1230   2.0000     150.0           0         0\n"
+        "    3  1155   2.0000     125.0           2         0\n"
+        "\n"
+        "stragglers\n"
+        "rank 3   1.25 times as long (power)   detected from 09:20:00\n"
+        "in the plan\n"
+        "\n"
+        "newest versions of the plan, * the active one\n"
+        "                                    predicted --------\n"
+        "version  kind  policy    from step  time, s  saving, %\n"
+        "     *2  plan  frontier         20   2.0000      20.00\n"
+        "      1  plan  baseline          0   2.0000      20.00"
+    )
+
+
+def test_a_wide_terminal_has_intervals_bars_and_the_power_of_each_stage() -> None:
+    text = job_text()
+    assert (
+        "difference       measured (emulated)  +0.50 % [+0.25, +0.75]"
+        "   saves 19.40 % [18.90, 19.90]" in text
+    )
+    assert "    1  1305   2.0000     175.0  ████████▊            2         2        0  " in text
+    assert "████▁▁▁▁" in text
+
+
+# ------------------------------------------------------------------ nothing is mixed up
+
+
+def test_what_is_emulated_is_called_so_and_what_is_not_is_not() -> None:
+    assert "emulated" not in jobs_text(REAL, NEW)
+    assert "emulated" not in job_text(replace(READING, overview=REAL))
+    for width in (60, 80, 120):
+        assert "emulated GPUs: no figure here is a real GPU's" in jobs_text(PLANNED, width=width)
+        assert "emulated GPUs present" in job_text(width=width)
+
+
+def test_emulated_and_real_jobs_are_never_added_up() -> None:
+    lines = jobs_text(PLANNED, REAL, ENDED).splitlines()
+    totals = [line for line in lines if "present" in line]
+    assert totals[0].startswith("GPUs   1 job   4 of 4 GPUs present   806 W measured   7800 J")
+    assert totals[1].startswith("emulated GPUs")
+    assert "2 jobs, 1 over   4 of 4 emulated" in totals[1]
+
+
+def test_a_job_without_steps_has_its_prediction_and_no_measured_figure() -> None:
+    planned = replace(NEW, predicted=PLANNED.predicted, newest_version=1, state="planned")
+    text = job_text(JobReading(overview=planned, steps=(), history=HISTORY[:1], stragglers=()))
+    assert "plan, version 1  predicted" in text
+    assert "version 1 waits for its ranks" in text
+    assert "measured" not in text
+    row = jobs_text(planned).splitlines()[-1]
+    assert row.split()[3:] == ["1", "waits", *"------", "2.0000", "20.00", "0.12"]
+
+
+def test_a_job_with_nothing_yet_says_so() -> None:
+    text = job_text(JobReading(overview=NEW, steps=(), history=(), stragglers=()))
+    assert "no step measured by all ranks yet, and no plan" in text
+    assert "5 of 8 GPUs present, 6 registered" in text
+    assert "no plan yet" in text
+
+
+def test_no_job_at_all_says_how_one_comes() -> None:
+    assert "A job appears when its ranks register" in jobs_text()
+
+
+def test_a_job_whose_steps_are_still_being_read_says_so() -> None:
+    assert "has not read all steps" not in job_text()
+    behind = replace(READING, overview=replace(PLANNED, is_caught_up=False))
+    assert "has not read all steps" in job_text(behind)
+
+
+def test_a_problem_is_told_whole_up_to_three_lines() -> None:
+    bad = replace(READING, overview=replace(PLANNED, problem="no plan takes 2 s; " * 30))
+    lines = job_text(bad, width=60).splitlines()
+    told = [line for line in lines if "no plan takes" in line]
+    assert len(told) == 3
+    assert told[2].endswith("[...]")
+
+
+def test_jobs_keep_their_places_whichever_was_heard_of_last() -> None:
+    texts = [jobs_text(*order) for order in ((PLANNED, ENDED, REAL), (REAL, ENDED, PLANNED))]
+    assert texts[0] == texts[1]
+    names = [line.split()[0] for line in texts[0].splitlines() if "/4" in line]
+    assert names == ["real", "gpt3-night", "a-ended"]
+
+
+# ------------------------------------------------------------------ widths
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140, 250])
+@pytest.mark.parametrize("marks", [BLOCKS, ASCII], ids=["blocks", "ascii"])
+def test_no_line_of_a_page_is_wider_than_the_terminal(width: int, marks: Marks) -> None:
+    long_name = replace(PLANNED, job_id="j" * 128)
+    pages = (
+        jobs_page(Overview(jobs=(long_name, NEW)), "read 09:30:00", paper(width, marks)),
+        job_page(replace(READING, overview=long_name), "read 09:30:00", paper(width, marks)),
+    )
+    for page in pages:
+        lines, _ = visible(page, 0, columns=width, rows=15, marks=marks)
+        assert len(lines) == 15
+        assert max(len(plain_text(line)) for line in lines) <= width
+
+
+def test_the_least_important_columns_go_first() -> None:
+    names = ("job", "saving, %", "state", "time, s", "version", "gap, %", "heard of")
+    shown = {width: [name for name in names if name in headings(width)] for width in (160, 100, 40)}
+    assert shown == {160: list(names), 100: list(names[:5]), 40: list(names[:3])}
+
+
+def headings(width: int) -> str:
+    return next(line for line in jobs_text(PLANNED, width=width).splitlines() if "saving" in line)
+
+
+def test_a_long_name_is_cut_before_its_figures_are() -> None:
+    row = jobs_text(replace(PLANNED, job_id="j" * 128), width=60).splitlines()[-1]
+    assert "jj…" in row
+    assert row.endswith("19.40")
+    assert len(row) <= 60
+
+
+def test_hostile_text_is_drawn_as_question_marks() -> None:
+    evil = replace(PLANNED, job_id="\x1b[2J", schedule="\u202e\x07", policy="\n", problem="\r\x00")
+    text = job_text(replace(READING, overview=evil))
+    assert set(text) - set(BLOCKS.levels + BLOCKS.fills + "─\n") <= set(map(chr, range(32, 127)))
+    assert "?[2J" in text
+
+
+# ------------------------------------------------------------------ bars and sparklines
+
+
+def test_a_bar_is_as_long_as_its_share_to_an_eighth() -> None:
+    assert bar(1.0, 4, BLOCKS) == "████"
+    assert bar(0.5 + 1 / 32, 4, BLOCKS) == "██▏"
+    assert bar(0.0, 4, BLOCKS) == ""
+    assert bar(7.0, 4, BLOCKS) == "████"
+    assert bar(0.5, 4, ASCII) == "##"
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8], 8, BLOCKS) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1, 2, 3, 4], 2, BLOCKS) == "▁█"
+    assert sparkline([1, None, 8], 3, BLOCKS) == "▁ █"
+    assert sparkline([None, None], 8, BLOCKS) == "  "
+    assert sparkline([], 8, BLOCKS) == ""
+
+
+def test_noise_below_a_percent_looks_flat() -> None:
+    assert set(sparkline([2.0, 2.001, 2.0, 2.001], 4, BLOCKS)) <= {"▄", "▅"}
+    assert sparkline([0.0, 0.0], 2, ASCII) in {"--", "=="}
+
+
+def test_encodings_without_blocks_get_ascii() -> None:
+    assert marks_for("utf-8") is BLOCKS
+    for encoding in ("ascii", "latin-1", "cp1252", "no such encoding"):
+        assert marks_for(encoding) is ASCII
+
+
+# ------------------------------------------------------------------ figures
+
+
+def test_a_stage_is_the_mean_of_the_steps_that_the_planner_took_its_mean_of() -> None:
+    """On the plan stage 1 takes 350 J in 2 s, before 450 J."""
+    window = newest_window(PLANNED.measured, STEPS)
+    assert window is not None
+    assert (window.first_step, window.last_step, window.num_steps) == (20, 39, 20)
+    assert [stage.power_w for stage in window.stages] == [200.0, 175.0, 150.0, 125.0]
+    assert window.stages[1].powers_w[:1] == (225.0,)
+    assert [stage.num_clock_misses for stage in window.stages] == [0, 2, 0, 2]
+    assert [stage.num_thermally_capped for stage in window.stages] == [0, 0, 0, 1]
+
+
+def test_without_the_planners_mean_it_is_the_newest_steps_of_one_version() -> None:
+    window = newest_window(None, STEPS[:25])
+    assert window is not None
+    assert (window.first_step, window.last_step, window.version) == (20, 24, 2)
+    assert newest_window(None, ()) is None
+
+
+def test_a_step_that_lacks_ranks_does_not_count() -> None:
+    steps = (*STEPS[:3], stages_of_step(3, num_ranks=2))
+    assert [step.step for step in whole_steps(steps, NUM_STAGES)] == [0, 1, 2]
+    text = job_text(replace(READING, steps=steps))
+    assert "steps 0 to 2, measured" in text
+
+
+def test_a_stage_whose_energy_is_not_known_has_no_power() -> None:
+    stages = tuple(replace(stage, energy_j=None) for stage in STEPS[30].stages)
+    steps = (*STEPS[20:30], replace(STEPS[30], stages=stages, energy_j=None))
+    window = newest_window(PLANNED.measured, steps)
+    assert window is not None
+    assert window.stages[0].power_w is None
+    assert window.stages[0].powers_w == (200.0,) * 10 + (None,)
+    assert "  -  " in job_text(replace(READING, steps=steps))
+
+
+def test_a_comparison_says_that_some_of_its_steps_ran_at_the_highest_clocks() -> None:
+    history = (HISTORY[0], replace(HISTORY[1], kind="comparison"))
+    assert "some at the highest clocks to compare" in job_text(replace(READING, history=history))
+
+
+def test_an_announced_straggler_says_from_when_to_when() -> None:
+    announced = replace(
+        STRAGGLER,
+        source="announced",
+        reason="slow",
+        until_time="2026-01-06T09:20:00+00:00",
+        is_in_force=False,
+    )
+    text = job_text(replace(READING, stragglers=(announced, announced)))
+    assert "2 stragglers" in text
+    assert "announced from 09:20:00 to 2026-01-06 09:20   not in the plan yet" in text
+
+
+def test_only_the_newest_versions_are_listed() -> None:
+    history = tuple(replace(HISTORY[1], version=version) for version in range(1, 21))
+    text = job_text(replace(READING, history=history))
+    assert "; 12 older" in text
+    assert len([line for line in text.splitlines() if "09:02:00" in line]) == 8
+
+
+def test_figures_are_rounded_without_a_minus_before_zero() -> None:
+    assert percent_text(-0.0001) == "0.00"
+    assert percent_text(-0.0001, "+.2f") == "+0.00"
+    assert percent_text(None) == "-"
+
+
+def test_ages_and_moments_are_told_in_the_unit_that_suits_them() -> None:
+    assert age_text("2026-01-05T09:29:57Z", NOW) == "3 s"
+    assert age_text("2026-01-05T09:00:00Z", NOW) == "30 min"
+    assert age_text("2026-01-05T00:30:00Z", NOW) == "9 h"
+    assert age_text("2025-12-05T09:30:00Z", NOW) == "31 d"
+    assert age_text("2027-01-05T09:30:00Z", NOW) == "0 s"
+    assert age_text("soon", NOW) == "-"
+    assert moment_text("2026-01-05T10:00:00+01:00", NOW) == "09:00:00"
+    assert moment_text("soon\x1b", NOW) == "soon?"
+
+
+# ------------------------------------------------------------------ trouble
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PlannerUnavailableError("it cannot be reached"), "planner away since 09:29:18 (42 s);"),
+        (PlannerRefusedError("it refused", status=404), "refused since 09:29:18 (42 s);"),
+    ],
+)
+def test_old_figures_are_never_shown_without_saying_so(error: Exception, said: str) -> None:
+    trouble = Trouble(
+        text=str(error),
+        is_refused=isinstance(error, PlannerRefusedError),
+        since=datetime(2026, 1, 5, 9, 29, 18, tzinfo=UTC),
+    )
+    read_at = datetime(2026, 1, 5, 9, 29, 16, tzinfo=UTC)
+    seen = Seen(reading=Overview(jobs=(PLANNED,)), read_at=read_at, trouble=trouble)
+    with PlannerClient("http://planner:7787") as planner:
+        text = text_of(page_of(AllJobs(planner), seen, planner.base_url, paper()))
+    assert text.startswith(f"{said} all figures are of 09:29:16. {error}\nall jobs")
+
+
+# ------------------------------------------------------------------ scrolling and keys
+
+
+def lines_of(number: int, name: str) -> tuple[Line, ...]:
+    return tuple((Span(f"{name} {i}"),) for i in range(number))
+
+
+def shown(page: Page, offset: int, *, rows: int) -> list[str]:
+    lines, _ = visible(page, offset, columns=60, rows=rows, marks=BLOCKS)
+    return [plain_text(line) for line in lines]
+
+
+def test_the_head_stays_and_the_body_moves_below_it() -> None:
+    page = Page(head=lines_of(1, "head"), body=lines_of(10, "body"))
+    foot = "lines 3 to 5 of 10, arrows scroll   q ends"
+    assert shown(page, 2, rows=5) == ["head 0", "body 2", "body 3", "body 4", foot]
+    assert shown(page, 99, rows=5)[1:4] == ["body 7", "body 8", "body 9"]
+    assert shown(page, 99, rows=20)[-1] == "q ends"
+
+
+def test_a_terminal_of_a_few_lines_still_has_some_of_the_body() -> None:
+    page = Page(head=lines_of(9, "head"), body=lines_of(9, "body"))
+    assert shown(page, 0, rows=6)[:5] == ["head 0", "head 1", "body 0", "body 1", "body 2"]
+    assert len(shown(page, 0, rows=1)) == 1
+
+
+def test_a_line_that_is_too_long_is_cut_and_marked() -> None:
+    assert plain_text(clipped((Span("abc"), Span("defg")), 5, "…")) == "abcd…"
+    assert plain_text(clipped((Span("abc"), Span("de")), 5, "…")) == "abcde"
+
+
+def test_keys_move_by_lines_and_pages_and_never_above_the_top() -> None:
+    assert moved(5, Event.UP, rows=25) == 4
+    assert moved(0, Event.UP, rows=25) == 0
+    assert moved(5, Event.PAGE_DOWN, rows=25) == 25
+    assert moved(5, Event.TOP, rows=25) == 0
+
+
+def test_keys_are_read_out_of_what_a_terminal_sends() -> None:
+    assert events_of(b"\x1b[Ax\x1b[6~q") == [Event.UP, Event.PAGE_DOWN, Event.END]
+    assert events_of(b"\x1b") == []
+    assert events_of(b"jkgG \x1bOB") == [
+        *(Event.DOWN, Event.UP, Event.TOP, Event.BOTTOM, Event.PAGE_DOWN, Event.DOWN),
+    ]

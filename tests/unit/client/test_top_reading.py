@@ -1,0 +1,216 @@
+"""What `flyball top` asks a planner, and how it goes on when the planner does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from tests.planner.jobs_to_show import HISTORY, NEW, PLANNED, READING, STEPS, stages_of_step
+from tests.planner.live import wait_until
+from tests.planner.pretended_planner import Answers, answer_of, answers_about
+
+from flyball_client import routes
+from flyball_client.codec import encode
+from flyball_client.errors import (
+    PlannerBusyError,
+    PlannerError,
+    PlannerRefusedError,
+    PlannerUnavailableError,
+)
+from flyball_client.planner_client import PlannerClient
+from flyball_client.top.polling import Poller, Seen
+from flyball_client.top.reading import KEPT_STEPS, JobReader
+from flyball_client.top.views import AllJobs
+from flyball_client.wire_views import StagesOfStep
+
+JOB = PLANNED.job_id
+STAGES = routes.fill(routes.STAGES_OF_STEPS, job_id=JOB)
+HISTORIES = routes.fill(routes.HISTORY, job_id=JOB)
+OVERVIEW = routes.fill(routes.JOB_OVERVIEW, job_id=JOB)
+MOMENT = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
+
+
+def client_of(answers: Answers) -> PlannerClient:
+    def answer(request: httpx.Request) -> httpx.Response:
+        address = request.url.raw_path.decode()
+        answers.asked.append(address)
+        status, body = answer_of(answers, address)
+        return httpx.Response(status, json=encode(body))
+
+    return PlannerClient("http://planner.test", transport=httpx.MockTransport(answer))
+
+
+def queries(answers: Answers, path: str) -> list[str]:
+    """Those of the calls to this path, since the last time that was asked."""
+    found = [each.partition("?")[2] for each in answers.asked if each.partition("?")[0] == path]
+    answers.asked.clear()
+    return found
+
+
+# ------------------------------------------------------------------ one job
+
+
+def test_a_reading_is_what_the_planner_has() -> None:
+    answers = answers_about(READING)
+    assert JobReader(client_of(answers), JOB).read() == READING
+    assert queries(answers, STAGES) == [f"after_step=-1&limit={KEPT_STEPS}"]
+
+
+def test_only_steps_that_are_new_are_asked_for() -> None:
+    answers = answers_about(replace(READING, steps=STEPS[:30]))
+    reader = JobReader(client_of(answers), JOB)
+    reader.read()
+    answers.by_path[STAGES] = STEPS
+    queries(answers, STAGES)
+    assert reader.read().steps == STEPS
+    assert queries(answers, STAGES) == [f"after_step=29&limit={KEPT_STEPS}"]
+
+
+def test_a_step_that_lacked_ranks_is_asked_for_again() -> None:
+    half = (*STEPS[:10], stages_of_step(10, num_ranks=2), *STEPS[11:12])
+    answers = answers_about(replace(READING, steps=half))
+    reader = JobReader(client_of(answers), JOB)
+    assert reader.read().steps == half
+    answers.by_path[STAGES] = STEPS[:14]
+    queries(answers, STAGES)
+    assert reader.read().steps == STEPS[:14]
+    assert queries(answers, STAGES) == [f"after_step=9&limit={KEPT_STEPS}"]
+
+
+def test_no_more_than_the_newest_steps_are_kept() -> None:
+    steps: tuple[StagesOfStep, ...] = tuple(map(stages_of_step, range(KEPT_STEPS + 30)))
+    answers = answers_about(replace(READING, steps=steps[:-20]))
+    reader = JobReader(client_of(answers), JOB)
+    assert [step.step for step in reader.read().steps] == [*range(10, KEPT_STEPS + 10)]
+    answers.by_path[STAGES] = steps
+    assert [step.step for step in reader.read().steps] == [*range(30, KEPT_STEPS + 30)]
+
+
+def test_the_history_is_asked_for_when_there_is_another_version() -> None:
+    answers = answers_about(READING)
+    reader = JobReader(client_of(answers), JOB)
+    reader.read()
+    assert len(queries(answers, HISTORIES)) == 1
+    assert reader.read().history == HISTORY
+    assert queries(answers, HISTORIES) == []
+    answers.by_path[OVERVIEW] = replace(PLANNED, newest_version=3)
+    reader.read()
+    assert len(queries(answers, HISTORIES)) == 1
+
+
+def test_a_job_of_the_same_name_made_anew_is_read_anew() -> None:
+    answers = answers_about(READING)
+    reader = JobReader(client_of(answers), JOB)
+    reader.read()
+    answers.by_path |= {
+        OVERVIEW: replace(NEW, job_id=JOB, created_at="2026-01-05T10:00:00Z"),
+        STAGES: STEPS[:2],
+        HISTORIES: (),
+    }
+    reading = reader.read()
+    assert (reading.steps, reading.history) == (STEPS[:2], ())
+
+
+def test_now_and_then_all_is_read_as_steps_may_have_been_posted_anew() -> None:
+    answers = answers_about(READING)
+    reader = JobReader(client_of(answers), JOB)
+    for _ in range(21):
+        reader.read()
+    assert queries(answers, STAGES).count(f"after_step=-1&limit={KEPT_STEPS}") == 3
+
+
+def test_a_reading_that_fails_loses_nothing() -> None:
+    answers = answers_about(READING)
+    reader = JobReader(client_of(answers), JOB)
+    reader.read()
+    answers.status = 500
+    with pytest.raises(PlannerUnavailableError):
+        reader.read()
+    answers.status = 200
+    assert reader.read() == READING
+
+
+# ------------------------------------------------------------------ again and again
+
+
+class Clock:
+    """A time of day that is set by hand."""
+
+    def __init__(self) -> None:
+        self.moment = MOMENT
+
+    def __call__(self) -> datetime:
+        return self.moment
+
+
+class Script:
+    """Answers given in turn, the last one for ever; a second passes at each."""
+
+    def __init__(self, clock: Clock, *answers: str | Exception) -> None:
+        self._clock = clock
+        self._answers = list(answers)
+
+    def __call__(self) -> str:
+        self._clock.moment += timedelta(seconds=1)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def poller_of(
+    read: Callable[[], str], clock: Clock, changed: Callable[[], None] = lambda: None
+) -> Poller[str]:
+    first = Seen(reading="first", read_at=MOMENT)
+    return Poller(read, first, interval_s=0.001, now=clock, changed=changed)
+
+
+def test_trouble_is_told_since_it_began_beside_what_was_read_before() -> None:
+    clock = Clock()
+    away = PlannerUnavailableError("away")
+    poller = poller_of(Script(clock, "second", away, away, PlannerError("other")), clock)
+    with poller.running():
+        wait_until(lambda: (found := poller.newest().trouble) is not None and found.text == "other")
+    seen = poller.newest()
+    assert (seen.reading, seen.read_at) == ("second", MOMENT + timedelta(seconds=1))
+    assert seen.trouble is not None
+    assert seen.trouble.since == MOMENT + timedelta(seconds=2)
+
+
+def test_trouble_is_over_with_the_next_answer() -> None:
+    clock = Clock()
+    refused = PlannerRefusedError("no", status=404)
+    poller = poller_of(Script(clock, refused, refused, "again"), clock)
+    with poller.running():
+        wait_until(lambda: poller.newest().reading == "again")
+    assert poller.newest().trouble is None
+
+
+def test_a_planner_that_says_when_to_come_again_is_not_asked_before() -> None:
+    clock = Clock()
+    told = threading.Event()
+    busy = PlannerBusyError("busy", retry_after_s=3600.0)
+    poller = poller_of(Script(clock, busy, "too early"), clock, told.set)
+    with poller.running():
+        assert told.wait(60)
+    assert poller.newest().reading == "first"
+
+
+def test_a_fault_of_ours_is_raised_where_the_newest_is_asked_for() -> None:
+    clock = Clock()
+    told = threading.Event()
+    poller = poller_of(Script(clock, ZeroDivisionError("ours")), clock, told.set)
+    with poller.running():
+        assert told.wait(60)
+        with pytest.raises(ZeroDivisionError, match="ours"):
+            poller.newest()
+
+
+def test_all_jobs_are_one_call() -> None:
+    answers = answers_about(READING)
+    assert AllJobs(client_of(answers)).read().jobs == (PLANNED,)
+    assert answers.asked == [routes.OVERVIEW]

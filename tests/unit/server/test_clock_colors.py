@@ -1,0 +1,109 @@
+"""Rows in colour: which colours they are, and that they change nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from rich.color import ColorSystem
+from tests.unit.planning.tiny_pipelines import assigned_models, equal_profile, model_of
+
+from flyball_server.clock_colors import ClockColors, row_colors
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.plan_text import plan_rows
+from flyball_server.planning.simulator import simulate
+
+SYSTEMS = [ColorSystem.STANDARD, ColorSystem.EIGHT_BIT, ColorSystem.TRUECOLOR]
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def rgb_of(painted: str) -> tuple[int, int, int]:
+    found = re.match(r"\x1b\[(?:1;)?38;2;(\d+);(\d+);(\d+)m", painted)
+    assert found is not None, painted
+    red, green, blue = map(int, found.groups())
+    return red, green, blue
+
+
+def luminance(rgb: tuple[int, int, int]) -> float:
+    """Relative luminance as WCAG 2 defines it, from 0 to 1."""
+    parts = [value / 255 for value in rgb]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@given(assigned_models())
+def test_without_its_colours_a_painted_row_is_the_plain_one(
+    drawn: tuple[PipelineModel, list[int]],
+) -> None:
+    model, assignment = drawn
+    simulation = simulate(model, assignment)
+    paint, legend = row_colors(ColorSystem.EIGHT_BIT, [model], [assignment])
+    painted = plan_rows(model, assignment, simulation, paint)
+    assert [_ESCAPE.sub("", row) for row in painted] == plan_rows(model, assignment, simulation)
+    assert len(legend) == 1
+
+
+def test_no_colours_means_no_paint_and_no_legend() -> None:
+    model = model_of(equal_profile(1), 1)
+    assert row_colors(None, [model], [model.baseline()]) == (None, [])
+
+
+def test_bold_is_the_critical_path_and_nothing_else() -> None:
+    """Two equal stages: F0 and B1 of the first are on the longest path."""
+    model = model_of(equal_profile(2), 2)
+    assignment = [0] * len(model.points)
+    paint, _ = row_colors(ColorSystem.TRUECOLOR, [model], [assignment])
+    row = plan_rows(model, assignment, simulate(model, assignment), paint)[0]
+    units = re.findall(r"\x1b\[([0-9;]+)m([^\x1b]+)\x1b\[0m", row)
+    assert [(codes[:2], text[:3]) for codes, text in units] == [
+        ("1;", "[F0"),
+        ("38", " F1"),
+        ("38", " B0"),
+        ("1;", "[B1"),
+    ]
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_slow_middle_and_fast_clocks_differ_in_colour(system: ColorSystem) -> None:
+    colors = ClockColors(800, 1400, system)
+    painted = [colors.paint("x", mhz, False) for mhz in (800, 1100, 1400)]
+    assert len(set(painted)) == 3
+
+
+def test_slow_is_cool_and_fast_is_warm() -> None:
+    colors = ClockColors(800, 1400, ColorSystem.TRUECOLOR)
+    slow, fast = (rgb_of(colors.paint("x", mhz, True)) for mhz in (800, 1400))
+    assert slow[2] > slow[0]
+    assert fast[0] > fast[2]
+
+
+def test_every_colour_can_be_read_on_black_and_on_white() -> None:
+    """A contrast of 3 to 1 at least, as WCAG 2 asks of large and of bold text."""
+    colors = ClockColors(0, 100, ColorSystem.TRUECOLOR)
+    for mhz in range(101):
+        light = luminance(rgb_of(colors.paint("x", mhz, False)))
+        assert (light + 0.05) / 0.05 >= 3, mhz
+        assert 1.05 / (light + 0.05) >= 3, mhz
+
+
+def test_a_single_clock_has_the_colour_of_the_highest() -> None:
+    alone = ClockColors(1410, 1410, ColorSystem.TRUECOLOR)
+    ranged = ClockColors(1000, 1410, ColorSystem.TRUECOLOR)
+    assert alone.paint("x", 1410, False) == ranged.paint("x", 1410, False)
+
+
+def test_the_legend_names_the_range_and_needs_no_blocks() -> None:
+    legend = _ESCAPE.sub("", ClockColors(855, 1410, ColorSystem.STANDARD).legend(has_blocks=False))
+    assert legend == "MHz: 855 ############ 1410   [critical path]"
+
+
+def test_the_range_goes_from_the_plans_lowest_clock_to_the_highest_there_is() -> None:
+    model = model_of(equal_profile(1), 1)
+    for assignment, text in (([0, 0], "MHz: 1410 "), ([1, 1], "MHz: 1000 "), ([0, 1], "MHz: 1000")):
+        _, legend = row_colors(ColorSystem.STANDARD, [model], [assignment])
+        plain = _ESCAPE.sub("", legend[0])
+        assert plain.startswith(text)
+        assert plain.endswith(" 1410   [critical path]")
