@@ -29,6 +29,7 @@ from flyball_server.jobs.stores.job_stores import make_job_store
 from flyball_server.metrics.job_reading import BUDGET_S, JobReading
 from flyball_server.metrics.jobs_collector import JobsCollector
 from flyball_server.metrics.process_metrics import ProcessMetrics
+from flyball_server.metrics.shared_reading import SharedReading
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 
 NUM_STAGES = 8
@@ -98,7 +99,7 @@ def _measure(file: Path, arguments: argparse.Namespace) -> Scrapes:
     _add_steps(file, jobs, ranks, range(arguments.steps))
     services = JobServices(store=store, wake=lambda _: None, gpu_window=load_gpu_window)
     metrics = ProcessMetrics(
-        jobs=JobsCollector(lambda: JobReading(services, max_labelled=len(jobs)))
+        jobs=JobsCollector(SharedReading(lambda: JobReading(services, max_labelled=len(jobs))))
     )
     first_s = list(_until_caught_up(metrics))
     quiet_s = statistics.median(_answer(metrics)[0] for _ in range(NUM_ANSWERS))

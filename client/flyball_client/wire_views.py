@@ -149,7 +149,8 @@ class PlanSummary:
         first_step: from which it holds; null: not all ranks have it, or a newer one overtook it.
         predicted: null of a probe.
         stage_clock_mhz: per stage the mean of the clocks that it asks for, weighted by the
-            predicted times of the instructions (by their number where those are not known), MHz.
+            predicted times of the instructions (by their number where those are not known), MHz;
+            of a probe over all steps of its cycle.
     """
 
     version: int
@@ -168,7 +169,9 @@ class TimelineRow:
     """The instructions of one stage, predicted, in the order of execution; all lists as long.
 
     Attributes:
-        dp_rank: of data-parallel pipelines with clocks of their own; else 0.
+        dp_rank: of data-parallel pipelines with clocks of their own, the lowest that the row
+            stands for; else 0.
+        blocking_power_w: of its ranks together while they wait, W.
         kinds: `forward`, `backward`, ...
         start_s, duration_s: s from the iteration's begin.
         energy_j: of its ranks while it runs, J.

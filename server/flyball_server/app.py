@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes
 from flyball_server.jobs.frontier import FrontierMemory
+from flyball_server.jobs.history import HistoryMemory
 from flyball_server.jobs.plannings import Plannings
 from flyball_server.jobs.presence import RankPresence
 from flyball_server.jobs.reactions import all_reactions
@@ -28,16 +29,21 @@ from flyball_server.metrics.job_reading import JobReading
 from flyball_server.metrics.jobs_collector import JobsCollector
 from flyball_server.metrics.measured_store import MeasuredStore
 from flyball_server.metrics.process_metrics import ProcessMetrics
+from flyball_server.metrics.shared_reading import SharedReading
 from flyball_server.planning.planner import make_plan
 from flyball_server.rest.body_limit import BodyLimit
 from flyball_server.rest.call_log import CallLog
 from flyball_server.rest.call_metrics import CallMetrics
+from flyball_server.rest.dashboard_routes import dashboard_files
 from flyball_server.rest.dependencies import PlannerState
+from flyball_server.rest.live_events import LiveEvents
+from flyball_server.rest.overviews import Overviews
 from flyball_server.rest.problem_handlers import add_problem_handlers
 from flyball_server.rest.rank_calls import RankCalls
 from flyball_server.rest.readiness import Readiness, SolvingCheck
 from flyball_server.rest.response_headers import ResponseHeaders
 from flyball_server.rest.routers import api_router
+from flyball_server.rest.timeline_answers import TIMELINES_AT_ONCE, TimelineAnswers
 from flyball_server.rest.token import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.settings import Settings, load_settings
 from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
@@ -72,7 +78,10 @@ def create_app(
     chosen = load_settings() if settings is None else settings
     unmeasured = make_job_store(chosen.database, for_planner=True) if store is None else store
     waiters = JobWaiters()
-    metrics = _metrics(lambda: replace(services, store=unmeasured), waiters, chosen.metrics_jobs)
+    reading = SharedReading(
+        lambda: JobReading(replace(services, store=unmeasured), max_labelled=chosen.metrics_jobs)
+    )
+    metrics = ProcessMetrics(num_waiting=lambda: waiters.num_waiting, jobs=JobsCollector(reading))
     kept = MeasuredStore(unmeasured, metrics)
     gate = TokenGate(kept, operator_token=chosen.token)
     presence = RankPresence()
@@ -83,6 +92,7 @@ def create_app(
         notice=reactor.notice,
         seen=presence.note,
     )
+    histories, overviews = HistoryMemory(), Overviews(reading)
     app = _bare_app()
     app.state.planner = PlannerState(
         settings=chosen,
@@ -91,6 +101,9 @@ def create_app(
         presence=presence,
         reactor=reactor,
         frontiers=FrontierMemory(),
+        histories=histories,
+        timelines=TimelineAnswers(),
+        timeline_threads=CapacityLimiter(TIMELINES_AT_ONCE),
         plannings=Plannings(services),
         frontier_threads=CapacityLimiter(
             num_frontiers_at_once(chosen.planning_processes, chosen.planning_executor)
@@ -99,6 +112,10 @@ def create_app(
         rank_calls=RankCalls(services),
         metrics=metrics,
         readiness=_readiness(services),
+        overviews=overviews,
+        live_events=LiveEvents(
+            services, reading=reading, overviews=overviews, histories=histories, waiters=waiters
+        ),
     )
     kept.listen(partial(_hear, waiters, reactor))
     app.include_router(api_router())
@@ -130,6 +147,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         yield
     finally:
         release_long_polls(app)
+        await state.live_events.stop()
         await run_in_threadpool(state.reactor.stop)
         await run_in_threadpool(state.presence.stop)
         await run_in_threadpool(state.services.store.close)
@@ -143,16 +161,6 @@ def _hear(waiters: JobWaiters, reactor: Reactor, job_id: str | None) -> None:
     else:
         waiters.wake(job_id)
         reactor.notice(job_id)
-
-
-def _metrics(
-    services: Callable[[], JobServices], waiters: JobWaiters, max_labelled: int
-) -> ProcessMetrics:
-    """What is told of the jobs is read by `services`, which exist once this is asked for it."""
-    return ProcessMetrics(
-        num_waiting=lambda: waiters.num_waiting,
-        jobs=JobsCollector(lambda: JobReading(services(), max_labelled=max_labelled)),
-    )
 
 
 def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> JobServices:
@@ -192,7 +200,9 @@ def _add_middleware(
         max_header_bytes=settings.max_header_bytes,
     )
     # Added later, so it comes first: no byte of a stranger's body is read.
-    open_paths = OPEN_PATHS | {routes.METRICS} if settings.metrics_open else OPEN_PATHS
+    open_paths = OPEN_PATHS.union(dashboard_files())
+    if settings.metrics_open:
+        open_paths |= {routes.METRICS}
     app.add_middleware(AccessCheck, gate=gate, open_paths=open_paths)
     app.add_middleware(ResponseHeaders)
     app.add_middleware(CallMetrics, metrics=metrics)

@@ -17,8 +17,9 @@ from itertools import count, pairwise
 from typing import Any
 
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.predicted_timeline import PredictedTimeline
 from flyball_server.planning.simulator import Simulation
-from flyball_server.timeline import PredictedTimeline, instruction_label
+from flyball_server.timeline import instruction_label
 
 Event = dict[str, Any]
 

@@ -91,11 +91,11 @@ class Settings:
         tls_key: PEM file with the certificate's private key; with it or not at all.
         log_level: one of LOG_LEVELS.
         max_body_bytes: the largest request body that is read, bytes, at least 1024.
-        max_wait_s: the longest long poll that is granted, s, 0 to 600.
+        max_wait_s: the longest long poll, or stream of events, that is granted, s, 0 to 600.
         body_timeout_s: the longest that a request may take to arrive, s, 1 to 3600.
         max_header_bytes: the longest request line with its headers, bytes.
         max_connections: so many connections are served at once; further ones get a 503.
-        max_waiting: so many long polls are held at once; further ones get a 503.
+        max_waiting: so many long polls and streams are held at once; further ones get a 503.
         max_jobs: so many jobs are kept; a further one is refused.
         max_profile_points: operating points of one profile.
         max_instructions: forwards and backwards of one iteration of one job.

@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_client.command import CommandError
 from flyball_server import offline_inputs
-from flyball_server.planning.data_parallel import JointSimulation, simulate_jointly
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.plan_text import LETTERS
+from flyball_server.planning.predicted_timeline import PredictedTimeline, predicted_timeline
 from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.planning.simulator import simulate
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedTimeline:
-    """One iteration of a plan, predicted on a profile.
-
-    Attributes:
-        plan: the plan as it was read.
-        models, assignments: of each pipeline, by `dp_rank`; of a plan for one, just that.
-        simulation: when all of it runs; for one pipeline, whole and pipeline are the same.
-    """
-
-    plan: FrequencyPlan | DataParallelPlan
-    models: tuple[PipelineModel, ...]
-    assignments: tuple[Assignment, ...]
-    simulation: JointSimulation
-
-    @property
-    def is_data_parallel(self) -> bool:
-        """Whether each pipeline has clocks of its own."""
-        return isinstance(self.plan, DataParallelPlan)
-
-    def baseline(self) -> PredictedTimeline:
-        """The same instructions in the same order, each at its highest profiled clock."""
-        return predicted_timeline(self.plan, [(model, model.baseline()) for model in self.models])
 
 
 def add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,18 +48,3 @@ def instruction_label(instruction: Instruction) -> str:
     """Kind and microbatch, as `F3`; `F3.1` in model chunk 1."""
     kind, microbatch, chunk = instruction
     return f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if chunk else "")
-
-
-def predicted_timeline(
-    plan: FrequencyPlan | DataParallelPlan, pipelines: Sequence[tuple[PipelineModel, Assignment]]
-) -> PredictedTimeline:
-    """The pipelines of a plan simulated: all together if it is data-parallel, else the one."""
-    models, assignments = zip(*pipelines, strict=True)
-    if isinstance(plan, DataParallelPlan):
-        simulation = simulate_jointly(models, assignments)
-    else:
-        own = simulate(models[0], assignments[0])
-        simulation = JointSimulation(whole=own, pipelines=(own,))
-    return PredictedTimeline(
-        plan=plan, models=models, assignments=assignments, simulation=simulation
-    )

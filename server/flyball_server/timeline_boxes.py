@@ -11,8 +11,9 @@ from itertools import groupby, pairwise
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.predicted_timeline import PredictedTimeline
 from flyball_server.planning.simulator import Simulation
-from flyball_server.timeline import PredictedTimeline, instruction_label
+from flyball_server.timeline import instruction_label
 
 Point = tuple[float, float]
 

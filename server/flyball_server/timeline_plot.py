@@ -25,7 +25,7 @@ from matplotlib.patches import Patch
 from flyball_client.command import CommandError
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.plan_text import LETTERS
-from flyball_server.timeline import PredictedTimeline
+from flyball_server.planning.predicted_timeline import PredictedTimeline
 from flyball_server.timeline_boxes import (
     LOOKS,
     ROW_HEIGHT,

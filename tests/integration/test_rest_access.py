@@ -72,7 +72,7 @@ def test_a_token_opens_only_its_job(planner: LivePlanner, jobs: str) -> None:
         assert detail(http.put(OTHER, json=registration()), 403)
         assert "job@1 is not known" in detail(http.get(f"{JOB}@1"), 404)
         assert "opens job job only" in detail(http.get(f"{OTHER}@1"), 403)
-        for path in (routes.TOKENS, "/api/v1/nothing", "/nothing", "/"):
+        for path in (routes.TOKENS, "/api/v1/nothing", "/nothing", "/dashboard/nothing"):
             assert detail(http.get(path), 403), path
 
 

@@ -68,7 +68,7 @@ def test_every_route_of_the_wire_is_served_and_no_other(document: dict[str, Any]
 
 
 def test_every_operation_says_what_it_is_for(operations: tuple[Operation, ...]) -> None:
-    assert len(operations) == 38
+    assert len(operations) == 45
     for path, method, operation in operations:
         assert operation["summary"], (method, path)
         assert operation["description"], (method, path)
@@ -99,8 +99,8 @@ def test_every_answer_has_a_schema_and_an_example(operations: tuple[Operation, .
             if status == "204":
                 assert "content" not in answer
                 continue
-            # The answers that are not JSON are a profile and the metrics.
-            others = {"text/csv", "text/plain"} & answer["content"].keys()
+            # The answers that are not JSON are a profile, the metrics and live events.
+            others = {"text/csv", "text/plain", "text/event-stream"} & answer["content"].keys()
             kind = next(iter(others), "application/json")
             media = answer["content"][kind]
             assert media["schema"], (method, path, status)

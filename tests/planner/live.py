@@ -87,9 +87,13 @@ def live_planner(
     max_wait_s: float = 60.0,
     planning_processes: int = 0,
     planning_timeout_s: float = 600.0,
+    send_buffer_bytes: int | None = None,
     **settings_too: Any,  # noqa: ANN401 - as Settings has them
 ) -> Iterator[LivePlanner]:
-    """A planner on a free loopback port, served by a thread until the block ends."""
+    """A planner on a free loopback port, served by a thread until the block ends.
+
+    With `send_buffer_bytes` the system holds about so much of an answer that nobody reads.
+    """
     settings = Settings(
         database="sqlite:///unused.sqlite",
         token=token,
@@ -106,6 +110,8 @@ def live_planner(
         reactions=reactions,
     )
     with socket.socket() as listener:
+        if send_buffer_bytes is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         listener.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))

@@ -12,6 +12,8 @@ JobsError
 │   ├── JobIsRunningError
 │   ├── MissingProfileError
 │   ├── MissingPlanError
+│   ├── UndrawablePlanError
+│   ├── TimelineTooLongError
 │   ├── NoOperatorsTokenError
 │   ├── NothingToCompareError
 │   ├── JobIsOverError
@@ -94,6 +96,14 @@ class MissingProfileError(WrongStateError):
 
 class MissingPlanError(WrongStateError):
     """Job {job_id} has no plan yet; put a profile first."""
+
+
+class UndrawablePlanError(WrongStateError):
+    """Plan version {version} of job {job_id} has no timeline: {problem}."""
+
+
+class TimelineTooLongError(WrongStateError):
+    """Plan version {version} of job {job_id} has {length} instructions; up to {most} are drawn."""
 
 
 class NoOperatorsTokenError(WrongStateError):

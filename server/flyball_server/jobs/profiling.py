@@ -39,13 +39,12 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingSummary:
     with services.store.reading() as reader:
         spec = require_job(reader, job_id).in_force
         result = reader.find_control(job_id).profiling
-        is_given = reader.find_profile(job_id) is not None
-    state: ProfilingState = "off"
-    if result is not None and spec.is_profiled_online:
-        # One that somebody else's profile has ended is not measured any more.
-        state = "off" if is_given and result.state == "probing" else result.state
-    elif spec.is_profiled_online and not is_given:
-        state = "waiting"
+        state: ProfilingState = "off"
+        if spec.is_profiled_online:
+            state = "waiting" if result is None else result.state
+        # A profile that somebody has put ends the measuring; reading a large one takes long.
+        if state in {"waiting", "probing"} and reader.find_profile(job_id) is not None:
+            state = "off"
     return ProfilingSummary(job_id=job_id, state=state, spec=spec, result=result)
 
 

@@ -18,6 +18,7 @@ from flyball_server.jobs.records import (
     StepRecord,
     StepTotals,
 )
+from flyball_server.jobs.stage_totals import StageTotals
 from flyball_server.jobs.token_record import TokenRecord
 
 # What `writing` is told by whoever changes tokens: no job has this name.
@@ -90,6 +91,12 @@ class JobReader(Protocol):
         self, job_id: str, *, after_step: int, limit: int
     ) -> tuple[StepTotals, ...]:
         """The first `limit` steps after `after_step` (-1: from the beginning), rising."""
+        ...
+
+    def list_stage_totals(
+        self, job_id: str, *, after_step: int, num_steps: int
+    ) -> tuple[StageTotals, ...]:
+        """The newest `num_steps` steps after `after_step`, by step, stage, then version."""
         ...
 
     def list_step_details(

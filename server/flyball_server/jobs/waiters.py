@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 _Answer = TypeVar("_Answer")
@@ -19,13 +20,44 @@ class JobWaiters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._watching: dict[str, list[Callable[[], None]]] = {}
+        self._num_held = 0
         self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
-        """Long polls that wait now."""
+        """Long polls that wait now, and calls that are held."""
         with self._lock:
-            return sum(len(futures) for futures in self._waiting.values())
+            return self._num_held + sum(len(futures) for futures in self._waiting.values())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether none may wait any more."""
+        return self._is_closed
+
+    @contextmanager
+    def holding(self) -> Generator[None]:
+        """Count a call that waits otherwise than by `until`, as long as the block lasts."""
+        with self._lock:
+            self._num_held += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_held -= 1
+
+    @contextmanager
+    def watching(self, job_id: str, woken: Callable[[], None]) -> Generator[None]:
+        """Call this, on any thread, when the job is woken and at close; it is no waiting call."""
+        with self._lock:
+            self._watching.setdefault(job_id, []).append(woken)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watching[job_id].remove(woken)
+                if not self._watching[job_id]:
+                    del self._watching[job_id]
 
     async def until(
         self, job_id: str, probe: Callable[[], Awaitable[_Answer | None]], *, wait_s: float
@@ -52,16 +84,19 @@ class JobWaiters:
                 self._remove(job_id, woken)
 
     def wake(self, job_id: str) -> None:
-        """Let the long polls of this job look again."""
+        """Let the long polls of this job look again, and who watches it."""
         with self._lock:
             futures = tuple(self._waiting.get(job_id, ()))
+            watching = tuple(self._watching.get(job_id, ()))
         for future in futures:
             _set_from_any_thread(future)
+        for woken in watching:
+            woken()
 
     def wake_all(self) -> None:
         """Let all long polls look again."""
         with self._lock:
-            job_ids = tuple(self._waiting)
+            job_ids = tuple(self._waiting.keys() | self._watching.keys())
         for job_id in job_ids:
             self.wake(job_id)
 

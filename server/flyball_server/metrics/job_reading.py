@@ -14,7 +14,7 @@ from datetime import datetime
 
 from flyball_server.jobs.intervals import Interval
 from flyball_server.jobs.job_life import is_gone, last_sign
-from flyball_server.jobs.records import JobRecord, RankRecord
+from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader
 from flyball_server.metrics.job_totals import JobTotals, NewestSteps
@@ -64,9 +64,13 @@ class JobFacts:
     """What is told of one job; `totals` goes on growing, the rest is of the last reading.
 
     Attributes:
+        activations: of all its plan versions, rising.
         stages: predicted, of the version that `prediction` is of.
         measured_stages: by stage, of the newest steps.
         is_caught_up: whether all settled steps are in `totals`.
+        planned_target: what a timetable made of the target, of the newest planning; None: the
+            job's own.
+        target_revision: the job's `planned_revision` that `planned_target` is of; -1: none yet.
         active_at: when the job was last heard of, UTC.
     """
 
@@ -74,6 +78,7 @@ class JobFacts:
     totals: JobTotals = field(default_factory=JobTotals)
     emulated: bool = False
     ranks: RankCounts = RankCounts(expected=0, registered=0, present=0)
+    activations: tuple[ActivationRecord, ...] = ()
     newest_version: int | None = None
     active_version: int | None = None
     prediction: Prediction | None = None
@@ -82,6 +87,8 @@ class JobFacts:
     measured_stages: tuple[StageMeasurement, ...] = ()
     saved_j: Interval | None = None
     is_caught_up: bool = False
+    planned_target: str | None = None
+    target_revision: int = -1
     active_at: datetime
     read_at_s: float = float("-inf")
     plans: dict[int, PlanFacts] = field(default_factory=dict)
@@ -127,8 +134,11 @@ class JobReading:
         self._known: dict[str, JobFacts] = {}
         self._labelled: frozenset[str] = frozenset()
 
-    def read(self) -> AllJobs:
+    def read(self, *, num_fresh: int = 0) -> AllJobs:
         """All jobs, as one reading transaction sees them.
+
+        Args:
+            num_fresh: so many of those heard of last are read, whether they have a label or not.
 
         Raises:
             StoreError: the store cannot be read.
@@ -137,10 +147,12 @@ class JobReading:
         with self._services.store.reading() as reader:
             jobs = {job.job_id: job for job in reader.list_jobs()}
             self._known = {job_id: self._facts(job) for job_id, job in jobs.items()}
-            for facts in self._due():
-                _read_job(self._services, reader, facts, lambda: self._clock() >= until_s)
-                facts.read_at_s = self._clock()
-                if self._is_other(facts) and self._clock() >= until_s:
+            wanted, others = self._due(num_fresh)
+            for facts in wanted:
+                self._read(reader, facts, until_s)
+            for facts in others:
+                self._read(reader, facts, until_s)
+                if self._clock() >= until_s:
                     break
             self._labelled = self._choose()
         everything = tuple(self._known[job_id] for job_id in sorted(self._known))
@@ -149,6 +161,26 @@ class JobReading:
             others=tuple(facts for facts in everything if self._is_other(facts)),
             num_by_state=Counter((str(each.job.state), each.emulated) for each in everything),
         )
+
+    def read_one(self, job_id: str) -> JobFacts | None:
+        """One job, read now; None: there is none of this name.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        until_s = self._clock() + self._budget_s
+        with self._services.store.reading() as reader:
+            job = reader.find_job(job_id)
+            if job is None:
+                self._known.pop(job_id, None)
+                return None
+            facts = self._known[job_id] = self._facts(job)
+            self._read(reader, facts, until_s)
+        return facts
+
+    def _read(self, reader: JobReader, facts: JobFacts, until_s: float) -> None:
+        _read_job(self._services, reader, facts, lambda: self._clock() >= until_s)
+        facts.read_at_s = self._clock()
 
     def _facts(self, job: JobRecord) -> JobFacts:
         known = self._known.get(job.job_id)
@@ -161,19 +193,21 @@ class JobReading:
     def _is_other(self, facts: JobFacts) -> bool:
         return facts.job.job_id not in self._labelled
 
-    def _due(self) -> list[JobFacts]:
-        """Those with a label, then others whose time has come, those never read first."""
+    def _due(self, num_fresh: int) -> tuple[list[JobFacts], list[JobFacts]]:
+        """Those to be read now, then others whose time has come, those never read first."""
         now_s = self._clock()
-        labelled = [facts for facts in self._known.values() if not self._is_other(facts)]
+        newest = sorted(self._known.values(), key=lambda facts: facts.active_at, reverse=True)
+        fresh = {facts.job.job_id for facts in newest[:num_fresh]} | self._labelled
+        wanted = [facts for facts in self._known.values() if facts.job.job_id in fresh]
         others = [
             facts
             for facts in self._known.values()
-            if self._is_other(facts)
+            if facts.job.job_id not in fresh
             and (now_s - facts.read_at_s >= OTHERS_PERIOD_S or not facts.is_caught_up)
         ]
         # Of those never read the newest first: it is most likely the one that trains.
         others.sort(key=lambda facts: (facts.read_at_s, -facts.active_at.timestamp()))
-        return [*labelled, *others]
+        return wanted, others
 
     def _choose(self) -> frozenset[str]:
         """The jobs heard of last; one that has a label keeps it while it is heard of."""
@@ -194,6 +228,9 @@ def _read_job(
     job = facts.job
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
+    if facts.target_revision != job.planned_revision:
+        facts.planned_target = reader.find_control(job.job_id).planned_for.target
+        facts.target_revision = job.planned_revision
     facts.emulated = job.in_force.emulated or any(rank.emulated for rank in ranks)
     facts.ranks = RankCounts(
         expected=job.in_force.num_ranks,
@@ -218,7 +255,7 @@ def _read_job(
 def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]) -> bool:
     """Which versions there are, and what those that were run hold; False: it got late."""
     job_id = facts.job.job_id
-    activations = reader.list_activations(job_id)
+    activations = facts.activations = reader.list_activations(job_id)
     active = [entry.version for entry in activations if entry.first_step is not None]
     facts.newest_version = max((entry.version for entry in activations), default=None)
     facts.active_version = max(active, default=None)

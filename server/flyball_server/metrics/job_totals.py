@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from flyball_server.jobs.intervals import Interval
 from flyball_server.jobs.records import StepTotals
-from flyball_server.jobs.savings import SavingsFold
+from flyball_server.jobs.savings import JobSavings, SavingsFold
 from flyball_server.jobs.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.step_reading import whole_step
 from flyball_server.jobs.store import JobReader
@@ -60,8 +60,16 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class NewestSteps:
-    """The newest steps that all ranks have posted, all alike, rising."""
+    """The newest steps that all ranks have posted, all alike, rising.
 
+    Attributes:
+        clocks: what they ran at, never MIXED.
+        version: of the plan; None: none, default clocks.
+        time_s, energy_j: mean of one; energy None where one could not be read.
+    """
+
+    clocks: Clocks
+    version: int | None
     steps: tuple[int, ...]
     time_s: float
     energy_j: float | None
@@ -96,8 +104,8 @@ class JobTotals:
         self._fold = SavingsFold(self._kinds)
         self._newest: deque[WholeStep] = deque(maxlen=NEWEST_STEPS)
         self._newest_is: tuple[int | None, Clocks] | None = None
-        self._saved_after = -1
-        self._saved_j: Interval | None = None
+        self._savings = self._fold.finish()
+        self._savings_after = self.after_step
 
     def know(self, version: int, kinds: StepKinds, prediction: Prediction | None) -> None:
         """A version that steps may have run on; before they are read."""
@@ -126,23 +134,35 @@ class JobTotals:
     @property
     def newest(self) -> NewestSteps | None:
         """The newest steps that are alike; None: there is none."""
-        if not self._newest:
+        if not self._newest or self._newest_is is None:
             return None
+        version, clocks = self._newest_is
         num_steps = len(self._newest)
         energies_j = [step.energy_j for step in self._newest if step.energy_j is not None]
         return NewestSteps(
+            clocks=clocks,
+            version=version,
             steps=tuple(step.step for step in self._newest),
             time_s=sum(step.time_s for step in self._newest) / num_steps,
             energy_j=sum(energies_j) / num_steps if len(energies_j) == num_steps else None,
         )
 
-    def saved_j(self) -> Interval | None:
-        """What the report says that the plans have saved, J; None without a measured baseline."""
-        if self._saved_after != self.after_step:
+    @property
+    def num_steps(self) -> int:
+        """Steps so far that all ranks have posted, on whatever clocks."""
+        return sum(counted.num_steps for counted in self.sums.values())
+
+    def savings(self) -> JobSavings:
+        """What the report says of the steps so far."""
+        if self._savings_after != self.after_step:
             # To finish ends a pair of steps that is being gathered: that is done to a copy.
-            self._saved_j = copy.deepcopy(self._fold).finish().saved_j
-            self._saved_after = self.after_step
-        return self._saved_j
+            self._savings = copy.deepcopy(self._fold).finish()
+            self._savings_after = self.after_step
+        return self._savings
+
+    def saved_j(self) -> Interval | None:
+        """What the plans have saved, J; None without a measured baseline."""
+        return self.savings().saved_j
 
     def _add(self, totals: StepTotals, step: WholeStep) -> None:
         self.after_step = step.step

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from flyball_server.jobs.errors import StoreError
 from flyball_server.metrics.job_families import Family, job_families
-from flyball_server.metrics.job_reading import AllJobs, JobReading
+from flyball_server.metrics.job_reading import AllJobs
+from flyball_server.metrics.shared_reading import SharedReading
 
 _LOG = logging.getLogger(__name__)
 _NO_JOBS = AllJobs(labelled=(), others=(), num_by_state=Counter())
@@ -23,13 +23,11 @@ class JobsCollector(Collector):
     """Collects the metrics about jobs; several scrapes take turns.
 
     Args:
-        reading: made when it is asked for first.
+        reading: reads them, also for others.
     """
 
-    def __init__(self, reading: Callable[[], JobReading]) -> None:
-        self._make_reading = reading
-        self._reading: JobReading | None = None
-        self._guard = threading.Lock()
+    def __init__(self, reading: SharedReading) -> None:
+        self._reading = reading
 
     def describe(self) -> Iterable[Family]:
         """The metrics without values; nothing is read."""
@@ -38,18 +36,16 @@ class JobsCollector(Collector):
     def collect(self) -> Iterable[Family]:
         """The metrics; those of jobs are left out where the store cannot be read."""
         started_s = time.perf_counter()
-        with self._guard:
-            if self._reading is None:
-                self._reading = self._make_reading()
-            try:
-                jobs = self._reading.read()
-            except StoreError as error:
-                _LOG.warning("jobs are not in the metrics: %s", error)
-                return _of_reading(
-                    is_readable=False, seconds=time.perf_counter() - started_s, num_behind=0
-                )
-            families = job_families(jobs)
-        num_behind = sum(not facts.is_caught_up for facts in (*jobs.labelled, *jobs.others))
+        try:
+            with self._reading.jobs() as jobs:
+                families = job_families(jobs)
+                everything = (*jobs.labelled, *jobs.others)
+                num_behind = sum(not facts.is_caught_up for facts in everything)
+        except StoreError as error:
+            _LOG.warning("jobs are not in the metrics: %s", error)
+            return _of_reading(
+                is_readable=False, seconds=time.perf_counter() - started_s, num_behind=0
+            )
         seconds = time.perf_counter() - started_s
         return [
             *families,

@@ -46,7 +46,7 @@ class ProcessMetrics:
         build.labels(version=version("flyball")).set(1)
         waiting = Gauge(
             "flyball_long_polls_waiting",
-            "Long polls that wait for an answer now, in this process.",
+            "Long polls that wait for an answer now, and streams of live events, in this process.",
             registry=self.registry,
         )
         waiting.set_function(num_waiting)

@@ -115,7 +115,7 @@ def make_paced_plan(
         PlanningError: a part of the request cannot be used; names its field.
         TargetUnreachableError: no plan of this policy meets the target.
     """
-    classes = _classes(paced)
+    classes = pace_classes(paced.paces, paced.num_pipelines)
     if classes == {(): tuple(range(paced.num_pipelines))}:
         return make_plan(paced.request, report)
     report(BUILDING)
@@ -123,37 +123,39 @@ def make_paced_plan(
     model = model_of_request(request)
     if len(classes) == 1:
         [paces] = classes
-        model = _paced_model(model, paces, share=1.0)
+        model = paced_model(model, paces, share=1.0)
         report(SEARCHING)
         choice = choose(request.policy, policy_request(request, model))
         return plan_of_choice(request, model, choice)
     models = [
-        _paced_model(model, paces, share=len(dp_ranks) / paced.num_pipelines)
+        paced_model(model, paces, share=len(dp_ranks) / paced.num_pipelines)
         for paces, dp_ranks in classes.items()
     ]
     plan = plan_models(request, models, report, dp_ranks=tuple(classes.values()))
     return replace(plan, blocking_power_w=model.blocking_power_w * len(classes))
 
 
-def _classes(paced: PacedRequest) -> dict[tuple[Pace, ...], tuple[int, ...]]:
+def pace_classes(
+    paces: Sequence[Pace], num_pipelines: int
+) -> dict[tuple[Pace, ...], tuple[int, ...]]:
     """The pipelines of each different set of paces, by the lowest of them."""
     classes: dict[tuple[Pace, ...], tuple[int, ...]] = {}
-    for dp_rank in range(paced.num_pipelines):
-        paces = tuple(
+    for dp_rank in range(num_pipelines):
+        own = tuple(
             sorted(
                 (
                     replace(pace, dp_rank=None)
-                    for pace in paced.paces
+                    for pace in paces
                     if pace.dp_rank in (None, dp_rank) and pace.slowdown != 1
                 ),
                 key=lambda pace: (pace.stage, pace.kind or "", pace.slowdown),
             )
         )
-        classes[paces] = (*classes.get(paces, ()), dp_rank)
+        classes[own] = (*classes.get(own, ()), dp_rank)
     return classes
 
 
-def _paced_model(model: PipelineModel, paces: Sequence[Pace], *, share: float) -> PipelineModel:
+def paced_model(model: PipelineModel, paces: Sequence[Pace], *, share: float) -> PipelineModel:
     """The model with these paces, of such a share of the ranks that the profile merges."""
     made: dict[tuple[int, InstructionKind, int], tuple[OperatingPoint, ...]] = {}
     for stage, instruction, points in zip(

@@ -76,6 +76,29 @@ def models_of_data_parallel_plan(
     ]
 
 
+def models_of_merged_plan(
+    profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
+) -> list[tuple[PipelineModel, Assignment]]:
+    """Likewise of a job's plan, those that run alike once, as if each were all that is profiled.
+
+    Args:
+        profile: measured points, merged over the ranks of all pipelines.
+        plan: for one pipeline, or for classes of pipelines.
+
+    Raises:
+        PlanningError: as `model_of_plan`.
+    """
+    if isinstance(plan, FrequencyPlan):
+        return [model_of_plan(profile, plan)]
+    power_w = blocking_power_by_pipeline(
+        plan.blocking_power_w, len(plan.pipelines), profile.num_stages
+    )
+    return [
+        _model_of_pipeline(profile, plan, pipeline, of_pipeline_w)
+        for pipeline, of_pipeline_w in zip(plan.pipelines, power_w, strict=True)
+    ]
+
+
 def _model_of_pipeline(
     profile: StageProfile,
     plan: DataParallelPlan,

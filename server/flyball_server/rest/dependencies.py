@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.frontier import FrontierMemory
+from flyball_server.jobs.history import HistoryMemory
 from flyball_server.jobs.plannings import Plannings
 from flyball_server.jobs.presence import RankPresence
 from flyball_server.jobs.reactor import Reactor
@@ -20,8 +21,11 @@ from flyball_server.jobs.token_gate import TokenGate
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.metrics.process_metrics import ProcessMetrics
 from flyball_server.rest.edge_errors import ContentTypeError, TooManyWaitingError
+from flyball_server.rest.live_events import LiveEvents
+from flyball_server.rest.overviews import Overviews
 from flyball_server.rest.rank_calls import RankCalls
 from flyball_server.rest.readiness import Readiness
+from flyball_server.rest.timeline_answers import TimelineAnswers
 from flyball_server.settings import Settings
 
 JSON = "application/json"
@@ -39,12 +43,17 @@ class PlannerState:
     presence: RankPresence
     reactor: Reactor
     frontiers: FrontierMemory
+    histories: HistoryMemory
+    timelines: TimelineAnswers
+    timeline_threads: CapacityLimiter
     plannings: Plannings
     frontier_threads: CapacityLimiter
     gate: TokenGate
     rank_calls: RankCalls
     metrics: ProcessMetrics
     readiness: Readiness
+    overviews: Overviews
+    live_events: LiveEvents
 
 
 # These are async, though they await nothing: each other would take a thread for every call.
@@ -102,12 +111,38 @@ async def granted_wait_s(
     Raises:
         TooManyWaitingError: it would have to be held, and no more are.
     """
-    if wait_s > 0 and state.waiters.num_waiting >= state.settings.max_waiting:
+    return _granted_s(state, wait_s)
+
+
+async def granted_stream_s(
+    state: State,
+    wait_s: Annotated[
+        float | None,
+        Query(
+            ge=0,
+            description="End after so long, s; never later than the planner's limit, which it is"
+            " where nothing is given (60 unless FLYBALL_MAX_WAIT_S says otherwise). 0: with what"
+            " there is now.",
+            examples=[30],
+        ),
+    ] = None,
+) -> float:
+    """How long a stream of events lasts, s: as asked, or as long as the planner grants.
+
+    Raises:
+        TooManyWaitingError: it would have to be held, and no more are.
+    """
+    return _granted_s(state, state.settings.max_wait_s if wait_s is None else wait_s)
+
+
+def _granted_s(state: PlannerState, wait_s: float) -> float:
+    granted_s = min(wait_s, state.settings.max_wait_s)
+    if granted_s > 0 and state.waiters.num_waiting >= state.settings.max_waiting:
         raise TooManyWaitingError(retry_after_s=RETRY_AFTER_S)
-    return min(wait_s, state.settings.max_wait_s)
+    return granted_s
 
 
-def _in_digits(text: str) -> str:
+def in_digits(text: str) -> str:
     """The same, so that a rank has one address: pydantic also reads `+1`, `1.0` and `1_0`.
 
     Raises:
@@ -119,7 +154,13 @@ def _in_digits(text: str) -> str:
 
 
 JsonBody = Depends(require_json)
+AfterStep = Annotated[
+    int,
+    Query(ge=-1, le=MAX_COUNT, description="Only steps after this one; -1: all."),
+    BeforeValidator(in_digits),
+]
 WaitS = Annotated[float, Depends(granted_wait_s)]
+StreamS = Annotated[float, Depends(granted_stream_s)]
 JobId = Annotated[
     str,
     Path(
@@ -140,10 +181,10 @@ NewJobId = Annotated[
 Rank = Annotated[
     int,
     Path(ge=0, lt=MAX_RANKS, description="Rank number, from 0.", examples=[0]),
-    BeforeValidator(_in_digits),
+    BeforeValidator(in_digits),
 ]
 Version = Annotated[
     int,
     Path(ge=1, le=MAX_COUNT, description="Plan version, from 1.", examples=[1]),
-    BeforeValidator(_in_digits),
+    BeforeValidator(in_digits),
 ]

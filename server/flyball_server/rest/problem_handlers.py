@@ -47,7 +47,9 @@ def problem_response(error: Exception) -> JSONResponse:
     headers: Mapping[str, str] = {}
     if isinstance(error, TooManyWaitingError):
         headers = {"Retry-After": str(error.retry_after_s)}
-    return _answer(status_of(error), _problem(error), headers)
+    if isinstance(error, StoreError):
+        _LOG.error("%s", error)
+    return _answer(status_of(error), problem_of(error), headers)
 
 
 def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
@@ -59,7 +61,8 @@ def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
     return Problem(detail=first + more, errors=shown)
 
 
-def _problem(error: Exception) -> Problem:
+def problem_of(error: Exception) -> Problem:
+    """The problem that an error of the error table is."""
     if isinstance(error, ProfileError):
         place = "profile" if error.line is None else f"profile:{error.line}"
         entry = {"loc": place, "type": "profile", "msg": error.message}
@@ -69,7 +72,6 @@ def _problem(error: Exception) -> Problem:
         return Problem(detail=error.message, errors=(entry,))
     if isinstance(error, StoreError):
         # Which file it is, is the operator's business: the log names it.
-        _LOG.error("%s", error)
         return Problem(detail="The planner's job store cannot answer now; its log says why")
     return Problem(detail=str(error))
 

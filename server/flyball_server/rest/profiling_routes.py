@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from fastapi import APIRouter, Response
 
 from flyball_client import routes, wire_loop
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_server.jobs.control import ProfilingResult
-from flyball_server.jobs.profiling import ProfilingSummary, get_profile, get_profiling
+from flyball_server.jobs.profiling import get_profile, get_profiling
 from flyball_server.rest import examples, profiling_examples
 from flyball_server.rest.dependencies import JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
+from flyball_server.rest.loop_mapping import profiling_view
 
 ROUTER = APIRouter(tags=["profiling"])
 CSV = "text/csv"
@@ -53,18 +51,4 @@ def get_online_profiling(state: State, job_id: JobId) -> wire_loop.ProfilingView
 
     A point without probes is interpolated between those around it.
     """
-    return _view(get_profiling(state.services, job_id))
-
-
-def _view(summary: ProfilingSummary) -> wire_loop.ProfilingView:
-    result = summary.result or ProfilingResult(state="probing")
-    known = {
-        field.name: getattr(result, field.name) for field in fields(result) if field.name != "state"
-    }
-    return wire_loop.ProfilingView(
-        job_id=summary.job_id,
-        state=summary.state,
-        slowdown_limit=summary.spec.profiling_slowdown,
-        emulated=summary.spec.emulated,
-        **known,
-    )
+    return profiling_view(get_profiling(state.services, job_id))

@@ -20,7 +20,7 @@ def report_view(report: JobReport) -> ReportView:
         num_steps=savings.num_steps,
         time_s=savings.time_s,
         energy_j=savings.energy_j,
-        saved_j=_estimate(report.saved_j),
+        saved_j=estimate(report.saved_j),
         profiling_time_s=None if profiling is None else profiling.extra_time_s,
         profiling_energy_j=None if profiling is None else profiling.extra_energy_j,
         versions=tuple(_saving_view(version) for version in report.versions),
@@ -39,14 +39,14 @@ def _saving_view(report: VersionReport) -> SavingView:
         version=measured.version,
         policy=predicted.policy,
         target=predicted.target,
-        time_s=_estimate(measured.time_s),
-        energy_j=_estimate(measured.energy_j),
-        baseline_time_s=_estimate(against.time_s),
-        baseline_energy_j=_estimate(against.energy_j),
+        time_s=estimate(measured.time_s),
+        energy_j=estimate(measured.energy_j),
+        baseline_time_s=estimate(against.time_s),
+        baseline_energy_j=estimate(against.energy_j),
         baseline=against.kind,
-        slowdown_percent=_percent(against.time_ratio, sign=1),
-        saving_percent=_percent(against.energy_ratio, sign=-1),
-        saved_j=_estimate(measured.saved_j),
+        slowdown_percent=percent_estimate(against.time_ratio, sign=1),
+        saving_percent=percent_estimate(against.energy_ratio, sign=-1),
+        saved_j=estimate(measured.saved_j),
         num_steps=measured.num_steps,
         num_left_out=measured.num_left_out,
         predicted_time_s=predicted.iteration_time_s,
@@ -55,10 +55,11 @@ def _saving_view(report: VersionReport) -> SavingView:
     )
 
 
-def _estimate(interval: Interval | None) -> Estimate | None:
+def estimate(interval: Interval | None) -> Estimate | None:
+    """A figure with its interval."""
     return None if interval is None else Estimate(**asdict(interval))
 
 
-def _percent(ratio: Interval | None, *, sign: int) -> Estimate | None:
+def percent_estimate(ratio: Interval | None, *, sign: int) -> Estimate | None:
     """How far the ratio is above 1 (`sign` -1: below), %."""
-    return None if ratio is None else _estimate(ratio.scaled(sign * 100, -sign * 100))
+    return None if ratio is None else estimate(ratio.scaled(sign * 100, -sign * 100))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -11,7 +10,6 @@ from flyball_client import routes
 from flyball_client.wire_loop import StragglerReport, StragglerView
 from flyball_server.jobs.stragglers import (
     Announcement,
-    StragglerSummary,
     announce_straggler,
     list_stragglers,
     withdraw_straggler,
@@ -20,6 +18,7 @@ from flyball_server.jobs.timetable import parse_moment
 from flyball_server.rest import loop_examples
 from flyball_server.rest.dependencies import JobId, JsonBody, Rank, State
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
+from flyball_server.rest.loop_mapping import straggler_view
 
 ROUTER = APIRouter(tags=["stragglers"])
 
@@ -49,7 +48,7 @@ def post_straggler(
         from_unix_s=_unix_s("from_time", report.from_time),
         until_unix_s=_unix_s("until_time", report.until_time),
     )
-    return _view(announce_straggler(state.services, job_id, announcement))
+    return straggler_view(announce_straggler(state.services, job_id, announcement))
 
 
 @ROUTER.get(
@@ -68,7 +67,7 @@ def get_stragglers(state: State, job_id: JobId) -> list[StragglerView]:
 
     Ranks are watched in jobs whose `adaptation` is `frontier`.
     """
-    return [_view(summary) for summary in list_stragglers(state.services, job_id)]
+    return [straggler_view(summary) for summary in list_stragglers(state.services, job_id)]
 
 
 @ROUTER.delete(
@@ -92,19 +91,3 @@ def delete_straggler(state: State, job_id: JobId, rank: Rank) -> None:
 
 def _unix_s(field: str, text: str | None) -> float | None:
     return None if text is None else parse_moment(text, field).timestamp()
-
-
-def _view(summary: StragglerSummary) -> StragglerView:
-    return StragglerView(
-        rank=summary.rank,
-        source=summary.source,
-        reason=summary.reason,
-        slowdown=summary.slowdown,
-        from_time=_text(summary.from_unix_s),
-        until_time=_text(summary.until_unix_s),
-        is_in_force=summary.is_in_force,
-    )
-
-
-def _text(unix_s: float | None) -> str | None:
-    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()

@@ -36,6 +36,7 @@ TOKEN_SCHEME = APIKeyHeader(
 _ACCESS = "flyball_access"
 _OTHER_SITES = frozenset({b"cross-site", b"same-site"})
 _JOB_PREFIX = routes.JOBS + "/"
+_ABOUT_OWN_JOBS = frozenset({routes.JOBS, routes.OVERVIEW, routes.EVENTS})
 # So many look-ups of tokens run at once: strangers' calls do not use up what others need.
 _MAX_LOOK_UPS = 4
 
@@ -105,8 +106,8 @@ def _check(scope: Scope, access: Access) -> None:
     if access.job_id is None:
         return
     path = _route_path(scope)
-    if path == routes.JOBS and scope["method"] == "GET":
-        return  # the route lists what is open to the caller
+    if path in _ABOUT_OWN_JOBS and scope["method"] == "GET":
+        return  # the route tells of what is open to the caller
     named = path.removeprefix(_JOB_PREFIX).partition("/")[0] if path.startswith(_JOB_PREFIX) else ""
     if not access.opens(named):
         raise AccessError(job_id=access.job_id)

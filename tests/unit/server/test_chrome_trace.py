@@ -21,9 +21,9 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.chrome_trace import trace_document
 from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.predicted_timeline import PredictedTimeline, predicted_timeline
 from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.timeline import PredictedTimeline, predicted_timeline
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 Event = dict[str, Any]

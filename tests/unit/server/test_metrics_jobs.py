@@ -26,6 +26,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.metrics.job_families import MOST_STAGES, job_families
 from flyball_server.metrics.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
 from flyball_server.metrics.jobs_collector import JobsCollector
+from flyball_server.metrics.shared_reading import SharedReading
 
 Samples = dict[tuple[str, ...], float]
 
@@ -271,7 +272,7 @@ def test_a_store_that_cannot_be_read_leaves_only_the_jobs_out(
 ) -> None:
     put_job(services, "job")
     registry = CollectorRegistry()
-    registry.register(JobsCollector(lambda: reading(services, clock)))
+    registry.register(JobsCollector(SharedReading(lambda: reading(services, clock))))
     assert registry.get_sample_value("flyball_store_readable") == 1
     services.store.close()
     assert registry.get_sample_value("flyball_store_readable") == 0

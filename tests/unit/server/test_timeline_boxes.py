@@ -10,9 +10,9 @@ from tests.unit.planning.tiny_pipelines import equal_profile
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.predicted_timeline import PredictedTimeline, predicted_timeline
 from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.timeline import PredictedTimeline, predicted_timeline
 from flyball_server.timeline_boxes import (
     LOOKS,
     ROW_HEIGHT,

@@ -12,8 +12,8 @@ from tests.unit.planning.tiny_pipelines import B, F, profile_of
 
 from flyball_client.command import CommandError
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.predicted_timeline import PredictedTimeline, predicted_timeline
 from flyball_server.planning.recorded_plan import model_of_plan
-from flyball_server.timeline import PredictedTimeline, predicted_timeline
 
 pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 

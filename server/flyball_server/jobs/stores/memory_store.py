@@ -23,6 +23,7 @@ from flyball_server.jobs.records import (
     StepRecord,
     StepTotals,
 )
+from flyball_server.jobs.stage_totals import StageTotals
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.jobs.stores.local_coordination import LocalCoordination
 from flyball_server.jobs.token_record import TokenRecord
@@ -171,6 +172,23 @@ class _MemoryTransaction:
                 by_step[record.step].append(record)
         return tuple(_totals(step, by_step[step]) for step in sorted(by_step)[:limit])
 
+    def list_stage_totals(
+        self, job_id: str, *, after_step: int, num_steps: int
+    ) -> tuple[StageTotals, ...]:
+        measured = [
+            step
+            for step in self._tables.steps.values()
+            if step.job_id == job_id and step.step > after_step
+        ]
+        newest = set(sorted({step.step for step in measured})[-num_steps:])
+        alike: dict[tuple[int, int, int | None], list[StepRecord]] = defaultdict(list)
+        for record in measured:
+            if record.step in newest:
+                stage = self._tables.ranks[job_id, record.rank].stage
+                alike[record.step, stage, record.plan_version].append(record)
+        totals = (_stage_totals(stage, records) for (_, stage, _), records in alike.items())
+        return tuple(sorted(totals, key=lambda each: each.place))
+
     def list_step_details(
         self, job_id: str, first_step: int, *, limit: int | None = None
     ) -> tuple[StepDetail, ...]:
@@ -290,6 +308,21 @@ class _MemoryTransaction:
     def _check_job(self, job_id: str) -> None:
         if job_id not in self._tables.jobs:
             raise ValueError(f"no job {job_id}")
+
+
+def _stage_totals(stage: int, records: Sequence[StepRecord]) -> StageTotals:
+    totals = _totals(records[0].step, records)
+    return StageTotals(
+        step=totals.step,
+        stage=stage,
+        plan_version=records[0].plan_version,
+        num_ranks=totals.num_ranks,
+        time_s=totals.time_s,
+        energy_j=totals.energy_j,
+        num_clock_misses=totals.num_clock_misses,
+        num_power_capped=totals.num_power_capped,
+        num_thermally_capped=totals.num_thermally_capped,
+    )
 
 
 def _totals(step: int, records: Sequence[StepRecord]) -> StepTotals:

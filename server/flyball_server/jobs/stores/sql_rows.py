@@ -24,6 +24,7 @@ from flyball_server.jobs.records import (
     StepReport,
     StepTotals,
 )
+from flyball_server.jobs.stage_totals import StageTotals
 from flyball_server.jobs.token_record import TokenRecord
 
 
@@ -151,6 +152,21 @@ def totals_of(row: Row[Any]) -> StepTotals:
     )
 
 
+def stage_totals_of(row: Row[Any]) -> StageTotals:
+    """The totals of a row of STAGE_TOTALS."""
+    return StageTotals(
+        step=row.step,
+        stage=row.stage,
+        plan_version=row.plan_version,
+        num_ranks=row.num_ranks,
+        time_s=row.time_s,
+        energy_j=row.energy_j if row.num_with_energy == row.num_ranks else None,
+        num_clock_misses=int(row.num_clock_misses),
+        num_power_capped=int(row.num_power_capped),
+        num_thermally_capped=int(row.num_thermally_capped),
+    )
+
+
 def plan_values(plan: PlanRecord) -> dict[str, Any]:
     """The row of a plan version."""
     return {
@@ -209,8 +225,9 @@ def control_values(control: JobControl) -> dict[str, Any]:
     return {"job_id": control.job_id, "document": json.dumps(encode(control))}
 
 
+@functools.lru_cache(maxsize=64)
 def control_of(document: str) -> JobControl:
-    """The control of a row."""
+    """The control of a row; one that holds a measured profile takes long to read."""
     return decode(JobControl, json.loads(document))
 
 

@@ -148,3 +148,17 @@ STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.sum(STEPS.c.num_power_capped).label("num_power_capped"),
     func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
 )
+
+# Of the ranks of a stage that ran one plan version in a step; to be selected by these three.
+STAGE_TOTALS: tuple[ColumnElement[Any], ...] = (
+    STEPS.c.step,
+    RANKS.c.stage,
+    STEPS.c.plan_version,
+    func.count().label("num_ranks"),
+    func.max(STEPS.c.time_s).label("time_s"),
+    func.sum(STEPS.c.energy_j).label("energy_j"),
+    func.count(STEPS.c.energy_j).label("num_with_energy"),
+    func.sum(STEPS.c.num_clock_misses).label("num_clock_misses"),
+    func.sum(STEPS.c.num_power_capped).label("num_power_capped"),
+    func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
+)

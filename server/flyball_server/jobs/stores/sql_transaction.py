@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
@@ -24,6 +24,7 @@ from flyball_server.jobs.records import (
     StepRecord,
     StepTotals,
 )
+from flyball_server.jobs.stage_totals import StageTotals
 from flyball_server.jobs.stores.profile_document import profile_document, profile_from_document
 from flyball_server.jobs.stores.sql_rows import (
     control_of,
@@ -36,6 +37,7 @@ from flyball_server.jobs.stores.sql_rows import (
     plan_values,
     rank_of,
     rank_values,
+    stage_totals_of,
     step_of,
     token_of,
     token_values,
@@ -47,6 +49,7 @@ from flyball_server.jobs.stores.sql_tables import (
     PLANS,
     PROFILES,
     RANKS,
+    STAGE_TOTALS,
     STEP_DETAILS,
     STEP_TOTALS,
     STEPS,
@@ -174,6 +177,25 @@ class SqlTransaction:
             .limit(limit)
         )
         return tuple(totals_of(row) for row in self._connection.execute(query))
+
+    def list_stage_totals(
+        self, job_id: str, *, after_step: int, num_steps: int
+    ) -> tuple[StageTotals, ...]:
+        of_job = (STEPS.c.job_id == job_id, STEPS.c.step > after_step)
+        newest = (
+            select(STEPS.c.step).where(*of_job).distinct().order_by(STEPS.c.step.desc())
+        ).limit(num_steps)
+        first_step = select(func.min(newest.subquery().c.step)).scalar_subquery()
+        of_rank = and_(RANKS.c.job_id == STEPS.c.job_id, RANKS.c.rank == STEPS.c.rank)
+        query = (
+            select(*STAGE_TOTALS)
+            .join_from(STEPS, RANKS, of_rank)
+            .where(*of_job, STEPS.c.step >= first_step)
+            .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
+        )
+        # Not ordered by the database: where a missing version stands depends on which it is.
+        totals = (stage_totals_of(row) for row in self._connection.execute(query))
+        return tuple(sorted(totals, key=lambda each: each.place))
 
     def list_step_details(
         self, job_id: str, first_step: int, *, limit: int | None = None

@@ -56,7 +56,7 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
         return model
     power_w = model.stage_blocking_power_w
     made: dict[tuple[int, int, float], tuple[OperatingPoint, ...]] = {}
-    points = []
+    points: list[tuple[OperatingPoint, ...]] = []
     for node, share in enumerate(_shares(model, reserve)):
         stage, of_node = model.dag.stage[node], model.points[node]
         key = (stage, id(of_node), share)

@@ -1,0 +1,185 @@
+"""What a plan's timeline and history take to make, as the dashboard asks for them, without HTTP.
+
+Run `python benchmarks/timeline_view.py [--json]`; README.md beside this file says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import flyball_profiles
+from benchmark_report import Report, at_most, run_benchmark, show_progress, table
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_server.jobs.history import HistoryMemory, plan_summaries
+from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.stores.job_stores import make_job_store
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.rest.timeline_answers import TimelineAnswers, uncompressed
+from tiled_profile import tile_profile
+
+PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
+SIZES = ((8, 12), (64, 256))
+NUM_VERSIONS = 8
+BLOCKING_POWER_W = (83.64,)
+SEED = 20
+MAX_TIMELINE_S, MAX_KNOWN_S, MAX_BYTES = 5.0, 0.1, 2_000_000
+_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewFigure:
+    """One size.
+
+    Attributes:
+        timeline_s: until the compressed answer is made, s.
+        known_s: until it is found again, s.
+        num_bytes, num_compressed_bytes: of the answer.
+        history_s: until the history of NUM_VERSIONS versions is read, a version, s.
+        known_history_s: until it is found again, all versions, s.
+    """
+
+    size: str
+    timeline_s: float
+    known_s: float
+    num_bytes: int
+    num_compressed_bytes: int
+    history_s: float
+    known_history_s: float
+
+
+def measure(_: argparse.Namespace) -> Report:
+    """Each size, in a store of its own."""
+    figures = [_measure(num_stages, num_microbatches) for num_stages, num_microbatches in SIZES]
+    rows = [
+        [
+            figure.size,
+            f"{figure.timeline_s:.3f}",
+            f"{1000 * figure.known_s:.1f}",
+            str(figure.num_bytes),
+            str(figure.num_compressed_bytes),
+            f"{figure.history_s:.3f}",
+            f"{1000 * figure.known_history_s:.1f}",
+        ]
+        for figure in figures
+    ]
+    columns = ["", "timeline s", "again ms", "bytes", "gzip", "history s a version", "again ms"]
+    largest = figures[-1]
+    return Report(
+        figures={"sizes": [asdict(figure) for figure in figures]},
+        text=table(columns, rows),
+        limits=(
+            at_most(f"timeline of {largest.size}, s", largest.timeline_s, MAX_TIMELINE_S),
+            at_most("the same again, s", largest.known_s, MAX_KNOWN_S),
+            at_most("compressed bytes", largest.num_compressed_bytes, MAX_BYTES),
+        ),
+    )
+
+
+def _measure(num_stages: int, num_microbatches: int) -> ViewFigure:
+    size = f"{num_stages}x{num_microbatches}"
+    show_progress(f"{size}: the plan")
+    source = read_stage_profile(Path(flyball_profiles.__file__).parent / "stages" / PROFILE)
+    profile = tile_profile(source, num_stages, SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        store = make_job_store(f"sqlite:///{Path(folder) / 'planner.sqlite'}")
+        store.open()
+        services = JobServices(store=store, wake=lambda _: None)
+        _store_job(services, profile, _plan(profile, num_microbatches))
+        show_progress(f"{size}: the views")
+        answers, memory = TimelineAnswers(), HistoryMemory()
+        made = [_timed(lambda: _answer(services, answers)) for _ in range(2)]
+        answer = _answer(services, answers)
+        read = [_timed(lambda: plan_summaries(services, "job", memory)) for _ in range(2)]
+        store.close()
+    return ViewFigure(
+        size=size,
+        timeline_s=made[0],
+        known_s=made[1],
+        num_bytes=len(uncompressed(answer)),
+        num_compressed_bytes=len(answer),
+        history_s=read[0] / NUM_VERSIONS,
+        known_history_s=read[1],
+    )
+
+
+def _answer(services: JobServices, answers: TimelineAnswers) -> bytes:
+    """As the route has it."""
+    known = answers.known(services, "job", None)
+    return answers.get(services, "job", None) if known is None else known
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+def _plan(profile: StageProfile, num_microbatches: int) -> FrequencyPlan:
+    """All clocks drawn at random: no plan's answer is longer when it is compressed."""
+    plan = make_plan(
+        PlanRequest(
+            profile=profile,
+            num_microbatches=num_microbatches,
+            blocking_power_w=BLOCKING_POWER_W,
+            policy="baseline",
+        )
+    )
+    chance = random.Random(SEED)
+
+    def drawn(stage: int, item: PlannedInstruction) -> PlannedInstruction:
+        point = chance.choice(profile.points[stage, item.kind])
+        return replace(item, frequency_mhz=point.frequency_mhz)
+
+    return replace(
+        plan,
+        stages=tuple(
+            tuple(drawn(stage, item) for item in instructions)
+            for stage, instructions in enumerate(plan.stages)
+        ),
+    )
+
+
+def _store_job(services: JobServices, profile: StageProfile, plan: FrequencyPlan) -> None:
+    spec = JobSpec(
+        num_stages=profile.num_stages,
+        num_microbatches=plan.num_microbatches,
+        num_ranks=profile.num_stages,
+        schedule="1f1b",
+        policy=None,
+        reconfigure="balanced",
+        target="fastest",
+        blocking_power_w=BLOCKING_POWER_W,
+        gpu=None,
+        activation_bytes=None,
+        free_memory_bytes=None,
+        emulated=True,
+    )
+    with services.store.writing("job") as writer:
+        writer.save_job(JobRecord(job_id="job", registered=spec, in_force=spec, created_at=_MOMENT))
+        writer.save_profile("job", profile)
+        for version in range(1, NUM_VERSIONS + 1):
+            writer.add_plan(
+                PlanRecord(
+                    job_id="job", version=version, created_at=_MOMENT, solve_s=0.1, plan=plan
+                )
+            )
+
+
+def main() -> int:
+    """Print the figures; 0 where all are within their limits, else 1."""
+    return run_benchmark(argparse.ArgumentParser(description=__doc__), measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+// @ts-check
+// The frontier to look at and choose from: pointer and keys, and what they tell of its plans.
+
+import { make, setChildren } from "./elements.js";
+import { extentOf, pointSentence } from "./frontier_curve.js";
+import { FrontierPicture } from "./frontier_picture.js";
+
+/** @typedef {import("./frontier_curve.js").FrontierPoint} FrontierPoint */
+/** @typedef {import("./frontier_curve.js").Mark} Mark */
+/** @typedef {import("./frontier_picture.js").Shown} Shown */
+
+/** What is told: a point by its number, or a mark. @typedef {{point: number} | {mark: Mark}} Told */
+
+const HEIGHTS = { wide: 400, narrow: 320 };
+const NARROW = 560;
+const REACH = 22; // px from a point or mark at which the pointer means it
+const POINT_FIRST = 4; // px by which a point is meant before a mark
+
+export class FrontierChart {
+  /** @param {(point: FrontierPoint) => void} choose */
+  constructor(choose) {
+    this._choose = choose;
+    this._picture = new FrontierPicture();
+    this._tip = make("div", { class: "frontier-tip", hidden: true, "aria-hidden": "true" });
+    this.element = make("div", { class: "frontier-chart" }, this._picture.element, this._tip);
+    /** @type {Shown | null} */
+    this._shown = null;
+    /** @type {import("./frontier_axes.js").Frame | null} */
+    this._frame = null;
+    this._current = 0;
+    /** @type {Told | null} */
+    this._told = null;
+    this._observer = new ResizeObserver(() => this._draw());
+    this._observer.observe(this.element);
+    this._listen();
+  }
+
+  destroy() {
+    this._observer.disconnect();
+  }
+
+  /**
+   * @param {Shown} shown
+   * @returns {Mark[]} those that are too far off to be drawn.
+   */
+  show(shown) {
+    const isOther = this._shown?.frontier !== shown.frontier;
+    this._shown = shown;
+    if (isOther) this._current = 0;
+    this._draw();
+    if (isOther) this.setChosen(null);
+    return extentOf(shown.frontier, shown.marks).outside;
+  }
+
+  /** Mark a point as chosen, or none. @param {FrontierPoint | null} point */
+  setChosen(point) {
+    const points = this._shown?.frontier.points ?? [];
+    this._picture.setChosen(point ? points.indexOf(point) : null);
+  }
+
+  focus() {
+    this._picture.points[this._current]?.focus();
+  }
+
+  _listen() {
+    const { element } = this;
+    element.addEventListener("keydown", (event) => this._onKey(event));
+    element.addEventListener("pointermove", (event) => this._onPointer(event));
+    element.addEventListener("pointerleave", () => this._tell(null));
+    element.addEventListener("click", (event) => {
+      const near = this._near(event);
+      if (near && "point" in near) this._pick(near.point);
+    });
+    element.addEventListener("focusin", (event) => {
+      const point = this._indexOf(event);
+      if (point >= 0) this._tell({ point });
+    });
+    element.addEventListener("focusout", () => this._tell(null));
+  }
+
+  /** Which point an event is of; -1: none. @param {Event} event */
+  _indexOf(event) {
+    return this._picture.points.findIndex((element) => element === event.target);
+  }
+
+  /** @param {KeyboardEvent} event */
+  _onKey(event) {
+    const index = this._indexOf(event);
+    if (index < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+    const last = this._picture.points.length - 1;
+    /** @type {Record<string, number>} */
+    const moves = {
+      ArrowRight: Math.min(last, index + 1),
+      ArrowDown: Math.min(last, index + 1),
+      ArrowLeft: Math.max(0, index - 1),
+      ArrowUp: Math.max(0, index - 1),
+      Home: 0,
+      End: last,
+    };
+    if (event.key in moves) this._go(moves[event.key]);
+    else if (event.key === "Enter" || event.key === " ") this._pick(index);
+    else if (event.key === "Escape" && this._told) this._tell(null);
+    else return;
+    event.preventDefault();
+  }
+
+  /** @param {number} index */
+  _go(index) {
+    this._current = index;
+    this._picture.setCurrent(index);
+    this.focus();
+  }
+
+  /** @param {number} index */
+  _pick(index) {
+    if (!this._shown?.canChoose) return;
+    this._current = index;
+    this._picture.setCurrent(index);
+    this._choose(this._shown.frontier.points[index]);
+  }
+
+  /** @param {PointerEvent} event */
+  _onPointer(event) {
+    const near = this._near(event);
+    const canPick = near !== null && "point" in near && this._shown?.canChoose === true;
+    this.element.classList.toggle("at-point", canPick);
+    this._tell(near);
+  }
+
+  /**
+   * The point or mark nearest to the pointer.
+   *
+   * @param {MouseEvent} event
+   * @returns {Told | null}
+   */
+  _near(event) {
+    if (!this._shown || !this._frame) return null;
+    const { left, top } = this.element.getBoundingClientRect();
+    const [x, y] = [event.clientX - left, event.clientY - top];
+    /** @type {Told[]} */
+    const all = [
+      ...this._shown.frontier.points.map((_, point) => ({ point })),
+      ...this._shown.marks.map((mark) => ({ mark })),
+    ];
+    const away = all.map((each) => {
+      const [atX, atY] = this._placeOf(each);
+      return Math.hypot(atX - x, atY - y) - ("point" in each ? POINT_FIRST : 0);
+    });
+    const nearest = away.reduce((least, each, index) => (each < away[least] ? index : least), 0);
+    return away[nearest] < REACH ? all[nearest] : null;
+  }
+
+  /** @param {Told} told @returns {[number, number]} px */
+  _placeOf(told) {
+    const { x, y } = /** @type {import("./frontier_axes.js").Frame} */ (this._frame);
+    if ("mark" in told) return [x(told.mark.time_s), y(told.mark.energy_j)];
+    const point = /** @type {Shown} */ (this._shown).frontier.points[told.point];
+    return [x(point.iteration_time_s), y(point.energy_j)];
+  }
+
+  /** @param {Told | null} told */
+  _tell(told) {
+    this._told = told;
+    this._tip.hidden = told === null;
+    this._picture.setTold(told && "point" in told ? told.point : null);
+    if (!told || !this._shown) return;
+    const { points, baseline } = this._shown.frontier;
+    const words = "mark" in told ? told.mark.words : pointSentence(points[told.point], baseline);
+    setChildren(this._tip, ...words.split("; ").map((part) => make("div", {}, part)));
+    const [x, y] = this._placeOf(told);
+    const { offsetWidth: width, offsetHeight: height } = this._tip;
+    const left = Math.max(0, Math.min(x - width / 2, this.element.clientWidth - width));
+    const above = y - height - 14;
+    this._tip.style.setProperty("left", `${left}px`);
+    this._tip.style.setProperty("top", `${above < 0 ? y + 14 : above}px`);
+  }
+
+  _draw() {
+    const width = this.element.clientWidth;
+    if (!this._shown || !width) return;
+    const height = width < NARROW ? HEIGHTS.narrow : HEIGHTS.wide;
+    this._frame = this._picture.draw(this._shown, width, height);
+    this._picture.setCurrent(this._current);
+    const told = this._told;
+    // A mark is another one after each step.
+    const isStillThere = told && "point" in told && told.point < this._picture.points.length;
+    this._tell(isStillThere ? told : null);
+  }
+}

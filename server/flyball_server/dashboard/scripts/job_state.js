@@ -1,0 +1,51 @@
+// @ts-check
+// What the page knows of one job, put together from its live events.
+
+/**
+ * @typedef {import("./wire_types.js").JobPageState} JobPageState
+ * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
+ */
+
+export const MOST_STEPS = 2000;
+
+/**
+ * The state after an event; null as long as the overview has not come.
+ * @param {JobPageState | null} state
+ * @param {string} name of the event
+ * @param {any} data
+ * @returns {JobPageState | null}
+ */
+export function afterEvent(state, name, data) {
+  if (name === "overview") {
+    // Made at another time it is another run under the same name: nothing known is of it.
+    const isSame = state !== null && state.overview.created_at === data.created_at;
+    return { ...(isSame ? state : empty()), overview: data };
+  }
+  if (state === null) return null;
+  if (name === "history") return { ...state, history: data };
+  if (name === "stragglers") return { ...state, stragglers: data };
+  if (name === "profiling") return { ...state, profiling: data };
+  if (name === "comparison") return { ...state, comparison: data };
+  if (name === "steps") return { ...state, steps: mergedSteps(state.steps, data) };
+  return state;
+}
+
+/**
+ * Both in rising order; a step that comes again replaces what was known of it.
+ * @param {StagesOfStep[]} known rising
+ * @param {StagesOfStep[]} told rising
+ * @returns {StagesOfStep[]} the newest MOST_STEPS
+ */
+export function mergedSteps(known, told) {
+  if (told.length === 0) return known;
+  const last = known[known.length - 1]?.step ?? -1;
+  if (told[0].step > last) return [...known, ...told].slice(-MOST_STEPS);
+  const byStep = new Map(known.map((step) => [step.step, step]));
+  for (const step of told) byStep.set(step.step, step);
+  return [...byStep.values()].sort((one, other) => one.step - other.step).slice(-MOST_STEPS);
+}
+
+/** @returns {Omit<JobPageState, "overview">} */
+function empty() {
+  return { history: [], stragglers: [], steps: [], profiling: null, comparison: null };
+}

@@ -1,0 +1,209 @@
+// @ts-check
+// Places for labels beside marks, so that none lies on another or on a mark.
+
+/** The upper left corner and size, px. @typedef {{x: number, y: number, width: number, height: number}} Rectangle */
+
+/**
+ * A mark and the size of its label, px.
+ *
+ * @typedef {object} Labelled
+ * @property {number} x middle of the mark.
+ * @property {number} y
+ * @property {number} radius of the mark.
+ * @property {number} width of the label.
+ * @property {number} height
+ * @property {[number, number]} [prefers] the direction it is best in, as [0, 1] for below.
+ */
+
+/** @typedef {{x: number, y: number, radius: number}} Spot */
+
+/**
+ * A label's place.
+ *
+ * @typedef {object} Placed
+ * @property {number} x upper left corner.
+ * @property {number} y
+ * @property {boolean} isFar from its mark: a line should lead there.
+ */
+
+/** Right, left, above, below, then askew; as multiples of the label's width and height. */
+const DIRECTIONS = [
+  [1, 0],
+  [-1, 0],
+  [0, -1],
+  [0, 1],
+  [1, -1],
+  [1, 1],
+  [-1, -1],
+  [-1, 1],
+];
+const DISTANCES = [5, 12, 24, 38, 56, 78, 104, 134, 170];
+const FAR = 16;
+const COSTS = {
+  spot: 40,
+  notPreferred: 25,
+  nearOther: 80,
+  crossing: 400,
+  label: 1e5,
+  outside: 1e6,
+};
+
+/**
+ * A label's place and the line from its mark to it.
+ *
+ * @typedef {object} Candidate
+ * @property {Rectangle} rectangle
+ * @property {number} distance
+ * @property {boolean} isPreferred
+ * @property {Line | null} leader
+ */
+
+/** From x1, y1 to x2, y2. @typedef {[number, number, number, number]} Line */
+
+/**
+ * @param {Labelled[]} marks the first ones choose first.
+ * @param {Spot[]} spots that labels should keep off, the marks' own not counted.
+ * @param {Rectangle} room
+ * @returns {Placed[]} in the order of the marks.
+ */
+export function placeLabels(marks, spots, room) {
+  const all = [...marks.map(({ x, y, radius }) => ({ x, y, radius })), ...spots];
+  /** @type {Candidate[]} */
+  const taken = [];
+  return marks.map((mark) => {
+    const best = candidates(mark, room)
+      .map((candidate) => ({
+        candidate,
+        cost:
+          cost(candidate, all, taken, room) +
+          (isNearOther(candidate, mark, marks) ? COSTS.nearOther : 0),
+      }))
+      .reduce((least, each) => (each.cost < least.cost ? each : least)).candidate;
+    taken.push(best);
+    return { x: best.rectangle.x, y: best.rectangle.y, isFar: best.leader !== null };
+  });
+}
+
+/**
+ * @param {Labelled} mark
+ * @param {Rectangle} room
+ * @returns {Candidate[]}
+ */
+function candidates({ x, y, radius, width, height, prefers }, room) {
+  return DISTANCES.flatMap((distance) =>
+    DIRECTIONS.map(([toX, toY]) => {
+      const away = (radius + distance) * (toX !== 0 && toY !== 0 ? Math.SQRT1_2 : 1);
+      const left = x + toX * (away + width / 2) - width / 2;
+      const rectangle = {
+        x: Math.max(room.x, Math.min(left, room.x + room.width - width)),
+        y: y + toY * (away + height / 2) - height / 2,
+        width,
+        height,
+      };
+      const isPreferred = !prefers || (prefers[0] === toX && prefers[1] === toY);
+      return {
+        rectangle,
+        distance,
+        isPreferred,
+        leader: distance < FAR ? null : leaderTo(rectangle, x, y),
+      };
+    }),
+  );
+}
+
+/**
+ * @param {Candidate} candidate
+ * @param {Spot[]} spots
+ * @param {Candidate[]} taken
+ * @param {Rectangle} room
+ */
+function cost({ rectangle, distance, isPreferred, leader }, spots, taken, room) {
+  let sum = distance + (isPreferred ? 0 : COSTS.notPreferred);
+  for (const spot of spots) if (covers(rectangle, spot)) sum += COSTS.spot;
+  for (const other of taken) {
+    if (overlap(rectangle, other.rectangle)) sum += COSTS.label;
+    if (leader && crosses(leader, other.rectangle)) sum += COSTS.crossing;
+    if (other.leader && crosses(other.leader, rectangle)) sum += COSTS.crossing;
+  }
+  if (!isInside(rectangle, room)) sum += COSTS.outside;
+  return sum;
+}
+
+/**
+ * Whether a label could be taken for another mark's: it is as near to that one.
+ *
+ * @param {Candidate} candidate
+ * @param {Labelled} mark
+ * @param {Labelled[]} marks
+ */
+function isNearOther({ rectangle }, mark, marks) {
+  const own = awayFrom(rectangle, mark) - mark.radius;
+  return marks.some(
+    (other) => other !== mark && awayFrom(rectangle, other) - other.radius <= own + 3,
+  );
+}
+
+/** How far a spot is from a rectangle. @param {Rectangle} rectangle @param {{x: number, y: number}} spot */
+function awayFrom(rectangle, { x, y }) {
+  const [, , toX, toY] = leaderTo(rectangle, x, y);
+  return Math.hypot(x - toX, y - toY);
+}
+
+/**
+ * From a mark to the nearest place of its label.
+ *
+ * @param {Rectangle} rectangle
+ * @param {number} x
+ * @param {number} y
+ * @returns {Line}
+ */
+export function leaderTo(rectangle, x, y) {
+  return [
+    x,
+    y,
+    Math.min(Math.max(x, rectangle.x), rectangle.x + rectangle.width),
+    Math.min(Math.max(y, rectangle.y), rectangle.y + rectangle.height),
+  ];
+}
+
+/** Whether a line meets a rectangle. @param {Line} line @param {Rectangle} rectangle */
+export function crosses([x1, y1, x2, y2], { x, y, width, height }) {
+  let [from, until] = [0, 1];
+  const sides = [
+    [x1 - x2, x1 - x],
+    [x2 - x1, x + width - x1],
+    [y1 - y2, y1 - y],
+    [y2 - y1, y + height - y1],
+  ];
+  for (const [outward, room] of sides) {
+    if (outward === 0 && room < 0) return false;
+    if (outward < 0) from = Math.max(from, room / outward);
+    if (outward > 0) until = Math.min(until, room / outward);
+  }
+  return from <= until;
+}
+
+/** @param {Rectangle} one @param {Rectangle} other */
+export function overlap(one, other) {
+  return (
+    one.x < other.x + other.width &&
+    other.x < one.x + one.width &&
+    one.y < other.y + other.height &&
+    other.y < one.y + one.height
+  );
+}
+
+/** @param {Rectangle} rectangle @param {Spot} spot */
+function covers(rectangle, spot) {
+  return awayFrom(rectangle, spot) < spot.radius;
+}
+
+/** @param {Rectangle} inner @param {Rectangle} outer */
+function isInside(inner, outer) {
+  return (
+    inner.x >= outer.x &&
+    inner.y >= outer.y &&
+    inner.x + inner.width <= outer.x + outer.width &&
+    inner.y + inner.height <= outer.y + outer.height
+  );
+}

@@ -1,0 +1,114 @@
+// @ts-check
+// Asks for a token when the planner wants one, and keeps it until the tab is closed.
+
+import { ApiError } from "./api_error.js";
+import { byId, setText } from "./elements.js";
+
+const KEY = "flyball-token";
+
+/**
+ * @typedef {object} TokenKeeper
+ * @property {string | null} token
+ * @property {(refused: string | null, error: ApiError) => Promise<void>} ask
+ *   returns when there is another token than the refused one; rejects with the error where none
+ *   is given
+ */
+
+/**
+ * The dialog of the page, and what was put into it.
+ * @param {{onForget: () => void}} options
+ * @returns {TokenKeeper}
+ */
+export function createTokenPrompt({ onForget }) {
+  const dialog = byId("token-dialog", HTMLDialogElement);
+  const input = byId("token-input", HTMLInputElement);
+  const problem = byId("token-problem", HTMLElement);
+  const forget = byId("forget-token", HTMLButtonElement);
+  /** @type {Promise<boolean> | null} */
+  let asking = null;
+  let token = stored();
+  forget.hidden = token === null;
+
+  /** @param {string | null} value */
+  function keep(value) {
+    token = value;
+    store(value);
+    forget.hidden = value === null;
+  }
+
+  /** @returns {Promise<boolean>} whether a token was given */
+  function open() {
+    input.value = "";
+    dialog.returnValue = "";
+    dialog.showModal();
+    input.focus();
+    return new Promise((resolve) => {
+      dialog.addEventListener("close", () => resolve(dialog.returnValue === "given"), {
+        once: true,
+      });
+    });
+  }
+
+  byId("token-form", HTMLFormElement).addEventListener("submit", (event) => {
+    event.preventDefault();
+    const given = input.value.trim();
+    const wrong = whyUnusable(given);
+    setText(problem, wrong);
+    if (wrong !== "") {
+      input.focus();
+      return;
+    }
+    keep(given);
+    input.value = "";
+    dialog.close("given");
+  });
+  byId("token-cancel", HTMLButtonElement).addEventListener("click", () => dialog.close(""));
+  forget.addEventListener("click", () => {
+    keep(null);
+    onForget();
+  });
+
+  return {
+    get token() {
+      return token;
+    },
+    async ask(refused, error) {
+      if (token !== refused) return; // another call has asked meanwhile
+      if (asking === null) {
+        setText(problem, refused === null ? "" : "The planner does not know that token.");
+        asking = open().finally(() => {
+          asking = null;
+        });
+      }
+      if (!(await asking)) throw new ApiError(error.status, error.detail);
+    },
+  };
+}
+
+/**
+ * @param {string} token
+ * @returns {string} empty: it can be sent
+ */
+function whyUnusable(token) {
+  if (token === "") return "Put a token in.";
+  return /^[\x21-\x7e]+$/.test(token) ? "" : "A token has no spaces, and no letters beside A to Z.";
+}
+
+/** @returns {string | null} */
+function stored() {
+  try {
+    return sessionStorage.getItem(KEY);
+  } catch {
+    return null;
+  }
+}
+
+/** @param {string | null} token */
+function store(token) {
+  try {
+    if (token === null) sessionStorage.removeItem(KEY);
+    else sessionStorage.setItem(KEY, token);
+  } catch {
+    // It holds until the page is left.
+  }
+}

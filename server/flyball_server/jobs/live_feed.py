@@ -1,0 +1,235 @@
+"""Live feeds: what somebody follows is looked at again and again, once for all who follow it.
+
+Nobody is sent anything from here: who follows is told that there is something new, and takes what
+there is then. One who is slow misses what was in between, and costs no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextvars import Context
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from flyball_server.jobs.errors import JobsError, StoreError, UnknownError
+from flyball_server.jobs.waiters import JobWaiters
+
+_LOG = logging.getLogger(__name__)
+
+State = TypeVar("State")
+
+# So often is looked where nobody wakes, s.
+PERIOD_S = 1.0
+# Between two looks, however often the job is woken, s.
+LEAST_PAUSE_S = 0.1
+# So many times as long as a look took is not looked: looking takes a fifth of the time at most.
+_PAUSE_OF_LOOKS = 4
+# But no longer than this, s.
+MOST_PAUSE_S = 30.0
+_STOP_TIMEOUT_S = 5.0
+
+
+class _Topic(Generic[State]):
+    """What is followed by some, as it was seen last."""
+
+    def __init__(self, look: Callable[[], State]) -> None:
+        self.look = look
+        self.followers: set[asyncio.Event] = set()
+        self.state: State | None = None
+        self.error: Exception | None = None
+        self.woken = asyncio.Event()
+        self.left = asyncio.Event()
+        self.over = asyncio.Event()
+
+    def tell(self) -> None:
+        """Let all who follow take what there is now."""
+        for changed in self.followers:
+            changed.set()
+
+    def end(self) -> None:
+        """It is not looked at any more."""
+        self.over.set()
+        self.left.set()
+        self.woken.set()
+        self.tell()
+
+
+class Following(Generic[State]):
+    """One who follows something; used on the event loop.
+
+    Args:
+        topic: what is followed.
+        changed: set when there may be something new.
+    """
+
+    def __init__(self, topic: _Topic[State], changed: asyncio.Event) -> None:
+        self._topic = topic
+        self._changed = changed
+        topic.followers.add(changed)
+        topic.left.clear()
+
+    @property
+    def state(self) -> State | None:
+        """What was seen last; None: nothing yet."""
+        return self._topic.state
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the last look failed; None: it did not."""
+        return self._topic.error
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether what is followed does not exist any more."""
+        return isinstance(self._topic.error, UnknownError)
+
+    @property
+    def over(self) -> asyncio.Event:
+        """Set when nothing new will come: it is gone, or the planner shuts down."""
+        return self._topic.over
+
+    async def first(self) -> None:
+        """Return when something was seen, or nothing will be.
+
+        Raises:
+            JobsError: looking fails now; UnknownError: there is no such thing.
+            Exception: what nobody has foreseen in looking.
+        """
+        while self.state is None and self.error is None and not self.over.is_set():
+            self._changed.clear()
+            await self._changed.wait()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Follow no more; where nobody does, nothing is looked at."""
+        self._topic.followers.discard(self._changed)
+        if not self._topic.followers:
+            self._topic.left.set()
+            self._topic.woken.set()
+
+
+class Feed(Generic[State]):
+    """Things of one kind that can be followed; used on one event loop at a time.
+
+    Args:
+        waiters: wake what is followed, by its key, and close everything.
+        look_at: makes, for a key, what looks; that is called on a thread, one call at a time. An
+            UnknownError says that there is no such thing; other errors are told, and it is looked
+            again. What it returns is compared with what it returned before.
+        looks_at_once: of different things.
+    """
+
+    def __init__(
+        self,
+        waiters: JobWaiters,
+        look_at: Callable[[str], Callable[[], State]],
+        *,
+        looks_at_once: int = 1,
+    ) -> None:
+        self._waiters = waiters
+        self._look_at = look_at
+        self._looks_at_once = looks_at_once
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._topics: dict[str, _Topic[State]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_followed(self) -> int:
+        """Things that are looked at now."""
+        return len(self._topics)
+
+    def follow(self, key: str, changed: asyncio.Event) -> Following[State]:
+        """Follow something from now on, until `stop`.
+
+        Args:
+            key: of it.
+            changed: is set when there may be something new; of one who follows several things it
+                may be the same.
+        """
+        topic = self._topics.get(key)
+        if topic is None or topic.over.is_set():
+            topic = self._topics[key] = _Topic(self._look_at(key))
+            # Not in the context of this call: it is looked for others too.
+            task = asyncio.create_task(self._poll(key, topic), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return Following(topic, changed)
+
+    async def stop(self) -> None:
+        """Return when nothing is looked at any more; to be called when the waiters are closed."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+
+    async def _poll(self, key: str, topic: _Topic[State]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            if self._waiters.is_closed:
+                topic.end()
+            topic.woken.set()
+
+        def wake_from_any_thread() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:
+                return  # the loop has ended, and with it whoever followed
+
+        try:
+            with self._waiters.watching(key, wake_from_any_thread):
+                while topic.followers and not topic.over.is_set() and not self._waiters.is_closed:
+                    topic.woken.clear()
+                    began_s = loop.time()
+                    await self._look(key, topic)
+                    await _pause(topic, loop.time() - began_s)
+        finally:
+            if self._topics.get(key) is topic:
+                del self._topics[key]
+            topic.end()
+
+    async def _look(self, key: str, topic: _Topic[State]) -> None:
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(self._looks_at_once)
+        state, error = topic.state, None
+        try:
+            state = await anyio.to_thread.run_sync(topic.look, limiter=self._limiter)
+        except Exception as failure:
+            error = failure
+        if state == topic.state and str(error) == str(topic.error):
+            return
+        _log_trouble(key, error)
+        topic.state, topic.error = state, error
+        if isinstance(error, UnknownError):
+            topic.end()
+        topic.tell()
+
+
+async def _pause(topic: _Topic[State], look_s: float) -> None:
+    least_s = min(max(LEAST_PAUSE_S, _PAUSE_OF_LOOKS * look_s), MOST_PAUSE_S)
+    await _wait(topic.left, least_s)
+    await _wait(topic.woken, PERIOD_S - least_s)
+
+
+async def _wait(event: asyncio.Event, longest_s: float) -> None:
+    if longest_s <= 0:
+        return
+    try:
+        async with asyncio.timeout(longest_s):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _log_trouble(key: str, error: Exception | None) -> None:
+    if error is None or isinstance(error, UnknownError):
+        return
+    if isinstance(error, StoreError):
+        _LOG.warning("live events of %s: %s", key, error)
+    elif not isinstance(error, JobsError):
+        _LOG.error("live events of %s failed", key, exc_info=error)

@@ -1,0 +1,121 @@
+"""How a job that is followed is looked at: its events as they are sent, rendered once for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from flyball_client.wire_loop import ComparisonView, ProfilingView, StragglerView
+from flyball_client.wire_views import JobOverview, PlanSummary, StagesOfStep
+from flyball_server.jobs.comparisons import ComparisonProgress, get_comparison
+from flyball_server.jobs.control import Comparison
+from flyball_server.jobs.history import HistoryMemory, plan_summaries
+from flyball_server.jobs.inspection import require_job
+from flyball_server.jobs.profiling import get_profiling
+from flyball_server.jobs.records import ActivationRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.stage_steps import StagesSummary
+from flyball_server.jobs.step_window import StepWindow
+from flyball_server.jobs.stragglers import list_stragglers
+from flyball_server.metrics.shared_reading import SharedReading
+from flyball_server.rest.event_sources import (
+    COMPARISON,
+    HISTORY,
+    OVERVIEW,
+    PROFILING,
+    STRAGGLERS,
+    JobNews,
+)
+from flyball_server.rest.event_stream import event
+from flyball_server.rest.loop_mapping import profiling_view, straggler_view
+from flyball_server.rest.plan_view_mapping import plan_summary_view
+from flyball_server.rest.rendering import rendered
+from flyball_server.rest.report_mapping import comparison_view
+from flyball_server.rest.view_mapping import job_overview, stages_of_step
+
+
+class JobLook:
+    """Looks at what is quickly seen of a job; one call at a time.
+
+    Raises:
+        UnknownJobError: there is none of this name.
+        StoreError: it cannot be read.
+    """
+
+    def __init__(self, services: JobServices, reading: SharedReading, job_id: str) -> None:
+        self._services = services
+        self._reading = reading
+        self._job_id = job_id
+        self._window = StepWindow(_rendered_step)
+        self._is_profiled = False
+
+    def __call__(self) -> JobNews:
+        """The job as it stands."""
+        overview = job_overview(self._reading.figures_of(self._job_id))
+        stragglers = list_stragglers(self._services, self._job_id)
+        views = tuple(straggler_view(summary) for summary in stragglers)
+        events = {
+            OVERVIEW: event(OVERVIEW, rendered(JobOverview, overview)),
+            STRAGGLERS: event(STRAGGLERS, rendered(tuple[StragglerView, ...], views)),
+        }
+        profiling = get_profiling(self._services, self._job_id)
+        # That it is off is told only of a job whose profiling was followed.
+        self._is_profiled = self._is_profiled or profiling.state != "off"
+        if self._is_profiled:
+            view = replace(profiling_view(profiling), points=())
+            events[PROFILING] = event(PROFILING, rendered(ProfilingView, view))
+        return JobNews(events, self._window.look(self._services, self._job_id))
+
+
+class HistoryLook:
+    """Looks at the versions of a job's plan; they are rendered again when there is a change."""
+
+    def __init__(self, services: JobServices, memory: HistoryMemory, job_id: str) -> None:
+        self._services = services
+        self._memory = memory
+        self._job_id = job_id
+        self._seen: tuple[datetime, tuple[ActivationRecord, ...]] | None = None
+        self._event = b""
+
+    def __call__(self) -> bytes:
+        """The history as an event."""
+        with self._services.store.reading() as reader:
+            job = require_job(reader, self._job_id)
+            seen = (job.created_at, reader.list_activations(self._job_id))
+        if seen != self._seen:
+            found = plan_summaries(self._services, self._job_id, self._memory)
+            views = tuple(plan_summary_view(summary) for summary in found)
+            self._event = event(HISTORY, rendered(tuple[PlanSummary, ...], views))
+            self._seen = seen
+        return self._event
+
+
+class ComparisonLook:
+    """Looks at the newest comparison of a job; its steps are counted while it runs."""
+
+    def __init__(self, services: JobServices, job_id: str) -> None:
+        self._services = services
+        self._job_id = job_id
+        self._ended: tuple[datetime, Comparison] | None = None
+        self._event = b""
+
+    def __call__(self) -> bytes:
+        """The comparison as an event."""
+        with self._services.store.reading() as reader:
+            job = require_job(reader, self._job_id)
+            comparison = reader.find_control(self._job_id).comparison
+        if comparison is None:
+            return _comparison_event(ComparisonProgress(state="none"))
+        seen = (job.created_at, comparison)
+        if seen != self._ended:
+            self._event = _comparison_event(get_comparison(self._services, self._job_id))
+            self._ended = seen if comparison.is_done else None
+        return self._event
+
+
+def _rendered_step(summary: StagesSummary) -> bytes:
+    return rendered(StagesOfStep, stages_of_step(summary))
+
+
+def _comparison_event(progress: ComparisonProgress) -> bytes:
+    return event(COMPARISON, rendered(ComparisonView, comparison_view(progress)))

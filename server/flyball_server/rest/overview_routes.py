@@ -1,0 +1,44 @@
+"""Overviews: jobs in a row each, all of them or one."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from flyball_client import routes
+from flyball_client.wire_views import JobOverview, Overview
+from flyball_server.rest import view_examples
+from flyball_server.rest.dependencies import JSON, JobId, State
+from flyball_server.rest.documentation import READ_ERRORS, answers
+from flyball_server.rest.token import CallerAccess
+
+ROUTER = APIRouter(tags=["overview"])
+
+
+@ROUTER.get(
+    routes.OVERVIEW,
+    name="get_overview",
+    summary="All jobs at a glance",
+    response_model=Overview,
+    responses=answers(
+        view_examples.OVERVIEW, *READ_ERRORS, meaning="Those heard of last come first."
+    ),
+)
+async def get_all_jobs_overview(state: State, access: CallerAccess) -> Response:
+    """Each job in a row: its state, ranks and plan, measured and predicted figures, apart.
+
+    At most half a second old. By a job's token that job and its earlier runs alone.
+    """
+    overview = await state.overviews.all_jobs()
+    return Response(overview.seen_by(access), media_type=JSON)
+
+
+@ROUTER.get(
+    routes.JOB_OVERVIEW,
+    summary="A job at a glance",
+    responses=answers(
+        view_examples.JOB_OVERVIEW, 404, *READ_ERRORS, meaning="The job as it stands."
+    ),
+)
+async def get_job_overview(state: State, job_id: JobId) -> JobOverview:
+    """The job's row of the overview, read for this answer."""
+    return await state.overviews.of_job.ask(job_id, None)

@@ -1,0 +1,75 @@
+"""The overview as each caller may see it: read and rendered once for all who ask at once."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flyball_client.wire_views import JobOverview
+from flyball_server.jobs.access import Access
+from flyball_server.metrics.job_figures import JobFigures
+from flyball_server.metrics.shared_reading import SharedReading
+from flyball_server.rest.gathering import Gathering
+from flyball_server.rest.rendering import rendered
+from flyball_server.rest.view_mapping import job_overview
+
+_EVERYTHING = "/overview"  # no job has this name
+
+
+@dataclass(frozen=True)
+class RenderedOverview:
+    """All jobs, each by its name and as JSON, those heard of last first."""
+
+    jobs: tuple[tuple[str, bytes], ...]
+
+    def seen_by(self, access: Access) -> bytes:
+        """The JSON of the `wire_views.Overview` of what is open to a caller."""
+        seen = (job for job_id, job in self.jobs if access.opens(job_id))
+        return b'{"jobs":[' + b",".join(seen) + b"]}"
+
+
+class Overviews:
+    """Answers for the overview of all jobs, and of one.
+
+    Attributes:
+        of_all: questions for all jobs.
+        of_job: questions for one, by its name; UnknownJobError where there is none.
+    """
+
+    def __init__(self, reading: SharedReading) -> None:
+        self._reading = reading
+        self._guard = threading.Lock()
+        self._figures: tuple[JobFigures, ...] = ()
+        self._rendered = RenderedOverview(())
+        self.of_all: Gathering[None, RenderedOverview] = Gathering(self._all_of_group)
+        self.of_job: Gathering[None, JobOverview] = Gathering(functools.partial(_one, reading))
+
+    async def all_jobs(self) -> RenderedOverview:
+        """All jobs, at most half a second old.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        return await self.of_all.ask(_EVERYTHING, None)
+
+    def look(self) -> RenderedOverview:
+        """The same, on a thread of the caller's."""
+        figures = self._reading.figures()
+        with self._guard:
+            if figures is not self._figures:
+                jobs = ((each.job.job_id, job_overview(each)) for each in figures)
+                self._rendered = RenderedOverview(
+                    tuple((job_id, rendered(JobOverview, view)) for job_id, view in jobs)
+                )
+                self._figures = figures
+            return self._rendered
+
+    def _all_of_group(self, key: str, callers: Sequence[None]) -> Sequence[RenderedOverview]:
+        del key
+        return [self.look()] * len(callers)
+
+
+def _one(reading: SharedReading, job_id: str, callers: Sequence[None]) -> Sequence[JobOverview]:
+    return [job_overview(reading.figures_of(job_id))] * len(callers)

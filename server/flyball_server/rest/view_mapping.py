@@ -1,0 +1,86 @@
+"""What people look at jobs by, as it crosses the wire; the rest of `mapping`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from flyball_client import wire_views
+from flyball_server.jobs.stage_steps import StagesSummary
+from flyball_server.metrics.job_figures import JobFigures
+from flyball_server.metrics.job_totals import NewestSteps
+from flyball_server.metrics.plan_facts import Prediction
+from flyball_server.planning.planner import DEFAULT_POLICY
+from flyball_server.rest.report_mapping import estimate, percent_estimate
+
+_STAGE_FIELDS = tuple(field.name for field in fields(wire_views.StageOfStep))
+
+
+def job_overview(figures: JobFigures) -> wire_views.JobOverview:
+    """A job in one row."""
+    job, spec, compared = figures.job, figures.job.in_force, figures.compared
+    against = None if compared is None else compared.against
+    return wire_views.JobOverview(
+        job_id=job.job_id,
+        state=str(job.state),
+        emulated=figures.emulated,
+        num_stages=spec.num_stages,
+        num_microbatches=spec.num_microbatches,
+        schedule=spec.schedule,
+        num_ranks=figures.ranks.expected,
+        num_registered=figures.ranks.registered,
+        num_present=figures.ranks.present,
+        newest_version=figures.newest_version,
+        active_version=figures.active_version,
+        policy=spec.policy or DEFAULT_POLICY,
+        target=figures.target,
+        predicted=None if figures.prediction is None else _predicted(figures.prediction),
+        measured=None if figures.newest is None else _measured(figures.newest),
+        measured_baseline_time_s=None if against is None else estimate(against.time_s),
+        measured_baseline_energy_j=None if against is None else estimate(against.energy_j),
+        slowdown_percent=None if against is None else percent_estimate(against.time_ratio, sign=1),
+        saving_percent=None if against is None else percent_estimate(against.energy_ratio, sign=-1),
+        saved_j=estimate(figures.saved_j),
+        num_steps=figures.num_steps,
+        is_caught_up=figures.is_caught_up,
+        problem=job.problem,
+        created_at=job.created_at.isoformat(),
+        heard_at=figures.active_at.isoformat(),
+    )
+
+
+def stages_of_step(summary: StagesSummary) -> wire_views.StagesOfStep:
+    """One step by stages."""
+    return wire_views.StagesOfStep(
+        step=summary.step,
+        num_ranks=summary.num_ranks,
+        plan_versions=summary.plan_versions,
+        time_s=summary.time_s,
+        energy_j=summary.energy_j,
+        stages=tuple(
+            wire_views.StageOfStep(**{name: getattr(stage, name) for name in _STAGE_FIELDS})
+            for stage in summary.stages
+        ),
+    )
+
+
+def _predicted(prediction: Prediction) -> wire_views.PredictedIteration:
+    return wire_views.PredictedIteration(
+        iteration_time_s=prediction.iteration_time_s,
+        energy_j=prediction.energy_j,
+        baseline_iteration_time_s=prediction.baseline_iteration_time_s,
+        baseline_energy_j=prediction.baseline_energy_j,
+        saving_percent=100 * (1 - prediction.energy_j / prediction.baseline_energy_j),
+        gap_percent=None if prediction.gap is None else 100 * prediction.gap,
+    )
+
+
+def _measured(newest: NewestSteps) -> wire_views.MeasuredIteration:
+    return wire_views.MeasuredIteration(
+        clocks=str(newest.clocks),
+        version=newest.version,
+        first_step=newest.steps[0],
+        last_step=newest.steps[-1],
+        num_steps=len(newest.steps),
+        iteration_time_s=newest.time_s,
+        energy_j=newest.energy_j,
+    )

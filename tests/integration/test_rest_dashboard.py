@@ -1,0 +1,293 @@
+"""The page at /: what is served, with which headers, to whom; all it loads is there and ours."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+
+from flyball_client.wire import TOKEN_HEADER
+from flyball_server.app import create_app
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.rest.dashboard_routes import ASSETS, PAGE, PAGE_POLICY, dashboard_files
+from flyball_server.rest.response_headers import API_HEADERS
+from flyball_server.settings import Settings
+
+FOLDER = Path(__file__).parents[2] / "server/flyball_server/dashboard"
+TOKEN = "an-operators-token-of-32-or-more"  # noqa: S105 - a test's
+SCRIPTS = sorted(FOLDER.glob("scripts/*.js"))
+# `import ... from "x"`, `export ... from "x"`, `import "x"`, `import("x")`.
+_IMPORT = re.compile(
+    r"""^(?:import|export)\s[^;'"()]*?\sfrom\s*["']([^"']+)["']"""
+    r"""|^import\s*["']([^"']+)["']|\bimport\(\s*["']([^"']+)["']""",
+    re.MULTILINE,
+)
+_JSDOC = re.compile(r"/\*.*?\*/|^\s*//.*?$", re.DOTALL | re.MULTILINE)
+
+
+class Page(HTMLParser):
+    """What a page loads or links to, and what a policy without `unsafe-inline` forbids in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.loaded: list[str] = []
+        self.inline: list[str] = []
+        self._is_in_script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.addresses += [given[name] for name in ("src", "href") if name in given]
+        if tag in {"script", "img", "link"}:
+            self.loaded += [given[name] for name in ("src", "href") if name in given]
+        self.inline += [
+            f"{tag} {name}" for name in given if name == "style" or name.startswith("on")
+        ]
+        self.inline += [tag] if tag in {"style", "base", "iframe", "object"} else []
+        self._is_in_script = tag == "script"
+
+    def handle_data(self, data: str) -> None:
+        if self._is_in_script and data.strip():
+            self.inline.append("script")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_in_script = False
+
+
+@pytest.fixture(scope="module")
+def planner() -> Iterator[LivePlanner]:
+    with live_planner(token=TOKEN) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def page(planner: LivePlanner) -> Page:
+    return Page(planner.http.get(PAGE).text)
+
+
+def imports(script: Path) -> set[Path]:
+    """The modules that a script loads."""
+    code = _JSDOC.sub("", script.read_text())
+    names = ("".join(found) for found in _IMPORT.findall(code))
+    return {(script.parent / name).resolve() for name in names}
+
+
+# ------------------------------------------------------------------ what is served
+
+
+def test_the_page_is_served_without_a_token_and_the_api_is_not(planner: LivePlanner) -> None:
+    answer = planner.http.get(PAGE)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.text == (FOLDER / "index.html").read_text()
+    assert planner.http.get("/api/v1/overview").status_code == 401
+
+
+def test_every_file_of_the_folder_is_served_as_what_it_is(planner: LivePlanner) -> None:
+    kinds = {
+        ".js": "text/javascript; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".svg": "image/svg+xml",
+        "": "text/plain; charset=utf-8",
+    }
+    files = [file for file in FOLDER.rglob("*") if file.is_file() and file.name != "index.html"]
+    assert len(files) > 20
+    for file in files:
+        answer = planner.http.get(ASSETS + file.relative_to(FOLDER).as_posix())
+        assert answer.status_code == 200, file
+        assert answer.headers["content-type"] == kinds[file.suffix], file
+        assert answer.content == file.read_bytes(), file
+
+
+def test_the_vendored_chart_comes_with_its_licence(planner: LivePlanner) -> None:
+    assert "Leon Sorokin" in planner.http.get(f"{ASSETS}vendor/uplot/LICENSE").text
+    assert planner.http.get(f"{ASSETS}vendor/uplot/uPlot.esm.js").status_code == 200
+
+
+def test_the_page_may_load_from_the_planner_alone_and_run_nothing_inline(
+    planner: LivePlanner, page: Page
+) -> None:
+    headers = planner.http.get(PAGE).headers
+    assert headers["content-security-policy"] == PAGE_POLICY
+    policy = dict(directive.strip().split(" ", 1) for directive in PAGE_POLICY.split(";"))
+    assert policy["default-src"] == "'none'"
+    assert "unsafe" not in PAGE_POLICY
+    assert policy["frame-ancestors"] == "'none'"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert page.inline == []
+
+
+def test_a_browser_asks_again_each_time_and_gets_only_what_has_changed(
+    planner: LivePlanner,
+) -> None:
+    for path in (PAGE, f"{ASSETS}scripts/main.js"):
+        answer = planner.http.get(path)
+        assert answer.headers["cache-control"] == "no-cache"
+        etag = answer.headers["etag"]
+        # A proxy that packs the answer marks the tag as weak.
+        for known in (etag, f'"other", {etag}', f"W/{etag}", "*"):
+            again = planner.http.get(path, headers={"If-None-Match": known})
+            assert (again.status_code, again.content) == (304, b""), known
+            assert again.headers["etag"] == etag
+        other = planner.http.get(path, headers={"If-None-Match": '"other"'})
+        assert (other.status_code, other.content) == (200, answer.content)
+    assert len({file.etag for file in dashboard_files().values()}) == len(dashboard_files())
+
+
+def test_a_head_tells_what_a_get_would(planner: LivePlanner) -> None:
+    for path in (PAGE, f"{ASSETS}styles/base.css"):
+        head, get = planner.http.head(path), planner.http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        for name in ("etag", "content-type", "content-length", "cache-control"):
+            assert head.headers[name] == get.headers[name], name
+
+
+def test_only_reading_is_answered(planner: LivePlanner) -> None:
+    for path in (PAGE, f"{ASSETS}scripts/main.js"):
+        answer = planner.http.post(path, json={})
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/dashboard",
+        "/dashboard/",
+        "/dashboard/index.html",
+        "/dashboard/scripts",
+        "/dashboard/scripts/none.js",
+        "/dashboard/../app.py",
+        "/dashboard/scripts/../../app.py",
+        "/dashboard/..%2Fapp.py",
+        "/dashboard/%2e%2e/app.py",
+        "/dashboard//etc/passwd",
+        "/dashboard/%2Fetc%2Fpasswd",
+        "/dashboard/scripts/main.js/",
+        "/dashboard/scripts/main.js%00.css",
+        "//dashboard/scripts/main.js",
+    ],
+)
+def test_nothing_else_is_served(planner: LivePlanner, path: str) -> None:
+    url = planner.http.base_url
+    for headers, status in (({}, 401), ({TOKEN_HEADER: TOKEN}, 404)):
+        connection = HTTPConnection(url.host, url.port or 0, timeout=30)
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        assert answer.status == status
+        assert answer.getheader("Content-Security-Policy") == API_HEADERS["Content-Security-Policy"]
+        assert body.startswith(b'{"detail":')
+
+
+def test_the_page_is_no_part_of_the_described_api(planner: LivePlanner) -> None:
+    described = planner.http.get("/openapi.json").json()["paths"]
+    assert [path for path in described if path == PAGE or path.startswith(ASSETS)] == []
+
+
+def test_behind_a_proxy_the_page_is_where_the_proxy_puts_it() -> None:
+    settings = Settings(database="sqlite:///unused.sqlite", token=TOKEN)
+    app = create_app(settings, MemoryJobStore())
+
+    async def get_all() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app, root_path="/planner")
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as http:
+            first = await http.get("/planner/")
+            addresses = [f"/planner/{address}" for address in Page(first.text).loaded]
+            return [first, *[await http.get(address) for address in addresses]]
+
+    answers = asyncio.run(get_all())
+    assert len(answers) > 5
+    assert {answer.status_code for answer in answers} == {200}
+
+
+# ------------------------------------------------------------------ what it loads
+
+
+def test_all_addresses_of_the_page_are_relative(page: Page) -> None:
+    assert len(page.loaded) > 5
+    for address in page.addresses:
+        parts = urlsplit(address)
+        assert (parts.scheme, parts.netloc) == ("", ""), address
+        assert not parts.path.startswith("/"), address
+
+
+def test_the_planner_serves_all_that_the_page_loads(planner: LivePlanner, page: Page) -> None:
+    for address in page.loaded:
+        assert planner.http.get("/" + address).status_code == 200, address
+    # Not one the page must load, but one that it links to.
+    assert planner.http.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_every_module_that_a_script_imports_is_in_the_folder(script: Path) -> None:
+    # The page's begin has many; a leaf has none.
+    assert script.name != "main.js" or len(imports(script)) > 3
+    for module in imports(script):
+        assert module.is_file(), module
+        assert module.is_relative_to(FOLDER), module
+
+
+def test_every_script_and_every_style_is_loaded_by_the_page(page: Page) -> None:
+    loaded = {(FOLDER.parent / address).resolve() for address in page.loaded}
+    known: set[Path] = set()
+    found = {path for path in loaded if path.suffix == ".js"}
+    while found:
+        known |= found
+        found = {module for script in found for module in imports(script)} - known
+    # Types alone are imported by comments.
+    assert {script.name for script in set(SCRIPTS) - known} <= {"wire_types.js"}
+    assert set(FOLDER.glob("styles/*.css")) <= loaded
+
+
+def test_no_file_of_ours_names_another_host() -> None:
+    names = {"http://www.w3.org/2000/svg"}  # a name space, which nobody loads
+    for file in [
+        *SCRIPTS,
+        *FOLDER.glob("styles/*.css"),
+        FOLDER / "index.html",
+        FOLDER / "icon.svg",
+    ]:
+        found = set(re.findall(r"""(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s"'`)]*""", file.read_text()))
+        assert found - names == set(), file.name
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_no_script_makes_markup_or_code_out_of_text(script: Path) -> None:
+    # Names of jobs, ranks' hosts and the planner's words are others' input.
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
+    )
+    assert re.findall(forbidden, script.read_text()) == []
+
+
+def test_what_styles_load_is_in_the_page_itself() -> None:
+    for style in FOLDER.rglob("*.css"):
+        text = style.read_text()
+        assert "@import" not in text, style
+        assert re.findall(r"url\(\s*[\"']?(?!data:)", text) == [], style
+
+
+def test_every_script_says_what_it_is_for_and_is_checked_by_editors() -> None:
+    for script in SCRIPTS:
+        first, second = script.read_text().splitlines()[:2]
+        assert first == "// @ts-check", script.name
+        assert re.match(r"// [A-Z].{20,}", second), script.name
+
+
+def test_paths_of_files_are_plain() -> None:
+    for path in dashboard_files():
+        assert posixpath.normpath(path) == path
+        assert re.fullmatch(r"/|/dashboard/[\w./]+", path), path

@@ -1,0 +1,233 @@
+"""Overviews over HTTP: every job in a row, or one, measured and predicted apart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, wait_until
+from tests.planner.samples import job_record
+
+from flyball_client import routes
+from flyball_client.codec import decode
+from flyball_client.wire import TOKEN_HEADER
+from flyball_client.wire_views import JobOverview, Overview
+from flyball_server.jobs.access import create_token
+from flyball_server.jobs.errors import StoreBusyError
+from flyball_server.jobs.store import JobReader
+from flyball_server.jobs.stores.memory_store import MemoryJobStore
+
+JOB = routes.fill(routes.JOB, job_id="job")
+TOKEN = "operator's"  # noqa: S105 - a test's
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as live:
+        yield live
+
+
+def overview_of(planner: LivePlanner, job_id: str = "job") -> JobOverview:
+    answer = planner.http.get(routes.fill(routes.JOB_OVERVIEW, job_id=job_id))
+    return decode(JobOverview, answer.raise_for_status().json())
+
+
+def everything(planner: LivePlanner) -> tuple[JobOverview, ...]:
+    return decode(Overview, planner.http.get(routes.OVERVIEW).raise_for_status().json()).jobs
+
+
+def post(
+    planner: LivePlanner,
+    steps: Collection[int],
+    *,
+    version: int | None,
+    energy_j: float | None,
+    ranks: Collection[int] = (0, 1),
+) -> None:
+    """Ranks have measured these steps, 0.9 s each."""
+    measured = {"plan_version": version, "time_s": 0.9, "energy_j": energy_j}
+    body = {"steps": [{"step": step, **measured} for step in steps]}
+    for rank in ranks:
+        path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+        planner.http.post(path, json=body).raise_for_status()
+
+
+def test_a_job_that_waits_for_all_has_nothing_measured_and_nothing_predicted(
+    planner: LivePlanner,
+) -> None:
+    planner.put_job().raise_for_status()
+    shown = overview_of(planner)
+    assert (shown.state, shown.emulated) == ("awaiting-profile", True)
+    assert (shown.num_stages, shown.num_microbatches, shown.schedule) == (2, 2, "1f1b")
+    assert (shown.num_ranks, shown.num_registered, shown.num_present) == (2, 0, 0)
+    assert (shown.newest_version, shown.active_version) == (None, None)
+    assert (shown.policy, shown.target) == ("frontier", "fastest")
+    assert (shown.predicted, shown.measured, shown.saved_j) == (None, None, None)
+    assert (shown.num_steps, shown.is_caught_up, shown.problem) == (0, True, None)
+    assert shown.heard_at == shown.created_at
+    assert everything(planner) == (shown,)
+
+
+def test_what_is_predicted_is_the_plans_and_what_is_measured_the_ranks(
+    planner: LivePlanner,
+) -> None:
+    planner.put_planned_job()
+    for rank in (0, 1):
+        planner.acknowledge(rank, 1, 3).raise_for_status()
+    post(planner, range(50, 60), version=None, energy_j=200.0)
+    post(planner, range(60, 70), version=1, energy_j=190.0)
+    shown = overview_of(planner)
+    plan = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=1)).json()["plan"]
+    assert shown.predicted is not None
+    assert shown.predicted.energy_j == plan["energy_j"]
+    assert shown.predicted.baseline_energy_j == plan["baseline"]["energy_j"]
+    assert shown.predicted.saving_percent == pytest.approx(plan["saving_percent"])
+    assert shown.measured is not None
+    assert (shown.measured.clocks, shown.measured.version) == ("plan", 1)
+    assert (shown.measured.first_step, shown.measured.last_step) == (60, 69)
+    assert (shown.measured.num_steps, shown.measured.energy_j) == (10, 380.0)
+    # Ten steps each at 400 J and 380 J, without the first of either kind.
+    assert shown.measured_baseline_energy_j is not None
+    assert shown.measured_baseline_energy_j.mean == 400.0
+    assert shown.saving_percent is not None
+    assert shown.saving_percent.mean == pytest.approx(5.0)
+    assert shown.slowdown_percent is not None
+    assert shown.slowdown_percent.mean == pytest.approx(0.0)
+    assert shown.saved_j is not None
+    assert shown.saved_j.mean == pytest.approx(9 * 20.0)
+    report = planner.http.get(f"{JOB}/report").json()
+    answer = planner.http.get(f"{JOB}/overview").json()
+    assert answer["saved_j"] == report["saved_j"]
+    version = report["versions"][-1]
+    for name, of_version in (
+        ("measured_baseline_time_s", "baseline_time_s"),
+        ("measured_baseline_energy_j", "baseline_energy_j"),
+        ("slowdown_percent", "slowdown_percent"),
+        ("saving_percent", "saving_percent"),
+    ):
+        assert answer[name] == version[of_version], name
+
+
+def test_without_energies_times_alone_are_told(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    post(planner, range(5), version=None, energy_j=None)
+    measured = overview_of(planner).measured
+    assert measured is not None
+    assert (measured.clocks, measured.version, measured.energy_j) == ("default", None, None)
+    assert measured.iteration_time_s == pytest.approx(0.9)
+
+
+def test_a_step_counts_when_all_ranks_have_posted_it(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    post(planner, [0, 1], version=None, energy_j=1.0, ranks=[0])
+    assert (overview_of(planner).num_steps, overview_of(planner).measured) == (0, None)
+    post(planner, [0], version=None, energy_j=1.0, ranks=[1])
+    assert overview_of(planner).num_steps == 1
+
+
+def test_one_job_is_shown_as_it_is_now_though_metrics_have_no_label_for_it() -> None:
+    with live_planner(metrics_jobs=0) as planner:
+        planner.put_planned_job()
+        for num_steps in (1, 2):
+            post(planner, [num_steps], version=None, energy_j=1.0)
+            assert overview_of(planner).num_steps == num_steps
+        planner.http.put(f"{JOB}/target", json={"target": "slowdown:0.1"}).raise_for_status()
+        shown = overview_of(planner)
+        assert (shown.newest_version, shown.target) == (2, "slowdown:0.1")
+
+
+def test_all_jobs_follow_within_a_moment(planner: LivePlanner) -> None:
+    planner.put_job("a").raise_for_status()
+    assert [job.job_id for job in everything(planner)] == ["a"]
+    planner.put_job("b").raise_for_status()
+    wait_until(lambda: [job.job_id for job in everything(planner)] == ["b", "a"])
+
+
+def test_a_job_that_is_not_known_is_a_404(planner: LivePlanner) -> None:
+    answer = planner.http.get(f"{JOB}/overview")
+    assert answer.status_code == 404
+    assert "job is not known here" in answer.json()["detail"]
+
+
+def test_a_jobs_token_shows_that_job_and_its_earlier_runs_alone() -> None:
+    with live_planner(token=TOKEN) as planner:
+        store = planner.state.services.store
+        token = create_token(store, job_id="job", has_operator=True)[1]
+        for job_id in ("job", "job@1", "job.1", "other@1"):
+            with store.writing(job_id) as writer:
+                writer.save_job(job_record(job_id=job_id))
+        assert planner.http.get(routes.OVERVIEW).status_code == 401
+        planner.http.headers[TOKEN_HEADER] = token
+        assert sorted(job.job_id for job in everything(planner)) == ["job", "job@1"]
+        assert overview_of(planner, "job@1").job_id == "job@1"
+        other = planner.http.get(routes.fill(routes.JOB_OVERVIEW, job_id="other@1"))
+        assert other.status_code == 403
+        planner.http.headers[TOKEN_HEADER] = TOKEN
+        assert len(everything(planner)) == 4
+
+
+class HaltingStore(MemoryJobStore):
+    """A store whose list of jobs can be kept waiting, and which counts how often it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_list = threading.Event()
+        self.may_list.set()
+        self.num_lists = 0
+        self.fails = False
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        if self.fails:
+            raise StoreBusyError(location="here")
+        with super().reading() as reader:
+            list_jobs = reader.list_jobs
+
+            def counted() -> Any:  # noqa: ANN401 - as the reader's own
+                self.num_lists += 1
+                self.may_list.wait(PATIENCE_S)
+                return list_jobs()
+
+            reader.list_jobs = counted  # type: ignore[method-assign]  # of this reader alone
+            yield reader
+
+
+def test_many_who_ask_at_once_share_one_reading() -> None:
+    store = HaltingStore()
+    with (
+        live_planner(store=store, reactions=()) as planner,
+        ThreadPoolExecutor(20) as threads,
+        httpx.Client(base_url=planner.http.base_url, timeout=PATIENCE_S) as http,
+    ):
+        planner.put_job().raise_for_status()
+        store.num_lists = 0
+        store.may_list.clear()
+        try:
+            asked = [threads.submit(http.get, routes.OVERVIEW) for _ in range(20)]
+            wait_until(lambda: store.num_lists == 1)
+            # Those who wait take no thread that others need.
+            assert planner.http.get(f"{JOB}/ranks").status_code == 405
+            assert planner.http.get(f"{JOB}/plans").json() == []
+        finally:
+            store.may_list.set()
+        answers = [each.result(PATIENCE_S).json() for each in asked]
+        assert {job["job_id"] for answer in answers for job in answer["jobs"]} == {"job"}
+        assert store.num_lists <= 3
+
+
+def test_a_store_that_cannot_be_read_is_a_503() -> None:
+    store = HaltingStore()
+    with live_planner(store=store, reactions=()) as planner:
+        planner.put_job().raise_for_status()
+        store.fails = True
+        for path in (routes.OVERVIEW, f"{JOB}/overview"):
+            answer = planner.http.get(path)
+            assert answer.status_code == 503
+            assert "job store cannot answer now" in answer.json()["detail"]
+        store.fails = False
+        assert len(everything(planner)) == 1

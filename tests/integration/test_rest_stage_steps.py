@@ -1,0 +1,94 @@
+"""Steps by stages over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.samples import rank_record, step_record
+
+from flyball_client import routes
+from flyball_client.codec import decode_list
+from flyball_client.wire_views import StagesOfStep
+from flyball_server.jobs import stage_steps
+
+PATH = routes.fill(routes.STAGES_OF_STEPS, job_id="job")
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    """With a job of two stages, two ranks each."""
+    with live_planner() as live:
+        live.put_job(num_ranks=4).raise_for_status()
+        with live.state.services.store.writing("job") as writer:
+            for rank in range(4):
+                writer.save_rank(rank_record(rank, stage=rank // 2, dp_rank=rank % 2))
+        yield live
+
+
+def post(planner: LivePlanner, rank: int, **changes: Any) -> None:  # noqa: ANN401 - JSON values
+    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+    step = {"step": 0, "plan_version": None, "time_s": 1.0, "energy_j": 100.0, **changes}
+    planner.http.post(path, json={"steps": [step]}).raise_for_status()
+
+
+def steps(planner: LivePlanner, **query: int) -> tuple[StagesOfStep, ...]:
+    answer = planner.http.get(PATH, params=query).raise_for_status()
+    return decode_list(StagesOfStep, answer.json())
+
+
+def test_a_step_is_told_by_stages_and_as_a_whole(planner: LivePlanner) -> None:
+    post(planner, 0, time_s=1.5, num_clock_misses=3, num_power_capped=2)
+    post(planner, 1, time_s=1.25, plan_version=1, num_clock_misses=1, num_thermally_capped=1)
+    post(planner, 2, time_s=1.75, energy_j=None)
+    (step,) = steps(planner)
+    assert (step.step, step.num_ranks, step.plan_versions) == (0, 3, (None, 1))
+    assert (step.time_s, step.energy_j) == (1.75, None)
+    first, second = step.stages
+    assert (first.stage, first.num_ranks, first.time_s, first.energy_j) == (0, 2, 1.5, 200.0)
+    capped = (first.num_clock_misses, first.num_power_capped, first.num_thermally_capped)
+    assert capped == (4, 2, 1)
+    assert (second.stage, second.num_ranks, second.energy_j) == (1, 1, None)
+    whole = planner.http.get(routes.fill(routes.STEPS, job_id="job")).json()[0]
+    for name in ("step", "num_ranks", "time_s", "energy_j"):
+        assert getattr(step, name) == whole[name], name
+    assert list(step.plan_versions) == whole["plan_versions"]
+
+
+def test_a_stage_that_nobody_has_posted_of_is_missing(planner: LivePlanner) -> None:
+    post(planner, 3)
+    (step,) = steps(planner)
+    assert [stage.stage for stage in step.stages] == [1]
+
+
+def test_the_newest_steps_after_one_rising(planner: LivePlanner) -> None:
+    for number in range(5):
+        post(planner, 0, step=number)
+    assert [step.step for step in steps(planner, limit=2)] == [3, 4]
+    assert [step.step for step in steps(planner, limit=2, after_step=3)] == [4]
+    assert steps(planner, after_step=4) == steps(planner, after_step=10**9) == ()
+    assert [step.step for step in steps(planner, after_step=-1)] == [0, 1, 2, 3, 4]
+
+
+def test_no_more_comes_than_one_answer_holds(
+    planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with planner.state.services.store.writing("job") as writer:
+        writer.save_steps(tuple(step_record(step, 0) for step in range(20)))
+    monkeypatch.setattr(stage_steps, "MOST_STAGES", 12)
+    assert [step.step for step in steps(planner)] == list(range(14, 20))
+    monkeypatch.setattr(stage_steps, "MOST_MEASUREMENTS", 8)
+    assert [step.step for step in steps(planner)] == [18, 19]
+    monkeypatch.setattr(stage_steps, "MOST_MEASUREMENTS", 3)
+    assert [step.step for step in steps(planner)] == [19]
+
+
+def test_what_cannot_be_answered_is_refused(planner: LivePlanner) -> None:
+    for query in ("limit=0", "limit=10001", "limit=x", "after_step=-2", f"after_step={2**53}"):
+        answer = planner.http.get(f"{PATH}?{query}")
+        assert answer.status_code == 422, query
+        assert "\n" not in answer.json()["detail"]
+    other = routes.fill(routes.STAGES_OF_STEPS, job_id="other")
+    assert planner.http.get(other).status_code == 404

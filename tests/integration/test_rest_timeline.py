@@ -1,0 +1,370 @@
+"""Timelines and histories of plans over HTTP, beside what the commands say of the same plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.command_in_process import Flyball, in_process
+from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.samples import HEADER, profile_csv, rank_registration
+
+import flyball_profiles
+from flyball_client import routes
+from flyball_client.codec import decode
+from flyball_client.wire_views import PlanSummary, TimelineOfPlan, TimelineView
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Instruction
+from flyball_server.rest.plan_view_examples import PLAN_SUMMARY, TIMELINE
+
+SHIPPED = Path(flyball_profiles.__file__).parent / "stages" / "gpt3-175b-a100-sxm-fitted.csv"
+PATH = routes.fill(routes.TIMELINE, job_id="job")
+HISTORY = routes.fill(routes.HISTORY, job_id="job")
+# To what times in s and energies in J are rounded.
+TIME_CLOSE, ENERGY_CLOSE = 0.51e-6, 0.51e-3
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    with live_planner() as live:
+        yield live
+
+
+@pytest.fixture
+def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
+    return in_process(capsys)
+
+
+def timeline(planner: LivePlanner, version: int | None = None) -> TimelineView:
+    asked = {} if version is None else {"version": version}
+    answer = planner.http.get(PATH, params=asked)
+    assert answer.status_code == 200, answer.text
+    return decode(TimelineView, answer.json())
+
+
+def history(planner: LivePlanner) -> list[PlanSummary]:
+    answer = planner.http.get(HISTORY)
+    assert answer.status_code == 200, answer.text
+    return [decode(PlanSummary, line) for line in answer.json()]
+
+
+def refusal(planner: LivePlanner, status: int, **asked: object) -> str:
+    answer = planner.http.get(PATH, params=asked)  # type: ignore[arg-type]  # wrong ones too
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["detail"])
+
+
+# ------------------------------------------------------------------ on paper
+
+
+def test_two_stages_and_two_microbatches_are_as_on_paper(planner: LivePlanner) -> None:
+    """Stage 0 has 0.2 s between its second forward and the end of the first backward, and so on.
+
+    0.1 s forward, 0.2 s backward at 1410 MHz, a tenth more at 1200 MHz. Stage 1 never waits from
+    0.1 to 0.7 s; stage 0 runs its second forward and its first backward at 1200 MHz, which saves
+    4 - 0.7 J and 8 - 1.4 J less the 70 W that it would draw while it waits.
+    """
+    planner.put_planned_job()
+    assert timeline(planner) == replace(TIMELINE, job_id="job")
+
+
+def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:
+    """Stage 0: 0.3 s at 1410 MHz, 0.33 s at 1200 MHz: 1300 MHz on average."""
+    planner.put_planned_job()
+    [line] = history(planner)
+    assert line.predicted is not None
+    assert PLAN_SUMMARY.predicted is not None
+    for name, value in asdict(PLAN_SUMMARY.predicted).items():
+        assert getattr(line.predicted, name) == pytest.approx(value, abs=1e-3), name
+    told = replace(PLAN_SUMMARY, created_at="", first_step=None, predicted=None)
+    assert replace(line, created_at="", predicted=None) == told
+    named = [planner.acknowledge(rank, 1, current_step=4).json()["first_step"] for rank in (0, 1)]
+    [line] = history(planner)
+    assert named == [None, line.first_step]
+    assert line.first_step is not None
+
+
+# ------------------------------------------------------------------ beside the commands
+
+
+PAPER_PROFILE = SHIPPED.read_text()
+SPLIT_PROFILE = HEADER + "".join(
+    f"{stage},{kind},{mhz},{time_s * slower:.4f},{energy_j}\n"
+    for stage in range(3)
+    for kind, time_s in (
+        ("forward", 0.1 + 0.01 * stage),
+        ("backward_input", 0.12),
+        ("backward_weight", 0.07),
+    )
+    for mhz, slower, energy_j in ((1410, 1.0, 30.0), (1200, 1.1, 26.0), (1000, 1.3, 25.5))
+)
+CHUNKED_PROFILE = (
+    "chunk,"
+    + HEADER
+    + "".join(
+        f"{chunk},{stage},{kind},{mhz},{time_s * slower:.4f},{energy_j}\n"
+        for chunk in range(2)
+        for stage in range(2)
+        for kind, time_s in (("forward", 0.1 + 0.02 * chunk), ("backward", 0.2))
+        for mhz, slower, energy_j in ((1410, 1.0, 30.0), (1200, 1.1, 26.0))
+    )
+)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "the shipped profile": (
+        PAPER_PROFILE,
+        {"num_stages": 8, "num_microbatches": 12, "policy": "envelope"},
+    ),
+    "interleaved": (
+        CHUNKED_PROFILE,
+        {"num_stages": 2, "num_microbatches": 4, "schedule": "interleaved-1f1b", "effort": "low"},
+    ),
+    "backward in two parts": (
+        SPLIT_PROFILE,
+        {"num_stages": 3, "num_microbatches": 5, "schedule": "zb-h1", "effort": "low"},
+    ),
+    "never flushing": (
+        profile_csv(3),
+        {"num_stages": 3, "num_microbatches": 4, "schedule": "pipedream-2bw", "effort": "low"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_says_what_simulate_and_export_say_of_the_same_plan(
+    planner: LivePlanner, flyball: Flyball, tmp_path: Path, case: str
+) -> None:
+    text, job = CASES[case]
+    planner.put_job(**job, num_ranks=job["num_stages"]).raise_for_status()
+    planner.put_profile(text).raise_for_status()
+    profile, plan, trace = (tmp_path / name for name in ("profile.csv", "plan.json", "trace.json"))
+    profile.write_text(text)
+    version = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=1)).json()
+    plan.write_text(json.dumps(version["plan"]))
+    view = timeline(planner)
+    assert view.is_as_planned
+    assert view.schedule == job.get("schedule", "1f1b")
+    done = flyball("simulate", profile, plan, "--json")
+    check_totals(view.plan, json.loads(done.stdout))
+    assert view.baseline.iteration_time_s == pytest.approx(
+        version["plan"]["baseline"]["iteration_time_s"], abs=TIME_CLOSE
+    )
+    assert view.baseline.energy_j == pytest.approx(
+        version["plan"]["baseline"]["energy_j"], abs=ENERGY_CLOSE
+    )
+    assert planned_entries(view.plan) == version["plan"]["stages"]
+    if case != "never flushing":  # the trace has a period of it as one event a kind
+        assert flyball("export", profile, plan, "--chrome-trace", trace).returncode == 0
+        check_trace(view.plan, json.loads(trace.read_text())["traceEvents"])
+
+
+def check_totals(drawn: TimelineOfPlan, simulated: dict[str, Any]) -> None:
+    assert drawn.iteration_time_s == pytest.approx(simulated["iteration_time_s"], abs=TIME_CLOSE)
+    assert drawn.energy_j == pytest.approx(simulated["energy_j"], abs=ENERGY_CLOSE)
+    assert drawn.bubble_fraction == pytest.approx(simulated["bubble_fraction"], abs=1e-6)
+
+
+def planned_entries(drawn: TimelineOfPlan) -> list[list[list[str | int]]]:
+    """Kind, microbatch and MHz, and a chunk other than 0, as in a plan."""
+    return [
+        [
+            [kind, microbatch, mhz, chunk] if chunk else [kind, microbatch, mhz]
+            for kind, microbatch, chunk, mhz in zip(
+                row.kinds, row.microbatches, row.chunks, row.clock_mhz, strict=True
+            )
+        ]
+        for row in drawn.rows
+    ]
+
+
+def check_trace(drawn: TimelineOfPlan, events: list[dict[str, Any]]) -> None:
+    """The same instructions at the same times, the same of them critical."""
+    boxes = [event for event in events if event["ph"] == "X"]
+    threads = sorted({event["tid"] for event in boxes})
+    critical = set(drawn.critical_path)
+    for row, thread in enumerate(threads):
+        of_row = sorted(
+            (event for event in boxes if event["tid"] == thread), key=lambda event: event["ts"]
+        )
+        shown = drawn.rows[row]
+        assert len(of_row) == len(shown.kinds)
+        for at, event in enumerate(of_row):
+            told = event["args"]
+            assert (shown.kinds[at], shown.clock_mhz[at]) == (event["cat"], told["sm_clock_mhz"])
+            assert shown.start_s[at] == pytest.approx(event["ts"] / 1e6, abs=2e-6)
+            assert shown.duration_s[at] == pytest.approx(told["time_ms"] / 1e3, abs=TIME_CLOSE)
+            assert shown.energy_j[at] == pytest.approx(told["energy_j"], abs=ENERGY_CLOSE)
+            assert shown.float_s[at] == pytest.approx(told["float_ms"] / 1e3, abs=TIME_CLOSE)
+            assert ((row, at) in critical) is told["on_critical_path"]
+
+
+# ------------------------------------------------------------------ which version, and of what
+
+
+def test_the_active_version_is_shown_before_there_is_one_the_newest(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    target = routes.fill(routes.TARGET, job_id="job")
+    planner.http.put(target, json={"target": "slowdown:0.1"}).raise_for_status()
+    assert timeline(planner).version == 2
+    for rank in (0, 1):
+        planner.acknowledge(rank, 1, current_step=4).raise_for_status()
+    assert timeline(planner).version == 1
+    assert timeline(planner, 2).version == 2
+    assert timeline(planner, 2).plan.iteration_time_s > 0.9
+    assert [line.target for line in history(planner)] == ["fastest", "slowdown:0.1"]
+
+
+def test_it_is_emulated_where_a_rank_says_so(planner: LivePlanner) -> None:
+    planner.put_job(emulated=False).raise_for_status()
+    planner.put_profile().raise_for_status()
+    assert not timeline(planner).emulated
+    planner.put_ranks(1)
+    assert timeline(planner).emulated
+
+
+def test_a_profile_that_has_changed_is_told_and_one_that_does_not_fit_is_refused(
+    planner: LivePlanner,
+) -> None:
+    planner.put_planned_job()
+    assert timeline(planner, 1).is_as_planned
+    planner.put_profile(profile_csv(forward_energy_j=31.0)).raise_for_status()
+    # At 1 J more in three of the four forwards at 1410 MHz.
+    changed = timeline(planner, 1)
+    assert not changed.is_as_planned
+    assert changed.plan.energy_j == pytest.approx(TIMELINE.plan.energy_j + 3)
+    assert timeline(planner, 2).is_as_planned
+    planner.put_profile(profile_csv().replace("1200", "1300")).raise_for_status()
+    said = refusal(planner, 409, version=1)
+    assert said.startswith("Plan version 1 of job job has no timeline: the job's profile does not")
+    assert "1200 MHz" in said
+    assert timeline(planner, 3).is_as_planned
+
+
+def test_a_plan_for_a_slow_gpu_is_drawn_as_it_was_planned(planner: LivePlanner) -> None:
+    """Two pipelines of two stages; stage 1 of the second takes 1.5 times as long."""
+    planner.put_job(num_ranks=4, effort="low").raise_for_status()
+    planner.put_profile().raise_for_status()
+    for rank in range(4):
+        path = routes.fill(routes.RANK, job_id="job", rank=rank)
+        body = rank_registration(rank % 2, dp_rank=rank // 2, gpu_uuid=f"EMULATED-{rank}")
+        planner.http.put(path, json=body).raise_for_status()
+    stragglers = routes.fill(routes.STRAGGLERS, job_id="job")
+    planner.http.post(stragglers, json={"rank": 3, "slowdown": 1.5}).raise_for_status()
+    wait_until(lambda: len(history(planner)) > 1)
+    assert history(planner)[1].kind == "separate"
+    view = timeline(planner, 2)
+    assert view.is_as_planned
+    assert [(row.dp_rank, row.stage) for row in view.plan.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    # Its stage 1 takes 0.15 and 0.3 s: 0.1 + 2 * 0.45 + 0.2 s.
+    assert view.plan.iteration_time_s == pytest.approx(1.2)
+    assert view.plan.rows[3].duration_s == (0.15, 0.3, 0.15, 0.3)
+    # The profile's energy is of one pipeline: each of the two has half of it.
+    assert view.plan.rows[3].energy_j == (22.5, 46.5, 22.5, 46.5)
+    assert view.plan.rows[0].blocking_power_w == 35.0
+    # The first pipeline has a third of a second to spare at the highest clocks.
+    assert min(min(row.float_s) for row in view.baseline.rows[:2]) == pytest.approx(0.3)
+    assert timeline(planner, 1).is_as_planned
+
+
+# ------------------------------------------------------------------ refused
+
+
+def test_what_cannot_be_drawn_is_refused_in_a_line(planner: LivePlanner) -> None:
+    assert refusal(planner, 404) == "Job job is not known here; register it first"
+    planner.put_job().raise_for_status()
+    assert refusal(planner, 409) == "Job job has no plan yet; put a profile first"
+    assert refusal(planner, 404, version=1) == "Job job has no plan version 1"
+    for version in ("0", "-1", "x", "1.5", str(2**63)):
+        assert refusal(planner, 422, version=version).startswith("version: ")
+    assert planner.http.get(HISTORY).json() == []
+    nobody = planner.http.get(routes.fill(routes.HISTORY, job_id="nobody"))
+    assert nobody.status_code == 404
+
+
+def test_a_version_that_was_made_to_learn_from_has_a_line_in_the_history_but_no_timeline(
+    planner: LivePlanner,
+) -> None:
+    planner.put_job().raise_for_status()
+    stages = tuple(
+        (Instruction(InstructionKind.FORWARD, 0), Instruction(InstructionKind.BACKWARD, 0))
+        for _ in range(2)
+    )
+    plan = ProbePlan(
+        schedule="1f1b",
+        num_microbatches=1,
+        stages=stages,
+        cycle_mhz=(((1410, 1410), (1410, 1000)),),
+        iteration_time_s=1.0,
+    )
+    services = planner.state.services
+    record = PlanRecord(job_id="job", version=1, created_at=services.now(), solve_s=0.0, plan=plan)
+    with services.store.writing("job") as writer:
+        writer.add_plan(record)
+    assert refusal(planner, 409) == (
+        "Plan version 1 of job job has no timeline: it was made to learn from; its clocks change"
+        " from step to step"
+    )
+    [line] = history(planner)
+    assert (line.kind, line.policy, line.predicted) == ("probe", "probe", None)
+    assert line.stage_clock_mhz == (1410.0, 1205.0)
+    with services.store.writing("job") as writer:
+        writer.save_profile("job", parse_stage_profile(profile_csv()))
+        writer.delete_profile("job")
+    assert refusal(planner, 409, version=1).endswith("from step to step")
+
+
+def test_a_plan_whose_profile_is_gone_is_refused(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    with planner.state.services.store.writing("job") as writer:
+        writer.delete_profile("job")
+    assert refusal(planner, 409) == "Job job has no profile yet; put one first"
+
+
+# ------------------------------------------------------------------ how it is sent
+
+
+def test_it_is_compressed_for_who_takes_that_and_the_same_for_who_does_not(
+    planner: LivePlanner,
+) -> None:
+    planner.put_planned_job()
+    plain = planner.http.get(PATH, headers={"Accept-Encoding": "identity"})
+    packed = planner.http.get(PATH, headers={"Accept-Encoding": "gzip"})
+    assert "Content-Encoding" not in plain.headers
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert plain.headers["Vary"] == packed.headers["Vary"] == "Accept-Encoding"
+    assert plain.headers["Content-Type"] == packed.headers["Content-Type"] == "application/json"
+    assert int(packed.headers["Content-Length"]) < int(plain.headers["Content-Length"])
+    assert plain.content == packed.content
+
+
+def test_a_token_of_the_job_opens_both_and_one_of_another_neither() -> None:
+    with live_planner(token="operator") as planner:  # noqa: S106 - of this test
+        planner.http.headers["Flyball-Token"] = "operator"
+        planner.put_planned_job()
+        tokens = {
+            job_id: planner.http.post(routes.TOKENS, json={"job_id": job_id}).json()["token"]
+            for job_id in ("job", "other")
+        }
+        for path in (PATH, HISTORY):
+            statuses = [
+                planner.http.get(path, headers={"Flyball-Token": token}).status_code
+                for token in (tokens["job"], tokens["other"], "wrong")
+            ]
+            assert statuses == [200, 403, 401]
+
+
+def test_a_planner_that_starts_on_the_database_of_another_says_the_same(tmp_path: Path) -> None:
+    said: list[tuple[list[PlanSummary], TimelineView]] = []
+    with live_planner(store=SqliteJobStore(tmp_path / "planner.sqlite")) as planner:
+        planner.put_planned_job()
+        said.append((history(planner), timeline(planner)))
+    with live_planner(store=SqliteJobStore(tmp_path / "planner.sqlite")) as planner:
+        said.append((history(planner), timeline(planner)))
+    assert said[0] == said[1]

@@ -1,0 +1,20 @@
+"""Examples of what people look at jobs by, in the API's description: valid by their own types."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import TypeAdapter
+
+from flyball_client import wire_views
+from flyball_server.rest import view_examples
+from flyball_server.rest.documentation import plain
+
+EXAMPLES = [
+    value for value in vars(view_examples).values() if type(value).__module__ == wire_views.__name__
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_every_example_is_valid_by_its_own_type(example: object) -> None:
+    read = TypeAdapter(type(example)).validate_python(plain(example))
+    assert plain(read) == plain(example)

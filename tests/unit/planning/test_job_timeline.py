@@ -1,0 +1,274 @@
+"""The timeline of a job's plan: rows by hand, the paces it was made for, and what holds always."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.job_timeline import job_timeline, own_dp_ranks
+from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.predicted_timeline import PredictedTimeline
+from flyball_server.planning.schedules._base import Instruction
+from flyball_server.planning.timeline_rows import TimelineRow, critical_places, timeline_rows
+
+from .tiny_pipelines import (
+    B,
+    F,
+    I,
+    W,
+    any_requests,
+    equal_profile,
+    profile_of,
+    profiles,
+    timed_profile,
+)
+
+CLOSE = 1e-9
+
+
+def plan_of(
+    profile: StageProfile, num_microbatches: int, schedule: str = "1f1b", policy: str = "baseline"
+) -> FrequencyPlan:
+    return make_plan(
+        PlanRequest(
+            profile=profile,
+            num_microbatches=num_microbatches,
+            blocking_power_w=(5.0,),
+            schedule=schedule,
+            policy=policy,
+            effort=Effort.LOW,
+        )
+    )
+
+
+def paced_plan(
+    profile: StageProfile, *paces: Pace, num_pipelines: int = 1, num_microbatches: int = 1
+) -> FrequencyPlan | DataParallelPlan:
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=num_microbatches,
+        blocking_power_w=(5.0,),
+        effort=Effort.LOW,
+    )
+    return make_paced_plan(PacedRequest(request=request, paces=paces, num_pipelines=num_pipelines))
+
+
+def rows_of(
+    profile: StageProfile,
+    plan: FrequencyPlan | DataParallelPlan,
+    *paces: Pace,
+    num_pipelines: int = 1,
+) -> tuple[PredictedTimeline, tuple[TimelineRow, ...]]:
+    """Of a plan that must be drawn as it was planned."""
+    timeline, is_as_planned = job_timeline(profile, plan, paces=paces, num_pipelines=num_pipelines)
+    assert is_as_planned
+    return timeline, timeline_rows(timeline, own_dp_ranks(plan))
+
+
+def merged(num_pipelines: int) -> StageProfile:
+    """`equal_profile` of one stage, of so many pipelines: energies summed."""
+    return profile_of(
+        [
+            {
+                F: [(1410, 1.0, 10.0 * num_pipelines), (1000, 1.25, 8.0 * num_pipelines)],
+                B: [(1410, 2.0, 30.0 * num_pipelines), (1000, 2.5, 20.0 * num_pipelines)],
+            }
+        ],
+        [num_pipelines],
+    )
+
+
+# ------------------------------------------------------------------ on paper
+
+
+def test_a_backward_in_two_parts_leaves_the_weights_part_of_the_last_stage_a_float() -> None:
+    """F 0..1; stage 1: F 1..2, I 2..4, W 4..8; stage 0: I 4..6, W 6..10: stage 1 has 2 s."""
+    profile = timed_profile(2, {F: 1.0, I: 2.0, W: 4.0})
+    timeline, (first, last) = rows_of(profile, plan_of(profile, 1, "zb-h1"))
+    assert first.instructions == last.instructions
+    assert first.instructions == (Instruction(F, 0), Instruction(I, 0), Instruction(W, 0))
+    assert (first.start_s, first.duration_s) == ((0.0, 4.0, 6.0), (1.0, 2.0, 4.0))
+    assert (last.start_s, last.duration_s) == ((1.0, 2.0, 4.0), (1.0, 2.0, 4.0))
+    assert (first.float_s, last.float_s) == ((0.0, 0.0, 0.0), (0.0, 0.0, 2.0))
+    assert critical_places(timeline) == ((0, 0), (1, 0), (1, 1), (0, 1), (0, 2))
+
+
+def test_model_chunks_are_told_apart() -> None:
+    """One microbatch goes down two stages twice: s0c0, s1c0, s0c1, s1c1, and back again."""
+    profile = timed_profile(2, {F: 1.0, B: 2.0}, num_chunks=2)
+    timeline, (first, last) = rows_of(profile, plan_of(profile, 1, "interleaved-1f1b"))
+    order = (Instruction(F, 0), Instruction(F, 0, 1), Instruction(B, 0, 1), Instruction(B, 0))
+    assert first.instructions == last.instructions == order
+    assert first.start_s == (0.0, 2.0, 6.0, 10.0)
+    assert last.start_s == (1.0, 3.0, 4.0, 8.0)
+    path = ((0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (0, 2), (1, 3), (0, 3))
+    assert critical_places(timeline) == path
+    assert timeline.simulation.whole.iteration_time_s == 12.0
+
+
+def test_of_a_pipeline_that_never_flushes_each_row_is_a_period_of_its_stage() -> None:
+    """Two microbatches: stage 0 takes 3 s each of the 4 s of stage 1, and has 2 s to spare."""
+    quick = {F: [(1410, 1.0, 6.0), (1000, 2.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
+    slow = {F: [(1410, 2.0, 6.0), (1000, 3.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
+    profile = profile_of([quick, slow])
+    timeline, (first, last) = rows_of(profile, plan_of(profile, 2, "pipedream"))
+    assert first.instructions == tuple(
+        Instruction(kind, microbatch) for kind, microbatch in ((F, 1), (B, 0), (F, 0), (B, 1))
+    )
+    assert (first.start_s, first.duration_s) == ((0.0, 1.0, 3.0, 4.0), (1.0, 2.0, 1.0, 2.0))
+    assert (last.start_s, last.duration_s) == ((0.0, 2.0, 4.0, 6.0), (2.0, 2.0, 2.0, 2.0))
+    assert (first.energy_j, first.float_s) == ((6.0, 9.0, 6.0, 9.0), (2.0,) * 4)
+    assert critical_places(timeline) == ((1, 0), (1, 1), (1, 2), (1, 3))
+
+
+def test_a_plan_for_a_slow_stage_is_drawn_at_its_pace() -> None:
+    """Stage 1 takes 1.5 and 3 s; stage 0's second forward and first backward run at 1000 MHz.
+
+    Stage 1: 1..2.5, 2.5..5.5, 5.5..7, 7..10. Stage 0: 0..1, 1..2.25, 5.5..8, 10..12.
+    """
+    slow = Pace(stage=1, slowdown=1.5)
+    plan = paced_plan(equal_profile(2), slow, num_microbatches=2)
+    _, (first, last) = rows_of(equal_profile(2), plan, slow)
+    assert first.clock_mhz == (1410, 1000, 1000, 1410)
+    assert (first.start_s, first.duration_s) == ((0.0, 1.0, 5.5, 10.0), (1.0, 1.25, 2.5, 2.0))
+    assert (last.start_s, last.duration_s) == ((1.0, 2.5, 5.5, 7.0), (1.5, 3.0, 1.5, 3.0))
+    assert first.float_s == (0.0, 3.25, 2.0, 0.0)
+    assert last.energy_j == (15.0, 45.0, 15.0, 45.0)
+
+
+def test_without_its_paces_it_is_drawn_as_profiled_and_not_called_as_planned() -> None:
+    plan = paced_plan(equal_profile(2), Pace(stage=1, slowdown=1.5), num_microbatches=2)
+    timeline, is_as_planned = job_timeline(equal_profile(2), plan)
+    assert not is_as_planned
+    assert timeline_rows(timeline, [0])[1].duration_s == (1.0, 2.0, 1.0, 2.0)
+    others = [Pace(stage=1, slowdown=1.25), Pace(stage=0, slowdown=1.5, dp_rank=0)]
+    for pace in others:
+        again, is_as_planned = job_timeline(equal_profile(2), plan, paces=[pace], num_pipelines=2)
+        assert (again.simulation, is_as_planned) == (timeline.simulation, False)
+
+
+def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -> None:
+    """Of four pipelines of 3 s the third takes 3.5 s; the others' backward is slowed to that."""
+    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=2)
+    plan = paced_plan(merged(4), slow, num_pipelines=4)
+    timeline, (three, one) = rows_of(merged(4), plan, slow, num_pipelines=4)
+    assert [(row.dp_rank, row.stage) for row in (three, one)] == [(0, 0), (2, 0)]
+    assert (three.clock_mhz, one.clock_mhz) == ((1410, 1000), (1410, 1410))
+    assert three.energy_j == pytest.approx((30, 60))
+    assert one.energy_j == pytest.approx((70 / 6, 210 / 6))
+    assert one.duration_s == pytest.approx((7 / 6, 7 / 3))
+    assert (three.blocking_power_w, one.blocking_power_w) == (15.0, 5.0)
+    assert critical_places(timeline) == ((0, 0), (0, 1), (1, 0), (1, 1))
+    # At the highest clocks the three have finished half a second before the fourth.
+    at_highest = timeline_rows(timeline.baseline(), own_dp_ranks(plan))
+    assert at_highest[0].float_s == pytest.approx((0.5, 0.5))
+    assert at_highest[1].float_s == pytest.approx((0.0, 0.0))
+
+
+def test_other_classes_of_pipelines_than_the_plans_are_not_its_paces() -> None:
+    plan = paced_plan(merged(4), Pace(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4)
+    other = Pace(stage=0, slowdown=7 / 6, dp_rank=1)
+    timeline, is_as_planned = job_timeline(merged(4), plan, paces=[other], num_pipelines=4)
+    assert not is_as_planned
+    # As profiled: nobody is slow.
+    assert timeline.simulation.whole.iteration_time_s == 3.5
+    assert timeline.simulation.pipelines[1].iteration_time_s == 3.0
+
+
+def test_a_profile_of_other_stages_or_clocks_does_not_fit() -> None:
+    plan = plan_of(equal_profile(2), 2)
+    with pytest.raises(PlanningError, match="has 2 stages, the profile 3"):
+        job_timeline(equal_profile(3), plan)
+    other = {F: [(1300, 1.0, 10.0), (900, 2.0, 9.0)], B: [(1300, 1.0, 10.0), (900, 2.0, 9.0)]}
+    with pytest.raises(PlanningError, match="runs at 1410 MHz, which the profile does not have"):
+        job_timeline(profile_of([other, other]), plan)
+
+
+def test_a_profile_that_has_changed_since_is_told() -> None:
+    plan = plan_of(equal_profile(2), 2)
+    dearer = profile_of(
+        [{F: [(1410, 1.0, 11.0), (1000, 1.25, 8.0)], B: [(1410, 2.0, 30.0), (1000, 2.5, 20.0)]}] * 2
+    )
+    timeline, is_as_planned = job_timeline(dearer, plan)
+    assert not is_as_planned
+    assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j + 4)
+
+
+# ------------------------------------------------------------------ what holds always
+
+
+def check(timeline: PredictedTimeline, rows: Sequence[TimelineRow]) -> None:
+    """The rows add up to the iteration, and the critical paths lead through all of it."""
+    whole = timeline.simulation.whole
+    end_s = whole.iteration_time_s
+    busy_j = sum(
+        energy_j - row.blocking_power_w * duration_s
+        for row in rows
+        for energy_j, duration_s in zip(row.energy_j, row.duration_s, strict=True)
+    )
+    waiting_w = sum(row.blocking_power_w for row in rows)
+    assert busy_j + waiting_w * end_s == pytest.approx(whole.energy_j, rel=CLOSE)
+    idle_s = sum(end_s - sum(row.duration_s) for row in rows)
+    assert idle_s / (len(rows) * end_s) == pytest.approx(whole.bubble_fraction, abs=CLOSE)
+    ends_s = [
+        [start + duration for start, duration in zip(row.start_s, row.duration_s, strict=True)]
+        for row in rows
+    ]
+    assert max(map(max, ends_s)) == pytest.approx(end_s, rel=CLOSE)
+    for row, of_row in zip(rows, ends_s, strict=True):
+        assert min(row.float_s) >= 0
+        assert all(
+            end + slack <= end_s * (1 + CLOSE)
+            for end, slack in zip(of_row, row.float_s, strict=True)
+        )
+        assert all(
+            end <= start + CLOSE * end_s
+            for end, start in zip(of_row, row.start_s[1:], strict=False)
+        )
+    places = critical_places(timeline)
+    begins = [n for n, (r, at) in enumerate(places) if rows[r].start_s[at] == 0.0]
+    assert len(begins) == len(timeline.models)
+    for first, after in pairwise([*begins, len(places)]):
+        for (r, at), (next_r, next_at) in pairwise(places[first:after]):
+            begin_s = rows[next_r].start_s[next_at]
+            assert begin_s == pytest.approx(ends_s[r][at], abs=CLOSE * end_s)
+
+
+@settings(max_examples=40)
+@given(any_requests())
+def test_rows_of_a_plan_of_any_schedule_are_its_instructions_and_add_up_to_it(
+    request: PlanRequest,
+) -> None:
+    plan = make_plan(request)
+    timeline, rows = rows_of(request.profile, plan)
+    for row, stage in zip(rows, plan.stages, strict=True):
+        planned = [((item.kind, item.microbatch, item.chunk), item.frequency_mhz) for item in stage]
+        assert list(zip(row.instructions, row.clock_mhz, strict=True)) == planned
+    check(timeline, rows)
+    at_highest = timeline.baseline()
+    assert at_highest.simulation.whole.energy_j == pytest.approx(plan.baseline_energy_j)
+    check(at_highest, timeline_rows(at_highest, [0]))
+
+
+@settings(max_examples=25)
+@given(profiles(max_stages=3), st.integers(1, 3), st.sampled_from([0.8, 1.3]), st.data())
+def test_rows_of_pipelines_of_uneven_pace_add_up_to_their_plan(
+    profile: StageProfile, num_microbatches: int, slowdown: float, data: st.DataObject
+) -> None:
+    stage = data.draw(st.integers(0, profile.num_stages - 1))
+    dp_rank = data.draw(st.integers(0, 2))
+    pace = Pace(stage=stage, slowdown=slowdown, dp_rank=dp_rank)
+    plan = paced_plan(profile, pace, num_pipelines=3, num_microbatches=num_microbatches)
+    timeline, rows = rows_of(profile, plan, pace, num_pipelines=3)
+    assert len(rows) == 2 * profile.num_stages
+    assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j)
+    check(timeline, rows)

@@ -1,0 +1,269 @@
+"""Live feeds: one look for all who follow, none for nobody, at once when woken, ended at close."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+from flyball_server.jobs import live_feed
+from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
+from flyball_server.jobs.live_feed import Feed, Following
+from flyball_server.jobs.waiters import JobWaiters
+
+NEVER_S = 600.0
+
+
+class Subject:
+    """Something that can be looked at, and what is to be seen of it."""
+
+    def __init__(self) -> None:
+        self.seen = "first"
+        self.error: Exception | None = None
+        self.num_looks = 0
+        self.may_look = threading.Event()
+        self.may_look.set()
+
+    def look(self) -> str:
+        self.num_looks += 1
+        seen, error = self.seen, self.error
+        assert self.may_look.wait(60)
+        if error is not None:
+            raise error
+        return seen
+
+
+Scenario = Callable[[Feed[str], JobWaiters, Subject], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks next to no time passes, unless a test says otherwise."""
+    monkeypatch.setattr(live_feed, "PERIOD_S", 0.01)
+    monkeypatch.setattr(live_feed, "LEAST_PAUSE_S", 0.001)
+
+
+def run(scenario: Scenario) -> Subject:
+    async def bounded() -> None:
+        waiters = JobWaiters()
+        feed = Feed(waiters, lambda _: subject.look)
+        try:
+            await asyncio.wait_for(scenario(feed, waiters, subject), 60)
+        finally:
+            waiters.close()
+            await feed.stop()
+            assert feed.num_followed == 0
+
+    subject = Subject()
+    asyncio.run(bounded())
+    return subject
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+def more_looks(subject: Subject, number: int) -> bool:
+    return subject.num_looks > number
+
+
+async def followed(feed: Feed[str], key: str = "job") -> tuple[Following[str], asyncio.Event]:
+    changed = asyncio.Event()
+    following = feed.follow(key, changed)
+    await following.first()
+    changed.clear()
+    return following, changed
+
+
+def test_all_who_follow_the_same_share_its_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters
+        many = [(await followed(feed))[0] for _ in range(50)]
+        assert {each.state for each in many} == {"first"}
+        assert (subject.num_looks, feed.num_followed) == (1, 1)
+
+    run(scenario)
+
+
+def test_what_nobody_follows_is_not_looked_at() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        one, _ = await followed(feed)
+        other, _ = await followed(feed)
+        one.stop()
+        await until(lambda: subject.num_looks > 3)
+        other.stop()
+        await until(lambda: feed.num_followed == 0)
+        num_looks = subject.num_looks
+        waiters.wake("job")
+        await asyncio.sleep(0.05)
+        assert subject.num_looks == num_looks
+
+    run(scenario)
+
+
+def test_a_change_is_told_to_all_who_follow_and_no_change_to_nobody() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters
+        both = [await followed(feed) for _ in range(2)]
+        num_looks = subject.num_looks
+        await until(lambda: subject.num_looks > num_looks + 2)
+        assert not any(changed.is_set() for _, changed in both)
+        subject.seen = "second"
+        for following, changed in both:
+            await changed.wait()
+            assert following.state == "second"
+
+    run(scenario)
+
+
+def test_a_wake_from_another_thread_lets_look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        following, changed = await followed(feed)
+        subject.seen = "second"
+        thread = threading.Thread(target=waiters.wake, args=("job",))
+        thread.start()
+        await changed.wait()
+        thread.join()
+        assert following.state == "second"
+        waiters.wake("other")
+        assert subject.num_looks == 2
+
+    run(scenario)
+
+
+def test_a_change_while_it_is_looked_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        following, changed = await followed(feed)
+        subject.may_look.clear()
+        waiters.wake("job")
+        await until(lambda: subject.num_looks == 2)  # it has seen the first and is not back yet
+        subject.seen = "second"
+        waiters.wake("job")
+        subject.may_look.set()
+        await changed.wait()
+        assert following.state == "second"
+
+    run(scenario)
+
+
+def test_one_who_comes_when_all_others_have_gone_sees_what_is_there_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters
+        before, _ = await followed(feed)
+        subject.seen = "second"
+        before.stop()
+        after, changed = await followed(feed)
+        if after.state != "second":  # it still had what was seen for the other
+            await changed.wait()
+        assert after.state == "second"
+
+    run(scenario)
+
+
+def test_what_is_not_known_is_refused_and_forgotten() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters
+        subject.error = UnknownJobError(job_id="job")
+        for _ in range(2):
+            following = feed.follow("job", asyncio.Event())
+            with pytest.raises(UnknownJobError):
+                await following.first()
+            following.stop()
+            await until(lambda: feed.num_followed == 0)
+        subject.error = None
+        assert (await followed(feed))[0].state == "first"
+
+    run(scenario)
+
+
+def test_what_is_gone_is_told_and_over() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters
+        following, changed = await followed(feed)
+        assert not following.is_gone
+        subject.error = UnknownJobError(job_id="job")
+        await changed.wait()
+        assert following.is_gone
+        assert following.over.is_set()
+        await until(lambda: feed.num_followed == 0)
+
+    run(scenario)
+
+
+def test_a_look_that_fails_is_told_and_looked_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters
+        following, changed = await followed(feed)
+        for error in (StoreBusyError(location="here"), ZeroDivisionError("nobody has foreseen it")):
+            subject.error = error
+            await changed.wait()
+            changed.clear()
+            assert following.error is error
+            assert following.state == "first"
+            num_looks = subject.num_looks
+            await until(partial(more_looks, subject, num_looks + 2))
+            # Who comes now is refused.
+            with pytest.raises(type(error)):
+                await followed(feed)
+        subject.error = None
+        await changed.wait()
+        assert following.error is None
+
+    run(scenario)
+    assert caplog.text.count("live events of job: Database here is busy") == 1
+    assert caplog.text.count("live events of job failed") == 1
+    assert caplog.text.count("Traceback") == 1
+
+
+def test_closing_ends_all_at_once_even_while_it_is_looked() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        following, changed = await followed(feed)
+        subject.may_look.clear()
+        num_looks = subject.num_looks
+        await until(lambda: subject.num_looks > num_looks)
+        waiters.close()
+        await changed.wait()
+        assert following.over.is_set()
+        subject.may_look.set()
+        await feed.stop()
+        late = feed.follow("job", asyncio.Event())
+        await late.first()  # it does not wait for ever
+        assert late.state is None
+
+    run(scenario)
+
+
+def test_who_follows_is_no_waiting_call() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del subject
+        await followed(feed)
+        assert waiters.num_waiting == 0
+        with waiters.holding(), waiters.holding():
+            assert waiters.num_waiting == 2
+        assert waiters.num_waiting == 0
+
+    run(scenario)
+
+
+def test_different_things_are_looked_at_apart() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters, subject
+        await followed(feed, "one")
+        await followed(feed, "other")
+        assert feed.num_followed == 2
+
+    run(scenario)

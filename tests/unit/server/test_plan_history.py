@@ -1,0 +1,163 @@
+"""The history of a job's plan: what a line says, and that each document is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import Mock, patch
+
+import pytest
+from tests.planner.samples import (
+    MOMENT,
+    CountingPlanner,
+    Services,
+    frequency_plan,
+    job_record,
+    plan_record,
+)
+
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_server.jobs import history
+from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.history import HistoryMemory, PlanSummary, plan_summaries, summary_of
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Instruction
+
+
+@pytest.fixture
+def services() -> JobServices:
+    return Services(CountingPlanner()).jobs
+
+
+@pytest.fixture
+def read() -> Iterator[Mock]:
+    """What is called with each version's document that is read."""
+    with patch.object(history, "summary_of", wraps=history.summary_of) as calls:
+        yield calls
+
+
+def put_versions(services: JobServices, job_id: str, *records: PlanRecord, **job: object) -> None:
+    with services.store.writing(job_id) as writer:
+        writer.save_job(job_record(job_id, **job))  # type: ignore[arg-type]  # of a record
+        for record in records:
+            writer.add_plan(record.evolve(job_id=job_id))
+
+
+def versions(number: int) -> list[PlanRecord]:
+    return [plan_record(version) for version in range(1, number + 1)]
+
+
+def probe() -> ProbePlan:
+    return ProbePlan(
+        schedule="1f1b",
+        num_microbatches=1,
+        stages=((Instruction(InstructionKind.FORWARD, 0),),),
+        cycle_mhz=(((1410,),), ((1000,),)),
+        iteration_time_s=1.0,
+    )
+
+
+def separate() -> DataParallelPlan:
+    plan = frequency_plan()
+    prediction = {name: value for name, value in vars(plan).items() if name != "stages"}
+    pipelines = tuple(
+        PlannedPipeline(dp_rank=rank, iteration_time_s=0.9, energy_j=0.1, stages=plan.stages)
+        for rank in range(2)
+    )
+    return DataParallelPlan(**prediction, pipelines=pipelines)
+
+
+def test_a_line_says_what_kind_of_version_it_is_and_what_it_was_made_for(
+    services: JobServices,
+) -> None:
+    records = [
+        plan_record(1, plan=probe()),
+        plan_record(2),
+        plan_record(3, baseline_cycle=(True, False)),
+        plan_record(4, plan=separate()),
+    ]
+    put_versions(services, "job", *records)
+    found = plan_summaries(services, "job", HistoryMemory())
+    assert [line.version for line in found] == [1, 2, 3, 4]
+    assert [line.kind for line in found] == ["probe", "plan", "comparison", "separate"]
+    assert [line.policy for line in found] == ["probe", "envelope", "envelope", "envelope"]
+    assert [line.target for line in found] == ["", "fastest", "fastest", "fastest"]
+    assert {line.created_at for line in found} == {MOMENT}
+    assert found[0].prediction is None
+    assert found[0].stage_clock_mhz == (1205.0,)
+    for line in found[1:]:
+        assert line.prediction is not None
+        assert line.prediction.energy_j == 0.1 + 0.2
+        assert not hasattr(line.prediction, "stages")
+        assert line.stage_clock_mhz == (1410.0, 1410.0)
+
+
+def test_each_document_is_read_once_and_the_first_step_every_time(
+    services: JobServices, read: Mock
+) -> None:
+    put_versions(services, "job", *versions(20))
+    memory = HistoryMemory()
+    first = plan_summaries(services, "job", memory)
+    assert [line.version for line in first] == [*range(1, 21)]
+    assert read.call_count == 20
+    with services.store.writing("job") as writer:
+        writer.name_first_step("job", 20, 7)
+        writer.add_plan(plan_record(21))
+    again = plan_summaries(services, "job", memory)
+    assert [line.first_step for line in again] == [*[None] * 19, 7, None]
+    assert again[:19] == first[:19]
+    assert read.call_count == 21
+
+
+def test_another_run_under_the_name_has_versions_of_its_own(services: JobServices) -> None:
+    put_versions(services, "job", plan_record(1))
+    memory = HistoryMemory()
+    plan_summaries(services, "job", memory)
+    with services.store.writing("job") as writer:
+        writer.rename_job("job", "job@1")
+    put_versions(services, "job", plan_record(1, plan=probe()), seconds_later=5.0)
+    assert [line.kind for line in plan_summaries(services, "job", memory)] == ["probe"]
+    assert [line.kind for line in plan_summaries(services, "job@1", memory)] == ["plan"]
+
+
+def test_a_job_without_versions_has_an_empty_history_and_one_that_is_gone_none(
+    services: JobServices,
+) -> None:
+    put_versions(services, "job")
+    memory = HistoryMemory()
+    assert plan_summaries(services, "job", memory) == ()
+    with services.store.writing("job") as writer:
+        writer.delete_job("job")
+    with pytest.raises(UnknownJobError):
+        plan_summaries(services, "job", memory)
+
+
+def test_of_the_jobs_not_asked_for_longest_what_was_read_is_forgotten(
+    services: JobServices, read: Mock
+) -> None:
+    for job_id in ("a", "b", "c"):
+        put_versions(services, job_id, *versions(2))
+    memory = HistoryMemory(max_versions=4)
+    for job_id in ("a", "b", "a", "c", "a", "b"):
+        plan_summaries(services, job_id, memory)
+    # c came in the place of b, which had to be read again.
+    assert [call.args[0].job_id for call in read.call_args_list] == [*"aabbccbb"]
+
+
+def test_a_history_longer_than_all_that_is_remembered_is_read_to_its_end(
+    services: JobServices, read: Mock
+) -> None:
+    """And although what another call reads drives it out of memory meanwhile."""
+    put_versions(services, "long", *versions(20))
+    memory = HistoryMemory(max_versions=1)
+
+    def read_beside_another(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
+        memory.keep(job_record("other"), {1: summary_of(plan_record(1), None)})
+        return summary_of(record, profile)
+
+    read.side_effect = read_beside_another
+    found = plan_summaries(services, "long", memory)
+    assert [line.version for line in found] == [*range(1, 21)]
+    assert read.call_count == 20

@@ -1,0 +1,206 @@
+"""One reading of jobs for all who ask: shared, remembered for a moment, fresh for one job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+from tests.planner.samples import (
+    MOMENT,
+    CountingPlanner,
+    Services,
+    job_record,
+    plan_record,
+    rank_record,
+    step_record,
+)
+
+from flyball_server.jobs.control import InForce, JobControl
+from flyball_server.jobs.errors import StoreClosedError, UnknownJobError
+from flyball_server.jobs.report import get_report
+from flyball_server.jobs.services import JobServices
+from flyball_server.metrics.job_reading import JobReading
+from flyball_server.metrics.job_totals import Clocks
+from flyball_server.metrics.shared_reading import NUM_FRESH, REMEMBERED_S, SharedReading
+
+
+class Clock:
+    """Monotonic seconds and the time of day, moved by hand."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def time_of_day(self) -> datetime:
+        return MOMENT + timedelta(seconds=self.now_s)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def services(clock: Clock) -> JobServices:
+    return replace(Services(CountingPlanner()).jobs, now=clock.time_of_day)
+
+
+@pytest.fixture
+def shared(services: JobServices, clock: Clock) -> SharedReading:
+    """Of jobs of which none has a label."""
+    return SharedReading(lambda: JobReading(services, max_labelled=0, clock=clock), clock=clock)
+
+
+def put_job(services: JobServices, job_id: str = "job", *, created_s: float = 0.0) -> None:
+    """A job of two ranks on plan version 1 from step 10 on."""
+    with services.store.writing(job_id) as writer:
+        writer.save_job(job_record(job_id, seconds_later=created_s))
+        for rank in (0, 1):
+            writer.save_rank(rank_record(rank, job_id=job_id))
+        writer.add_plan(plan_record(job_id=job_id))
+        writer.name_first_step(job_id, 1, 10)
+
+
+def post(services: JobServices, *steps: int, job_id: str = "job") -> None:
+    """Both ranks have measured these: before step 10 at default clocks and with 100 J, then 90."""
+    with services.store.writing(job_id) as writer:
+        writer.save_steps(
+            tuple(
+                step_record(
+                    step,
+                    rank,
+                    job_id=job_id,
+                    plan_version=1 if step >= 10 else None,
+                    energy_j=90.0 if step >= 10 else 100.0,
+                )
+                for step in steps
+                for rank in (0, 1)
+            )
+        )
+
+
+def test_who_asks_within_a_moment_gets_what_was_read(
+    services: JobServices, shared: SharedReading, clock: Clock
+) -> None:
+    put_job(services)
+    first = shared.figures()
+    post(services, 0)
+    clock.now_s = REMEMBERED_S / 2
+    assert shared.figures() is first
+    clock.now_s = REMEMBERED_S
+    assert [figures.num_steps for figures in shared.figures()] == [1]
+    assert [figures.num_steps for figures in first] == [0]
+
+
+def test_one_job_is_read_for_each_who_asks_though_it_has_no_label(
+    services: JobServices, shared: SharedReading
+) -> None:
+    put_job(services)
+    for num_steps in (1, 2, 3):
+        post(services, num_steps)
+        assert shared.figures_of("job").num_steps == num_steps
+
+
+def test_a_job_that_is_not_known_or_not_any_more_is_an_error(
+    services: JobServices, shared: SharedReading
+) -> None:
+    put_job(services)
+    shared.figures_of("job")
+    with services.store.writing("job") as writer:
+        writer.delete_job("job")
+    for job_id in ("job", "other"):
+        with pytest.raises(UnknownJobError):
+            shared.figures_of(job_id)
+    assert shared.figures() == ()
+
+
+def test_those_heard_of_last_come_first_and_are_fresh(
+    services: JobServices, shared: SharedReading, clock: Clock
+) -> None:
+    ids = [f"job-{number:02}" for number in range(NUM_FRESH + 2)]
+    for number, job_id in enumerate(ids):
+        put_job(services, job_id, created_s=number)
+    assert [each.job.job_id for each in shared.figures()] == ids[::-1]
+    for job_id in ids:
+        post(services, 0, job_id=job_id)
+    clock.now_s = 1.0
+    read = {each.job.job_id for each in shared.figures() if each.num_steps}
+    assert read == set(ids[2:])
+
+
+def test_a_figure_does_not_change_when_the_job_does(
+    services: JobServices, shared: SharedReading
+) -> None:
+    put_job(services)
+    post(services, 0)
+    before = shared.figures_of("job")
+    post(services, 1)
+    assert shared.figures_of("job").num_steps == 2
+    assert before.num_steps == 1
+
+
+def test_what_was_saved_is_what_the_report_says(
+    services: JobServices, shared: SharedReading
+) -> None:
+    put_job(services)
+    post(services, *range(20))
+    figures = shared.figures_of("job")
+    report = get_report(services, "job")
+    assert figures.saved_j == report.saved_j
+    assert figures.compared == report.versions[-1].measured
+    assert figures.num_steps == report.savings.num_steps == 20
+    assert figures.newest is not None
+    # The first step after the change counts as one on the plan, though not for what is saved.
+    assert (figures.newest.clocks, figures.newest.version) == (Clocks.PLAN, 1)
+    assert figures.newest.steps == tuple(range(10, 20))
+    assert figures.newest.time_s == pytest.approx(0.9)
+    assert figures.newest.energy_j == 180.0
+
+
+def test_a_version_that_was_not_run_yet_is_not_the_one_compared(
+    services: JobServices, shared: SharedReading
+) -> None:
+    put_job(services)
+    post(services, *range(20))
+    with services.store.writing("job") as writer:
+        writer.add_plan(plan_record(2))
+    figures = shared.figures_of("job")
+    assert (figures.newest_version, figures.active_version) == (2, 1)
+    assert figures.compared is not None
+    assert figures.compared.version == 1
+
+
+def test_the_target_in_force_is_the_timetables_where_it_has_one(
+    services: JobServices, shared: SharedReading
+) -> None:
+    put_job(services)
+    assert shared.figures_of("job").target == "fastest"
+    with services.store.writing("job") as writer:
+        job = writer.find_job("job")
+        assert job is not None
+        writer.save_job(job.evolve(inputs_revision=1, planned_revision=1))
+        in_force = InForce(target="power:900")
+        writer.save_control(JobControl(job_id="job", planned_for=in_force))
+    assert shared.figures_of("job").target == "power:900"
+    with services.store.writing("job") as writer:
+        writer.save_job(job.evolve(inputs_revision=2, planned_revision=2))
+        writer.save_control(JobControl(job_id="job"))
+    assert shared.figures_of("job").target == "fastest"
+
+
+def test_a_store_that_cannot_be_read_is_an_error_and_read_again(
+    services: JobServices, shared: SharedReading, clock: Clock
+) -> None:
+    put_job(services)
+    shared.figures()
+    clock.now_s = REMEMBERED_S
+    services.store.close()
+    for _ in range(2):
+        with pytest.raises(StoreClosedError):
+            shared.figures()
+        with pytest.raises(StoreClosedError):
+            shared.figures_of("job")
+    services.store.open()
+    assert len(shared.figures()) == 1

@@ -1,0 +1,147 @@
+"""The newest steps of a job as they are kept for live events."""
+
+from __future__ import annotations
+
+import pytest
+from tests.planner.samples import CountingPlanner, Services, job_record, job_spec, rank_record
+from tests.planner.samples import step_record as measured
+
+from flyball_server.jobs import step_window
+from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.records import StepRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.stage_steps import StagesSummary, most_steps
+from flyball_server.jobs.step_window import RENEWAL_S, StepWindow, WindowStep, settled_step
+
+
+class Clock:
+    """Monotonic seconds, moved by hand."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def services() -> JobServices:
+    made = Services(CountingPlanner()).jobs
+    with made.store.writing("job") as writer:
+        writer.save_job(job_record())
+        for rank in (0, 1):
+            writer.save_rank(rank_record(rank))
+    return made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def window(clock: Clock) -> StepWindow:
+    return StepWindow(rendered, clock=clock)
+
+
+def rendered(summary: StagesSummary) -> bytes:
+    return f"{summary.step}: {summary.num_ranks} ranks, {summary.energy_j} J".encode()
+
+
+def post(services: JobServices, *steps: StepRecord) -> None:
+    with services.store.writing("job") as writer:
+        writer.save_steps(steps)
+
+
+def numbers(steps: tuple[WindowStep, ...]) -> list[int]:
+    return [each.step for each in steps]
+
+
+def test_a_step_has_a_new_revision_each_time_that_it_changes(
+    services: JobServices, window: StepWindow
+) -> None:
+    assert window.look(services, "job") == ()
+    post(services, measured(0, 0), measured(1, 0))
+    first = window.look(services, "job")
+    assert [(each.step, each.revision, each.is_complete) for each in first] == [
+        (0, 1, False),
+        (1, 2, False),
+    ]
+    assert window.look(services, "job") is first
+    post(services, measured(0, 1))
+    second = window.look(services, "job")
+    assert [(each.step, each.revision, each.is_complete) for each in second] == [
+        (0, 3, True),
+        (1, 2, False),
+    ]
+    assert second[0].rendered == b"0: 2 ranks, 200.0 J"
+
+
+def test_up_to_the_first_that_is_not_complete_steps_are_settled(
+    services: JobServices, window: StepWindow
+) -> None:
+    assert settled_step(()) == -1
+    post(services, measured(3, 0))
+    assert settled_step(window.look(services, "job")) == -1
+    post(services, measured(3, 1), measured(4, 0), measured(4, 1), measured(6, 0))
+    assert settled_step(window.look(services, "job")) == 4
+
+
+def test_what_is_posted_again_behind_complete_steps_is_seen_with_the_next_renewal(
+    services: JobServices, window: StepWindow, clock: Clock
+) -> None:
+    post(services, *(measured(step, rank) for step in range(3) for rank in (0, 1)))
+    window.look(services, "job")
+    post(services, measured(1, 0, energy_j=50.0))
+    clock.now_s = RENEWAL_S - 1
+    assert window.look(services, "job")[1].rendered == b"1: 2 ranks, 200.0 J"
+    clock.now_s = RENEWAL_S
+    renewed = window.look(services, "job")
+    assert renewed[1].rendered == b"1: 2 ranks, 150.0 J"
+    assert [each.revision for each in renewed] == [1, 4, 3]
+
+
+def test_only_the_newest_are_kept(
+    services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_window, "KEPT_STEPS", 3)
+    for last in (4, 6):
+        post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
+        assert numbers(window.look(services, "job")) == [last - 3, last - 2, last - 1]
+
+
+def test_another_run_under_the_same_name_begins_with_nothing_and_new_revisions(
+    services: JobServices, window: StepWindow
+) -> None:
+    post(services, *(measured(step, rank) for step in range(5) for rank in (0, 1)))
+    window.look(services, "job")
+    with services.store.writing("job") as writer:
+        writer.delete_job("job")
+        writer.save_job(job_record(seconds_later=60))
+        for rank in (0, 1):
+            writer.save_rank(rank_record(rank))
+    assert window.look(services, "job") == ()
+    # The very same figures are news all the same.
+    post(services, measured(0, 0), measured(0, 1))
+    assert [(each.step, each.revision) for each in window.look(services, "job")] == [(0, 6)]
+
+
+def test_a_job_that_is_not_known_has_none(services: JobServices, window: StepWindow) -> None:
+    with pytest.raises(UnknownJobError):
+        window.look(services, "other")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_stages", "expected"),
+    [(2, 2, 200), (327, 8, 200), (328, 8, 199), (4096, 64, 16), (100_000, 64, 1), (256, 256, 64)],
+)
+def test_the_more_ranks_and_stages_the_fewer_steps_but_always_one(
+    num_ranks: int, num_stages: int, expected: int
+) -> None:
+    spec = job_spec(num_ranks=num_ranks, num_stages=num_stages)
+    found = most_steps(
+        spec,
+        step_window.KEPT_STEPS,
+        num_measurements=step_window.KEPT_MEASUREMENTS,
+        num_stages=step_window.KEPT_STAGES,
+    )
+    assert found == expected
