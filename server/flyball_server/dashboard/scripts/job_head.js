@@ -214,6 +214,6 @@ function profilingText(profiling) {
  * @returns {string}
  */
 function comparisonText(comparison) {
-  const pairs = `${count(comparison.num_measured_pairs)} of ${count(comparison.num_pairs)} pairs measured`;
-  return `${comparison.state}, ${pairs}`;
+  const { num_measured_pairs, num_pairs, state } = comparison;
+  return `${state}, ${count(num_measured_pairs)} pairs measured, ${count(num_pairs)} asked for`;
 }

@@ -2,7 +2,8 @@
 // All of the iteration in a strip, with a frame around the part that the timeline shows.
 
 import { make } from "./elements.js";
-import { createPalette, rasterize } from "./timeline_raster.js";
+import { createPalette } from "./timeline_columns.js";
+import { rasterize } from "./timeline_raster.js";
 import { isFitted, within } from "./timeline_view.js";
 
 /** @typedef {import("./timeline_view.js").View} View */
@@ -28,7 +29,7 @@ export class TimelineMinimap {
       this._frame,
     );
     this._width = 0;
-    /** @type {{layout: Layout, palette: import("./timeline_raster.js").Palette, bounds: Bounds} | null} */
+    /** @type {{layout: Layout, palette: import("./timeline_columns.js").Palette, bounds: Bounds} | null} */
     this._shown = null;
     this._ended = new AbortController();
     this._bind(change, view);

@@ -10,7 +10,8 @@ import {
   drawLabels,
   drawTimeAxis,
 } from "./timeline_marks.js";
-import { createPalette, rasterize } from "./timeline_raster.js";
+import { createPalette } from "./timeline_columns.js";
+import { rasterize } from "./timeline_raster.js";
 
 /** @typedef {import("./timeline_layout.js").Layout} Layout */
 /** @typedef {import("./timeline_marks.js").Projection} Projection */
@@ -59,7 +60,7 @@ export class TimelinePane {
     this._shown = null;
     /** @type {PaneStyle | null} */
     this._style = null;
-    /** @type {import("./timeline_raster.js").Palette | null} */
+    /** @type {import("./timeline_columns.js").Palette | null} */
     this._palette = null;
     /** @type {ImageData | null} */
     this._pixels = null;
@@ -178,7 +179,7 @@ export class TimelinePane {
       shown.layout,
       { start_s: view.start_s, span_s: view.span_s, count: width },
       { firstRow: to.firstRow, rowHeight: to.rowHeight * ratio },
-      /** @type {import("./timeline_raster.js").Palette} */ (this._palette),
+      /** @type {import("./timeline_columns.js").Palette} */ (this._palette),
       new Uint32Array(this._pixels.data.buffer),
     );
     this._context.putImageData(

@@ -75,7 +75,7 @@ class TimelinePanel {
     const version = this._chosen ?? versionToShow(state);
     this._tellVersion();
     if (version === null) {
-      this._tell(waitingText(state.overview));
+      this._tell(waitingText(state));
       return;
     }
     // A new version is made when profile or stragglers change: the iteration is predicted anew.
@@ -221,6 +221,8 @@ function versionToShow({ overview, history }) {
   const isProbe = (/** @type {number} */ version) =>
     history.some((plan) => plan.version === version && plan.kind === "probe");
   const { active_version, newest_version } = overview;
+  // Which versions are probes the history tells, which comes right after the overview.
+  if (history.length === 0) return null;
   if (active_version !== null && !isProbe(active_version)) return active_version;
   const known = history.filter(({ kind }) => kind !== "probe").at(-1)?.version;
   return known ?? (newest_version !== null && !isProbe(newest_version) ? newest_version : null);
@@ -244,8 +246,9 @@ function versionWords({ version, schedule, num_microbatches, emulated, plan }, o
   return `version ${version} (${role}), ${schedule}, ${stages}, ${microbatches}; predicted${gpus}`;
 }
 
-/** @param {import("./wire_types.js").JobOverview} overview */
-function waitingText(overview) {
+/** @param {JobPageState} state */
+function waitingText({ overview, history }) {
+  if (overview.newest_version !== null && history.length === 0) return "";
   if (overview.state === "profiling")
     return "The job is being profiled: the timeline comes with its first plan.";
   return "There is no plan yet: the timeline comes with the first one.";

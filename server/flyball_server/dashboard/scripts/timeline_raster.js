@@ -1,152 +1,25 @@
 // @ts-check
-// The timeline's boxes as pixels: each column of a row has the colour of what runs in it.
-//
-// A box narrower than a column counts in it by its share, so that any number of boxes costs no
-// more than going through them once: columns show the mean clock, mixed with the colour of waiting.
+// The rows of the timeline as pixels: a box's height tells its kind, and nothing is after the end.
 
-import { ROW_FILL, lastStartedBy } from "./timeline_layout.js";
+import { addBoxes, colorLine, emptyAggregate } from "./timeline_columns.js";
+import { ROW_FILL } from "./timeline_layout.js";
 
-/** @typedef {import("./timeline_layout.js").RowLayout} RowLayout */
 /** @typedef {import("./timeline_layout.js").Layout} Layout */
-/** @typedef {import("./clock_scale.js").ClockScale} ClockScale */
+/** @typedef {import("./timeline_layout.js").RowLayout} RowLayout */
+/** @typedef {import("./timeline_columns.js").Columns} Columns */
+/** @typedef {import("./timeline_columns.js").Palette} Palette */
+/** @typedef {import("./timeline_columns.js").Aggregate} Aggregate */
 
-/** Boxes at least so wide, in columns, end one column early: that keeps neighbours apart. */
-const WIDE_COLUMNS = 5;
-/** A column so busy has no visible part of waiting. */
-const ALL_BUSY = 0.997;
+/** Rows of fewer lines tell no kinds; of fewer than the others, they have no margins. */
+const FEW_LINES = { kinds: 4, apart: 5, margins: 8 };
 
 /**
- * The time that the columns of a picture stand for.
+ * Heights of a row between which lines cross the same slots.
  *
- * @typedef {object} Columns
- * @property {number} start_s
- * @property {number} span_s
- * @property {number} count
+ * @typedef {object} Band
+ * @property {number} until 0 is the row's upper edge, 1 the lower one; it begins where the last ends.
+ * @property {Uint8Array | null} isShown per slot; null: between rows, nothing is drawn.
  */
-
-/**
- * What runs in each column of a row.
- *
- * @typedef {object} Aggregate
- * @property {Float32Array} busy share of the column, 0 to 1.
- * @property {Float32Array} clock sum of MHz times share: divided by `busy` it is the mean clock.
- */
-
-/** @param {number} count @returns {Aggregate} */
-export function emptyAggregate(count) {
-  return { busy: new Float32Array(count), clock: new Float32Array(count) };
-}
-
-/**
- * Fill `into` from the boxes of a row that are in view.
- *
- * @param {RowLayout} row
- * @param {Uint8Array} isShown per slot of the layout, whether its boxes count.
- * @param {Columns} columns
- * @param {Aggregate} into as long as there are columns.
- */
-export function aggregate(row, isShown, columns, into) {
-  into.busy.fill(0);
-  into.clock.fill(0);
-  const perSecond = columns.count / columns.span_s;
-  const until_s = columns.start_s + columns.span_s;
-  const { start_s, end_s, slot, clock_mhz } = row;
-  for (let at = Math.max(0, lastStartedBy(row, columns.start_s)); at < row.count; at += 1) {
-    if (start_s[at] >= until_s) break;
-    if (!isShown[slot[at]]) continue;
-    const left = (start_s[at] - columns.start_s) * perSecond;
-    let right = (end_s[at] - columns.start_s) * perSecond;
-    if (right - left >= WIDE_COLUMNS) right -= 1;
-    cover(into, Math.max(0, left), Math.min(columns.count, right), clock_mhz[at]);
-  }
-}
-
-/**
- * @param {Aggregate} into
- * @param {number} left
- * @param {number} right
- * @param {number} mhz
- */
-function cover(into, left, right, mhz) {
-  if (right <= left) return;
-  const { busy, clock } = into;
-  const first = Math.floor(left);
-  const last = Math.ceil(right) - 1;
-  for (let column = first; column <= last; column += 1) {
-    const share = Math.min(right, column + 1) - Math.max(left, column);
-    busy[column] += share;
-    clock[column] += share * mhz;
-  }
-}
-
-/**
- * Colours as little-endian RGBA, as ImageData has them.
- *
- * @typedef {object} Palette
- * @property {Uint32Array} full the colour of a busy column by MHz above `slowest_mhz`
- * @property {Float32Array} red likewise
- * @property {Float32Array} green
- * @property {Float32Array} blue
- * @property {number} slowest_mhz
- * @property {[number, number, number]} waiting
- */
-
-/**
- * @param {ClockScale} scale
- * @param {[number, number, number]} waiting colour of a row where nothing runs.
- * @returns {Palette}
- */
-export function createPalette(scale, waiting) {
-  const count = Math.round(scale.fastest_mhz - scale.slowest_mhz) + 1;
-  const palette = {
-    full: new Uint32Array(count),
-    red: new Float32Array(count),
-    green: new Float32Array(count),
-    blue: new Float32Array(count),
-    slowest_mhz: scale.slowest_mhz,
-    waiting,
-  };
-  for (let at = 0; at < count; at += 1) {
-    [palette.red[at], palette.green[at], palette.blue[at]] = scale.rgb(scale.slowest_mhz + at);
-    palette.full[at] = packed(palette.red[at], palette.green[at], palette.blue[at]);
-  }
-  return palette;
-}
-
-/**
- * The pixels of one line of a row.
- *
- * @param {Aggregate} from
- * @param {Palette} palette
- * @param {Uint32Array} into
- */
-export function colorLine(from, palette, into) {
-  const [red, green, blue] = palette.waiting;
-  const waiting = packed(red, green, blue);
-  const last = palette.red.length - 1;
-  for (let column = 0; column < into.length; column += 1) {
-    const busy = from.busy[column];
-    if (busy <= 0) {
-      into[column] = waiting;
-      continue;
-    }
-    const above = (from.clock[column] / busy - palette.slowest_mhz + 0.5) | 0;
-    const at = above < 0 ? 0 : above > last ? last : above;
-    if (busy > ALL_BUSY) into[column] = palette.full[at];
-    else {
-      into[column] = packed(
-        red + busy * (palette.red[at] - red),
-        green + busy * (palette.green[at] - green),
-        blue + busy * (palette.blue[at] - blue),
-      );
-    }
-  }
-}
-
-/** @param {number} red @param {number} green @param {number} blue */
-function packed(red, green, blue) {
-  return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
-}
 
 /**
  * Draw rows into the pixels of a picture.
@@ -161,73 +34,117 @@ function packed(red, green, blue) {
 export function rasterize(layout, columns, rows, palette, pixels) {
   pixels.fill(0);
   const numLines = pixels.length / columns.count;
-  const scratch = emptyAggregate(columns.count);
+  const bands = bandsOf(layout, rows.rowHeight);
+  const painter = new RowPainter(columns, palette, layout.iterationTime_s);
   for (let index = Math.max(0, Math.floor(rows.firstRow)); index < layout.rows.length; index += 1) {
     const top = (index - rows.firstRow) * rows.rowHeight;
     if (top >= numLines) break;
-    /** @param {Uint8Array} isShown @param {Uint32Array} line */
-    const drawLine = (isShown, line) => {
-      aggregate(layout.rows[index], isShown, columns, scratch);
-      colorLine(scratch, palette, line);
-      keepToIteration(line, columns, layout.iterationTime_s);
-    };
-    rasterizeRow(layout, columns, { top, height: rows.rowHeight }, drawLine, pixels);
+    painter.begin(layout.rows[index]);
+    for (const [line, isShown] of linesOf(bands, top, rows.rowHeight, numLines)) {
+      painter.paint(isShown, pixels.subarray(line * columns.count, (line + 1) * columns.count));
+    }
+  }
+}
+
+/** Paints the lines of one row after the other; those that cross the same slots are alike. */
+class RowPainter {
+  /**
+   * @param {Columns} columns
+   * @param {Palette} palette
+   * @param {number} iterationTime_s
+   */
+  constructor(columns, palette, iterationTime_s) {
+    this._columns = columns;
+    this._palette = palette;
+    const { start_s, span_s, count } = columns;
+    this._end = Math.max(0, Math.round(((iterationTime_s - start_s) / span_s) * count));
+    this._aggregate = emptyAggregate(count);
+    /** @type {RowLayout | null} */
+    this._row = null;
+    /** What the aggregate holds of the row. @type {Uint8Array | null} */
+    this._held = null;
+    /** @type {Map<Uint8Array, Uint32Array>} */
+    this._painted = new Map();
+  }
+
+  /** @param {RowLayout} row */
+  begin(row) {
+    this._row = row;
+    this._held = null;
+    this._painted.clear();
+  }
+
+  /** @param {Uint8Array} isShown @param {Uint32Array} line */
+  paint(isShown, line) {
+    const alike = this._painted.get(isShown);
+    if (alike) line.set(alike);
+    else {
+      this._hold(isShown);
+      colorLine(this._aggregate, this._palette, line);
+      if (this._end < line.length) line.fill(0, this._end);
+      this._painted.set(isShown, line);
+    }
+  }
+
+  /** @param {Uint8Array} isShown */
+  _hold(isShown) {
+    const held = this._held;
+    // Where lower lines only have more boxes, these are added to those that are there.
+    const isMore = held !== null && held.every((each, slot) => !each || isShown[slot] === 1);
+    if (!isMore) {
+      this._aggregate.busy.fill(0);
+      this._aggregate.clock.fill(0);
+    }
+    const added = isMore ? isShown.map((each, slot) => each && 1 - held[slot]) : isShown;
+    addBoxes(/** @type {RowLayout} */ (this._row), added, this._columns, this._aggregate);
+    this._held = isShown;
   }
 }
 
 /**
- * The lines of one row; those that cross the same slots are alike and drawn once.
+ * The lines of a row that are in the picture, and which slots they cross.
  *
- * @param {Layout} layout
- * @param {Columns} columns
- * @param {{top: number, height: number}} place in lines.
- * @param {(isShown: Uint8Array, line: Uint32Array) => void} drawLine
- * @param {Uint32Array} pixels
+ * @param {Band[]} bands
+ * @param {number} top of the row, in lines.
+ * @param {number} height likewise.
+ * @param {number} numLines of the picture.
+ * @returns {[number, Uint8Array][]}
  */
-function rasterizeRow(layout, columns, place, drawLine, pixels) {
-  /** @type {Map<string, Uint32Array>} */
-  const drawn = new Map();
-  const begin = Math.round(place.top);
-  const end = Math.max(begin + 1, Math.round(place.top + place.height));
-  // Rows of a few lines have no margin of their own: the last line keeps them apart.
-  const last = place.height >= 5 && place.height < 8 ? end - 1 : end;
-  const lastLine = Math.min(last, pixels.length / columns.count);
-  for (let line = Math.max(0, begin); line < lastLine; line += 1) {
-    const isShown = slotsAt(layout, (line + 0.5 - place.top) / place.height, place.height);
-    if (!isShown) continue;
-    const pixelsOfLine = pixels.subarray(line * columns.count, (line + 1) * columns.count);
-    const name = isShown.join("");
-    const alike = drawn.get(name);
-    if (alike) pixelsOfLine.set(alike);
-    else drawLine(isShown, pixelsOfLine);
-    drawn.set(name, pixelsOfLine);
+function linesOf(bands, top, height, numLines) {
+  const begin = Math.round(top);
+  const end = Math.max(begin + 1, Math.round(top + height));
+  const isApart = height >= FEW_LINES.apart && height < FEW_LINES.margins;
+  /** @type {[number, Uint8Array][]} */
+  const lines = [];
+  let band = 0;
+  for (let line = begin; line < Math.min(numLines, isApart ? end - 1 : end); line += 1) {
+    const at = (line + 0.5 - top) / height;
+    while (band < bands.length - 1 && at > bands[band].until) band += 1;
+    const { isShown } = bands[band];
+    if (isShown && line >= 0) lines.push([line, isShown]);
   }
+  return lines;
 }
 
 /**
- * Which slots have boxes at a height of the row, 0 (top) to 1; null between rows.
- *
  * @param {Layout} layout
- * @param {number} height
- * @param {number} rowHeight lines; in the lowest rows heights cannot be told, and all slots count.
+ * @param {number} rowHeight lines
+ * @returns {Band[]} from the upper edge down.
  */
-function slotsAt(layout, height, rowHeight) {
-  const isLow = rowHeight < 4;
+function bandsOf({ slots }, rowHeight) {
+  if (rowHeight < FEW_LINES.kinds)
+    return [{ until: 1, isShown: new Uint8Array(slots.length).fill(1) }];
   const margin = (1 - ROW_FILL) / 2;
-  if (!isLow && rowHeight >= 8 && (height < margin || height > 1 - margin)) return null;
-  return Uint8Array.from(layout.slots, ({ top, bottom }) =>
-    Number(isLow || (Math.max(height, margin) >= top && Math.min(height, 1 - margin) <= bottom)),
-  );
-}
-
-/**
- * Nothing is drawn after the iteration's end.
- *
- * @param {Uint32Array} line
- * @param {Columns} columns
- * @param {number} iterationTime_s
- */
-function keepToIteration(line, columns, iterationTime_s) {
-  const end = Math.round(((iterationTime_s - columns.start_s) / columns.span_s) * columns.count);
-  if (end < line.length) line.fill(0, Math.max(0, end));
+  const edges = [...slots.flatMap(({ top, bottom }) => [top, bottom]), 1 - margin];
+  const rising = [...new Set(edges)]
+    .filter((edge) => edge > margin)
+    .sort((one, other) => one - other);
+  /** @type {Band[]} */
+  const bands = rising.map((until, index) => {
+    const middle = ((rising[index - 1] ?? margin) + until) / 2;
+    const isShown = slots.map(({ top, bottom }) => Number(middle > top && middle < bottom));
+    return { until, isShown: Uint8Array.from(isShown) };
+  });
+  if (rowHeight < FEW_LINES.margins) return bands;
+  return [{ until: margin, isShown: null }, ...bands, { until: 1, isShown: null }];
 }
