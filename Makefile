@@ -19,7 +19,7 @@ OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
 # DeepSpeed's helper is compiled at its first start and looks for ninja on PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-oldest check bench soak screenshots serve wheel clean prerequisites
+.PHONY: demo test test-oldest check bench soak screenshots docs serve wheel clean prerequisites
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -70,6 +70,11 @@ soak: $(VENV)/installed
 # The pictures in docs/images, taken of a planner with emulated jobs: some three minutes.
 screenshots: $(VENV)/installed
 	@$(BIN)/python -m docs.scripts.take_screenshots
+	@$(BIN)/python -m docs.scripts.draw_top
+
+# The documentation as a site, in build/site; a link that leads nowhere fails it.
+docs: $(VENV)/installed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 serve: $(VENV)/installed
 	@$(BIN)/flyball serve
@@ -100,7 +105,7 @@ $(OLDEST)/installed: pyproject.toml Makefile | prerequisites
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) deepspeed==$(OLDEST_DEEPSPEED)
-	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot]' \
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot,postgres]' \
 	  pytest pytest-timeout hypothesis
 	@$(OLDEST)/bin/python -c "from importlib.metadata import version as v; \
 	  assert v('deepspeed') == '$(OLDEST_DEEPSPEED)', v('deepspeed')"

@@ -5,9 +5,17 @@ from __future__ import annotations
 import signal
 
 from hypothesis import settings
+from tests.browser.fixtures import browser, browser_context, browser_page, page_watch
 from tests.postgres.fixtures import postgres_database, postgres_server
 
-__all__ = ["postgres_database", "postgres_server"]
+__all__ = [
+    "browser",
+    "browser_context",
+    "browser_page",
+    "page_watch",
+    "postgres_database",
+    "postgres_server",
+]
 
 # An example may wait for a compiler or a slow machine: nothing here is timed.
 settings.register_profile("untimed", deadline=None)

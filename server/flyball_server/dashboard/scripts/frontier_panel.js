@@ -139,7 +139,10 @@ class FrontierPanel {
     } catch (error) {
       if (signal.aborted) return;
       this._stopTimer();
-      this._offer(`The frontier was not found: ${ApiError.from(error).detail}`, "Try again");
+      const { status, detail } = ApiError.from(error);
+      // Once the planner is there again, it is asked again.
+      if (status === 0) this._key = null;
+      this._offer(`The frontier was not found: ${detail}`, "Try again");
     }
   }
 

@@ -260,5 +260,6 @@ function refusal(target, { status, detail }) {
   if (status === 422)
     return `No plan for ${target}: ${detail}. The older plan holds.`.replaceAll("..", ".");
   if (status === 403) return `This token may not change the target: ${detail}`;
+  if (status === 0) return `It is not known whether the target was changed: ${detail}`;
   return `The target was not changed: ${detail}`;
 }

@@ -130,13 +130,15 @@ function cost({ rectangle, distance, isPreferred, leader }, spots, taken, room) 
 }
 
 /**
- * Whether a label could be taken for another mark's: it is as near to that one.
+ * Whether a label could be taken for another mark's: no line leads to it, and it is as near to
+ * that one.
  *
  * @param {Candidate} candidate
  * @param {Labelled} mark
  * @param {Labelled[]} marks
  */
-function isNearOther({ rectangle }, mark, marks) {
+function isNearOther({ rectangle, leader }, mark, marks) {
+  if (leader) return false;
   const own = awayFrom(rectangle, mark) - mark.radius;
   return marks.some(
     (other) => other !== mark && awayFrom(rectangle, other) - other.radius <= own + 3,

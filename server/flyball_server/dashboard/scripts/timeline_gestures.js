@@ -127,7 +127,7 @@ function bindPointers(element, surface, options) {
     if (event.button !== 0) return;
     held.set(event.pointerId, { x: event.clientX, y: event.clientY });
     if (held.size === 1) moved = 0;
-    element.setPointerCapture(event.pointerId);
+    capture(element, event.pointerId);
   };
 
   /** @param {PointerEvent} event */
@@ -186,6 +186,20 @@ function dragged(surface, last, now, other) {
   const after = Math.max(20, Math.hypot(now.x - other.x, now.y - other.y));
   const middle = surface.placeAt((now.x + other.x) / 2, (now.y + other.y) / 2);
   return zoomed(moved, bounds, after / before, share(middle.across), share(middle.down));
+}
+
+/**
+ * Let an element hear of a pointer wherever it goes, until it is let go.
+ *
+ * @param {HTMLElement} element
+ * @param {number} pointer
+ */
+export function capture(element, pointer) {
+  try {
+    element.setPointerCapture(pointer);
+  } catch {
+    // It was let go in the meantime.
+  }
 }
 
 /** @param {number} place */

@@ -2,6 +2,7 @@
 // All of the iteration in a strip, with a frame around the part that the timeline shows.
 
 import { make } from "./elements.js";
+import { capture } from "./timeline_gestures.js";
 import { createPalette } from "./timeline_columns.js";
 import { rasterize } from "./timeline_raster.js";
 import { isFitted, within } from "./timeline_view.js";
@@ -97,7 +98,7 @@ export class TimelineMinimap {
       "pointerdown",
       (event) => {
         isHeld = true;
-        this.element.setPointerCapture(event.pointerId);
+        capture(this.element, event.pointerId);
         onMove(event);
       },
       options,

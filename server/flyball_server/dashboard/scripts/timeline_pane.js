@@ -80,7 +80,8 @@ export class TimelinePane {
    * @param {number} ratio device pixels of a CSS px.
    */
   resize(width, plotHeight, ratio) {
-    const gutter = width < 560 ? 34 : 86;
+    const hasPipelines = this._shown?.layout.rows.some((row) => row.dpRank > 0);
+    const gutter = width < 560 ? 34 : hasPipelines ? 112 : 86;
     this._size = { width, plotHeight, gutter, ratio };
     const height = plotHeight + TOP + AXIS;
     this.canvas.width = Math.round(width * ratio);

@@ -144,6 +144,8 @@ class TimelinePanel {
 
   /** @param {number} version @param {ApiError} error */
   _refuse(version, error) {
+    // Once the planner is there again, it is asked again.
+    if (error.status === 0) this._asked = "";
     this._iterations = null;
     this._elements.content.hidden = true;
     this._tell(`Version ${version} cannot be shown: ${error.detail}`);

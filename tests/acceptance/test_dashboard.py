@@ -1,0 +1,205 @@
+"""The dashboard in a real browser: a real planner, and ranks that train on emulated GPUs.
+
+Somebody opens the page, chooses a plan of the frontier, and the ranks run it; the page shows what
+they measure as they do, whatever becomes of the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.acceptance.killed_planners import Planner, await_version, planner_on
+from tests.acceptance.training_ranks import JOB, NUM_RANKS, TrainingRanks, training_ranks
+from tests.browser.accessibility import assert_accessible
+from tests.browser.dashboard import PATIENCE_MS, Dashboard
+from tests.browser.page_watch import PageWatch
+from tests.planner.live import wait_until
+
+PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not answer")
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
+    """With a job that has its profile; tests change its target, and start the planner again."""
+    database = tmp_path_factory.mktemp("dashboard") / "planner.sqlite"
+    with planner_on(f"sqlite:///{database}") as made:
+        made.start()
+        made.put_job()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def training(planner: Planner) -> Iterator[TrainingRanks]:
+    """Its ranks, which train on its plan all the time."""
+    with training_ranks([planner.url]) as ranks:
+        await_version(ranks, 1)
+        yield ranks
+
+
+@pytest.fixture
+def ranks(planner: Planner, training: TrainingRanks) -> TrainingRanks:
+    """They run the newest plan of a planner that is there."""
+    wait_until(lambda: training.versions() == {planner.job().newest_version})
+    return training
+
+
+@pytest.fixture
+def dashboard(browser_page: Page, planner: Planner) -> Dashboard:
+    return Dashboard(browser_page, planner.url)
+
+
+def newest_version(planner: Planner) -> int:
+    version = planner.job().newest_version
+    assert version is not None
+    return version
+
+
+def assert_runs_what_was_chosen(
+    planner: Planner, ranks: TrainingRanks, page: Page, version: int
+) -> None:
+    """The version is for the chosen deadline, and is at every rank when the page says so."""
+    await_version(ranks, version)
+    plan = planner.client.get_plan(JOB, version)
+    assert plan.plan["policy"] == "frontier"
+    target = plan.plan["target"]
+    assert target.startswith("deadline:")
+    assert plan.plan["iteration_time_s"] <= float(target.removeprefix("deadline:")) * (1 + 1e-9)
+    assert {rank.acknowledged_version for rank in planner.job().ranks} == {version}
+    # The step that the planner named to the ranks, as the page tells it.
+    assert plan.first_step is not None
+    expect(page.get_by_text(f"Version {version} holds from step {plan.first_step}.")).to_be_visible(
+        timeout=PATIENCE_MS
+    )
+
+
+def test_a_point_that_is_clicked_is_run_by_the_ranks(
+    planner: Planner, ranks: TrainingRanks, dashboard: Dashboard
+) -> None:
+    before = newest_version(planner)
+    page = dashboard.open().page
+    row = dashboard.row(JOB)
+    expect(row).to_contain_text("emulated", timeout=PATIENCE_MS)
+    expect(row).to_contain_text(f"{NUM_RANKS} of {NUM_RANKS}", timeout=PATIENCE_MS)
+    page.get_by_role("link", name=JOB).click()
+    expect(page.get_by_role("heading", level=1, name=JOB)).to_be_visible(timeout=PATIENCE_MS)
+    expect(dashboard.fact("Plan")).to_contain_text(f"v{before} from step", timeout=PATIENCE_MS)
+    dashboard.wait_for_pictures()
+    dashboard.points.last.click()
+    page.get_by_role("button", name="Run this plan").click()
+    assert_runs_what_was_chosen(planner, ranks, page, before + 1)
+    expect(dashboard.fact("Plan")).to_contain_text(f"v{before + 1} from step", timeout=PATIENCE_MS)
+    expect(page.locator("#panel-history tbody tr").first).to_contain_text(f"v{before + 1}")
+
+
+def test_a_point_is_chosen_with_keys_alone(
+    planner: Planner, ranks: TrainingRanks, dashboard: Dashboard
+) -> None:
+    before = newest_version(planner)
+    page = dashboard.open().page
+    expect(page.get_by_role("link", name=JOB)).to_be_visible(timeout=PATIENCE_MS)
+    press_until(page, "Tab", "document.activeElement.textContent === 'trained'")
+    page.keyboard.press("Enter")
+    dashboard.wait_for_pictures()
+    press_until(page, "Tab", "document.activeElement.classList.contains('frontier-point')")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    fifth = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert fifth.startswith("Plan 6 of ")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Run this plan")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Run this plan")).to_be_hidden()
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == fifth
+    assert newest_version(planner) == before
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert_runs_what_was_chosen(planner, ranks, page, before + 1)
+
+
+def test_new_steps_come_by_themselves(ranks: TrainingRanks, dashboard: Dashboard) -> None:
+    page = dashboard.open_job(JOB).page
+    dashboard.wait_for_pictures()
+    page.evaluate("document.documentElement.dataset.loaded = 'once'")
+    newest = page.locator("#panel-charts .readout")
+    for _ in range(2):
+        before, told = dashboard.num_steps(), newest.text_content()
+        assert told is not None
+        ranks.go_on()
+        expect(newest).not_to_have_text(told, timeout=PATIENCE_MS)
+        wait_in(page, lambda before=before: dashboard.num_steps() > before)  # type: ignore[misc]
+    expect(dashboard.connection).to_have_text("live")
+    assert page.evaluate("document.documentElement.dataset.loaded") == "once"
+
+
+def test_while_the_planner_is_away_the_figures_are_told_to_be_old(
+    planner: Planner, ranks: TrainingRanks, dashboard: Dashboard, page_watch: PageWatch
+) -> None:
+    page = dashboard.open_job(JOB).page
+    dashboard.wait_for_pictures()
+    expect(dashboard.connection).to_have_text("live", timeout=PATIENCE_MS)
+    page_watch.allow(*PLANNER_AWAY)
+    planner.kill()
+    expect(dashboard.banner).to_contain_text("Planner away", timeout=PATIENCE_MS)
+    expect(dashboard.banner).to_contain_text("Figures of ")
+    expect(dashboard.connection).to_have_text("not live")
+    before = dashboard.num_steps()
+    ranks.go_on()
+    planner.start()
+    expect(dashboard.banner).to_be_hidden(timeout=PATIENCE_MS)
+    expect(dashboard.connection).to_have_text("live")
+    # With the steps that were trained meanwhile.
+    wait_in(page, lambda: dashboard.num_steps() >= before + 20)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_both_pages_can_be_read_by_everybody(
+    ranks: TrainingRanks, dashboard: Dashboard, theme: str
+) -> None:
+    del ranks
+    page = dashboard.page
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    dashboard.open()
+    expect(page.get_by_role("link", name=JOB)).to_be_visible(timeout=PATIENCE_MS)
+    assert_accessible(page)
+    dashboard.open_job(JOB)
+    dashboard.wait_for_pictures()
+    page.locator("details").evaluate_all("(all) => all.forEach((each) => { each.open = true; })")
+    assert_accessible(page)
+
+
+@pytest.mark.parametrize("width_px", [390, 360, 320])
+def test_on_a_narrow_screen_nothing_is_wider_than_it(
+    ranks: TrainingRanks, dashboard: Dashboard, width_px: int
+) -> None:
+    del ranks
+    page = dashboard.page
+    page.set_viewport_size({"width": width_px, "height": 844})
+    dashboard.open()
+    expect(page.get_by_role("link", name=JOB)).to_be_visible(timeout=PATIENCE_MS)
+    assert dashboard.overflow_px() == 0
+    dashboard.open_job(JOB)
+    dashboard.wait_for_pictures()
+    assert dashboard.overflow_px() == 0
+    page.locator("details").evaluate_all("(all) => all.forEach((each) => { each.open = true; })")
+    assert dashboard.overflow_px() == 0
+
+
+def press_until(page: Page, key: str, condition: str) -> None:
+    """Press a key until it is so; a page has fewer places to go to than this."""
+    for _ in range(100):
+        page.keyboard.press(key)
+        if page.evaluate(condition):
+            return
+    raise AssertionError(f"{key} never came to {condition}")
+
+
+def wait_in(page: Page, is_so: Callable[[], bool]) -> None:
+    """Until it is so; what happens in the page goes on meanwhile."""
+
+    def look() -> bool:
+        page.wait_for_timeout(20)
+        return is_so()
+
+    wait_until(look)

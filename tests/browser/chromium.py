@@ -1,0 +1,90 @@
+"""A headless Chromium of Debian's, driven by Playwright, for tests and screenshots.
+
+Playwright downloads nothing: it drives the browser that the machine has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+PATIENCE_S = 60.0
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+_ARGUMENTS = (
+    "--no-sandbox",  # it runs as root in containers
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # Nothing but this machine is reached, whatever a page asks for.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+)
+
+
+class MissingBrowserError(Exception):
+    """There is no Chromium on this machine; the text says why none could be had."""
+
+
+@contextmanager
+def private_chromium() -> Iterator[Browser]:
+    """A browser of one's own until the block ends; it must end in the thread it began in.
+
+    Meanwhile no other event loop runs in this thread: Playwright's does.
+
+    Raises:
+        MissingBrowserError: there is none, and none could be installed.
+    """
+    # Not on top: what needs no browser is tested without Playwright too.
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    path = chromium_path()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=path, args=list(_ARGUMENTS), timeout=1e3 * PATIENCE_S
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def chromium_path() -> str:
+    """Where the browser is; on Debian it is installed where it is missing.
+
+    Raises:
+        MissingBrowserError: there is none, and none could be installed.
+    """
+    return _find() or _install()
+
+
+def _find() -> str | None:
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def _install() -> str:
+    """On Debian, as root, as continuous integration runs."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise MissingBrowserError(f"there is no {', '.join(NAMES)} on PATH")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # Text is drawn with the fonts there are: without any, all letters are boxes.
+    packages = ("chromium", "fonts-dejavu-core")
+    install = ("apt-get", "install", "-y", "-q", "--no-install-recommends", *packages)
+    wait = ("-o", "DPkg::Lock::Timeout=120")  # another test process may install it too
+    for command in (install, ("apt-get", "update", "-q"), install):
+        ended = subprocess.run(
+            (*command, *wait), capture_output=True, text=True, check=False, env=environment
+        )
+        path = _find()
+        if path is not None and ended.returncode == 0:
+            return path
+    raise MissingBrowserError(f"apt-get install chromium failed: {ended.stderr[-500:]}")

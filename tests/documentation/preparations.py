@@ -1,0 +1,110 @@
+"""What stands beside a page's commands: jobs, ranks that train, files that its reader has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+from tests.acceptance.closed_loop import (
+    EmulatedTraining,
+    emulated_training,
+    one_forward_one_backward,
+)
+
+from flyball_client.planner_client import PlannerClient
+from flyball_client.wire import JobRegistration
+from flyball_profiles.examples import load_example_profile
+from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_profiles.stage_profile_csv import write_stage_profile
+
+NUM_STAGES, NUM_MICROBATCHES = 8, 12
+NOISE = 0.02
+_ENDS_WITHIN_S = 60.0
+# Between two steps, which take no time but the machine's: others run on it, too.
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What a page takes for granted.
+
+    Attributes:
+        jobs: known to the page's planner, with the shipped profile, but nobody trains.
+        num_stages: of these jobs: so many of the profile's first ones.
+        training: the job whose eight emulated GPUs train on a plan of the shipped profile.
+        files: NAME -> what it holds, in the folder of the page.
+        certificate: whether the folder has a certificate and its key.
+    """
+
+    jobs: tuple[str, ...] = ()
+    num_stages: int = NUM_STAGES
+    training: str | None = None
+    files: tuple[tuple[str, str], ...] = ()
+    certificate: bool = False
+
+
+def put_files(preparation: Preparation, folder: Path) -> None:
+    """The files that the page names without making them."""
+    for name, text in preparation.files:
+        (folder / name).write_text(text, encoding="utf-8")
+    if preparation.certificate:
+        issued = trustme.CA().issue_cert("127.0.0.1", "localhost")
+        issued.private_key_pem.write_to_path(folder / "planner.key")
+        for pem in issued.cert_chain_pems:
+            pem.write_to_path(folder / "planner.pem", append=True)
+
+
+@contextmanager
+def prepared_jobs(url: str, preparation: Preparation, *, token: str | None) -> Iterator[None]:
+    """The page's jobs at its planner; one of them trains until the block ends."""
+    with ExitStack() as opened:
+        put_jobs(url, preparation.jobs, num_stages=preparation.num_stages, token=token)
+        if preparation.training is not None:
+            opened.enter_context(training(url, preparation.training))
+        yield
+
+
+def put_jobs(
+    url: str, jobs: Sequence[str], *, num_stages: int = NUM_STAGES, token: str | None = None
+) -> None:
+    """Make jobs known to a planner, as their rank 0 would, and give them their profile."""
+    profile = load_example_profile().select_stages(tuple(range(num_stages)))
+    registration = JobRegistration(
+        num_stages=num_stages, num_microbatches=NUM_MICROBATCHES, gpu="a100", emulated=True
+    )
+    with PlannerClient(url, token=token) as planner:
+        for job in jobs:
+            planner.put_job(job, registration)
+            planner.put_profile_csv(job, write_stage_profile(profile))
+
+
+@contextmanager
+def training(url: str, job: str) -> Iterator[None]:
+    """Eight emulated GPUs that train step after step on the plan until the block ends."""
+    profile = load_example_profile()
+    orders = one_forward_one_backward(NUM_STAGES, NUM_MICROBATCHES)
+    power_w = load_gpu_window("a100").blocking_power_w
+    assert power_w is not None
+    put_jobs(url, (job,))
+    with emulated_training(
+        url, job, profile, orders, blocking_power_w=power_w, noise=NOISE
+    ) as ranks:
+        ranks.train_until_in_force(1, max_steps=400)
+        is_over = threading.Event()
+        thread = threading.Thread(target=_train, args=(ranks, is_over))
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join(_ENDS_WITHIN_S)
+    assert not thread.is_alive()
+
+
+def _train(ranks: EmulatedTraining, is_over: threading.Event) -> None:
+    while not is_over.wait(_PAUSE_S):
+        ranks.train(1)

@@ -1,0 +1,243 @@
+"""A shell in a folder like a fresh clone, in which the commands of a page are run."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.documentation.blocks import ROOT
+
+from flyball_profiles.examples import example_profile_path
+
+PATIENCE_S = 150.0
+_ENDS_WITHIN_S = 30.0
+_POLL_S = 0.05
+LINKED = ("benchmarks", "client", "deploy", "docs", "examples", "integrations", "profiles")
+# Hosts of the pages; here all of them are this machine, and the port is a free one.
+_ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost|planner|node-1):7787\b")
+_LISTENING = re.compile(r"listening on https?://127\.0\.0\.1:(\d+)")
+# torchrun's place to meet is a free port, as several runs may train on this machine.
+_TORCHRUN = {
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "127.0.0.1:0",
+    "PET_LOCAL_ADDR": "127.0.0.1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class CommandError(AssertionError):
+    """A command took too long, or what it started has ended early; the text says which."""
+
+
+@dataclass
+class Background:
+    """A command in a terminal of its own."""
+
+    command: str
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def printed(self) -> str:
+        """So far."""
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def end(self) -> None:
+        """End it and all that it started."""
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is not None:
+                break
+            os.killpg(self.process.pid, sent)
+            try:
+                self.process.wait(_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                continue
+        self.process.wait(_ENDS_WITHIN_S)
+
+
+@dataclass
+class Terminal:
+    """One shell that lasts for a page, and the commands beside it.
+
+    Attributes:
+        folder: like a clone of the repository, for a user who has run nothing yet.
+        port: of the planner that the page's addresses mean; None: there is none yet.
+        names: what stands in the place of names on the page that were made anew.
+    """
+
+    folder: Path
+    home: Path
+    port: int | None = None
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        self._count = 0
+        self._beside: list[Background] = []
+        self._furnish()
+        reading, writing = os.pipe()
+        self._statuses = reading
+        self._shell = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"],
+            cwd=self.folder,
+            env=_environment(self.home),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
+        os.close(writing)
+        self._writing = writing
+
+    def _furnish(self) -> None:
+        self.folder.mkdir()
+        self.home.mkdir()
+        for name in LINKED:
+            (self.folder / name).symlink_to(ROOT / name)
+        shutil.copy(example_profile_path(), self.folder / "example.csv")
+        # An answer of 400 and above is a failure; no meter of the progress.
+        (self.home / ".curlrc").write_text("silent\nfail-with-body\n")
+
+    def close(self) -> None:
+        """End the shell and all that was started in it."""
+        for background in reversed(self._beside):
+            background.end()
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        os.close(self._statuses)
+        with suppress(ProcessLookupError):
+            os.killpg(self._shell.pid, signal.SIGTERM)
+        self._shell.wait(_ENDS_WITHIN_S)
+
+    def run(self, command: str) -> tuple[int, str]:
+        """Run it to its end: its exit status, and what it printed, as the page would show it.
+
+        Raises:
+            CommandError: it takes too long.
+        """
+        script, output = self._files(command)
+        streams = f">{shlex.quote(str(output))} 2>&1 </dev/null"
+        self._send(f". {shlex.quote(str(script))} {streams}; printf '%s\\n' $? >&{self._writing}")
+        ready, _, _ = select.select([self._statuses], [], [], PATIENCE_S)
+        printed = output.read_text(encoding="utf-8", errors="replace")
+        if not ready:
+            raise CommandError(f"took more than {PATIENCE_S:g} s:\n{command}\n{printed}")
+        status = os.read(self._statuses, 16)
+        if not status:
+            raise CommandError(f"ended the shell:\n{command}\n{printed}")
+        return int(status), self.as_on_the_page(printed)
+
+    def start(self, command: str) -> Background:
+        """Start it in a terminal of its own, in this one's folder and with its variables."""
+        folder, environment = self._folder_and_environment()
+        script, output = self._files(command)
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                ["bash", "--noprofile", "--norc", script],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        background = Background(command, process, output)
+        self._beside.append(background)
+        return background
+
+    def start_planner(self, command: str) -> Background:
+        """Start `flyball serve`, and go on once it listens; one before it has ended by then."""
+        for earlier in [one for one in self._beside if "flyball serve" in one.command]:
+            earlier.end()
+            self._beside.remove(earlier)
+        background = self.start(command)
+        wait_for(background, lambda: _LISTENING.search(background.printed()) is not None)
+        found = _LISTENING.search(background.printed())
+        assert found is not None
+        self.port = int(found.group(1))
+        return background
+
+    def variables(self) -> dict[str, str]:
+        """Of the environment, as the page's commands have set it so far."""
+        return self._folder_and_environment()[1]
+
+    def as_on_the_page(self, text: str) -> str:
+        """With the page's port in the place of the one that was free."""
+        return text if self.port is None else text.replace(f":{self.port}", ":7787")
+
+    def as_here(self, command: str) -> str:
+        """With this machine's addresses in the place of the page's, and the names made here."""
+        if self.port is not None:
+            command = _ADDRESS.sub(f"127.0.0.1:{self.port}", command)
+        for on_the_page, here in self.names.items():
+            command = command.replace(on_the_page, here)
+        return command.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 - so that nobody else gets in
+
+    def _files(self, command: str) -> tuple[Path, Path]:
+        self._count += 1
+        script = self.home / f"command-{self._count}.sh"
+        script.write_text(f"{self.as_here(command)}\n", encoding="utf-8")
+        return script, script.with_suffix(".out")
+
+    def _folder_and_environment(self) -> tuple[str, dict[str, str]]:
+        place = self.home / "environment"
+        self._send(
+            f"{{ pwd; env -0; }} >{shlex.quote(str(place))}; printf '0\\n' >&{self._writing}"
+        )
+        os.read(self._statuses, 16)
+        folder, _, variables = place.read_text(encoding="utf-8").partition("\n")
+        pairs = (one.partition("=") for one in variables.split("\0") if one)
+        return folder, {name: value for name, _, value in pairs}
+
+    def _send(self, line: str) -> None:
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(f"{line}\n".encode())
+        self._shell.stdin.flush()
+
+
+def wait_for(background: Background, is_so: Callable[[], bool]) -> None:
+    """Wait until what runs beside has come so far.
+
+    Raises:
+        CommandError: it has ended before, or takes too long.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        if background.process.poll() is not None and not is_so():
+            raise CommandError(f"has ended:\n{background.command}\n{background.printed()}")
+        if time.monotonic() > deadline_s:
+            raise CommandError(
+                f"did not come so far:\n{background.command}\n{background.printed()}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Of a user who has set nothing of Flyball's; a planner without a port takes a free one."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FLYBALL_", "PYTEST_", "XDG_", "PET_"))
+    }
+    return (
+        kept
+        | _TORCHRUN
+        | {
+            "HOME": str(home),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
+            "XDG_RUNTIME_DIR": str(home),
+            "FLYBALL_PORT": "0",
+            "NO_PROXY": "127.0.0.1,localhost",
+            "LC_ALL": "C.UTF-8",
+        }
+    )

@@ -1,0 +1,169 @@
+"""Every command that the documentation shows is run, in its order, and prints what is shown."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import re
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.documentation.blocks import (
+    EXIT_STATUS,
+    FIGURES_VARY,
+    FILE,
+    NOT_RUN,
+    OWN_TERMINAL,
+    ROOT,
+    UNTIL_SO,
+    WITHOUT_GPU,
+    Block,
+    Step,
+    blocks_of,
+    pages,
+    steps_of,
+)
+from tests.documentation.page_needs import PREPARATIONS
+from tests.documentation.preparations import Preparation, prepared_jobs, put_files
+from tests.documentation.shown_output import difference, is_within, names_made
+from tests.documentation.terminal import PATIENCE_S, Terminal, wait_for
+from tests.planner.live import live_planner
+
+# A page has up to some thirty commands, and the machine others to run.
+pytestmark = [pytest.mark.timeout(900)]
+_SERVE = re.compile(r"^(?:\w+=\S+ )*flyball serve\b(?!.*(?:&|--help)\s*$)", re.DOTALL)
+_PAUSE_S = 0.5
+_PROGRAMS = ("bash", "curl", "awk", "sqlite3", "openssl", "torchrun")
+# The last that a command says when it refuses, and what the planner answers then.
+_REFUSAL = re.compile(r'(?:flyball [a-z]+: |\{"detail":).*')
+
+
+def run_pages() -> list[str]:
+    """Every page that has commands to run."""
+    return [
+        str(page.relative_to(ROOT))
+        for page in pages()
+        if any(block.has_commands and not block.note(NOT_RUN) for block in blocks_of(page))
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> None:
+    """What the pages' commands are made of."""
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if missing and not os.environ.get("CI"):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    assert not missing
+
+
+@pytest.mark.parametrize("page", run_pages())
+def test_a_pages_commands_run_in_their_order_and_print_what_it_shows(
+    page: str, tmp_path: Path
+) -> None:
+    preparation = PREPARATIONS.get(page, Preparation())
+    blocks = [block for block in blocks_of(ROOT / page) if not block.note(NOT_RUN)]
+    with ExitStack() as opened:
+        terminal = Terminal(tmp_path / "clone", tmp_path / "home")
+        opened.callback(terminal.close)
+        run = PageRun(terminal, preparation, opened)
+        put_files(preparation, terminal.folder)
+        if not any(_starts_planner(block) for block in blocks):
+            run.open_planner()
+        for block in blocks:
+            run.block(block)
+
+
+@dataclass
+class PageRun:
+    """A page in the middle of its commands.
+
+    Attributes:
+        opened: what ends with the page.
+    """
+
+    terminal: Terminal
+    preparation: Preparation
+    opened: ExitStack
+    _is_prepared: bool = False
+
+    def open_planner(self) -> None:
+        """A planner that runs already, where the page takes one for granted."""
+        if not self.preparation.jobs and self.preparation.training is None:
+            return
+        url = str(self.opened.enter_context(live_planner()).http.base_url).rstrip("/")
+        self.terminal.port = int(url.rpartition(":")[2])
+        self._prepare_jobs()
+        self.terminal.run(f"export FLYBALL_PLANNER_URL={url}")
+
+    def block(self, block: Block) -> None:
+        """Run its commands, or make the file that it holds."""
+        if name := block.note(FILE):
+            (self.terminal.folder / name).write_text(block.text, encoding="utf-8")
+        elif block.has_commands and not _is_of_another_machine(block):
+            for step in steps_of(block):
+                self._step(block, step)
+
+    def _step(self, block: Block, step: Step) -> None:
+        figures_vary = block.note(FIGURES_VARY) is not None
+        if _SERVE.match(step.command):
+            planner = self.terminal.start_planner(step.command)
+            self._prepare_jobs()
+            shown = self.terminal.as_on_the_page(planner.printed())
+            if not is_within(step.shown or "", shown):
+                pytest.fail(f"{block.page}:{step.line}: printed\n{shown}", pytrace=False)
+        elif block.note(OWN_TERMINAL) is not None:
+            beside = self.terminal.start(step.command)
+            shown = step.shown or ""
+            wait_for(beside, lambda: is_within(shown, beside.printed(), figures_vary=figures_vary))
+        else:
+            patience_s = PATIENCE_S if block.note(UNTIL_SO) is not None else 0.0
+            found = self._lasting_fault(block, step, patience_s=patience_s)
+            if found is not None:
+                pytest.fail(f"{block.page}:{step.line}: {step.command}\n{found}", pytrace=False)
+
+    def _lasting_fault(self, block: Block, step: Step, *, patience_s: float) -> str | None:
+        deadline_s = time.monotonic() + patience_s
+        while found := fault(self.terminal, block, step):
+            if time.monotonic() > deadline_s:
+                return found
+            time.sleep(_PAUSE_S)
+        return None
+
+    def _prepare_jobs(self) -> None:
+        """Once: a planner that is started again has its database."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        token = self.terminal.variables().get("FLYBALL_TOKEN")
+        url = f"http://127.0.0.1:{self.terminal.port}"
+        self.opened.enter_context(prepared_jobs(url, self.preparation, token=token))
+
+
+def fault(terminal: Terminal, block: Block, step: Step) -> str | None:
+    """Run a command; how its end differs from what the page shows, None: it doesn't."""
+    status, printed = terminal.run(step.command)
+    wanted = block.note(EXIT_STATUS)
+    if wanted is not None:
+        is_as_wanted = status == int(wanted)
+    elif step.shown is not None and _REFUSAL.fullmatch(step.shown.splitlines()[-1]):
+        is_as_wanted = status != 0
+    else:
+        is_as_wanted = status == 0
+    if not is_as_wanted:
+        return f"exit status {status}\n{printed}"
+    if step.shown is None:
+        return None
+    terminal.names.update(names_made(step.shown, printed))
+    return difference(step.shown, printed, figures_vary=block.note(FIGURES_VARY) is not None)
+
+
+def _starts_planner(block: Block) -> bool:
+    return block.has_commands and any(_SERVE.match(step.command) for step in steps_of(block))
+
+
+def _is_of_another_machine(block: Block) -> bool:
+    return block.note(WITHOUT_GPU) is not None and bool(ctypes.util.find_library("nvidia-ml"))

@@ -1,0 +1,29 @@
+"""The picture on the first page is the one that its script draws."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from docs.scripts.draw_plan_picture import PICTURE, main
+
+_TITLE = re.compile(r"<title>(.*)</title>")
+
+
+def test_the_picture_tells_the_figures_of_todays_plan(tmp_path: Path) -> None:
+    drawn = tmp_path / "plan.svg"
+    main([str(drawn)])
+    titles = [_TITLE.findall(file.read_text(encoding="utf-8")) for file in (drawn, PICTURE)]
+    assert titles[0] == titles[1], "draw it again: python docs/scripts/draw_plan_picture.py"
+    assert re.fullmatch(
+        r"Predicted timelines of one iteration, 4 stages and 6 microbatches: \d+ J at the highest"
+        r" clocks, \d+ J on the plan \(\d+\.\d % less\), both in \d\.\d{3} s\.",
+        titles[0][0],
+    )
+
+
+def test_every_figure_and_every_box_of_the_picture_is_said_to_be_predicted() -> None:
+    text = PICTURE.read_text(encoding="utf-8")
+    assert text.count("(predicted)") == 2
+    # Two timelines, four stages, six forwards and six backwards each.
+    assert len(re.findall(r">[FB]\d</text>", text)) == 2 * 4 * 12
