@@ -122,9 +122,7 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
             models[name] = model_of_request(replace(request, schedule=name))
         except PlanningError as error:
             models[name] = error
-    return choose_schedule(
-        models, request.target, request.effort, report, reserve=request.reserve
-    )
+    return choose_schedule(models, request.target, request.effort, report, reserve=request.reserve)
 
 
 def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:

@@ -61,9 +61,7 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
         stage, of_node = model.dag.stage[node], model.points[node]
         key = (stage, id(of_node), share)
         if key not in made:
-            made[key] = tuple(
-                _longer(point, share, power_w[stage]) for point in of_node
-            )
+            made[key] = tuple(_longer(point, share, power_w[stage]) for point in of_node)
         points.append(made[key])
     return replace(model, points=tuple(points))
 
