@@ -35,7 +35,8 @@ NUM_FRAMES = 60
 WINDOW = {"width": 1440, "height": 1000}
 PATIENCE_S = 300.0
 NUM_FIRST_FRAMES = 10
-MAX_PROCESSOR_MS, MAX_MEDIAN_MS, MAX_P95_MS = 17.0, 17.0, 34.0
+# Sixty frames a second, and now and then one left out.
+MAX_PROCESSOR_MS, MAX_P95_MS = 17.0, 34.0
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
@@ -144,7 +145,6 @@ def _limits(frames: list[Frames]) -> Iterator[Limit]:
     for each in frames:
         if each.ratio == 1:
             yield at_most(f"{each.look}: processor, ms", each.processor_ms, MAX_PROCESSOR_MS)
-            yield at_most(f"{each.look}: drawn, median, ms", each.drawn_median_ms, MAX_MEDIAN_MS)
             yield at_most(f"{each.look}: drawn, 95th %, ms", each.drawn_p95_ms, MAX_P95_MS)
 
 

@@ -214,3 +214,18 @@ def test_two_fingers_zoom_and_a_tap_reads_a_box(
     expect(browser_page.locator(".timeline-map-frame")).to_be_visible()
     # From 40 px apart to 100 px.
     assert shown(browser_page)[1] == pytest.approx(100 * 40 / 100, abs=1)
+
+
+def test_nothing_of_an_earlier_run_stays_when_a_job_begins_anew(
+    browser_page: Page, planner: LivePlanner, surface: Locator
+) -> None:
+    expect(surface).to_be_visible()
+    for rank in range(2):
+        path = routes.fill(routes.RANK_DEPARTURE, job_id="job", rank=rank)
+        planner.http.post(path).raise_for_status()
+    planner.put_job(num_stages=3, num_ranks=3).raise_for_status()
+    expect(browser_page.locator(PANEL)).to_contain_text("There is no plan yet")
+    expect(surface).to_be_hidden()
+    frontier = browser_page.locator("#panel-frontier")
+    expect(frontier).to_contain_text("as soon as the job has a profile")
+    expect(frontier.locator(".frontier-chart")).to_be_hidden()

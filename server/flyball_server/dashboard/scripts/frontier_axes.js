@@ -21,6 +21,7 @@ import { makeSvg } from "./svg_elements.js";
 /** @typedef {import("./frontier_curve.js").ComparedPlan} ComparedPlan */
 
 const MARGIN = { left: 64, right: 58, top: 40, bottom: 44 };
+const NARROW = { below: 420, left: 42, right: 52 };
 const TICK_ROOM = { across: 84, down: 46 };
 
 /**
@@ -30,7 +31,8 @@ const TICK_ROOM = { across: 84, down: 46 };
  * @returns {Frame}
  */
 export function frameOf(width, height, extent) {
-  const [left, right] = [MARGIN.left, width - MARGIN.right];
+  const sides = width < NARROW.below ? NARROW : MARGIN;
+  const [left, right] = [sides.left, width - sides.right];
   const [top, bottom] = [MARGIN.top, height - MARGIN.bottom];
   const { fastest_s, slowest_s, least_j, most_j } = extent;
   return {

@@ -176,7 +176,7 @@ export function extentOf(frontier, marks) {
     ...points.flatMap((point) => [point.energy_j, point.lower_bound_j]),
     ...inside.map((each) => each.energy_j),
   ];
-  const [fastest_s, slowest_s] = padded(times, 0.1, 0.05);
+  const [fastest_s, slowest_s] = padded(times, 0.13, 0.05);
   const [least_j, most_j] = padded(energies, 0.16, 0.08);
   return { extent: { fastest_s, slowest_s, least_j, most_j }, outside };
 }

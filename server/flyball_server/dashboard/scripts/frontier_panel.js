@@ -91,12 +91,27 @@ class FrontierPanel {
     this._target.update(state, this._canChoose());
     const reason = reasonForNone(state);
     if (reason !== null) {
+      // Empty: which frontier there is will be known in a moment.
+      if (reason !== "") this._clear();
       if (this._frontier === null) this._tell(reason);
     } else if (frontierKey(state) !== this._key) {
       this._key = frontierKey(state);
       this._consider(state);
     }
     this._show();
+  }
+
+  /** Nothing is shown, as after the job has begun anew. */
+  _clear() {
+    this._question.abort();
+    this._stopTimer();
+    this._key = null;
+    this._drawn = "";
+    this._frontier = null;
+    this._ask.hidden = true;
+    this._content.hidden = true;
+    this._table.element.hidden = true;
+    setText(this._note, "");
   }
 
   _canChoose() {

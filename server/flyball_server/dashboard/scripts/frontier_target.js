@@ -260,6 +260,8 @@ function refusal(target, { status, detail }) {
   if (status === 422)
     return `No plan for ${target}: ${detail}. The older plan holds.`.replaceAll("..", ".");
   if (status === 403) return `This token may not change the target: ${detail}`;
-  if (status === 0) return `It is not known whether the target was changed: ${detail}`;
+  // Nobody has answered, or a proxy has not waited until the planner was done.
+  if ([0, 502, 504].includes(status))
+    return `It is not known whether the target was changed: ${detail}`;
   return `The target was not changed: ${detail}`;
 }

@@ -43,6 +43,7 @@ const COSTS = {
   spot: 40,
   notPreferred: 25,
   nearOther: 80,
+  mark: 60,
   crossing: 400,
   label: 1e5,
   outside: 1e6,
@@ -67,7 +68,7 @@ const COSTS = {
  * @returns {Placed[]} in the order of the marks.
  */
 export function placeLabels(marks, spots, room) {
-  const all = [...marks.map(({ x, y, radius }) => ({ x, y, radius })), ...spots];
+  const all = [...marks, ...spots];
   /** @type {Candidate[]} */
   const taken = [];
   return marks.map((mark) => {
@@ -76,7 +77,8 @@ export function placeLabels(marks, spots, room) {
         candidate,
         cost:
           cost(candidate, all, taken, room) +
-          (isNearOther(candidate, mark, marks) ? COSTS.nearOther : 0),
+          (isNearOther(candidate, mark, marks) ? COSTS.nearOther : 0) +
+          (marks.some((other) => strikes(candidate, other)) ? COSTS.mark : 0),
       }))
       .reduce((least, each) => (each.cost < least.cost ? each : least)).candidate;
     taken.push(best);
@@ -198,6 +200,15 @@ export function overlap(one, other) {
 /** @param {Rectangle} rectangle @param {Spot} spot */
 function covers(rectangle, spot) {
   return awayFrom(rectangle, spot) < spot.radius;
+}
+
+/** Whether a label or its line is on another mark. @param {Candidate} candidate @param {Labelled} mark */
+function strikes({ rectangle, leader }, mark) {
+  const { x, y, radius } = mark;
+  if (covers(rectangle, mark)) return true;
+  if (!leader || (leader[0] === x && leader[1] === y)) return false;
+  const size = 1.4 * radius;
+  return crosses(leader, { x: x - size / 2, y: y - size / 2, width: size, height: size });
 }
 
 /** @param {Rectangle} inner @param {Rectangle} outer */

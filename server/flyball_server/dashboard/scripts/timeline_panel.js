@@ -75,6 +75,7 @@ class TimelinePanel {
     const version = this._chosen ?? versionToShow(state);
     this._tellVersion();
     if (version === null) {
+      this._clear();
       this._tell(waitingText(state));
       return;
     }
@@ -144,12 +145,21 @@ class TimelinePanel {
 
   /** @param {number} version @param {ApiError} error */
   _refuse(version, error) {
+    const asked = this._asked;
+    this._clear();
     // Once the planner is there again, it is asked again.
-    if (error.status === 0) this._asked = "";
-    this._iterations = null;
-    this._elements.content.hidden = true;
+    if (error.status !== 0) this._asked = asked;
     this._tell(`Version ${version} cannot be shown: ${error.detail}`);
     this._elements.again.hidden = error.status === 409 || error.status === 404;
+  }
+
+  /** Nothing is shown, as after the job has begun anew. */
+  _clear() {
+    this._question.abort();
+    this._asked = "";
+    this._iterations = null;
+    this._elements.content.hidden = true;
+    setText(this._elements.note, "");
   }
 
   _tellVersion() {
