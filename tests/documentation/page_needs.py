@@ -16,7 +16,9 @@ _PART = "stage,instruction,frequency,time,energy,tp_rank\n" + "".join(
 PREPARATIONS: dict[str, Preparation] = {
     "examples/README.md": Preparation(jobs=("llama",), num_stages=2),
     "docs/access.md": Preparation(certificate=True),
-    "docs/commands.md": Preparation(jobs=("new",), training="gpt3"),
+    "docs/commands.md": Preparation(
+        jobs=("new",), training="gpt3", files=(("measured/model-v100.csv", _PROFILE),)
+    ),
     "docs/deepspeed.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
     "docs/envpipe.md": Preparation(jobs=("gpt",), files=(("profile.csv", _PROFILE),)),
     "docs/failures.md": Preparation(jobs=("gpt",)),

@@ -24,8 +24,8 @@ from flyball_profiles.stage_profile_csv import write_stage_profile
 NUM_STAGES, NUM_MICROBATCHES = 8, 12
 NOISE = 0.02
 _ENDS_WITHIN_S = 60.0
-# Between two steps, which take no time but the machine's: others run on it, too.
-_PAUSE_S = 0.05
+# Between two steps, which take no time but the machine's, as long as nobody waits for them.
+_PAUSE_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ class Preparation:
 def put_files(preparation: Preparation, folder: Path) -> None:
     """The files that the page names without making them."""
     for name, text in preparation.files:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     if preparation.certificate:
         issued = trustme.CA().issue_cert("127.0.0.1", "localhost")
@@ -106,5 +107,9 @@ def training(url: str, job: str) -> Iterator[None]:
 
 
 def _train(ranks: EmulatedTraining, is_over: threading.Event) -> None:
-    while not is_over.wait(_PAUSE_S):
+    while not is_over.wait(0.0 if _is_waited_for(ranks) else _PAUSE_S):
         ranks.train(1)
+
+
+def _is_waited_for(ranks: EmulatedTraining) -> bool:
+    return ranks.planner.get_comparison(ranks.job_id).state == "running"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,6 +167,14 @@ class Terminal:
         self.port = int(found.group(1))
         return background
 
+    def failed_beside(self) -> list[str]:
+        """What the commands in terminals of their own printed that have ended, and not well."""
+        return [
+            f"{one.command}\n{one.printed()}"
+            for one in self._beside
+            if one.process.poll() not in {None, 0}
+        ]
+
     def variables(self) -> dict[str, str]:
         """Of the environment, as the page's commands have set it so far."""
         return self._folder_and_environment()[1]
@@ -222,6 +230,11 @@ def wait_for(background: Background, is_so: Callable[[], bool]) -> None:
         time.sleep(_POLL_S)
 
 
+def search_path(environ: Mapping[str, str]) -> str:
+    """Where a page's programs are looked for: those of this Python's environment first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', '')}"
+
+
 def _environment(home: Path) -> dict[str, str]:
     """Of a user who has set nothing of Flyball's; a planner without a port takes a free one."""
     kept = {
@@ -234,7 +247,7 @@ def _environment(home: Path) -> dict[str, str]:
         | _TORCHRUN
         | {
             "HOME": str(home),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
+            "PATH": search_path(kept),
             "XDG_RUNTIME_DIR": str(home),
             "FLYBALL_PORT": "0",
             "NO_PROXY": "127.0.0.1,localhost",

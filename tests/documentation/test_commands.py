@@ -30,14 +30,14 @@ from tests.documentation.blocks import (
 from tests.documentation.page_needs import PREPARATIONS
 from tests.documentation.preparations import Preparation, prepared_jobs, put_files
 from tests.documentation.shown_output import difference, is_within, names_made
-from tests.documentation.terminal import PATIENCE_S, Terminal, wait_for
+from tests.documentation.terminal import PATIENCE_S, Terminal, search_path, wait_for
 from tests.planner.live import live_planner
 
 # A page has up to some thirty commands, and the machine others to run.
 pytestmark = [pytest.mark.timeout(900)]
 _SERVE = re.compile(r"^(?:\w+=\S+ )*flyball serve\b(?!.*(?:&|--help)\s*$)", re.DOTALL)
 _PAUSE_S = 0.5
-_PROGRAMS = ("bash", "curl", "awk", "sqlite3", "openssl", "torchrun")
+_PROGRAMS = ("curl", "awk", "torchrun")
 # The last that a command says when it refuses, and what the planner answers then.
 _REFUSAL = re.compile(r'(?:flyball [a-z]+: |\{"detail":).*')
 
@@ -51,21 +51,13 @@ def run_pages() -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def programs() -> None:
-    """What the pages' commands are made of."""
-    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
-    if missing and not os.environ.get("CI"):
-        pytest.skip(f"missing: {', '.join(missing)}")
-    assert not missing
-
-
 @pytest.mark.parametrize("page", run_pages())
 def test_a_pages_commands_run_in_their_order_and_print_what_it_shows(
     page: str, tmp_path: Path
 ) -> None:
     preparation = PREPARATIONS.get(page, Preparation())
     blocks = [block for block in blocks_of(ROOT / page) if not block.note(NOT_RUN)]
+    _need_programs("\n".join(block.text for block in blocks if block.has_commands))
     with ExitStack() as opened:
         terminal = Terminal(tmp_path / "clone", tmp_path / "home")
         opened.callback(terminal.close)
@@ -75,6 +67,7 @@ def test_a_pages_commands_run_in_their_order_and_print_what_it_shows(
             run.open_planner()
         for block in blocks:
             run.block(block)
+        assert terminal.failed_beside() == []
 
 
 @dataclass
@@ -159,6 +152,15 @@ def fault(terminal: Terminal, block: Block, step: Step) -> str | None:
         return None
     terminal.names.update(names_made(step.shown, printed))
     return difference(step.shown, printed, figures_vary=block.note(FIGURES_VARY) is not None)
+
+
+def _need_programs(text: str) -> None:
+    path = search_path(os.environ)
+    needed = ["bash", *(name for name in _PROGRAMS if name in text)]
+    missing = [name for name in needed if shutil.which(name, path=path) is None]
+    if missing and not os.environ.get("CI"):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    assert not missing
 
 
 def _starts_planner(block: Block) -> bool:
