@@ -252,5 +252,7 @@ def _environment(home: Path) -> dict[str, str]:
             "FLYBALL_PORT": "0",
             "NO_PROXY": "127.0.0.1,localhost",
             "LC_ALL": "C.UTF-8",
+            # As wide as what the pages show, whatever runs the tests.
+            "COLUMNS": "120",
         }
     )
