@@ -5,12 +5,12 @@ Playwright downloads nothing: it drives the browser that the machine has.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from tests.debian_packages import find_or_install
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -31,10 +31,6 @@ _ARGUMENTS = (
 )
 
 
-class MissingBrowserError(Exception):
-    """There is no Chromium on this machine; the text says why none could be had."""
-
-
 @contextmanager
 def private_chromium() -> Iterator[Browser]:
     """A browser of one's own until the block ends; it must end in the thread it began in.
@@ -42,7 +38,7 @@ def private_chromium() -> Iterator[Browser]:
     Meanwhile no other event loop runs in this thread: Playwright's does.
 
     Raises:
-        MissingBrowserError: there is none, and none could be installed.
+        MissingProgramError: there is none, and none could be installed.
     """
     # Not on top: what needs no browser is tested without Playwright too.
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
@@ -62,29 +58,11 @@ def chromium_path() -> str:
     """Where the browser is; on Debian it is installed where it is missing.
 
     Raises:
-        MissingBrowserError: there is none, and none could be installed.
+        MissingProgramError: there is none, and none could be installed.
     """
-    return _find() or _install()
+    # Text is drawn with the fonts there are: without any, all letters are boxes.
+    return find_or_install(_find, f"{', '.join(NAMES)} on PATH", "chromium", "fonts-dejavu-core")
 
 
 def _find() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
-
-
-def _install() -> str:
-    """On Debian, as root, as continuous integration runs."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise MissingBrowserError(f"there is no {', '.join(NAMES)} on PATH")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # Text is drawn with the fonts there are: without any, all letters are boxes.
-    packages = ("chromium", "fonts-dejavu-core")
-    install = ("apt-get", "install", "-y", "-q", "--no-install-recommends", *packages)
-    wait = ("-o", "DPkg::Lock::Timeout=120")  # another test process may install it too
-    for command in (install, ("apt-get", "update", "-q"), install):
-        ended = subprocess.run(
-            (*command, *wait), capture_output=True, text=True, check=False, env=environment
-        )
-        path = _find()
-        if path is not None and ended.returncode == 0:
-            return path
-    raise MissingBrowserError(f"apt-get install chromium failed: {ended.stderr[-500:]}")

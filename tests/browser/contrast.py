@@ -20,13 +20,5 @@ def luminance(colour: Rgb) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def hex_rgb(text: str) -> tuple[int, ...]:
-    """The colour of `#rrggbb`."""
-    digits = text.strip().removeprefix("#")
-    if len(digits) != 6:
-        raise ValueError(f"a colour must be #rrggbb, not {text!r}")
-    return tuple(bytes.fromhex(digits))
-
-
 def _linear(share: float) -> float:
     return share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4

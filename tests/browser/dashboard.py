@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.browser.chromium import PATIENCE_S
-
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
-
-PATIENCE_MS = 1e3 * PATIENCE_S
 
 
 class Dashboard:

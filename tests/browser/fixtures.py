@@ -1,7 +1,7 @@
 """Fixtures of tests in a real browser.
 
-    def test_it_opens(browser_page: Page, planner: LivePlanner) -> None:
-        browser_page.goto(str(planner.http.base_url))
+    def test_it_opens(browser_page: Page, start_planner: StartPlanner) -> None:
+        browser_page.goto(str(start_planner().http.base_url))
 
 Such a test fails at its end where the page logged an error, a request of it failed, or it asked
 another host for something; what a test brings about itself it allows before:
@@ -10,31 +10,37 @@ another host for something; what a test brings about itself it allows before:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.browser.chromium import PATIENCE_S, MissingBrowserError, private_chromium
+from tests.browser.chromium import PATIENCE_S, chromium_path, private_chromium
 from tests.browser.page_watch import PageWatch
+from tests.debian_packages import skipped_where_missing
+from tests.planner.live import LivePlanner, live_planner
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 SCREEN = {"width": 1440, "height": 900}
+StartPlanner = Callable[..., LivePlanner]
+"""Starts a planner, with what `live_planner` takes."""
 
 
 # Of a file, not of the session: while it is open no other event loop can run in this thread.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium for a file of tests; without one, a failure where CI=true, else a skip."""
-    try:
-        with private_chromium() as browser:
-            yield browser
-    except MissingBrowserError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+    # Not on top: a test without a browser needs no Playwright.
+    from playwright.sync_api import expect  # noqa: PLC0415
+
+    with skipped_where_missing():
+        chromium_path()
+    # What is expected may take its time on a busy machine.
+    expect.set_options(timeout=1e3 * PATIENCE_S)
+    with private_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -59,7 +65,19 @@ def page_watch(browser_context: BrowserContext) -> PageWatch:
 
 
 @pytest.fixture
-def browser_page(browser_context: BrowserContext, page_watch: PageWatch) -> Iterator[Page]:
+def start_planner() -> Iterator[StartPlanner]:
+    """Starts planners that outlive the test's page, which would else tell that they have gone."""
+    with ExitStack() as ending:
+        yield lambda **options: ending.enter_context(live_planner(**options))
+
+
+@pytest.fixture
+def browser_page(
+    start_planner: StartPlanner, browser_context: BrowserContext, page_watch: PageWatch
+) -> Iterator[Page]:
     """An empty page 1440 wide, light; no trouble in it may be left at the end."""
-    yield browser_context.new_page()
+    del start_planner  # set up before the page, so it ends after it
+    page = browser_context.new_page()
+    yield page
+    page_watch.settle(page)
     assert not page_watch.unexpected(), page_watch.unexpected()

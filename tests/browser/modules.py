@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.browser.chromium import PATIENCE_S
 from tests.browser.page_watch import PageWatch
 from tests.planner.live import live_planner
 
@@ -43,9 +44,11 @@ def modules(browser: Browser) -> Iterator[Modules]:
     """The modules as a planner without jobs serves them; no trouble in the tab may be left."""
     with live_planner() as planner:
         context = browser.new_context()
+        context.set_default_timeout(1e3 * PATIENCE_S)
         watch = PageWatch(context)
         page = context.new_page()
         page.goto(str(planner.http.base_url))
         yield Modules(page)
+        watch.settle(page)
         context.close()
     assert not watch.unexpected(), watch.unexpected()

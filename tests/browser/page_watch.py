@@ -41,6 +41,10 @@ class PageWatch:
             if not any(pattern.search(trouble) for pattern in self._allowed)
         ]
 
+    def settle(self, page: Page) -> None:
+        """Take in what the browser has told of its pages until now."""
+        page.wait_for_timeout(0)
+
     def wait_for(self, trouble: str, page: Page) -> None:
         """Until one with this text is there; fails after a long while."""
         deadline_s = time.monotonic() + PATIENCE_S

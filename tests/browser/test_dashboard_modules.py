@@ -1,119 +1,16 @@
-"""What the dashboard's views are made of, in a browser: figures, events, jobs' order, steps."""
+"""What the dashboard's views are made of, in a browser: figures, jobs' order and rows, steps."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from tests.browser.modules import Modules, modules
+from tests.browser.views import estimate, job, measured, plan, stage_of_step, step
 
 __all__ = ["modules"]
 
 NARROW = "\u202f"  # between a figure and its unit
 MINUS = "\u2212"
 NONE = "\u2013"
-
-
-def job(job_id: str, **changes: object) -> dict[str, Any]:
-    """A job of eight present ranks on version 1, that nothing is measured of."""
-    return {
-        "job_id": job_id,
-        "state": "planned",
-        "emulated": False,
-        "num_stages": 8,
-        "num_microbatches": 12,
-        "schedule": "1f1b",
-        "num_ranks": 8,
-        "num_registered": 8,
-        "num_present": 8,
-        "newest_version": 1,
-        "active_version": 1,
-        "policy": "frontier",
-        "target": "fastest",
-        "predicted": None,
-        "measured": None,
-        "measured_baseline_time_s": None,
-        "measured_baseline_energy_j": None,
-        "slowdown_percent": None,
-        "saving_percent": None,
-        "saved_j": None,
-        "num_steps": 0,
-        "is_caught_up": True,
-        "problem": None,
-        "created_at": "2026-01-05T09:30:00+00:00",
-        "heard_at": "2026-01-05T09:40:00+00:00",
-        **changes,
-    }
-
-
-def measured(time_s: float, energy_j: float | None, clocks: str = "plan") -> dict[str, Any]:
-    """The mean of ten steps."""
-    return {
-        "clocks": clocks,
-        "version": 1,
-        "first_step": 10,
-        "last_step": 19,
-        "num_steps": 10,
-        "iteration_time_s": time_s,
-        "energy_j": energy_j,
-    }
-
-
-def estimate(mean: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    """Of ten steps."""
-    return {"mean": mean, "low": low, "high": high, "num_steps": 10}
-
-
-def stage_of_step(stage: int, energy_j: float | None, **held: int) -> dict[str, Any]:
-    """Of 2 s."""
-    return {
-        "stage": stage,
-        "num_ranks": 1,
-        "time_s": 2.0,
-        "energy_j": energy_j,
-        "num_clock_misses": 0,
-        "num_power_capped": 0,
-        "num_thermally_capped": 0,
-        **held,
-    }
-
-
-def step(number: int, version: int | None = 1, **changes: object) -> dict[str, Any]:
-    """Of two stages that drew 100 W and 200 W."""
-    return {
-        "step": number,
-        "num_ranks": 2,
-        "plan_versions": [version],
-        "time_s": 2.0,
-        "energy_j": 600.0,
-        "stages": [stage_of_step(0, 200.0), stage_of_step(1, 400.0)],
-        **changes,
-    }
-
-
-def plan(
-    version: int, first_step: int | None, created_at: str, **changes: object
-) -> dict[str, Any]:
-    """A version that is predicted to take 1.9 s and 590 J."""
-    return {
-        "version": version,
-        "kind": "plan",
-        "schedule": "1f1b",
-        "policy": "frontier",
-        "target": "fastest",
-        "created_at": created_at,
-        "first_step": first_step,
-        "predicted": {
-            "iteration_time_s": 1.9,
-            "energy_j": 590.0,
-            "baseline_iteration_time_s": 1.9,
-            "baseline_energy_j": 700.0,
-            "saving_percent": 15.7,
-            "gap_percent": 1.0,
-        },
-        "stage_clock_mhz": [1000.0, 1410.0],
-        **changes,
-    }
 
 
 # ------------------------------------------------------------------ figures
@@ -145,6 +42,12 @@ def plan(
         ("counted(1, 'step')", "1 step"),
         ("counted(1000, 'step')", f"1{NARROW}000 steps"),
         ("percentAbove(3, 2)", "50"),
+        ("targetText('fastest')", "fastest"),
+        ("targetText('deadline:2.8837280000000014')", "deadline 2.88373 s"),
+        ("targetText('slowdown:0.055')", "slowdown 5.5 %"),
+        ("targetText('power:1250000')", "power 1250000 W"),
+        ("targetText('later:1')", "later:1"),
+        ("targetText('power:')", "power:"),
     ],
 )
 def test_figures_are_shown_with_units_and_the_digits_that_count(
@@ -188,161 +91,25 @@ def test_an_axis_has_one_prefix_and_tells_its_ticks_apart(
     assert [tick.replace(NARROW, " ") for tick in found] == shown
 
 
-# ------------------------------------------------------------------ live events
-
-
-STREAM = (
-    "retry: 1000\r\n\r\n:\n\nid: 7\nevent: steps\ndata: [1,\ndata: 2]\n\nevent: gone\ndata:{}\n\n"
-)
-MESSAGES = [
-    {"name": "steps", "data": "[1,\n2]", "id": "7"},
-    {"name": "gone", "data": "{}", "id": "7"},  # the id holds until there is another
-]
-
-
-@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
-def test_events_are_put_together_wherever_their_stream_was_cut(
-    modules: Modules, piece: int
+def test_figures_that_nobody_follows_are_old_without_a_word_of_the_planner(
+    modules: Modules,
 ) -> None:
     body = """
-        const parser = new m.StreamParser();
+        const connection = m.createConnection();
+        const shown = () => [
+            document.querySelector("#connection").textContent,
+            document.documentElement.dataset.figures,
+            document.querySelector("#banner").hidden,
+        ];
         const found = [];
-        for (let at = 0; at < text.length; at += piece) {
-            found.push(...parser.take(text.slice(at, at + piece)));
+        for (const connected of [true, false, true]) {
+            connection.set(connected, "");
+            found.push(shown());
         }
         return found;
     """
-    assert modules.run("event_stream", body, text=STREAM, piece=piece) == MESSAGES
-
-
-# Opens stream after stream, each as `answers` says; returns what was asked for and what was told.
-FOLLOW = """
-    const { ApiError } = await import("/dashboard/scripts/api_error.js");
-    const asked = [], events = [], states = [];
-    await new Promise((resolve) => {
-        let stop = () => {};
-        const open = async (init, query) => {
-            const answer = answers[asked.length];
-            asked.push([query, init.headers.get("Last-Event-ID")]);
-            if (answer === undefined) {
-                setTimeout(() => { stop(); resolve(); });
-                return new Promise(() => {});
-            }
-            if (typeof answer === "number") throw new ApiError(answer, `no: ${answer}`, retry);
-            return new Response(answer);
-        };
-        stop = m.followEvents(open, {
-            onEvent: (name, data) => events.push([name, data]),
-            onState: (connected, text, status) => {
-                const told = JSON.stringify([connected, text, status]);
-                if (states.at(-1) !== told) states.push(told);
-                if (!connected && status >= 400 && status < 500) setTimeout(resolve, 1500);
-            },
-        });
-    });
-    return { asked, events, states: states.map((each) => JSON.parse(each)) };
-"""
-STEPS = "id: 41\nevent: steps\ndata: [1]\n\n"
-
-
-def test_a_stream_that_ends_is_taken_up_where_it_was(modules: Modules) -> None:
-    found = modules.run("event_stream", FOLLOW, answers=[STEPS, STEPS], retry=None)
-    assert found["events"] == [["steps", [1]], ["steps", [1]]]
-    assert found["asked"] == [["", None], ["", "41"], ["", "41"]]
-    assert found["states"] == [[True, "", 200]]  # an end that was meant is no trouble
-
-
-def test_a_stream_that_cannot_be_had_is_told_and_asked_for_again(modules: Modules) -> None:
-    found = modules.run("event_stream", FOLLOW, answers=[STEPS, 0, 500, STEPS], retry=None)
-    assert [query for query, _ in found["asked"]] == [""] * 5
-    assert found["states"] == [
-        [True, "", 200],
-        [False, "no: 0", 0],
-        [False, "no: 500", 500],
-        [True, "", 200],
-    ]
-
-
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_refused_stream_is_not_asked_for_again(modules: Modules, status: int) -> None:
-    found = modules.run("event_stream", FOLLOW, answers=[status, STEPS], retry=None)
-    assert len(found["asked"]) == 1
-    assert found["states"] == [[False, f"no: {status}", status]]
-
-
-def test_a_planner_that_holds_no_more_calls_is_asked_for_what_there_is_now(
-    modules: Modules,
-) -> None:
-    found = modules.run("event_stream", FOLLOW, answers=[503, STEPS], retry=5)
-    assert [query for query, _ in found["asked"][:2]] == ["", "wait_s=0"]
-    assert found["events"] == [["steps", [1]]]
-    assert found["states"] == [[True, "", 200]]
-
-
-def test_an_errors_words_are_the_planners_own_where_it_has_any(modules: Modules) -> None:
-    body = """
-        const answer = new Response(text, { status, headers: { "Retry-After": "5" } });
-        const error = await m.ApiError.of(answer);
-        return [error.status, error.detail, error.retryAfter_s];
-    """
-    problem = '{"detail": "Job x is not known", "errors": []}'
-    assert modules.run("api_error", body, text=problem, status=404) == [
-        404,
-        "Job x is not known",
-        5,
-    ]
-    page = modules.run("api_error", body, text="<h1>Bad gateway</h1>", status=502)
-    assert page == [502, "The planner answers 502", 5]
-
-
-# ------------------------------------------------------------------ what is known of a job
-
-
-AFTER = """
-    let state = null;
-    for (const [name, data] of events) state = m.afterEvent(state, name, data);
-    return state;
-"""
-
-
-def test_nothing_is_shown_of_a_job_before_its_overview_has_come(modules: Modules) -> None:
-    assert modules.run("job_state", AFTER, events=[["steps", [step(1)]]]) is None
-
-
-def test_a_step_that_comes_again_stands_in_the_place_of_the_one_before(modules: Modules) -> None:
-    events = [
-        ["overview", job("job")],
-        ["steps", [step(1), step(2, num_ranks=1)]],
-        ["steps", [step(2), step(3)]],
-        ["steps", [step(0)]],
-    ]
-    found = modules.run("job_state", AFTER, events=events)
-    assert [(each["step"], each["num_ranks"]) for each in found["steps"]] == [
-        (0, 2),
-        (1, 2),
-        (2, 2),
-        (3, 2),
-    ]
-
-
-def test_no_more_steps_are_kept_than_are_shown(modules: Modules) -> None:
-    body = """
-        const all = Array.from({ length: 2500 }, (_, step) => ({ step }));
-        const kept = m.mergedSteps(m.mergedSteps([], all.slice(1000)), all.slice(0, 1500));
-        return [kept.length, kept[0].step, kept.at(-1).step];
-    """
-    assert modules.run("job_state", body) == [2000, 500, 2499]
-
-
-def test_another_run_under_the_same_name_begins_from_nothing(modules: Modules) -> None:
-    events = [
-        ["overview", job("job")],
-        ["steps", [step(1)]],
-        ["overview", job("job", num_steps=1)],
-    ]
-    assert len(modules.run("job_state", AFTER, events=events)["steps"]) == 1
-    events.append(["overview", job("job", created_at="2026-01-06T00:00:00+00:00")])
-    assert modules.run("job_state", AFTER, events=events)["steps"] == []
+    live = ["live", "live", True]
+    assert modules.run("connection", body) == [live, ["not live", "stale", True], live]
 
 
 # ------------------------------------------------------------------ the table of jobs
@@ -361,6 +128,8 @@ def test_a_search_finds_jobs_that_have_all_of_its_words(modules: Modules) -> Non
         " gpt  ended ": ["gpt-b"],
         "emulated": ["gpt-a"],
         "real slowdown": ["llama"],
+        "slowdown 5 %": ["llama"],  # as it is shown
+        "slowdown:0.05": ["llama"],
         "none": [],
     }
     for words, names in cases.items():
@@ -467,6 +236,24 @@ def test_a_row_marks_what_is_predicted_and_never_what_is_measured(modules: Modul
     assert modules.run("jobs_row", body, job=both) == [False] * 7
 
 
+@pytest.mark.parametrize("clocks", ["plan", "highest", "default", "profiling"])
+def test_a_change_stands_only_beside_a_figure_of_the_plan(modules: Modules, clocks: str) -> None:
+    body = "return m.jobCells(job, new Date()).slice(3, 5).map((cell) => cell.textContent);"
+    compared = job(
+        "job",
+        measured=measured(2.0, 600.0, clocks),
+        measured_baseline_time_s=estimate(2.0),
+        measured_baseline_energy_j=estimate(800.0),
+        slowdown_percent=estimate(0.5),
+        saving_percent=estimate(25.0),
+    )
+    for text in modules.run("jobs_row", body, job=compared):
+        assert "baseline" in text
+        assert ("%" in text) == (clocks == "plan")
+        others = ("at the highest clocks", "at default clocks", "while profiling")
+        assert any(words in text for words in others) == (clocks != "plan")
+
+
 def test_a_job_that_costs_energy_says_so_with_a_minus(modules: Modules) -> None:
     body = "return m.jobCells(job, new Date())[5].textContent;"
     costly = job("job", measured=measured(2.0, 600.0), saving_percent=estimate(-3, -4, -2))
@@ -510,6 +297,18 @@ def test_power_is_each_stages_energy_over_its_time(modules: Modules) -> None:
     ]
     found = modules.run("step_series", SERIES, steps=steps, history=[])
     assert found["power_w"] == [[100, None, None], [200, 200, 200]]
+
+
+def test_no_line_goes_over_steps_that_are_missing(modules: Modules) -> None:
+    found = modules.run("step_series", SERIES, steps=[step(1), step(2), step(6)], history=[])
+    assert found["step"] == [1, 2, 4, 6]
+    assert found["time_s"] == [2, 2, None, 2]
+    assert found["energy_j"] == [600, 600, None, 600]
+    assert found["power_w"][0] == [100, 100, None, 100]
+    assert found["version"] == [1, 1, 1, 1]
+    # None is missing where a job measures each tenth.
+    found = modules.run("step_series", SERIES, steps=[step(10), step(20), step(30)], history=[])
+    assert found["step"] == [10, 20, 30]
 
 
 def test_what_some_ranks_drew_is_not_shown_as_an_iterations_energy(modules: Modules) -> None:
@@ -615,6 +414,8 @@ def test_charts_follow_the_newest_steps_until_a_range_is_chosen(modules: Modules
         window.zoom(0.5, 150, steps); found.push(ends());
         window.zoom(1e-9, 150, steps); found.push(ends());
         window.choose(300.1, 302.9, steps); found.push(ends());
+        steps.splice(0, 300); found.push(ends());
+        window.choose(400, 500, steps); found.push(ends());
         window.followNewest(100); found.push(ends());
         return found;
     """
@@ -625,5 +426,7 @@ def test_charts_follow_the_newest_steps_until_a_range_is_chosen(modules: Modules
         [125, 175],
         [125, 175],  # no closer than to some steps
         [125, 175],
+        [300, 600],  # what was chosen is too old to be kept
+        [400, 500],
         [501, 600],
     ]

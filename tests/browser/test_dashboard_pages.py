@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 from tests.browser.accessibility import assert_accessible, faint_texts, nameless_controls
-from tests.browser.dashboard import PATIENCE_MS, Dashboard
+from tests.browser.dashboard import Dashboard
+from tests.browser.fixtures import StartPlanner
 from tests.browser.page_watch import PageWatch
-from tests.deploy.proxy import CADDY, needs_caddy
-from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, wait_until
+from tests.deploy.proxy import CADDY, free_port, needs_caddy
+from tests.planner.live import PATIENCE_S, LivePlanner, wait_until
 from tests.planner.samples import profile_csv, rank_registration
 
 from flyball_client import routes
@@ -28,19 +28,18 @@ LARGE = (64, 256)
 
 
 @pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner() as live:
-        yield live
+def planner(start_planner: StartPlanner) -> LivePlanner:
+    return start_planner()
 
 
 @pytest.fixture
-def guarded() -> Iterator[LivePlanner]:
+def guarded(start_planner: StartPlanner) -> LivePlanner:
     """A planner that asks for tokens, with jobs `job` and `other`."""
-    with live_planner(token=OPERATOR) as live:
-        live.http.headers["Flyball-Token"] = OPERATOR
-        for job_id in ("job", "other"):
-            live.put_planned_job(job_id)
-        yield live
+    live = start_planner(token=OPERATOR)
+    live.http.headers["Flyball-Token"] = OPERATOR
+    for job_id in ("job", "other"):
+        live.put_planned_job(job_id)
+    return live
 
 
 def dashboard_of(planner: LivePlanner, page: Page) -> Dashboard:
@@ -75,6 +74,7 @@ def test_a_token_is_asked_for_refused_and_taken(
     browser_page.reload()
     expect(dashboard.rows).to_have_count(2)
     assert OPERATOR not in browser_page.url
+    assert browser_page.evaluate("Object.keys(sessionStorage)") == ["flyball-token /"]
     assert browser_page.evaluate("document.cookie") == ""
     assert browser_page.evaluate("JSON.stringify(localStorage)") == "{}"
 
@@ -108,28 +108,26 @@ def test_a_jobs_token_shows_that_job_alone_and_may_set_its_target(
     dashboard.wait_for_pictures()
     dashboard.points.last.click()
     browser_page.get_by_role("button", name="Run this plan").click()
-    expect(browser_page.get_by_text("Version 2 is made")).to_be_visible(timeout=PATIENCE_MS)
+    expect(browser_page.get_by_text("Version 2 is made")).to_be_visible()
     dashboard.open_job("other")
     expect(browser_page.get_by_role("heading", name="does not open this page")).to_be_visible()
 
 
 def test_a_token_that_is_revoked_shows_nothing_more(
-    browser_page: Page, page_watch: PageWatch
+    browser_page: Page, page_watch: PageWatch, start_planner: StartPlanner
 ) -> None:
     page_watch.allow("status of 401")
     # Streams end soon, and with them what a token opened.
-    with live_planner(token=OPERATOR, max_wait_s=1.0) as guarded:
-        guarded.http.headers["Flyball-Token"] = OPERATOR
-        guarded.put_planned_job()
-        token, token_id = job_token(guarded, "job")
-        dashboard = dashboard_of(guarded, browser_page).open()
-        dashboard.give_token(token)
-        expect(dashboard.rows).to_have_count(1)
-        path = routes.fill(routes.TOKEN, token_id=token_id)
-        guarded.http.delete(path).raise_for_status()
-        expect(browser_page.get_by_text("does not know that token")).to_be_visible(
-            timeout=PATIENCE_MS
-        )
+    guarded = start_planner(token=OPERATOR, max_wait_s=1.0)
+    guarded.http.headers["Flyball-Token"] = OPERATOR
+    guarded.put_planned_job()
+    token, token_id = job_token(guarded, "job")
+    dashboard = dashboard_of(guarded, browser_page).open()
+    dashboard.give_token(token)
+    expect(dashboard.rows).to_have_count(1)
+    path = routes.fill(routes.TOKEN, token_id=token_id)
+    guarded.http.delete(path).raise_for_status()
+    expect(browser_page.get_by_text("does not know that token")).to_be_visible()
 
 
 # ------------------------------------------------------------------ strangers' texts
@@ -143,9 +141,7 @@ def test_what_ranks_call_themselves_is_shown_as_text(
     planner.http.put(path, json=rank_registration(1, client_version=MARKUP)).raise_for_status()
     dashboard_of(planner, browser_page).open_job("job")
     # The notes name the versions of Flyball where ranks run several.
-    expect(browser_page.get_by_role("list", name="Notes")).to_contain_text(
-        MARKUP, timeout=PATIENCE_MS
-    )
+    expect(browser_page.get_by_role("list", name="Notes")).to_contain_text(MARKUP)
     assert browser_page.locator("img[src=x], main script").count() == 0
 
 
@@ -172,15 +168,13 @@ def test_the_first_job_appears_on_the_empty_page_and_a_deleted_one_goes(
     expect(browser_page.get_by_role("heading", name="No job here yet")).to_be_visible()
     assert_accessible(browser_page)
     planner.put_job().raise_for_status()
-    expect(dashboard.row("job")).to_contain_text("awaiting-profile", timeout=PATIENCE_MS)
+    expect(dashboard.row("job")).to_contain_text("awaiting-profile")
     planner.put_profile().raise_for_status()
-    expect(dashboard.row("job")).to_contain_text("planned", timeout=PATIENCE_MS)
+    expect(dashboard.row("job")).to_contain_text("planned")
     browser_page.get_by_role("link", name="job", exact=True).click()
     expect(browser_page.get_by_role("heading", level=1, name="job")).to_be_visible()
     planner.http.delete(routes.fill(routes.JOB, job_id="job")).raise_for_status()
-    expect(browser_page.get_by_text("has been forgotten by this planner")).to_be_visible(
-        timeout=PATIENCE_MS
-    )
+    expect(browser_page.get_by_text("has been forgotten by this planner")).to_be_visible()
     browser_page.get_by_role("link", name="All jobs", exact=True).click()
     expect(browser_page.get_by_role("heading", name="No job here yet")).to_be_visible()
 
@@ -207,16 +201,14 @@ def test_a_job_that_ended_while_it_was_profiled_has_nothing_to_draw(
         planner.http.put(path, json=registered).raise_for_status()
     dashboard = dashboard_of(planner, browser_page).open_job("job")
     for panel in ("frontier", "timeline"):
-        expect(browser_page.locator(f"#panel-{panel}")).to_contain_text(
-            "is being profiled", timeout=PATIENCE_MS
-        )
+        expect(browser_page.locator(f"#panel-{panel}")).to_contain_text("is being profiled")
     for rank in range(2):
         path = routes.fill(routes.RANK_DEPARTURE, job_id="job", rank=rank)
         planner.http.post(path).raise_for_status()
     badges = browser_page.locator(".job-title .badges")
-    expect(badges).to_contain_text("ended", timeout=PATIENCE_MS)
+    expect(badges).to_contain_text("ended")
     dashboard.open_job("job")
-    expect(badges).to_contain_text("ended", timeout=PATIENCE_MS)
+    expect(badges).to_contain_text("ended")
     expect(browser_page.locator("#panel-timeline")).to_contain_text("no plan")
 
 
@@ -247,28 +239,29 @@ def test_the_theme_is_chosen_and_kept(browser_page: Page, planner: LivePlanner) 
 # ------------------------------------------------------------------ large ones
 
 
-def test_a_timeline_of_64_stages_and_256_microbatches_opens(browser_page: Page) -> None:
+def test_a_timeline_of_64_stages_and_256_microbatches_opens(
+    browser_page: Page, planner: LivePlanner
+) -> None:
     num_stages, num_microbatches = LARGE
-    with live_planner() as planner:
-        # EnvPipe's envelope: planned in seconds.
-        changes = {"num_stages": num_stages, "num_microbatches": num_microbatches}
-        planner.put_job("large", policy="envelope", **changes).raise_for_status()
-        planner.put_profile(profile_csv(num_stages), "large").raise_for_status()
-        dashboard_of(planner, browser_page).open_job("large")
-        panel = browser_page.locator("#panel-timeline")
-        canvas = panel.locator("canvas").first
-        canvas.wait_for(timeout=PATIENCE_MS)
-        expect(panel).to_contain_text("64 stages, 256 microbatches")
-        # A frontier of 32 768 instructions is not found uninvited.
-        expect(browser_page.locator("#panel-frontier")).to_contain_text("may take minutes")
-        surface = panel.get_by_role("application")
-        surface.focus()
-        whole = canvas.screenshot()
-        for _ in range(6):
-            browser_page.keyboard.press("+")
-        browser_page.keyboard.press("Enter")
-        expect(panel).to_contain_text(re.compile(r"stage \d+: (forward|backward) of microbatch"))
-        assert canvas.screenshot() != whole
+    # EnvPipe's envelope: planned in seconds.
+    changes = {"num_stages": num_stages, "num_microbatches": num_microbatches}
+    planner.put_job("large", policy="envelope", **changes).raise_for_status()
+    planner.put_profile(profile_csv(num_stages), "large").raise_for_status()
+    dashboard_of(planner, browser_page).open_job("large")
+    panel = browser_page.locator("#panel-timeline")
+    canvas = panel.locator("canvas").first
+    canvas.wait_for()
+    expect(panel).to_contain_text("64 stages, 256 microbatches")
+    # A frontier of 32 768 instructions is not found uninvited.
+    expect(browser_page.locator("#panel-frontier")).to_contain_text("may take minutes")
+    surface = panel.get_by_role("application")
+    surface.focus()
+    whole = canvas.screenshot()
+    for _ in range(6):
+        browser_page.keyboard.press("+")
+    browser_page.keyboard.press("Enter")
+    expect(panel).to_contain_text(re.compile(r"stage \d+: (forward|backward) of microbatch"))
+    assert canvas.screenshot() != whole
 
 
 def test_a_table_of_many_jobs_shows_the_first_and_finds_the_others(
@@ -277,7 +270,7 @@ def test_a_table_of_many_jobs_shows_the_first_and_finds_the_others(
     for number in range(230):
         planner.put_job(f"job-{number:03}").raise_for_status()
     dashboard = dashboard_of(planner, browser_page).open()
-    expect(dashboard.rows).to_have_count(200, timeout=PATIENCE_MS)
+    expect(dashboard.rows).to_have_count(200)
     browser_page.get_by_role("button", name="Show 30 more").click()
     expect(dashboard.rows).to_have_count(230)
     browser_page.keyboard.press("/")
@@ -292,9 +285,7 @@ def test_a_table_of_many_jobs_shows_the_first_and_finds_the_others(
 @contextmanager
 def proxied(planner: LivePlanner, folder: Path) -> Iterator[str]:
     """A real reverse proxy that has the planner below `/planner/`: the address there."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    address = f"http://127.0.0.1:{free_port()}"
     upstream = str(planner.http.base_url).removeprefix("http://")
     configuration = folder / "Caddyfile"
     configuration.write_text(
@@ -310,7 +301,7 @@ def proxied(planner: LivePlanner, folder: Path) -> Iterator[str]:
         def is_answered() -> bool:
             assert process.poll() is None, (folder / "log").read_text()
             try:
-                return httpx.get(f"{address}/planner{routes.HEALTH}").is_success
+                return httpx.get(f"{address}/planner{routes.HEALTH}", timeout=PATIENCE_S).is_success
             except httpx.TransportError:
                 return False
 
@@ -333,5 +324,5 @@ def test_below_a_proxys_path_the_page_is_as_live(
         expect(dashboard.fact("Plan")).to_contain_text("v1 waits")
         for rank in range(2):
             planner.acknowledge(rank, 1, 10).raise_for_status()
-        expect(dashboard.fact("Plan")).to_contain_text("v1 from step", timeout=PATIENCE_MS)
+        expect(dashboard.fact("Plan")).to_contain_text("v1 from step")
         browser_page.goto("about:blank")  # it asks no more while the proxy goes

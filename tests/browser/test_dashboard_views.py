@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import Page, expect
-from tests.browser.dashboard import PATIENCE_MS, Dashboard
+from tests.browser.dashboard import Dashboard
+from tests.browser.fixtures import StartPlanner
+from tests.browser.modules import Modules, modules
 from tests.browser.page_watch import PageWatch
-from tests.planner.live import LivePlanner, live_planner
+from tests.browser.views import job, plan, step
+from tests.planner.live import LivePlanner
 
 from flyball_client import routes
+
+__all__ = ["modules"]
 
 OPERATORS = "an-operators-token-of-32-or-more"
 
 
 @pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner() as live:
-        yield live
+def planner(start_planner: StartPlanner) -> LivePlanner:
+    return start_planner()
 
 
 @pytest.fixture
 def dashboard(browser_page: Page, planner: LivePlanner) -> Dashboard:
-    browser_page.set_default_timeout(PATIENCE_MS)
     return Dashboard(browser_page, str(planner.http.base_url))
 
 
@@ -126,11 +127,11 @@ def test_charts_are_read_step_by_step_with_keys(planner: LivePlanner, dashboard:
     page.keyboard.press("ArrowLeft")
     expect(readout).to_contain_text("Step 19: v1")
     expect(page.locator("#announcer")).to_contain_text("Step 19: v1")
-    page.keyboard.press("Home")
-    expect(readout).to_contain_text("Step 2: v1")
     put_steps(planner, 21, 22, energy_j=None)
     expect(page.locator("#panel-charts .panel-head")).to_contain_text("20 steps here")
-    expect(readout).to_contain_text("Step 2: v1")  # where it was left
+    expect(readout).to_contain_text("Step 19: v1")  # where it was left
+    page.keyboard.press("Home")
+    expect(readout).to_contain_text("Step 2: v1")
     page.keyboard.press("Escape")
     expect(readout).to_contain_text("Newest step 21: v1; 0.900\u202fs; energy not read")
     shown = page.get_by_role("group", name="Newest steps shown").get_by_role("button", name="500")
@@ -178,11 +179,11 @@ def test_the_history_marks_the_version_in_force_and_what_waits(
     target = routes.fill(routes.TARGET, job_id="job")
     planner.http.put(target, json={"target": "slowdown:0.1"}).raise_for_status()
     expect(rows).to_have_count(2)
-    expect(rows.first).to_contain_text("frontier, slowdown:0.1")
+    expect(rows.first).to_contain_text("frontier, slowdown 10\u202f%")
     expect(rows.first).to_contain_text("waits for ranks")
     expect(rows.last).to_have_attribute("aria-current", "true")
     expect(dashboard.fact("Plan")).to_contain_text("v2 waits for its ranks")
-    expect(dashboard.fact("Target")).to_have_text("slowdown:0.1")
+    expect(dashboard.fact("Target")).to_have_text("slowdown 10\u202f%")
 
 
 def test_a_slow_gpu_is_told_where_the_charts_are_and_in_its_panel(
@@ -200,25 +201,119 @@ def test_a_slow_gpu_is_told_where_the_charts_are_and_in_its_panel(
     expect(page.locator("#panel-charts")).to_contain_text("rank 1 takes 1.25\u00d7 as long")
 
 
+# ------------------------------------------------------------------ charts and plans alone
+
+
+# The charts of a job on a page; `keys` go to them, `drawn` waits until all is drawn.
+CHARTS = """
+    const place = document.createElement("section");
+    document.body.append(place);
+    const panel = m.createLiveCharts(place, { announce() {} });
+    const show = (steps) => panel.update({
+        overview: job, history, steps, stragglers: [], profiling: null, comparison: null,
+    });
+    const press = (key) => place.querySelector(".charts").dispatchEvent(
+        new KeyboardEvent("keydown", { key }),
+    );
+    const drawn = async () => {
+        for (let frame = 0; frame < 2; frame += 1) {
+            await new Promise((resolve) => requestAnimationFrame(resolve));
+        }
+    };
+    const readout = () => place.querySelector(".readout").textContent;
+    try {
+        return await (async () => { BODY })();
+    } finally {
+        panel.destroy();
+        place.remove();
+    }
+"""
+
+
+def test_the_step_that_is_read_stays_when_newer_ones_come_or_the_charts_change(
+    modules: Modules,
+) -> None:
+    body = """
+        const found = [];
+        const look = async () => { await drawn(); found.push(readout().split(":")[0]); };
+        show(steps.slice(0, 15));
+        await look();
+        for (const key of ["Home", "PageDown", "ArrowLeft"]) press(key);
+        await look();
+        for (let last = 16; last <= 20; last += 1) { show(steps.slice(0, last)); await look(); }
+        place.style.width = "500px"; await look();
+        document.dispatchEvent(new CustomEvent("themechange")); await look();
+        place.querySelector(".legend button").click(); await look();
+        press("Escape"); await look();
+        return found;
+    """
+    steps = [step(number) for number in range(20)]
+    found = modules.run(
+        "live_charts", CHARTS.replace("BODY", body), job=job("job"), steps=steps, history=[]
+    )
+    assert found == ["Newest step 14", *["Step 9"] * 9, "Newest step 19"]
+
+
+HISTORY = """
+    const place = document.createElement("section");
+    document.body.append(place);
+    const panel = m.createHistoryPanel(place, { announce() {} });
+    const rows = () => [...place.querySelectorAll("tbody tr")].map((row) => [
+        row.querySelector("th").textContent, row.cells[3].textContent, row.ariaCurrent,
+    ]);
+    const found = [];
+    for (const [overview, history] of states) {
+        panel.update({ overview, history });
+        found.push(rows());
+        place.querySelector("button").focus();
+    }
+    panel.update({ overview: states[0][0], history: states[0][1] });
+    found.push(document.activeElement?.ariaLabel);
+    place.remove();
+    return found;
+"""
+
+
+def test_versions_keep_their_rows_and_say_what_became_of_them(modules: Modules) -> None:
+    """The focus is on version 3's button when the others' rows come, go and change."""
+    one, two, three = (
+        plan(number, first, "2026-01-05T09:30:00Z") for number, first in ((1, 5), (2, None), (3, 9))
+    )
+    waiting = {**three, "first_step": None}
+    states = [
+        [job("job"), [one, two, waiting]],
+        [job("job", active_version=3), [one, two, three]],
+        [job("job", state="ended"), [one, two, waiting]],
+    ]
+    first, held, over, focus = modules.run("history_panel", HISTORY, states=states)
+    assert first == [
+        ["v3", "waits for ranks", None],
+        ["v2", "waits for ranks", None],
+        ["v1active", "5", "true"],
+    ]
+    assert held == [["v3active", "9", "true"], ["v2", "overtaken", None], ["v1", "5", None]]
+    assert [row[1] for row in over] == ["never held", "never held", "5"]
+    assert focus == "Show version 3 in the timeline"
+
+
 # ------------------------------------------------------------------ who may see what
 
 
 def test_a_token_that_cannot_be_one_is_not_sent_and_none_need_be_given(
-    browser_page: Page, page_watch: PageWatch
+    browser_page: Page, page_watch: PageWatch, start_planner: StartPlanner
 ) -> None:
     page_watch.allow("401")
     page = browser_page
-    page.set_default_timeout(PATIENCE_MS)
-    with live_planner(token=OPERATORS) as planner:
-        dashboard = Dashboard(page, str(planner.http.base_url)).open()
-        expect(dashboard.token).to_be_focused()
-        for token, problem in (("two words", "no spaces"), ("", "Put a token in")):
-            dashboard.give_token(token)
-            expect(page.locator("#token-problem")).to_contain_text(problem)
-        page.keyboard.press("Escape")
-        expect(page.get_by_role("alert")).to_contain_text("Without one it shows no job.")
-        expect(dashboard.connection).to_have_text("not live")
-        assert page.evaluate("sessionStorage.length + localStorage.length") == 0
-        page.get_by_role("button", name="Enter a token").click()
-        dashboard.give_token(f" {OPERATORS} ")  # as it was copied
-        expect(page.get_by_role("heading", level=1)).to_have_text("No job here yet")
+    planner = start_planner(token=OPERATORS)
+    dashboard = Dashboard(page, str(planner.http.base_url)).open()
+    expect(dashboard.token).to_be_focused()
+    for token, problem in (("two words", "no spaces"), ("", "Put a token in")):
+        dashboard.give_token(token)
+        expect(page.locator("#token-problem")).to_contain_text(problem)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("alert")).to_contain_text("Without one it shows no job.")
+    expect(dashboard.connection).to_have_text("not live")
+    assert page.evaluate("sessionStorage.length + localStorage.length") == 0
+    page.get_by_role("button", name="Enter a token").click()
+    dashboard.give_token(f" {OPERATORS} ")  # as it was copied
+    expect(page.get_by_role("heading", level=1)).to_have_text("No job here yet")

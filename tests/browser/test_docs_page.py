@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import Page, expect
+from tests.browser.fixtures import StartPlanner
 from tests.browser.page_watch import PageWatch
-from tests.planner.live import live_planner
 
 
 def test_the_description_opens_without_an_error_and_without_the_internet(
-    browser_page: Page,
+    browser_page: Page, start_planner: StartPlanner
 ) -> None:
-    with live_planner() as planner:
-        browser_page.goto(f"{planner.http.base_url}/docs")
-        expect(browser_page.get_by_role("heading", name="Flyball")).to_be_visible()
-        expect(browser_page.locator("[id$=put_job]").first).to_be_visible()
+    browser_page.goto(f"{start_planner().http.base_url}/docs")
+    expect(browser_page.get_by_role("heading", name="Flyball")).to_be_visible()
+    expect(browser_page.locator("[id$=put_job]").first).to_be_visible()
 
 
 @pytest.mark.parametrize(

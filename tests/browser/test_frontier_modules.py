@@ -5,89 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.browser.frontier_views import FRONTIER, MEASURED, PREDICTED, point, state, summary
 from tests.browser.modules import Modules, modules
 
 __all__ = ["modules"]
 
 NARROW_SPACE = "\u202f"
-
-
-def point(time_s: float, energy_j: float, bound_j: float) -> dict[str, float]:
-    """A point of the frontier, made for its own time."""
-    return {
-        "deadline_s": time_s,
-        "iteration_time_s": time_s,
-        "energy_j": energy_j,
-        "lower_bound_j": bound_j,
-        "gap_percent": 100 * (energy_j / bound_j - 1),
-    }
-
-
-FRONTIER = {
-    "points": [point(2.0, 900.0, 880.0), point(2.2, 800.0, 800.0)],
-    "baseline": {"name": "baseline", "iteration_time_s": 2.0, "energy_j": 1000.0},
-    "envpipe": [
-        {"name": "uniform, default", "iteration_time_s": 2.5, "energy_j": 850.0},
-        {"name": "envelope, default", "iteration_time_s": 2.0, "energy_j": 950.0},
-        {"name": "envelope, balanced", "iteration_time_s": 2.0, "energy_j": 950.0},
-    ],
-    "solve_s": 0.1,
-}
-PREDICTED = {
-    "iteration_time_s": 2.0,
-    "energy_j": 900.0,
-    "baseline_iteration_time_s": 2.0,
-    "baseline_energy_j": 1000.0,
-    "saving_percent": 10.0,
-    "gap_percent": 1.0,
-}
-MEASURED = {
-    "clocks": "plan",
-    "version": 3,
-    "first_step": 10,
-    "last_step": 19,
-    "num_steps": 10,
-    "iteration_time_s": 2.1,
-    "energy_j": 910.0,
-}
-
-
-def overview(**changes: object) -> dict[str, Any]:
-    """Of a job of two ranks with version 3 in force."""
-    return {
-        "state": "planned",
-        "emulated": False,
-        "num_stages": 2,
-        "num_microbatches": 4,
-        "schedule": "1f1b",
-        "num_ranks": 2,
-        "num_present": 2,
-        "newest_version": 3,
-        "active_version": 3,
-        "predicted": PREDICTED,
-        "measured": MEASURED,
-        **changes,
-    }
-
-
-def summary(version: int, **changes: object) -> dict[str, Any]:
-    """A version in the history."""
-    return {
-        "version": version,
-        "kind": "plan",
-        "schedule": "1f1b",
-        "first_step": 5,
-        "predicted": PREDICTED,
-        **changes,
-    }
-
-
-def state(history: list[dict[str, Any]] | None = None, **changes: object) -> dict[str, Any]:
-    """What panels are given."""
-    return {
-        "overview": overview(**changes),
-        "history": [summary(3)] if history is None else history,
-    }
 
 
 def labels(modules: Modules, **changes: object) -> list[str]:
@@ -291,6 +214,7 @@ def test_a_line_that_meets_a_rectangle_is_seen(
 # ------------------------------------------------------------------ what became of a target
 
 ASKED = {"target": "fastest", "versionBefore": 3, "version": 4, "inForce": None}
+UNKNOWN = "not known"
 
 
 @pytest.mark.parametrize(
@@ -315,10 +239,17 @@ ASKED = {"target": "fastest", "versionBefore": 3, "version": 4, "inForce": None}
         (
             {"version": 3, "inForce": "power:8000"},
             {},
-            "fastest is the job's own target now. The timetable has power:8000 in force; outside"
+            "fastest is the job's own target now. The timetable has power 8000 W in force; outside"
             " its windows the new one holds.",
             True,
         ),
+        (
+            {"version": 3, "inForce": UNKNOWN},
+            {},
+            "fastest is the job's own target now: version 3 stays.",
+            True,
+        ),
+        ({}, {"state": "ended"}, "The job is over: version 4 has never held.", True),
         (
             {"version": None, "versionBefore": None},
             {},
@@ -338,7 +269,7 @@ def test_what_becomes_of_a_target_is_told(
     told = modules.run(
         "target_progress",
         "return m.progressOf(asked, state);",
-        asked={**ASKED, **asked},
+        asked={name: value for name, value in {**ASKED, **asked}.items() if value != UNKNOWN},
         state=state([summary(3), summary(4, first_step=changes.get("first_step"))], **overviews),
     )
     told["words"] = told["words"].replace(NARROW_SPACE, " ")

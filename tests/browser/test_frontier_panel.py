@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
-from tests.browser.dashboard import PATIENCE_MS, Dashboard
+from playwright.sync_api import Page, Route, expect
+from tests.browser.dashboard import Dashboard
+from tests.browser.fixtures import StartPlanner
+from tests.browser.frontier_views import FRONTIER, PREDICTED, state, summary
+from tests.browser.modules import Modules, modules
 from tests.browser.page_watch import PageWatch
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, wait_until
 from tests.planner.samples import CountingPlanner, profile_csv
 
 from flyball_client import routes
 
+__all__ = ["modules"]
+
 PANEL = "#panel-frontier"
 
 
-@pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
-    """What is expected may take its time on a busy machine."""
-    expect.set_options(timeout=PATIENCE_MS)
-    yield
-    expect.set_options(timeout=None)
-
-
 @pytest.fixture
-def planner() -> Iterator[LivePlanner]:
+def planner(start_planner: StartPlanner) -> LivePlanner:
     """With a job of two emulated ranks on version 1."""
-    with live_planner() as planner:
-        planner.put_planned_job()
-        acknowledge(planner, 1)
-        yield planner
+    planner = start_planner()
+    planner.put_planned_job()
+    acknowledge(planner, 1)
+    return planner
 
 
 def acknowledge(planner: LivePlanner, version: int) -> None:
@@ -131,7 +129,7 @@ def test_a_target_that_no_plan_meets_is_refused_in_words(
     form.locator("input").fill("0.01")
     form.get_by_role("button", name="Plan for it").click()
     progress = browser_page.locator(f"{PANEL} .frontier-progress")
-    expect(progress).to_contain_text("No plan for deadline:0.01: target")
+    expect(progress).to_contain_text("No plan for deadline 0.01\u202fs: target")
     expect(progress).to_contain_text("The older plan holds.")
 
 
@@ -166,14 +164,16 @@ def test_where_a_timetable_has_another_target_in_force_that_is_told(
     expect(progress).to_contain_text("The timetable has least-energy in force")
 
 
-def test_a_job_without_a_profile_says_what_it_waits_for(browser_page: Page) -> None:
-    with live_planner() as planner:
-        planner.put_job().raise_for_status()
-        open_job(browser_page, planner)
-        panel = browser_page.locator(PANEL)
-        expect(panel).to_contain_text("as soon as the job has a profile")
-        planner.put_profile().raise_for_status()
-        expect(panel.locator(".frontier-point").first).to_be_visible()
+def test_a_job_without_a_profile_says_what_it_waits_for(
+    browser_page: Page, start_planner: StartPlanner
+) -> None:
+    planner = start_planner()
+    planner.put_job().raise_for_status()
+    open_job(browser_page, planner)
+    panel = browser_page.locator(PANEL)
+    expect(panel).to_contain_text("as soon as the job has a profile")
+    planner.put_profile().raise_for_status()
+    expect(panel.locator(".frontier-point").first).to_be_visible()
 
 
 def test_another_profile_brings_another_frontier(browser_page: Page, planner: LivePlanner) -> None:
@@ -185,21 +185,29 @@ def test_another_profile_brings_another_frontier(browser_page: Page, planner: Li
 
 
 def test_a_frontier_of_many_instructions_is_solved_when_it_is_asked_for(
-    browser_page: Page,
+    browser_page: Page, page_watch: PageWatch, start_planner: StartPlanner
 ) -> None:
     """2 stages x 5001 microbatches x 2: above 20000, so that solving may take minutes."""
+    page_watch.allow("status of 409")
     asked: list[str] = []
-    with live_planner(planner=CountingPlanner()) as planner:
-        planner.put_job(num_microbatches=5001).raise_for_status()
-        planner.put_profile().raise_for_status()
-        planner.put_ranks()
-        browser_page.on("request", lambda request: asked.append(request.url))
-        # It is not solved here: only who asks is of interest.
-        browser_page.route("**/frontier?*", lambda route: route.abort())
-        page = open_job(browser_page, planner)
-        panel = page.page.locator(PANEL)
-        expect(panel).to_contain_text("may take minutes")
-        assert not any("/frontier?" in url for url in asked)
+    planner = start_planner(planner=CountingPlanner())
+    planner.put_job(num_microbatches=5001).raise_for_status()
+    planner.put_profile().raise_for_status()
+    planner.put_ranks()
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=409, json={"detail": "not solved in a test"})
+
+    # It is not solved here: only who asks is of interest.
+    browser_page.route("**/frontier?*", refuse)
+    open_job(browser_page, planner)
+    panel = browser_page.locator(PANEL)
+    expect(panel).to_contain_text("may take minutes")
+    assert asked == []
+    panel.get_by_role("button", name="Find the frontier").click()
+    expect(panel).to_contain_text("not solved in a test")
+    assert len(asked) == 1
 
 
 def test_a_job_that_is_over_takes_no_target(browser_page: Page, planner: LivePlanner) -> None:
@@ -217,3 +225,126 @@ def test_a_job_that_is_over_takes_no_target(browser_page: Page, planner: LivePla
     expect(page.points.first).to_be_disabled()
     page.points.first.click(force=True)
     expect(browser_page.get_by_role("group", name="Confirm the plan")).to_be_hidden()
+
+
+# ------------------------------------------------------------------ the panel alone
+
+# A panel with a planner that is made up: each question waits in `asked` for its answer.
+ALONE = """
+    const asked = [];
+    const ask = (path, body) => new Promise((resolve, reject) => {
+        asked.push({ path, target: body?.target, resolve, reject });
+    });
+    const api = { get: (path) => ask(path), put: ask };
+    const place = document.createElement("section");
+    document.body.append(place);
+    const context = { api, jobId: "job", announce() {}, guard: (action) => action() };
+    const panel = m.createFrontierPanel(place, context);
+    const rest = () => new Promise((resolve) => setTimeout(resolve));
+    const question = (part) => asked.filter(({ path }) => path.includes(part)).at(-1);
+    const points = () => [...place.querySelectorAll(".frontier-point")];
+    const text = (selector) => place.querySelector(selector).textContent;
+    const strip = place.querySelector(".frontier-confirm");
+    // As assistive technology clicks: without a place.
+    const choose = (index) => points()[index].dispatchEvent(
+        new MouseEvent("click", { bubbles: true }),
+    );
+    const run = () => strip.querySelector(".primary").click();
+    panel.update(state);
+    question("frontier?").resolve(frontier);
+    await rest();
+    try {
+        return await (async () => { BODY })();
+    } finally {
+        panel.destroy();
+        place.remove();
+    }
+"""
+
+
+def on_panel(modules: Modules, body: str, **values: object) -> Any:  # noqa: ANN401 - JSON
+    """What a function body returns that has a panel with the frontier before it."""
+    values = {"state": state(), "frontier": FRONTIER, **values}
+    found = modules.run("frontier_panel", ALONE.replace("BODY", body), **values)
+    return json.loads(json.dumps(found).replace("\\u202f", " "))
+
+
+def test_a_target_that_was_put_is_no_failure_where_the_timetable_cannot_be_asked(
+    modules: Modules,
+) -> None:
+    body = """
+        choose(1);
+        run();
+        question("target").resolve({ newest_version: 4 });
+        await rest();
+        question("timetable").reject(new Error("away"));
+        await rest();
+        const progress = place.querySelector(".frontier-progress");
+        return [progress.textContent, progress.className.includes("problem"), strip.hidden];
+    """
+    words = "Version 4 is made. It waits until 2 ranks have it."
+    assert on_panel(modules, body) == [words, False, True]
+
+
+def test_a_plan_that_is_chosen_while_another_is_planned_can_be_run_after_it(
+    modules: Modules,
+) -> None:
+    body = """
+        const found = [];
+        const look = () => found.push([
+            strip.hidden,
+            strip.querySelector(".primary").disabled,
+            document.activeElement.textContent,
+        ]);
+        choose(0);
+        run();
+        choose(1);
+        look();
+        run();
+        question("target").resolve({ newest_version: 4 });
+        await rest();
+        question("timetable").resolve({ timetable: null, target_in_force: "deadline:2" });
+        await rest();
+        look();
+        run();
+        return [found, asked.map(({ target }) => target).filter(Boolean)];
+    """
+    found, targets = on_panel(modules, body)
+    assert found == [[False, True, "Cancel"], [False, False, "Cancel"]]
+    assert targets == ["deadline:2", "deadline:2.2"]
+
+
+def test_a_frontier_of_before_a_change_says_so_and_gives_no_plan(modules: Modules) -> None:
+    body = """
+        const found = [];
+        const look = () => found.push([
+            text(".frontier-message"), points()[0].ariaDisabled, strip.hidden,
+        ]);
+        const note = place.querySelector("form").hidden;
+        choose(0);
+        look();
+        panel.update(changed);
+        look();
+        choose(1);
+        look();
+        question("frontier?").reject(new Error("away"));
+        await rest();
+        look();
+        panel.update(changed);
+        question("frontier?").resolve(frontier);
+        await rest();
+        choose(1);
+        look();
+        return [found, note];
+    """
+    other = state([summary(4, predicted={**PREDICTED, "baseline_energy_j": 1001.0})])
+    found, is_form_hidden = on_panel(modules, body, changed=other)
+    lead = "Something has changed since this frontier was found. "
+    assert found == [
+        ["", None, False],
+        [f"{lead}Finding the frontier\u2026", "true", True],
+        [f"{lead}Finding the frontier\u2026", "true", True],
+        [f"{lead}The frontier was not found: The planner does not answer", "true", True],
+        ["", None, False],
+    ]
+    assert not is_form_hidden

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
-from tests.browser.dashboard import PATIENCE_MS, Dashboard
-from tests.planner.live import LivePlanner, live_planner
+from tests.browser.dashboard import Dashboard
+from tests.browser.fixtures import StartPlanner
+from tests.planner.live import LivePlanner, wait_until
 from tests.planner.samples import profile_csv
 
 from flyball_client import routes
@@ -16,24 +17,18 @@ from flyball_client import routes
 PANEL = "#panel-timeline"
 # A frame of the map: what of the iteration is shown.
 SHOWN = re.compile(r"left: ([\d.]+)%; width: ([\d.]+)%")
-
-
-@pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
-    """What is expected may take its time on a busy machine."""
-    expect.set_options(timeout=PATIENCE_MS)
-    yield
-    expect.set_options(timeout=None)
+# Longer than timeline_gestures.js takes the page to go on scrolling.
+SCROLL_LASTS_MS = 300
 
 
 @pytest.fixture
-def planner() -> Iterator[LivePlanner]:
+def planner(start_planner: StartPlanner) -> LivePlanner:
     """With a job of two emulated ranks on version 1."""
-    with live_planner() as planner:
-        planner.put_planned_job()
-        for rank in range(2):
-            planner.acknowledge(rank, 1, 10).raise_for_status()
-        yield planner
+    planner = start_planner()
+    planner.put_planned_job()
+    for rank in range(2):
+        planner.acknowledge(rank, 1, 10).raise_for_status()
+    return planner
 
 
 @pytest.fixture
@@ -50,6 +45,25 @@ def shown(page: Page) -> tuple[float, float]:
     found = SHOWN.search(page.locator(".timeline-map-frame").get_attribute("style") or "")
     assert found
     return float(found[1]), float(found[2])
+
+
+def shown_once(page: Page, is_so: Callable[[float, float], bool]) -> tuple[float, float]:
+    """As `shown`, once it is so: a change is drawn with the browser's next frame."""
+
+    def look() -> bool:
+        page.wait_for_timeout(20)
+        return is_so(*shown(page))
+
+    wait_until(look)
+    return shown(page)
+
+
+def middle_of(surface: Locator) -> tuple[float, float]:
+    """Of the plan's rows, on the screen."""
+    surface.scroll_into_view_if_needed()
+    box = surface.locator("canvas").first.bounding_box()
+    assert box
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
 def test_plan_and_baseline_are_told_in_words_and_as_predicted(
@@ -92,11 +106,11 @@ def test_keys_zoom_pan_and_show_all(browser_page: Page, surface: Locator) -> Non
     browser_page.keyboard.press("+")
     browser_page.keyboard.press("+")
     expect(frame).to_be_visible()
-    start, width = shown(browser_page)
-    assert width == pytest.approx(100 / 1.5**2, abs=0.1)
+    zoomed = pytest.approx(100 / 1.5**2, abs=0.1)
+    start, width = shown_once(browser_page, lambda _, width: width == zoomed)
     browser_page.keyboard.press("ArrowRight")
-    expect(frame).to_have_attribute("style", re.compile(rf"left: (?!{start}%)"))
-    assert shown(browser_page)[0] == pytest.approx(start + 0.15 * width, abs=0.1)
+    panned = pytest.approx(start + 0.15 * width, abs=0.1)
+    shown_once(browser_page, lambda start, _: start == panned)
     browser_page.keyboard.press("0")
     expect(frame).to_be_hidden()
 
@@ -104,22 +118,23 @@ def test_keys_zoom_pan_and_show_all(browser_page: Page, surface: Locator) -> Non
 def test_the_wheel_zooms_at_the_pointer_and_dragging_pans(
     browser_page: Page, surface: Locator
 ) -> None:
-    surface.scroll_into_view_if_needed()
-    box = surface.locator("canvas").first.bounding_box()
-    assert box
-    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    browser_page.mouse.move(*middle)
     frame = browser_page.locator(".timeline-map-frame")
-    # While a page is being scrolled the wheel is the page's.
-    browser_page.wait_for_timeout(300)
-    browser_page.mouse.wheel(0, -600)
-    expect(frame).to_be_visible()
+
+    def is_zoomed() -> bool:
+        browser_page.mouse.move(*middle_of(surface))
+        # While the page is being scrolled the wheel is the page's: then it is turned once more.
+        browser_page.wait_for_timeout(SCROLL_LASTS_MS)
+        browser_page.mouse.wheel(0, -600)
+        browser_page.wait_for_timeout(50)
+        return frame.is_visible()
+
+    wait_until(is_zoomed)
     start, _ = shown(browser_page)
+    across, down = middle_of(surface)
     browser_page.mouse.down()
-    browser_page.mouse.move(middle[0] - 200, middle[1], steps=4)
+    browser_page.mouse.move(across - 200, down, steps=4)
     browser_page.mouse.up()
-    expect(frame).not_to_have_attribute("style", re.compile(rf"left: {start}%"))
-    assert shown(browser_page)[0] > start
+    shown_once(browser_page, lambda now, _: now > start)
 
 
 def test_the_box_under_the_pointer_is_framed_and_told(browser_page: Page, surface: Locator) -> None:
@@ -159,14 +174,16 @@ def test_where_the_profile_has_changed_since_the_plan_that_is_said(
     expect(panel.locator(".timeline-warning")).to_contain_text("The profile has changed")
 
 
-def test_a_job_without_a_plan_says_what_it_waits_for(browser_page: Page) -> None:
-    with live_planner() as planner:
-        planner.put_job().raise_for_status()
-        Dashboard(browser_page, str(planner.http.base_url)).open_job("job")
-        panel = browser_page.locator(PANEL)
-        expect(panel).to_contain_text("There is no plan yet")
-        planner.put_profile().raise_for_status()
-        expect(panel.get_by_role("application")).to_be_visible()
+def test_a_job_without_a_plan_says_what_it_waits_for(
+    browser_page: Page, start_planner: StartPlanner
+) -> None:
+    planner = start_planner()
+    planner.put_job().raise_for_status()
+    Dashboard(browser_page, str(planner.http.base_url)).open_job("job")
+    panel = browser_page.locator(PANEL)
+    expect(panel).to_contain_text("There is no plan yet")
+    planner.put_profile().raise_for_status()
+    expect(panel.get_by_role("application")).to_be_visible()
 
 
 def test_the_figures_of_each_stage_are_a_table_too(browser_page: Page, surface: Locator) -> None:
@@ -213,7 +230,8 @@ def test_two_fingers_zoom_and_a_tap_reads_a_box(
     send("touchEnd")
     expect(browser_page.locator(".timeline-map-frame")).to_be_visible()
     # From 40 px apart to 100 px.
-    assert shown(browser_page)[1] == pytest.approx(100 * 40 / 100, abs=1)
+    apart_twice_and_a_half = pytest.approx(100 * 40 / 100, abs=1)
+    shown_once(browser_page, lambda _, width: width == apart_twice_and_a_half)
 
 
 def test_nothing_of_an_earlier_run_stays_when_a_job_begins_anew(

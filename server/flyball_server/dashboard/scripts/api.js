@@ -32,7 +32,8 @@ export function createApi(tokens) {
       const answer = await send(path, init, token);
       if (answer.ok) return answer;
       const error = await ApiError.of(answer);
-      if (error.status !== 401) throw error;
+      // A proxy's own 401 asks for something else than our token.
+      if (error.status !== 401 || !error.isPlanners) throw error;
       await tokens.ask(token, error);
     }
   }

@@ -52,6 +52,10 @@ export class ChartWindow {
   shown(steps) {
     if (this.chosen === null) return steps.slice(-this.num_steps);
     const [from, to] = this.chosen;
-    return steps.filter(({ step }) => step >= from && step <= to);
+    const inside = steps.filter(({ step }) => step >= from && step <= to);
+    if (inside.length > 0) return inside;
+    // They have become too old to be kept.
+    this.followNewest();
+    return this.shown(steps);
   }
 }

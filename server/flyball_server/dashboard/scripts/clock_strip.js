@@ -31,7 +31,10 @@ export function stripHeight(num_stages) {
 export function scaleOf(history) {
   const clocks_mhz = history.flatMap((plan) => plan.stage_clock_mhz).filter((mhz) => mhz > 0);
   if (clocks_mhz.length === 0) return null;
-  return createClockScale(Math.min(...clocks_mhz), Math.max(...clocks_mhz));
+  // Too many to be arguments of one call.
+  const slowest_mhz = clocks_mhz.reduce((least, mhz) => Math.min(least, mhz));
+  const fastest_mhz = clocks_mhz.reduce((most, mhz) => Math.max(most, mhz));
+  return createClockScale(slowest_mhz, fastest_mhz);
 }
 
 /**

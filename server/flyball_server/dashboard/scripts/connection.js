@@ -10,7 +10,8 @@ const GRACE_MS = 1_000;
 /**
  * @typedef {object} Connection
  * @property {() => void} heard the planner has just told something
- * @property {(connected: boolean, text: string) => void} set
+ * @property {(connected: boolean, text: string) => void} set `text` empty where it is not connected:
+ *   nobody has looked, and nothing is wrong
  * @property {(text: string | null) => void} trouble what the planner itself has trouble with
  * @property {() => void} stop nothing is followed any more: the view says why
  * @property {() => void} reset another page: nothing is known yet
@@ -38,7 +39,7 @@ export function createConnection() {
     setText(sign, isAway ? "not live" : state);
     document.documentElement.dataset.figures = state === "away" ? "stale" : "live";
     clearTimeout(timer);
-    if (problem === null) banner.hidden = true;
+    if (!problem) banner.hidden = true;
     else if (!banner.hidden) tell();
     else timer = setTimeout(tell, GRACE_MS);
   }

@@ -3,14 +3,24 @@
 
 import { ApiError } from "./api_error.js";
 
-// The planner sends something every 10 s at least; a stream that is silent for longer is dead.
-const SILENCE_MS = 35_000;
-const FIRST_PAUSE_MS = 500;
-const LONGEST_PAUSE_MS = 10_000;
-// A stream ends by itself after some time, and another follows; not faster than this.
-const NEXT_STREAM_MS = 250;
-// A page that nobody sees for so long follows nothing.
-const HIDDEN_MS = 120_000;
+/** How long is waited, ms. */
+export const TIMES = {
+  /** The planner sends something every 10 s at least; a stream silent for longer is dead. */
+  silence_ms: 35_000,
+  firstPause_ms: 500,
+  longestPause_ms: 10_000,
+  /** A stream ends by itself after some time, and another follows; not faster than this. */
+  nextStream_ms: 250,
+  /** Between questions where the planner holds no stream. */
+  poll_ms: 5_000,
+  /** After so much asking like that a stream is tried again. */
+  heldAgain_ms: 60_000,
+  /** A page that nobody sees for so long follows nothing. */
+  hidden_ms: 120_000,
+};
+
+// Why a stream was ended.
+const ASLEEP = "nobody looks";
 
 /**
  * @typedef {object} StreamMessage
@@ -20,8 +30,9 @@ const HIDDEN_MS = 120_000;
  *
  * @typedef {object} Follower
  * @property {(name: string, data: any) => void} onEvent
- * @property {(connected: boolean, text: string, status: number) => void} onState
- *   `status`: of the answer that ended it; 0: none came
+ * @property {(connected: boolean, text: string, refusal: number) => void} onState
+ *   `text`: what is wrong; empty: nothing. `refusal`: the status of an answer after which nothing is
+ *   asked for again; 0: it goes on
  */
 
 /** Puts the lines of an event stream together, however they were cut on their way. */
@@ -73,10 +84,11 @@ export class StreamParser {
  * @param {(init: RequestInit, query: string) => Promise<Response>} open asks for the stream,
  *   `query` put behind its address; rejects with an ApiError
  * @param {Follower} follower
+ * @param {typeof TIMES} [times]
  * @returns {() => void} ends it
  */
-export function followEvents(open, follower) {
-  const following = new Following(open, follower);
+export function followEvents(open, follower, times = TIMES) {
+  const following = new Following(open, follower, times);
   void following.run();
   return () => following.stop();
 }
@@ -86,24 +98,28 @@ class Following {
   /**
    * @param {(init: RequestInit, query: string) => Promise<Response>} open
    * @param {Follower} follower
+   * @param {typeof TIMES} times
    */
-  constructor(open, follower) {
+  constructor(open, follower, times) {
     this.open = open;
     this.follower = follower;
+    this.times = times;
     this.isStopped = false;
     /** @type {string | null} */
     this.lastId = null;
-    this.pause_ms = FIRST_PAUSE_MS;
+    this.pause_ms = times.firstPause_ms;
     // Where the planner holds no more calls, each is answered at once and asked again later.
     this.isHeld = true;
+    this.refusedAt_ms = 0;
     this.stream = new AbortController();
-    this.onVisibility = () => this.watchVisibility();
-    document.addEventListener("visibilitychange", this.onVisibility);
     /** @type {number | undefined} */
     this.hiddenTimer = undefined;
     /** @type {(() => void) | null} */
     this.wake = null;
     this.isAsleep = false;
+    this.onVisibility = () => this.watchVisibility();
+    document.addEventListener("visibilitychange", this.onVisibility);
+    this.watchVisibility();
   }
 
   stop() {
@@ -119,7 +135,7 @@ class Following {
       this.stream = new AbortController();
       const pause_ms = await this.once();
       if (pause_ms === null) return;
-      if (!this.isStopped) await this.sleep(pause_ms);
+      await this.rest(pause_ms);
     }
   }
 
@@ -130,23 +146,24 @@ class Following {
   async once() {
     try {
       await this.read();
-      return this.isHeld ? NEXT_STREAM_MS : LONGEST_PAUSE_MS / 2;
+      return this.isHeld ? this.times.nextStream_ms : this.times.poll_ms;
     } catch (error) {
       if (this.isStopped) return null;
-      if (this.isAsleep) return NEXT_STREAM_MS;
-      return this.afterFailure(error);
+      if (this.stream.signal.reason === ASLEEP) return this.times.nextStream_ms;
+      return this.afterFailure(ApiError.from(error));
     }
   }
 
   async read() {
     const headers = new Headers({ Accept: "text/event-stream" });
     if (this.lastId !== null) headers.set("Last-Event-ID", this.lastId);
-    const timer = new Silence(() => this.stream.abort());
+    this.isHeld ||= performance.now() - this.refusedAt_ms >= this.times.heldAgain_ms;
+    const timer = new Silence(this.times.silence_ms, () => this.stream.abort());
     try {
       const query = this.isHeld ? "" : "wait_s=0";
       const answer = await this.open({ headers, signal: this.stream.signal }, query);
-      this.pause_ms = FIRST_PAUSE_MS;
-      this.follower.onState(true, "", answer.status);
+      this.pause_ms = this.times.firstPause_ms;
+      this.tell(() => this.follower.onState(true, "", 0));
       await this.readBody(answer, timer);
     } finally {
       timer.end();
@@ -165,74 +182,99 @@ class Following {
       const { done, value } = await reader.read();
       if (done || this.isStopped) return;
       timer.heard();
-      this.follower.onState(true, "", answer.status);
+      this.tell(() => this.follower.onState(true, "", 0));
       for (const message of parser.take(decoder.decode(value, { stream: true }))) {
+        const data = JSON.parse(message.data);
         if (message.id !== null) this.lastId = message.id;
-        this.follower.onEvent(message.name, JSON.parse(message.data));
+        this.tell(() => this.follower.onEvent(message.name, data));
       }
     }
   }
 
   /**
-   * @param {unknown} error
-   * @returns {number | null}
+   * What fails in the page itself is no trouble of the planner's.
+   * @param {() => void} action
+   */
+  tell(action) {
+    if (this.isStopped) return;
+    try {
+      action();
+    } catch (error) {
+      console.error(error);
+    }
+  }
+
+  /**
+   * @param {ApiError} error
+   * @returns {number | null} ms until it is tried again; null: it is not
    */
   afterFailure(error) {
-    const known = ApiError.from(error);
-    if (known.status === 503 && this.isHeld && known.retryAfter_s !== null) {
+    const { longestPause_ms, nextStream_ms } = this.times;
+    if (error.status === 503 && this.isHeld && error.retryAfter_s !== null) {
       this.isHeld = false;
-      return NEXT_STREAM_MS;
+      this.refusedAt_ms = performance.now();
+      return nextStream_ms;
     }
     this.isHeld = true;
-    this.follower.onState(false, known.detail, known.status);
-    if (known.status >= 400 && known.status < 500) return null;
+    this.tell(() => this.follower.onState(false, error.detail, error.isFinal ? error.status : 0));
+    if (error.isFinal) return null;
     const pause_ms = this.pause_ms;
-    this.pause_ms = Math.min(2 * pause_ms, LONGEST_PAUSE_MS);
+    this.pause_ms = Math.min(2 * pause_ms, longestPause_ms);
     // Many pages that lost the same planner do not come back in step.
     return pause_ms * (0.75 + 0.5 * Math.random());
   }
 
-  /** @param {number} pause_ms */
-  async sleep(pause_ms) {
-    while (this.isAsleep && !this.isStopped) {
-      await new Promise((resolve) => (this.wake = () => resolve(undefined)));
-    }
+  /**
+   * At least so long, and as long as nobody looks; who begins to look ends it.
+   * @param {number} pause_ms
+   */
+  async rest(pause_ms) {
+    await this.pause((resolve) => setTimeout(resolve, pause_ms));
+    while (this.isAsleep && !this.isStopped) await this.pause(() => undefined);
+  }
+
+  /** @param {(resolve: () => void) => number | undefined} begin returns a timer */
+  async pause(begin) {
     if (this.isStopped) return;
-    await new Promise((resolve) => {
-      const timer = setTimeout(resolve, pause_ms);
-      this.wake = () => {
-        clearTimeout(timer);
-        resolve(undefined);
-      };
+    /** @type {number | undefined} */
+    let timer;
+    await new Promise((/** @type {(value?: undefined) => void} */ resolve) => {
+      this.wake = resolve;
+      timer = begin(resolve);
     });
+    clearTimeout(timer);
     this.wake = null;
   }
 
   watchVisibility() {
     clearTimeout(this.hiddenTimer);
     if (document.hidden) {
-      this.hiddenTimer = setTimeout(() => {
-        this.isAsleep = true;
-        this.stream.abort();
-      }, HIDDEN_MS);
+      this.hiddenTimer = setTimeout(() => this.fallAsleep(), this.times.hidden_ms);
     } else {
       this.isAsleep = false;
       this.wake?.();
     }
   }
+
+  fallAsleep() {
+    this.isAsleep = true;
+    this.tell(() => this.follower.onState(false, "", 0));
+    this.stream.abort(ASLEEP);
+  }
 }
 
 /** Tells when nothing has been heard for too long. */
 class Silence {
-  /** @param {() => void} onSilence */
-  constructor(onSilence) {
+  /** @param {number} silence_ms @param {() => void} onSilence */
+  constructor(silence_ms, onSilence) {
+    this.silence_ms = silence_ms;
     this.onSilence = onSilence;
     this.heard();
   }
 
   heard() {
     clearTimeout(this.timer);
-    this.timer = setTimeout(this.onSilence, SILENCE_MS);
+    this.timer = setTimeout(this.onSilence, this.silence_ms);
   }
 
   end() {

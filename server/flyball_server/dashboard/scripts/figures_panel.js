@@ -3,7 +3,7 @@
 
 import { make, setAttribute, setChildren, setText } from "./elements.js";
 import { counted, interval, joules, percent, percentAbove, seconds, watts } from "./format.js";
-import { clocksText } from "./job_words.js";
+import { clocksText, isOnPlan } from "./job_words.js";
 
 /**
  * @typedef {import("./wire_types.js").JobOverview} JobOverview
@@ -181,9 +181,9 @@ export function figureRows(job) {
   const energy_j = measured?.energy_j ?? null;
   const baseTime_s = job.measured_baseline_time_s?.mean ?? null;
   const baseEnergy_j = job.measured_baseline_energy_j?.mean ?? null;
-  const isOnPlan = measured === null || measured.clocks === "plan";
-  const slower = isOnPlan ? (job.slowdown_percent?.mean ?? null) : null;
-  const saved = isOnPlan ? (job.saving_percent?.mean ?? null) : null;
+  const isPlans = isOnPlan(job);
+  const slower = isPlans ? (job.slowdown_percent?.mean ?? null) : null;
+  const saved = isPlans ? (job.saving_percent?.mean ?? null) : null;
   const signed = (/** @type {number | null} */ value) => percent(value, { signed: true });
   const planned =
     predicted === null
@@ -225,7 +225,7 @@ export function figureRows(job) {
         watts(power_w),
         watts(base_w),
         signed(
-          power_w === null || base_w === null || !isOnPlan ? null : percentAbove(power_w, base_w),
+          power_w === null || base_w === null || !isPlans ? null : percentAbove(power_w, base_w),
         ),
       ],
       predicted:

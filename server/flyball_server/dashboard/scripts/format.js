@@ -124,6 +124,26 @@ export function counted(number, word) {
   return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 }
 
+/** What a target's figure is, by its name: its unit, and what it is multiplied with for that. */
+const TARGET_UNITS = new Map([
+  ["slowdown", { unit: "%", factor: 100 }],
+  ["deadline", { unit: "s", factor: 1 }],
+  ["power", { unit: "W", factor: 1 }],
+]);
+
+/**
+ * A target as the API names it, `deadline:2.8837280000000014`, for people: `deadline 2.88373 s`.
+ * @param {string} target
+ * @returns {string}
+ */
+export function targetText(target) {
+  const [name, figure] = target.split(":");
+  const known = TARGET_UNITS.get(name);
+  const value = Number(figure || Number.NaN);
+  if (known === undefined || !Number.isFinite(value)) return target;
+  return `${name} ${Number((known.factor * value).toPrecision(6))}${GAP}${known.unit}`;
+}
+
 /**
  * Time of day in the reader's zone; with the date where it is not today's.
  * @param {Date} moment

@@ -68,8 +68,8 @@ export class FrontierChart {
     element.addEventListener("pointermove", (event) => this._onPointer(event));
     element.addEventListener("pointerleave", () => this._tell(null));
     element.addEventListener("click", (event) => {
-      const near = this._near(event);
-      if (near && "point" in near) this._pick(near.point);
+      const point = this._clicked(event);
+      if (point >= 0) this._pick(point);
     });
     element.addEventListener("focusin", (event) => {
       const point = this._indexOf(event);
@@ -79,8 +79,22 @@ export class FrontierChart {
   }
 
   /** Which point an event is of; -1: none. @param {Event} event */
-  _indexOf(event) {
-    return this._picture.points.findIndex((element) => element === event.target);
+  _indexOf({ target }) {
+    return this._picture.points.findIndex((element) =>
+      element.contains(/** @type {Node} */ (target)),
+    );
+  }
+
+  /**
+   * The point that a click means; -1: none.
+   *
+   * @param {MouseEvent} event
+   */
+  _clicked(event) {
+    // A click that no pointer has made, as assistive technology's, is of its element: it has no place.
+    const near = event.detail > 0 ? this._near(event) : null;
+    if (near === null) return this._indexOf(event);
+    return "point" in near ? near.point : -1;
   }
 
   /** @param {KeyboardEvent} event */

@@ -15,11 +15,10 @@ import {
 import { showFrontierLegend } from "./frontier_legend.js";
 import { FrontierTable } from "./frontier_table.js";
 import { FrontierTarget } from "./frontier_target.js";
+import { isOver } from "./job_words.js";
 
 /** @typedef {import("./wire_types.js").JobPageState} JobPageState */
 /** @typedef {import("./frontier_curve.js").FrontierView} FrontierView */
-
-const OVER = ["ended", "expired"];
 
 /**
  * @param {HTMLElement} element
@@ -42,8 +41,10 @@ class FrontierPanel {
     this._state = null;
     /** @type {FrontierView | null} */
     this._frontier = null;
-    /** What the frontier was asked for, or is shown for. @type {string | null} */
+    /** What the frontier is wanted for. @type {string | null} */
     this._key = null;
+    /** What the one that is shown was found for. @type {string | null} */
+    this._foundKey = null;
     this._question = new AbortController();
     this._timer = 0;
     this._chart = new FrontierChart((point) => {
@@ -88,7 +89,7 @@ class FrontierPanel {
   /** @param {JobPageState} state */
   update(state) {
     this._state = state;
-    this._target.update(state, this._canChoose());
+    this._target.update(state, !isOver(state.overview));
     const reason = reasonForNone(state);
     if (reason !== null) {
       // Empty: which frontier there is will be known in a moment.
@@ -101,10 +102,11 @@ class FrontierPanel {
     this._show();
   }
 
-  /** Nothing is shown, as after the job has begun anew. */
+  /** Nothing is shown. */
   _clear() {
     this._question.abort();
     this._stopTimer();
+    this._target.drop();
     this._key = null;
     this._drawn = "";
     this._frontier = null;
@@ -114,25 +116,31 @@ class FrontierPanel {
     setText(this._note, "");
   }
 
+  /** Whether something has changed since the frontier that is shown was found. */
+  _isStale() {
+    return this._frontier !== null && this._foundKey !== this._key;
+  }
+
   _canChoose() {
-    return this._state !== null && !OVER.includes(this._state.overview.state);
+    return this._state !== null && !isOver(this._state.overview) && !this._isStale();
   }
 
   /** Solve at once, or offer it. @param {JobPageState} state */
   _consider(state) {
     const instructions = numInstructions(state.overview);
-    const isOver = OVER.includes(state.overview.state);
+    const isTooLate = isOver(state.overview);
     this._question.abort();
-    if (instructions <= MANY_INSTRUCTIONS && !isOver) {
+    // What was about to be confirmed is none of the plans that there are now.
+    if (this._isStale()) this._target.drop();
+    if (instructions <= MANY_INSTRUCTIONS && !isTooLate) {
       void this._solve();
       return;
     }
-    const why = isOver
-      ? "The job is over; its frontier is found when it is asked for."
-      : `An iteration has ${count(instructions)} instructions or more: finding the frontier may take minutes.`;
     this._stopTimer();
     this._offer(
-      this._frontier ? `Something has changed since this frontier was found. ${why}` : why,
+      isTooLate
+        ? "The job is over; its frontier is found when it is asked for."
+        : `An iteration has ${count(instructions)} instructions or more: finding the frontier may take minutes.`,
       "Find the frontier",
     );
   }
@@ -141,24 +149,32 @@ class FrontierPanel {
     this._question.abort();
     this._question = new AbortController();
     const { signal } = this._question;
+    const key = this._key;
     this._ask.hidden = true;
     this._startTimer();
     const path = `api/v1/jobs/${encodeURIComponent(this._context.jobId)}/frontier?points=${NUM_POINTS}`;
+    /** @type {FrontierView} */
+    let frontier;
     try {
-      const frontier = await this._context.api.get(path, { signal });
-      if (signal.aborted) return;
-      this._stopTimer();
-      this._frontier = frontier;
-      this._tell("");
-      this._show();
+      frontier = await this._context.api.get(path, { signal });
     } catch (error) {
-      if (signal.aborted) return;
-      this._stopTimer();
-      const { status, detail } = ApiError.from(error);
-      // Once the planner is there again, it is asked again.
-      if (status === 0) this._key = null;
-      this._offer(`The frontier was not found: ${detail}`, "Try again");
+      if (!signal.aborted) this._refuse(ApiError.from(error));
+      return;
     }
+    if (signal.aborted) return;
+    this._stopTimer();
+    this._frontier = frontier;
+    this._foundKey = key;
+    this._tell("");
+    this._context.guard(() => this._show());
+  }
+
+  /** @param {ApiError} error */
+  _refuse({ status, detail }) {
+    this._stopTimer();
+    // Once the planner is there again, it is asked again.
+    if (status === 0) this._key = null;
+    this._offer(`The frontier was not found: ${detail}`, "Try again");
   }
 
   /** Says for how long it has been solving; not to screen readers, second by second. */
@@ -221,7 +237,8 @@ class FrontierPanel {
 
   /** @param {string} words */
   _tell(words) {
-    setText(this._message, words);
+    const lead = this._isStale() ? "Something has changed since this frontier was found. " : "";
+    setText(this._message, words && lead + words);
     this._message.hidden = words === "";
   }
 }

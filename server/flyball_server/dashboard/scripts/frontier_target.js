@@ -3,6 +3,7 @@
 
 import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
+import { targetText } from "./format.js";
 import { pointSentence, pointWords, targetOf } from "./frontier_curve.js";
 import { progressOf } from "./target_progress.js";
 
@@ -57,6 +58,8 @@ export class FrontierTarget {
     this._state = null;
     /** @type {import("./target_progress.js").Asked | null} */
     this._asked = null;
+    /** What is to be confirmed. @type {FrontierPoint | null} */
+    this._point = null;
     this._isBusy = false;
     this._isGone = false;
     this._strip = make("div", {
@@ -88,10 +91,10 @@ export class FrontierTarget {
   update(state, canChange) {
     this._state = state;
     this._form.hidden = !canChange;
-    if (!canChange) this._strip.hidden = true;
+    if (!canChange) this.drop();
     setText(
       this._inForce,
-      `In force: policy ${state.overview.policy}, target ${state.overview.target}`,
+      `In force: policy ${state.overview.policy}, target ${targetText(state.overview.target)}`,
     );
     this._tellProgress();
   }
@@ -106,7 +109,12 @@ export class FrontierTarget {
     const { time, energy, saving, slowdown } = pointWords(point, baseline);
     const run = make(
       "button",
-      { type: "button", class: "primary", onclick: () => this._run(targetOf(point)) },
+      {
+        type: "button",
+        class: "primary",
+        disabled: this._isBusy,
+        onclick: () => this._run(point),
+      },
       "Run this plan",
     );
     const cancel = make("button", { type: "button", onclick: () => this.leave() }, "Cancel");
@@ -118,8 +126,9 @@ export class FrontierTarget {
     );
     setChildren(this._strip, words, run, cancel);
     this._strip.hidden = false;
+    this._point = point;
     this._onPoint(point);
-    run.focus();
+    (this._isBusy ? cancel : run).focus();
     this._strip.scrollIntoView({ block: "nearest" });
     this._context.announce(`Run this plan? ${pointSentence(point, baseline)}`);
   }
@@ -127,24 +136,31 @@ export class FrontierTarget {
   /** Without a change. */
   leave() {
     if (this._strip.hidden) return;
-    this._strip.hidden = true;
-    this._onPoint(null);
+    this.drop();
     this._onLeft();
   }
 
-  /** @param {string} target */
-  async _run(target) {
+  /** Likewise, the focus staying where it is. */
+  drop() {
+    this._strip.hidden = true;
+    if (this._point === null) return;
+    this._point = null;
+    this._onPoint(null);
+  }
+
+  /** @param {FrontierPoint} point */
+  async _run(point) {
     if (this._isBusy) return;
     const hadFocus = this._strip.contains(document.activeElement);
-    const isDone = await this._put(target);
-    if (this._isGone) return;
+    const isDone = await this._put(targetOf(point));
+    // Another point may have been chosen meanwhile, or none.
+    if (this._isGone || this._point !== point) return;
     if (!isDone) {
       // A button that was busy has lost the focus.
       if (hadFocus) this._strip.querySelector("button")?.focus();
       return;
     }
-    this._strip.hidden = true;
-    this._onPoint(null);
+    this.drop();
     if (hadFocus) this._onLeft();
   }
 
@@ -160,32 +176,37 @@ export class FrontierTarget {
     const policy = overview?.policy === "frontier" ? {} : { policy: "frontier" };
     this._setBusy(true);
     this._asked = null;
-    this._tell(`Planning for ${target}\u2026`);
+    this._tell(`Planning for ${targetText(target)}\u2026`);
     try {
       const job = await this._context.api.put(`${path}/target`, { ...policy, target });
       const version = job.newest_version ?? null;
       const inForce = await this._otherTarget(path, target);
       this._asked = { target, versionBefore, version, inForce };
-      this._tellProgress();
-      return true;
     } catch (error) {
-      this._tell(refusal(target, ApiError.from(error)), true);
+      this._tell(refusal(targetText(target), ApiError.from(error)), true);
       return false;
     } finally {
       this._setBusy(false);
     }
+    this._tellProgress();
+    return true;
   }
 
   /**
-   * The target that a timetable has in force in the place of the job's own; null: none has.
+   * The target that a timetable has in force in the place of the job's own; null: none has;
+   * undefined: it cannot be had. The job has its new target whatever comes of this question.
    *
    * @param {string} path of the job
    * @param {string} target
-   * @returns {Promise<string | null>}
+   * @returns {Promise<string | null | undefined>}
    */
   async _otherTarget(path, target) {
-    const { timetable, target_in_force } = await this._context.api.get(`${path}/timetable`);
-    return timetable !== null && target_in_force !== target ? target_in_force : null;
+    try {
+      const { timetable, target_in_force } = await this._context.api.get(`${path}/timetable`);
+      return timetable !== null && target_in_force !== target ? target_in_force : null;
+    } catch {
+      return undefined;
+    }
   }
 
   _tellProgress() {
@@ -205,7 +226,9 @@ export class FrontierTarget {
   /** @param {boolean} isBusy */
   _setBusy(isBusy) {
     this._isBusy = isBusy;
-    for (const button of this.element.querySelectorAll("button")) button.disabled = isBusy;
+    for (const button of this.element.querySelectorAll("button")) {
+      button.disabled = isBusy && (button.type === "submit" || button.className === "primary");
+    }
   }
 
   /** @returns {HTMLElement} */

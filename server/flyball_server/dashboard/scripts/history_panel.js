@@ -2,9 +2,13 @@
 // Every version of a job's plan, newest first, with what is predicted of it.
 
 import { make, setAttribute, setChildren, setText } from "./elements.js";
-import { clockTime, count, counted, joules, percent, seconds } from "./format.js";
+import { clockTime, count, counted, joules, percent, seconds, targetText } from "./format.js";
+import { isOver } from "./job_words.js";
 
-/** @typedef {import("./wire_types.js").PlanSummary} PlanSummary */
+/**
+ * @typedef {import("./wire_types.js").PlanSummary} PlanSummary
+ * @typedef {import("./wire_types.js").JobOverview} JobOverview
+ */
 
 const FIRST_ROWS = 12;
 const HEADS = [
@@ -41,6 +45,8 @@ export function createHistoryPanel(element, { announce }) {
   let all = false;
   /** @type {import("./wire_types.js").JobPageState | null} */
   let last = null;
+  /** By version: who reads a row, or is on its button, stays there. @type {Map<number, Row>} */
+  const rows = new Map();
   setChildren(
     element,
     make("div", { class: "panel-head" }, make("h2", {}, "Plans"), note),
@@ -68,9 +74,32 @@ export function createHistoryPanel(element, { announce }) {
         : `${counted(history.length, "version")}; all figures predicted`,
     );
     table.hidden = history.length === 0;
-    setChildren(body, ...shown.map((plan) => row(plan, overview.active_version, showVersion)));
+    const kept = new Set(shown.map(({ version }) => version));
+    for (const [version, { element: row }] of rows) {
+      if (!kept.has(version)) {
+        row.remove();
+        rows.delete(version);
+      }
+    }
+    shown.forEach((plan, index) => {
+      const row = rowOf(plan, overview);
+      if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
+    });
     more.hidden = shown.length === versions.length;
     setText(more, `Show all ${count(versions.length)}`);
+  }
+
+  /**
+   * The version's row, filled anew only where it says something else than before.
+   * @param {PlanSummary} plan
+   * @param {JobOverview} overview
+   * @returns {HTMLElement}
+   */
+  function rowOf(plan, overview) {
+    const known = rows.get(plan.version) ?? newRow(plan, showVersion);
+    rows.set(plan.version, known);
+    fillRow(known, plan, overview);
+    return known.element;
   }
 
   /** @param {number} version */
@@ -85,7 +114,8 @@ export function createHistoryPanel(element, { announce }) {
     update(state) {
       const isSame =
         last?.history === state.history &&
-        last.overview.active_version === state.overview.active_version;
+        last.overview.active_version === state.overview.active_version &&
+        isOver(last.overview) === isOver(state.overview);
       last = state;
       if (!isSame) show(state);
     },
@@ -94,27 +124,45 @@ export function createHistoryPanel(element, { announce }) {
 }
 
 /**
- * @param {PlanSummary} plan
- * @param {number | null} active
- * @param {(version: number) => void} showVersion
- * @returns {HTMLElement}
+ * @typedef {object} Row
+ * @property {HTMLElement} element
+ * @property {HTMLElement} last its last cell, with what can be pressed
+ * @property {string} told what it says now
  */
-function row(plan, active, showVersion) {
-  const { predicted } = plan;
-  const isActive = plan.version === active;
+
+/**
+ * @param {PlanSummary} plan
+ * @param {(version: number) => void} showVersion
+ * @returns {Row} that is still empty but for its button
+ */
+function newRow({ version, kind }, showVersion) {
   const button = make(
     "button",
     {
       type: "button",
       class: "quiet",
-      onclick: () => showVersion(plan.version),
-      "aria-label": `Show version ${plan.version} in the timeline`,
+      onclick: () => showVersion(version),
+      "aria-label": `Show version ${version} in the timeline`,
     },
     "Show",
   );
-  const element = make(
-    "tr",
-    { class: isActive ? "active" : null },
+  const last = make("td", {}, kind === "probe" ? null : button);
+  return { element: make("tr", {}, last), last, told: "" };
+}
+
+/**
+ * @param {Row} row
+ * @param {PlanSummary} plan
+ * @param {JobOverview} overview
+ */
+function fillRow(row, plan, overview) {
+  const isActive = plan.version === overview.active_version;
+  const first = plan.first_step === null ? notHeld(plan, overview) : count(plan.first_step);
+  const told = JSON.stringify([plan, isActive, first]);
+  if (told === row.told) return;
+  row.told = told;
+  while (row.element.firstChild !== row.last) row.element.firstChild?.remove();
+  row.last.before(
     make(
       "th",
       { scope: "row" },
@@ -122,27 +170,24 @@ function row(plan, active, showVersion) {
       isActive ? make("span", { class: "badge tone-good" }, "active") : null,
     ),
     make("td", {}, plan.kind),
-    make("td", {}, [plan.policy, plan.target].filter(Boolean).join(", ")),
-    make(
-      "td",
-      { class: "number" },
-      plan.first_step === null ? notHeld(plan, active) : count(plan.first_step),
-    ),
+    make("td", {}, [plan.policy, targetText(plan.target)].filter(Boolean).join(", ")),
+    make("td", { class: "number" }, first),
     make("td", { class: "number" }, clockTime(new Date(plan.created_at))),
-    ...figures(predicted).map((text) => make("td", { class: "number predicted" }, text)),
-    make("td", {}, plan.kind === "probe" ? null : button),
+    ...figures(plan.predicted).map((text) => make("td", { class: "number predicted" }, text)),
   );
-  setAttribute(element, "aria-current", isActive ? "true" : null);
-  return element;
+  row.element.classList.toggle("active", isActive);
+  setAttribute(row.element, "aria-current", isActive ? "true" : null);
 }
 
 /**
  * @param {PlanSummary} plan
- * @param {number | null} active
+ * @param {JobOverview} overview
  * @returns {string}
  */
-function notHeld(plan, active) {
-  return active !== null && plan.version < active ? "overtaken" : "waits for ranks";
+function notHeld(plan, overview) {
+  const { active_version } = overview;
+  if (active_version !== null && plan.version < active_version) return "overtaken";
+  return isOver(overview) ? "never held" : "waits for ranks";
 }
 
 /**

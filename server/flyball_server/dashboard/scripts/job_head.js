@@ -1,10 +1,10 @@
 // @ts-check
 // The head of a job's page: its name and state, what it is planned for, what it waits for.
 
-import { ApiError } from "./api.js";
+import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
-import { clockTime, count, joules, percent, seconds } from "./format.js";
-import { emulatedBadge, progressText, stateBadge } from "./job_words.js";
+import { clockTime, count, joules, percent, seconds, targetText } from "./format.js";
+import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js";
 
 /**
  * @typedef {import("./wire_types.js").JobPageState} JobPageState
@@ -32,8 +32,9 @@ class JobHead {
    * @param {HTMLElement} element
    * @param {import("./wire_types.js").PanelContext} context
    */
-  constructor(element, { api, jobId }) {
+  constructor(element, { api, jobId, guard }) {
     this.api = api;
+    this.guard = guard;
     this.path = `api/v1/jobs/${encodeURIComponent(jobId)}`;
     this.title = make("h1", {}, jobId);
     this.badges = make("span", { class: "badges" });
@@ -45,7 +46,7 @@ class JobHead {
     this.timetable = null;
     this.asked = "";
     this.shown = "";
-    this.isOver = false;
+    this.question = new AbortController();
     setChildren(
       element,
       make("div", { class: "job-title" }, this.title, this.badges, this.progress),
@@ -59,7 +60,7 @@ class JobHead {
   }
 
   destroy() {
-    this.isOver = true;
+    this.question.abort();
     clearInterval(this.timer);
   }
 
@@ -110,18 +111,26 @@ class JobHead {
   /** What no event tells: the notes, and what the timetable does next. */
   async ask() {
     if (document.hidden) return;
+    this.question.abort();
+    this.question = new AbortController();
+    const { signal } = this.question;
+    let answers;
     try {
-      const [job, timetable] = await Promise.all([
-        this.api.get(this.path),
-        this.api.get(`${this.path}/timetable`),
+      answers = await Promise.all([
+        this.api.get(this.path, { signal }),
+        this.api.get(`${this.path}/timetable`, { signal }),
       ]);
-      if (this.isOver) return;
+    } catch (error) {
+      if (signal.aborted || error instanceof ApiError) return; // the connection's sign tells it
+      throw error;
+    }
+    if (signal.aborted) return;
+    const [job, timetable] = answers;
+    this.guard(() => {
       this.timetable = timetable;
       this.showNotes(job.notes);
       this.showFacts();
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error; // the connection's sign tells the others
-    }
+    });
   }
 
   /** @param {string[]} notes */
@@ -148,7 +157,7 @@ function facts(state, timetable) {
       `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches, ${job.schedule}`,
     ],
     ["Policy", job.policy],
-    ["Target", targetText(job, timetable)],
+    ["Target", targetFact(job, timetable)],
     ["Plan", planText(job, state)],
     ["Steps measured", count(job.num_steps) + (job.is_caught_up ? "" : ", still counting")],
   ];
@@ -166,10 +175,11 @@ function facts(state, timetable) {
  * @param {any} timetable
  * @returns {string}
  */
-function targetText(job, timetable) {
-  if (timetable === null || timetable.timetable === null) return job.target;
-  if (timetable.next_change === null) return `${job.target} (timetable)`;
-  return `${job.target} (timetable; may change at ${clockTime(new Date(timetable.next_change))})`;
+function targetFact(job, timetable) {
+  const target = targetText(job.target);
+  if (timetable === null || timetable.timetable === null) return target;
+  if (timetable.next_change === null) return `${target} (timetable)`;
+  return `${target} (timetable; may change at ${clockTime(new Date(timetable.next_change))})`;
 }
 
 /**
@@ -184,8 +194,8 @@ function planText(job, state) {
     active === undefined || active.first_step === null
       ? ""
       : ` from step ${count(active.first_step)}`;
-  const next =
-    job.newest_version === job.active_version ? "" : `v${job.newest_version} waits for its ranks`;
+  const wait = isOver(job) ? "never held" : "waits for its ranks";
+  const next = job.newest_version === job.active_version ? "" : `v${job.newest_version} ${wait}`;
   if (job.active_version === null) return next;
   return `v${job.active_version}${since}${next && `; ${next}`}`;
 }

@@ -7,7 +7,7 @@ import { createFiguresPanel } from "./figures_panel.js";
 import { createFrontierPanel } from "./frontier_panel.js";
 import { createHistoryPanel } from "./history_panel.js";
 import { createJobHead } from "./job_head.js";
-import { afterEvent } from "./job_state.js";
+import { afterEvent, withSteps } from "./job_state.js";
 import { troubleText } from "./jobs_page.js";
 import { createLiveCharts } from "./live_charts.js";
 import { refusalNotice } from "./refusal_notice.js";
@@ -16,6 +16,7 @@ import { createTimelinePanel } from "./timeline_panel.js";
 
 /**
  * @typedef {import("./wire_types.js").JobPageState} JobPageState
+ * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
  * @typedef {import("./wire_types.js").Panel} Panel
  * @typedef {import("./wire_types.js").PanelContext} PanelContext
  */
@@ -43,12 +44,16 @@ const PANELS = [
  */
 export function createJobPage(main, shell, jobId) {
   const page = new JobPage(main, shell, jobId);
+  // As parts of an address these mean another one.
+  if (jobId === "." || jobId === "..") {
+    page.refuse(404, "No job has such a name.");
+    return page;
+  }
   const path = `api/v1/jobs/${encodeURIComponent(jobId)}/events`;
-  const stop = shell.api.follow(path, {
+  page.stop = shell.api.follow(path, {
     onEvent: (name, data) => page.take(name, data),
-    onState: (connected, text, status) => page.connected(connected, text, status),
+    onState: (connected, text, refusal) => page.connected(connected, text, refusal),
   });
-  page.stop = stop;
   return page;
 }
 
@@ -67,14 +72,21 @@ class JobPage {
     /** @type {{panel: Panel, element: HTMLElement}[]} */
     this.panels = [];
     this.frame = 0;
-    this.isOver = false;
     this.stop = () => {};
+    this.questions = new AbortController();
+    // Steps may be numbered with gaps: none is missing where two lie no further apart than this.
+    this.usualGap = 1;
     setChildren(main, make("p", { class: "note page" }, "Asking the planner\u2026"));
   }
 
   destroy() {
-    this.isOver = true;
     this.stop();
+    this.close();
+  }
+
+  /** Nothing is shown or asked for any more. */
+  close() {
+    this.questions.abort();
     cancelAnimationFrame(this.frame);
     this.frame = 0;
     for (const { panel } of this.panels) panel.destroy();
@@ -97,41 +109,74 @@ class JobPage {
       this.refuse(404, `Job ${this.jobId} has been forgotten by this planner`);
       return;
     }
-    const wasUnknown = this.state === null;
-    this.state = afterEvent(this.state, name, data);
+    const before = this.state;
+    this.state = afterEvent(before, name, data);
     if (this.state === null) return;
-    if (wasUnknown) this.open(this.state);
+    // Another run under the same name: nothing that was chosen or asked for is of it.
+    if (before?.overview.created_at !== this.state.overview.created_at) this.open(this.state);
+    else if (name === "steps") void this.fillGap(before, data);
     this.show();
   }
 
   /** @param {JobPageState} state */
   open(state) {
-    const context = { api: this.shell.api, jobId: this.jobId, announce: this.shell.announce };
+    this.close();
+    this.questions = new AbortController();
+    this.usualGap = 1;
+    const { api, announce } = this.shell;
     const page = make("div", { class: "page job-page" });
     setChildren(this.main, page);
     for (const [name, create] of PANELS) {
       const element = make("section", { class: `panel panel-${name}`, id: `panel-${name}` });
+      const guard = (/** @type {() => void} */ action) => this.guard(element, action);
+      const context = { api, jobId: this.jobId, announce, guard };
       page.append(element);
-      this.guard(element, () => this.panels.push({ element, panel: create(element, context) }));
+      guard(() => this.panels.push({ element, panel: create(element, context) }));
     }
-    void this.askForSteps(state.overview.num_stages);
+    // Those before the first that the events tell.
+    void this.askForSteps(state.overview.num_stages, -1, 0);
   }
 
   /**
-   * The steps before those that the events begin with, for the charts.
-   * @param {number} num_stages
+   * Ask for what has been missed, as while nobody looked: the events begin with the newest steps.
+   * @param {JobPageState} before
+   * @param {StagesOfStep[]} told
    */
-  async askForSteps(num_stages) {
+  async fillGap({ steps, overview }, told) {
+    const last = steps[steps.length - 1]?.step;
+    const first = told[0]?.step;
+    if (last === undefined || first === undefined || first <= last) return;
+    const gap = first - last;
+    this.usualGap = Math.min(this.usualGap, gap);
+    if (gap <= this.usualGap) return;
+    // Some of the last ones may have been heard of before all ranks had posted them.
+    const whole = steps.filter(({ num_ranks }) => num_ranks === overview.num_ranks);
+    const after = whole[whole.length - 1]?.step ?? -1;
+    const asked = await this.askForSteps(overview.num_stages, after, first);
+    if (asked && !asked.some(({ step }) => step > last && step < first)) this.usualGap = gap;
+  }
+
+  /**
+   * @param {number} num_stages
+   * @param {number} after only steps after this one
+   * @param {number} told from this step on the events have told
+   * @returns {Promise<StagesOfStep[] | null>} null: they did not come
+   */
+  async askForSteps(num_stages, after, told) {
     const limit = Math.max(1, Math.min(FIRST_STEPS, Math.floor(FIRST_STAGE_STEPS / num_stages)));
     const job = encodeURIComponent(this.jobId);
+    const { signal } = this.questions;
+    const path = `api/v1/jobs/${job}/steps/stages?limit=${limit}&after_step=${after}`;
     try {
-      const steps = await this.shell.api.get(`api/v1/jobs/${job}/steps/stages?limit=${limit}`);
-      if (this.isOver) return;
-      this.state = afterEvent(this.state, "steps", steps);
+      const steps = await this.shell.api.get(path, { signal });
+      if (signal.aborted || this.state === null) return null;
+      this.state = withSteps(this.state, steps, told);
       this.show();
+      return steps;
     } catch (error) {
       // The newest come with the events; why these did not, is for who looks.
-      if (!this.isOver) console.warn(`older steps: ${ApiError.from(error).detail}`);
+      if (!signal.aborted) console.warn(`older steps: ${ApiError.from(error).detail}`);
+      return null;
     }
   }
 
@@ -147,7 +192,7 @@ class JobPage {
   }
 
   /**
-   * A panel that fails does not take the others with it.
+   * A panel that fails, at once or in what it asked for, does not take the others with it.
    * @param {HTMLElement} element
    * @param {() => void} action
    */
@@ -155,7 +200,10 @@ class JobPage {
     try {
       action();
     } catch (error) {
-      this.panels = this.panels.filter((entry) => entry.element !== element);
+      console.error(error);
+      const failed = this.panels.find((entry) => entry.element === element);
+      this.panels = this.panels.filter((entry) => entry !== failed);
+      failed?.panel.destroy();
       setChildren(
         element,
         make(
@@ -164,17 +212,16 @@ class JobPage {
           "This part of the page has failed; the browser's console says why.",
         ),
       );
-      console.error(error);
     }
   }
 
   /**
    * @param {boolean} connected
    * @param {string} text
-   * @param {number} status
+   * @param {number} refusal status of an answer that stays; 0: none
    */
-  connected(connected, text, status) {
-    if (!connected && status >= 400 && status < 500) this.refuse(status, text);
+  connected(connected, text, refusal) {
+    if (refusal !== 0) this.refuse(refusal, text);
     else this.shell.connection.set(connected, text);
   }
 

@@ -40,6 +40,16 @@ export function isOver(job) {
 }
 
 /**
+ * Whether the newest figures are of the plan, as its changes against the baseline are: not while it
+ * runs at other clocks.
+ * @param {JobOverview} job
+ * @returns {boolean}
+ */
+export function isOnPlan({ measured }) {
+  return measured === null || measured.clocks === "plan";
+}
+
+/**
  * The state with a sign of its own shape.
  * @param {JobOverview} job
  * @returns {HTMLElement}

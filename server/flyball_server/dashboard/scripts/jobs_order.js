@@ -1,6 +1,7 @@
 // @ts-check
 // Which jobs the table shows and in which order: searched by words, sorted by a column.
 
+import { targetText } from "./format.js";
 import { isRunning } from "./job_words.js";
 
 /**
@@ -31,7 +32,9 @@ export function searched(jobs, words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   return jobs.filter((job) => {
     const kind = job.emulated ? "emulated" : "real";
-    const text = [job.job_id, job.state, job.schedule, job.policy, job.target, kind]
+    // As it is written in the table, and as it is put.
+    const targets = [targetText(job.target).replace("\u202f", " "), job.target];
+    const text = [job.job_id, job.state, job.schedule, job.policy, ...targets, kind]
       .join(" ")
       .toLowerCase();
     return wanted.every((word) => text.includes(word));

@@ -39,7 +39,7 @@ export function createJobsPage(main, shell) {
   const page = new JobsPage(main, shell);
   const stop = shell.api.follow("api/v1/events", {
     onEvent: (name, data) => page.take(name, data),
-    onState: (connected, text, status) => page.connected(connected, text, status),
+    onState: (connected, text, refusal) => page.connected(connected, text, refusal),
   });
   const timer = setInterval(() => page.renew(), RENEW_MS);
   return {
@@ -140,12 +140,12 @@ class JobsPage {
   /**
    * @param {boolean} connected
    * @param {string} text
-   * @param {number} status
+   * @param {number} refusal status of an answer that stays; 0: none
    */
-  connected(connected, text, status) {
-    if (!connected && status >= 400 && status < 500) {
+  connected(connected, text, refusal) {
+    if (refusal !== 0) {
       this.shell.connection.stop();
-      setChildren(this.main, refusalNotice(status, text, this.shell.reopen));
+      setChildren(this.main, refusalNotice(refusal, text, this.shell.reopen));
       return;
     }
     this.shell.connection.set(connected, text);

@@ -2,8 +2,8 @@
 // One row of the table of jobs: each figure says whether it was measured or is predicted.
 
 import { make } from "./elements.js";
-import { count, interval, joules, percent, seconds } from "./format.js";
-import { clocksText, emulatedBadge, progressText, stateBadge } from "./job_words.js";
+import { count, interval, joules, percent, seconds, targetText } from "./format.js";
+import { clocksText, emulatedBadge, isOnPlan, progressText, stateBadge } from "./job_words.js";
 import { savingBar } from "./saving_bar.js";
 
 /** @typedef {import("./wire_types.js").JobOverview} JobOverview */
@@ -43,7 +43,7 @@ function nameCell(job) {
     job.emulated ? emulatedBadge() : null,
     note(
       `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches, ${job.schedule}; ` +
-        `${job.policy}, ${job.target}`,
+        `${job.policy}, ${targetText(job.target)}`,
     ),
   );
 }
@@ -58,8 +58,12 @@ function timeCell(job) {
     return cell(
       "Iteration time",
       figure(seconds(measured.iteration_time_s)),
-      measured.clocks === "plan" ? null : note(clocksText(measured.clocks)),
-      baselineNote(job.measured_baseline_time_s, job.slowdown_percent, seconds),
+      clocksNote(measured),
+      baselineNote(
+        job.measured_baseline_time_s,
+        isOnPlan(job) ? job.slowdown_percent : null,
+        seconds,
+      ),
     );
   }
   if (predicted === null) return cell("Iteration time", nothing());
@@ -78,10 +82,11 @@ function energyCell(job) {
   const { measured, predicted } = job;
   if (measured !== null) {
     const saving = job.saving_percent;
-    const change = saving === null ? null : { ...saving, mean: -saving.mean };
+    const change = saving === null || !isOnPlan(job) ? null : { ...saving, mean: -saving.mean };
     return cell(
       "Energy",
       figure(joules(measured.energy_j)),
+      clocksNote(measured),
       measured.energy_j === null ? note("not read by all ranks") : null,
       baselineNote(job.measured_baseline_energy_j, change, joules),
     );
@@ -136,8 +141,17 @@ function gapCell(job) {
 }
 
 /**
+ * At which clocks a figure was measured, where these are not the plan's.
+ * @param {import("./wire_types.js").MeasuredIteration} measured
+ * @returns {HTMLElement | null}
+ */
+function clocksNote({ clocks }) {
+  return clocks === "plan" ? null : note(clocksText(clocks));
+}
+
+/**
  * @param {import("./wire_types.js").Estimate | null} baseline
- * @param {import("./wire_types.js").Estimate | null} change in per cent
+ * @param {import("./wire_types.js").Estimate | null} change in per cent; null: none is to be told
  * @param {(value: number) => string} format
  * @returns {HTMLElement | null}
  */

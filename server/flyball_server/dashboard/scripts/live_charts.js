@@ -106,6 +106,7 @@ class LiveCharts {
     const { state } = this;
     if (state === null) return;
     const shown = this.window.shown(state.steps);
+    this.showChoice();
     this.none.hidden = state.steps.length > 0;
     this.readout.hidden = state.steps.length === 0;
     this.place.hidden = state.steps.length === 0;
@@ -174,7 +175,6 @@ class LiveCharts {
   /** @param {number} num_steps */
   follow(num_steps) {
     this.window.followNewest(num_steps);
-    this.showChoice();
     this.show();
   }
 
@@ -185,7 +185,6 @@ class LiveCharts {
   select(from, to) {
     if (this.state === null) return;
     this.window.choose(from, to, this.state.steps);
-    this.showChoice();
     this.show();
   }
 
@@ -230,7 +229,6 @@ class LiveCharts {
   zoom(factor) {
     if (this.state === null) return;
     this.window.zoom(factor, this.cursor, this.state.steps);
-    this.showChoice();
     this.show();
   }
 }

@@ -2,7 +2,7 @@
 // Mean power of each stage: a line each while they can be told apart, else their spread and one.
 
 import { wattTicks } from "./axis_units.js";
-import { make } from "./elements.js";
+import { StageChoice } from "./stage_choice.js";
 import { StepChart } from "./step_chart.js";
 import { spread, usualRange } from "./step_series.js";
 
@@ -24,8 +24,6 @@ export class StagePowerChart {
    */
   constructor(place, num_stages, { onCursor, onSelect }) {
     this.isSpread = num_stages > MOST_LINES;
-    this.num_stages = num_stages;
-    this.stage = 0;
     /** @type {number | null} */
     this.nearest = null;
     /** @type {StepSeries | null} */
@@ -43,26 +41,16 @@ export class StagePowerChart {
       },
       onSelect,
     });
-    if (this.isSpread) this.buildChoice();
-  }
-
-  buildChoice() {
-    this.choice = /** @type {HTMLInputElement} */ (
-      make("input", {
-        type: "number",
-        min: 0,
-        max: this.num_stages - 1,
-        value: 0,
-        class: "stage-choice",
-        "aria-label": "Stage whose power is shown as a line",
-        oninput: () => this.choose(Number(this.choice?.value)),
-      })
+    if (!this.isSpread) return;
+    const choice = new StageChoice(
+      this.chart.head,
+      num_stages,
+      "Stage whose power is shown as a line",
+      () => this.showSpread(),
     );
-    this.chart.element
-      .querySelector(".chart-head")
-      ?.append(make("label", { class: "stage-label" }, "stage ", this.choice));
+    this.choice = choice;
     this.chart.frame.addEventListener("click", () => {
-      if (this.nearest !== null) this.choose(this.nearest);
+      if (this.nearest !== null) choice.choose(this.nearest);
     });
   }
 
@@ -78,9 +66,9 @@ export class StagePowerChart {
   }
 
   showSpread() {
-    if (this.series === null || this.spread === undefined) return;
+    if (this.series === null || this.spread === undefined || this.choice === undefined) return;
     const { lowest, middle, highest } = this.spread;
-    const one = this.series.power_w[this.stage] ?? [];
+    const one = this.series.power_w[this.choice.stage] ?? [];
     this.chart.setData(this.series.step, [highest, middle, lowest, one]);
   }
 
@@ -102,14 +90,6 @@ export class StagePowerChart {
       }
     }
     return nearest;
-  }
-
-  /** @param {number} stage */
-  choose(stage) {
-    if (!Number.isInteger(stage) || stage < 0 || stage >= this.num_stages) return;
-    this.stage = stage;
-    if (this.choice && Number(this.choice.value) !== stage) this.choice.value = String(stage);
-    this.showSpread();
   }
 }
 

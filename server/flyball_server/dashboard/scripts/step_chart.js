@@ -3,6 +3,7 @@
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
 import { make, setChildren } from "./elements.js";
+import { makeSvg } from "./svg_elements.js";
 import { themeColors } from "./theme_colors.js";
 
 const Plot = /** @type {any} */ (uPlot); // its scripts have no types
@@ -69,12 +70,8 @@ export class StepChart {
     this.title = make("h3", { class: "chart-title" }, options.title);
     this.legend = make("div", { class: "legend" });
     this.frame = make("div", { class: "chart-frame" });
-    this.element = make(
-      "div",
-      { class: "chart" },
-      make("div", { class: "chart-head" }, this.title, this.legend),
-      this.frame,
-    );
+    this.head = make("div", { class: "chart-head" }, this.title, this.legend);
+    this.element = make("div", { class: "chart" }, this.head, this.frame);
     place.append(this.element);
     this.isQuiet = false;
     // Where the legend is no list of the lines, who made it fills it.
@@ -99,9 +96,7 @@ export class StepChart {
    * @param {import("./step_series.js").Column[]} columns one of each line
    */
   setData(steps, columns) {
-    this.isQuiet = true;
-    this.plot.setData([steps, ...columns]);
-    this.isQuiet = false;
+    this.quietly(() => this.plot.setData([steps, ...columns]));
   }
 
   /**
@@ -118,14 +113,25 @@ export class StepChart {
     const width = Math.floor(this.frame.clientWidth);
     const height = this.totalHeight();
     if (width > 0 && (width !== this.plot.width || height !== this.plot.height)) {
-      this.plot.setSize({ width, height });
+      this.quietly(() => this.plot.setSize({ width, height }));
     }
   }
 
   recolor() {
     this.colors = /** @type {ChartColors} */ (themeColors(...COLOR_NAMES));
     this.showLegend();
-    this.plot.redraw(true);
+    this.quietly(() => this.plot.redraw(true));
+  }
+
+  /**
+   * Change the plot and draw it, without a word of its cursor: that is where the page has put it.
+   * In a batch, as the plot would else be drawn, and tell of its cursor, when this has returned.
+   * @param {() => void} change
+   */
+  quietly(change) {
+    this.isQuiet = true;
+    this.plot.batch(change);
+    this.isQuiet = false;
   }
 
   /** @returns {number} */
@@ -284,7 +290,7 @@ export class StepChart {
     );
     button.addEventListener("click", () => {
       const show = this.plot.series[index].show !== true;
-      this.plot.setSeries(index, { show });
+      this.quietly(() => this.plot.setSeries(index, { show }));
       button.setAttribute("aria-pressed", String(show));
     });
     return button;
@@ -297,23 +303,19 @@ export class StepChart {
  * @returns {Node}
  */
 export function lineSample(color, dash) {
-  const space = "http://www.w3.org/2000/svg";
-  const picture = document.createElementNS(space, "svg");
-  const line = document.createElementNS(space, "line");
-  const attributes = {
-    x1: 0,
-    x2: 24,
-    y1: 4,
-    y2: 4,
-    stroke: color,
-    "stroke-width": 2,
-    "stroke-dasharray": (dash ?? []).join(" "),
-  };
-  for (const [name, value] of Object.entries(attributes)) line.setAttribute(name, String(value));
-  for (const [name, value] of Object.entries({ width: 24, height: 8, "aria-hidden": "true" }))
-    picture.setAttribute(name, String(value));
-  picture.append(line);
-  return picture;
+  return makeSvg(
+    "svg",
+    { width: 24, height: 8, "aria-hidden": "true" },
+    makeSvg("line", {
+      x1: 0,
+      x2: 24,
+      y1: 4,
+      y2: 4,
+      stroke: color,
+      "stroke-width": 2,
+      "stroke-dasharray": (dash ?? []).join(" "),
+    }),
+  );
 }
 
 /** @returns {string} */

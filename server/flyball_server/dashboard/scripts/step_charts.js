@@ -5,6 +5,7 @@ import { drawClockStrip, scaleOf, stripHeight } from "./clock_strip.js";
 import { make, setChildren } from "./elements.js";
 import { jouleTicks, secondTicks } from "./axis_units.js";
 import { megahertz } from "./format.js";
+import { StageClockChart } from "./stage_clock_chart.js";
 import { StagePowerChart } from "./stage_power_chart.js";
 import { StepChart } from "./step_chart.js";
 import {
@@ -57,18 +58,30 @@ export class StepCharts {
     /** @type {JobPageState | null} */
     this.state = null;
     const pointAt = (/** @type {number | null} */ index, /** @type {number | null} */ stage) =>
-      onCursor(index === null ? null : (this.series.step[index] ?? null), stage);
+      onCursor(index === null ? null : this.stepAt(index), stage);
     /** @type {Common} */
     const common = { onCursor: (index) => pointAt(index, null), onSelect };
     this.time = this.lineChart("Iteration time", true, common);
     this.energy = this.lineChart("Energy per iteration", false, common);
     this.heldBack = this.heldBackChart(common);
     this.power = new StagePowerChart(place, num_stages, { onCursor: pointAt, onSelect });
+    this.clock = new StageClockChart(place, num_stages, { onCursor: pointAt, onSelect });
+    /** @type {number | null} */
+    let row = null;
     this.clocks = this.clockChart({
-      onCursor: (index, y) => pointAt(index, y === null ? null : Math.floor(y)),
+      onCursor: (index, y) => {
+        row = y === null ? null : Math.floor(y);
+        pointAt(index, row);
+      },
       onSelect,
     });
-    this.all = [this.time, this.heldBack, this.energy, this.power.chart, this.clocks];
+    this.clocks.frame.addEventListener("click", () => {
+      if (row !== null) this.clock.choice.choose(row);
+    });
+    this.all = [
+      ...[this.time, this.heldBack, this.energy],
+      ...[this.power.chart, this.clock.chart, this.clocks],
+    ];
   }
 
   destroy() {
@@ -103,8 +116,17 @@ export class StepCharts {
     if (isHeldBack) this.heldBack.fit();
     this.heldBack.setData(series.step, [series.step.map(() => null)]);
     this.power.show(series);
+    this.clock.show(series);
     this.clocks.setData(series.step, [series.step.map(() => null)]);
     this.showScale(state);
+  }
+
+  /**
+   * @param {number} index
+   * @returns {number | null} null: none was measured there
+   */
+  stepAt(index) {
+    return this.series.time_s[index] == null ? null : this.series.step[index];
   }
 
   /** @param {number | null} step */

@@ -58,21 +58,20 @@ export function nameVersions(plot, colors, series) {
 }
 
 /**
- * A tint over the steps that ran a plan made for a straggler, with its rank.
+ * A tint over the steps that ran a plan made for a straggler.
  * @param {any} plot
  * @param {ChartColors} colors
  * @param {ReturnType<typeof import("./step_series.js").plannedStragglers>} planned
  */
 export function drawStragglers(plot, colors, planned) {
   const { ctx, bbox } = plot;
-  const ratio = devicePixelRatio;
-  planned.forEach(({ straggler, first_step }, index) => {
+  for (const { first_step } of planned) {
     const x = Math.max(bbox.left, plot.valToPos(first_step - 0.5, "x", true));
     const right = bbox.left + bbox.width;
-    if (x >= right) return;
+    if (x >= right) continue;
     ctx.fillStyle = `${colors.warn}1c`;
     ctx.fillRect(x, bbox.top, right - x, bbox.height);
-  });
+  }
 }
 
 /**

@@ -1,5 +1,5 @@
 // @ts-check
-// Measured steps as columns for charts: time, energy, power by stage, what was held back.
+// Measured steps as columns for charts: time, energy, power and clocks by stage, what was held back.
 
 /**
  * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
@@ -8,13 +8,15 @@
  * @typedef {(number | null)[]} Column
  *
  * @typedef {object} StepSeries all columns as long as `step`
- * @property {number[]} step rising
+ * @property {number[]} step rising; one between two others stands for steps that are missing there
  * @property {Column} version of the plan; null: none, or several in one step
- * @property {number[]} time_s
+ * @property {Column} time_s null where steps are missing
  * @property {Column} energy_j
  * @property {Column} predicted_time_s of the step's version
  * @property {Column} predicted_energy_j
  * @property {Column[]} power_w by stage
+ * @property {Column[]} clock_mhz by stage, measured
+ * @property {Column[]} planned_mhz by stage, of the step's version
  * @property {HeldBack[]} heldBack
  *
  * @typedef {object} HeldBack how often a step's clocks were below those that were set
@@ -24,15 +26,21 @@
  * @property {StageHeldBack[]} stages where
  *
  * @typedef {{stage: number, power: number, thermal: number, other: number}} StageHeldBack
+ *
+ * @typedef {Omit<StagesOfStep, "time_s"> & {time_s: null}} Hole in the place of missing steps
  */
 
+/** @type {Omit<Hole, "step" | "plan_versions">} */
+const NOTHING = { num_ranks: 0, time_s: null, energy_j: null, stages: [] };
+
 /**
- * @param {StagesOfStep[]} steps rising
+ * @param {StagesOfStep[]} known rising
  * @param {PlanSummary[]} history
  * @param {{num_stages: number, num_ranks: number}} job
  * @returns {StepSeries}
  */
-export function stepSeries(steps, history, { num_stages, num_ranks }) {
+export function stepSeries(known, history, { num_stages, num_ranks }) {
+  const steps = withHoles(known);
   const plans = new Map(history.map((plan) => [plan.version, plan]));
   const version = steps.map(versionOf);
   const predicted = version.map((each) =>
@@ -46,13 +54,34 @@ export function stepSeries(steps, history, { num_stages, num_ranks }) {
     energy_j: steps.map((each) => (each.num_ranks < num_ranks ? null : each.energy_j)),
     predicted_time_s: predicted.map((each) => each?.iteration_time_s ?? null),
     predicted_energy_j: predicted.map((each) => each?.energy_j ?? null),
-    power_w: powersByStage(steps, num_stages),
+    power_w: byStage(steps, num_stages, ({ energy_j, time_s }) =>
+      energy_j !== null && time_s > 0 ? energy_j / time_s : null,
+    ),
+    clock_mhz: byStage(steps, num_stages, ({ sm_clock_mhz }) => sm_clock_mhz),
+    planned_mhz: plannedClocks(version, plans, num_stages),
     heldBack: steps.map(heldBackIn),
   };
 }
 
 /**
- * @param {StagesOfStep} step
+ * With an empty step wherever some are missing, so that no line is drawn over what is not known.
+ * @param {StagesOfStep[]} steps rising
+ * @returns {(StagesOfStep | Hole)[]}
+ */
+function withHoles(steps) {
+  const distances = steps.slice(1).map(({ step }, index) => step - steps[index].step);
+  // Not each job numbers its steps one by one.
+  const usual = [...distances].sort((one, other) => one - other)[(distances.length - 1) >> 1];
+  return steps.flatMap((each, index) => {
+    if (index === 0 || distances[index - 1] <= usual) return [each];
+    const { step, plan_versions } = steps[index - 1];
+    const between = (step + each.step) / 2;
+    return [{ ...NOTHING, step: between, plan_versions }, each];
+  });
+}
+
+/**
+ * @param {{plan_versions: (number | null)[]}} step
  * @returns {number | null}
  */
 export function versionOf({ plan_versions }) {
@@ -60,24 +89,39 @@ export function versionOf({ plan_versions }) {
 }
 
 /**
- * @param {StagesOfStep[]} steps
+ * @param {(StagesOfStep | Hole)[]} steps
  * @param {number} num_stages
+ * @param {(stage: import("./wire_types.js").StageOfStep) => number | null} valueOf
  * @returns {Column[]}
  */
-function powersByStage(steps, num_stages) {
+function byStage(steps, num_stages, valueOf) {
   /** @type {Column[]} */
-  const powers_w = Array.from({ length: num_stages }, () => new Array(steps.length).fill(null));
+  const columns = Array.from({ length: num_stages }, () => new Array(steps.length).fill(null));
   steps.forEach((step, index) => {
-    for (const { stage, energy_j, time_s } of step.stages) {
-      if (stage < num_stages && energy_j !== null && time_s > 0)
-        powers_w[stage][index] = energy_j / time_s;
+    for (const each of step.stages) {
+      if (each.stage < num_stages) columns[each.stage][index] = valueOf(each);
     }
   });
-  return powers_w;
+  return columns;
 }
 
 /**
- * @param {StagesOfStep} step
+ * @param {Column} version of each step
+ * @param {Map<number, PlanSummary>} plans
+ * @param {number} num_stages
+ * @returns {Column[]}
+ */
+function plannedClocks(version, plans, num_stages) {
+  const clocks_mhz = version.map((each) =>
+    each === null ? undefined : plans.get(each)?.stage_clock_mhz,
+  );
+  return Array.from({ length: num_stages }, (_, stage) =>
+    clocks_mhz.map((of_step) => of_step?.[stage] ?? null),
+  );
+}
+
+/**
+ * @param {StagesOfStep | Hole} step
  * @returns {HeldBack}
  */
 function heldBackIn(step) {
@@ -90,7 +134,7 @@ function heldBackIn(step) {
         stage: each.stage,
         power,
         thermal,
-        other: Math.max(0, each.num_clock_misses - power - thermal),
+        other: otherMisses(each),
       },
     ];
   });
@@ -100,6 +144,15 @@ function heldBackIn(step) {
     other: sum(stages.map((each) => each.other)),
     stages,
   };
+}
+
+/**
+ * How often a stage's clocks were held back and nobody knows why.
+ * @param {import("./wire_types.js").StageOfStep} stage
+ * @returns {number}
+ */
+export function otherMisses({ num_clock_misses, num_power_capped, num_thermally_capped }) {
+  return Math.max(0, num_clock_misses - num_power_capped - num_thermally_capped);
 }
 
 /**

@@ -2,7 +2,7 @@
 // One measured step in words, for the readout, screen readers and the table of steps.
 
 import { count, joules, megahertz, seconds, watts } from "./format.js";
-import { versionOf } from "./step_series.js";
+import { otherMisses, versionOf } from "./step_series.js";
 
 /**
  * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
@@ -48,8 +48,9 @@ export function versionText(step, { history }) {
  */
 export function heldBackText({ stages }) {
   return stages
-    .flatMap(({ stage, num_clock_misses, num_power_capped, num_thermally_capped }) => {
-      const other = Math.max(0, num_clock_misses - num_power_capped - num_thermally_capped);
+    .flatMap((each) => {
+      const { stage, num_power_capped, num_thermally_capped } = each;
+      const other = otherMisses(each);
       const reasons = [
         num_power_capped > 0 ? `${num_power_capped}\u00d7 by power` : "",
         num_thermally_capped > 0 ? `${num_thermally_capped}\u00d7 by heat` : "",
@@ -61,7 +62,7 @@ export function heldBackText({ stages }) {
 }
 
 /**
- * One stage in a step: power, and the clock that its plan asks for.
+ * One stage in a step: power, and its clock as it was read back and as the plan asks for it.
  * @param {StagesOfStep} step
  * @param {number} stage
  * @param {JobPageState} state
@@ -74,5 +75,9 @@ export function stageText(step, stage, { history }) {
     measured.energy_j === null ? "energy not read" : watts(measured.energy_j / measured.time_s);
   const plan = history.find((each) => each.version === versionOf(step));
   const clock = plan?.stage_clock_mhz[stage];
-  return `stage ${stage}: ${power}${clock === undefined ? "" : `, planned ${megahertz(clock)} on average`}`;
+  const clocks = [
+    clock === undefined ? "" : `planned ${megahertz(clock)} on average`,
+    measured.sm_clock_mhz === null ? "" : `measured ${megahertz(measured.sm_clock_mhz)}`,
+  ].filter(Boolean);
+  return [`stage ${stage}: ${power}`, ...clocks].join(", ");
 }

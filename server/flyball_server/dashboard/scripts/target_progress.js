@@ -1,7 +1,8 @@
 // @ts-check
 // How far a target that was asked for from this page is, in words.
 
-import { counted } from "./format.js";
+import { counted, targetText } from "./format.js";
+import { isOver } from "./job_words.js";
 
 /** @typedef {import("./wire_types.js").JobPageState} JobPageState */
 
@@ -12,7 +13,8 @@ import { counted } from "./format.js";
  * @property {string} target
  * @property {number | null} versionBefore the newest one when it was asked.
  * @property {number | null} version the newest one of the planner's answer.
- * @property {string | null} inForce the target that a timetable has in force instead; else null.
+ * @property {string | null | undefined} inForce the target that a timetable has in force instead;
+ *   null: none has; undefined: not known.
  */
 
 /**
@@ -20,16 +22,22 @@ import { counted } from "./format.js";
  * @param {JobPageState} state
  * @returns {{words: string, isOver: boolean}} `isOver`: nothing more will come of it.
  */
-export function progressOf({ target, versionBefore, version, inForce }, { overview, history }) {
-  if (inForce !== null) {
+export function progressOf(asked, { overview, history }) {
+  const { versionBefore, version, inForce } = asked;
+  const target = targetText(asked.target);
+  if (typeof inForce === "string") {
     return over(
-      `${target} is the job's own target now. The timetable has ${inForce} in force; outside its windows the new one holds.`,
+      `${target} is the job's own target now. The timetable has ${targetText(inForce)} in force; outside its windows the new one holds.`,
     );
   }
   if (version === null)
     return over(`${target} is the job's target now. It is planned as soon as there is a profile.`);
   if (version === versionBefore) {
-    return over(`The job was planned for ${target} already: version ${version} stays.`);
+    return over(
+      inForce === null
+        ? `The job was planned for ${target} already: version ${version} stays.`
+        : `${target} is the job's own target now: version ${version} stays.`,
+    );
   }
   const plan = history.find((each) => each.version === version);
   if (plan && plan.first_step !== null) {
@@ -38,6 +46,7 @@ export function progressOf({ target, versionBefore, version, inForce }, { overvi
   if (overview.active_version !== null && overview.active_version > version) {
     return over(`Version ${overview.active_version} has overtaken version ${version}.`);
   }
+  if (isOver(overview)) return over(`The job is over: version ${version} has never held.`);
   return { words: `Version ${version} is made. ${waitingWords(overview)}`, isOver: false };
 }
 

@@ -75,7 +75,7 @@ export function lookOf(kind) {
  * @property {number} stage
  * @property {number} dpRank
  * @property {string} name `stage 3`, or `dp 1, stage 3` of several pipelines.
- * @property {number} blockingPower_w of a GPU that waits.
+ * @property {number} blockingPower_w of the row's GPUs together while they wait.
  * @property {number} count
  * @property {Float64Array} start_s
  * @property {Float64Array} end_s

@@ -106,12 +106,15 @@ class TimelinePanel {
     this._elements.again.hidden = true;
     if (this._iterations === null) this._tell(`Asking for version ${version}\u2026`);
     const path = `api/v1/jobs/${encodeURIComponent(this._context.jobId)}/timeline?version=${version}`;
+    /** @type {TimelineView} */
+    let view;
     try {
-      const view = await this._context.api.get(path, { signal });
-      if (!signal.aborted) this._show(view);
+      view = await this._context.api.get(path, { signal });
     } catch (error) {
       if (!signal.aborted) this._refuse(version, ApiError.from(error));
+      return;
     }
+    if (!signal.aborted) this._context.guard(() => this._show(view));
   }
 
   /** @param {TimelineView} view */
@@ -153,7 +156,7 @@ class TimelinePanel {
     this._elements.again.hidden = error.status === 409 || error.status === 404;
   }
 
-  /** Nothing is shown, as after the job has begun anew. */
+  /** Nothing is shown. */
   _clear() {
     this._question.abort();
     this._asked = "";

@@ -2,7 +2,7 @@
 // The figures of the rows that the timeline shows, as a table for those who cannot see it.
 
 import { make, setChildren, setText } from "./elements.js";
-import { fixed, joules, megahertz, percent } from "./format.js";
+import { joules, megahertz, percent } from "./format.js";
 import { milliseconds, stageFigures } from "./timeline_words.js";
 
 /** @typedef {import("./timeline_layout.js").Layout} Layout */
@@ -82,7 +82,7 @@ export class TimelineTable {
         const cells = [
           ...figures.map(({ busy_s }) => milliseconds(busy_s)),
           ...figures.map(({ meanClock_mhz }) =>
-            Number.isFinite(meanClock_mhz) ? megahertz(meanClock_mhz) : fixed(0, 0),
+            megahertz(Number.isFinite(meanClock_mhz) ? meanClock_mhz : null),
           ),
           ...figures.map(({ busyEnergy_j }) => joules(busyEnergy_j)),
           ...figures.map(({ bubble_percent }) => percent(bubble_percent)),

@@ -53,7 +53,7 @@ export function waitWords(layout, row, from_s, until_s) {
   const { name, blockingPower_w } = layout.rows[row];
   return [
     `${name} waits for ${milliseconds(until_s - from_s)}`,
-    `a GPU draws ${fixed(blockingPower_w, 1)}\u202fW meanwhile`,
+    `its GPUs draw ${fixed(blockingPower_w, 1)}\u202fW together meanwhile`,
   ];
 }
 

@@ -1,15 +1,15 @@
 // @ts-check
 // Asks for a token when the planner wants one, and keeps it until the tab is closed.
 
-import { ApiError } from "./api_error.js";
 import { byId, setText } from "./elements.js";
 
-const KEY = "flyball-token";
+// Planners below other paths of the same host have tokens of their own.
+const KEY = `flyball-token ${new URL(".", location.href).pathname}`;
 
 /**
  * @typedef {object} TokenKeeper
  * @property {string | null} token
- * @property {(refused: string | null, error: ApiError) => Promise<void>} ask
+ * @property {(refused: string | null, error: import("./api_error.js").ApiError) => Promise<void>} ask
  *   returns when there is another token than the refused one; rejects with the error where none
  *   is given
  */
@@ -80,7 +80,7 @@ export function createTokenPrompt({ onForget }) {
           asking = null;
         });
       }
-      if (!(await asking)) throw new ApiError(error.status, error.detail);
+      if (!(await asking)) throw error;
     },
   };
 }

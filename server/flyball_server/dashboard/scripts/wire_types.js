@@ -62,6 +62,7 @@
  * @property {number} num_clock_misses
  * @property {number} num_power_capped
  * @property {number} num_thermally_capped
+ * @property {number | null} sm_clock_mhz measured
  */
 
 /**
@@ -134,6 +135,8 @@
  * @property {import("./api.js").Api} api
  * @property {string} jobId
  * @property {(text: string) => void} announce
+ * @property {(action: () => void) => void} guard runs what is done later than in an update: where it
+ *   throws, the panel says that it has failed
  */
 
 /** @typedef {{update(state: JobPageState): void, destroy(): void}} Panel */
