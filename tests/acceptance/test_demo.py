@@ -25,9 +25,9 @@ from flyball_integrations.demo.run_folder import RunFolder
 # What the planner had started hears of its end, and goes, moments later.
 _GONE_WITHIN_S = 10.0
 _MARKER = "DEMO_TEST_RUN"
-_DEMO_TIMEOUT_S = 180
-_REACHES_TIMEOUT_S = 90
-_ENDS_TIMEOUT_S = 30
+_DEMO_TIMEOUT_S = 400
+_REACHES_TIMEOUT_S = 150
+_ENDS_TIMEOUT_S = 90
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="finds processes by /proc/PID/environ"
@@ -131,7 +131,8 @@ def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
 def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
-    demo = start_demo("--json", "--steps", "4", "--microbatches", "6")
+    # Other tests run beside it: the larger the scale, the less of their load it shows.
+    demo = start_demo("--json", "--steps", "3", "--microbatches", "6", "--time-scale", "6")
 
     status, output, errors = demo.end(timeout_s=_DEMO_TIMEOUT_S)
 
@@ -141,7 +142,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     assert result["failed_condition"] is None
     for phase in ("baseline", "plan"):
         measured, predicted = result["measured"][phase], result["predicted"][phase]
-        assert measured["num_steps"] >= 4
+        assert measured["num_steps"] >= 3
         assert measured["energy_j"] == pytest.approx(predicted["energy_j"], rel=0.03)
         assert measured["iteration_time_s"] == pytest.approx(
             predicted["iteration_time_s"], rel=0.03
@@ -157,40 +158,38 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
 
 @needs_proc
 @pytest.mark.parametrize(
-    "reached",
+    ("reached", "number"),
     [
-        pytest.param(lambda folder: folder.planner_log.exists(), id="while the planner starts"),
-        pytest.param(lambda folder: folder.rank_log(0).exists(), id="while the ranks start"),
-        pytest.param(lambda folder: bool(folder.trained_steps()), id="in the middle of training"),
+        pytest.param(
+            lambda folder: folder.planner_log.exists(),
+            signal.SIGINT,
+            id="Ctrl-C while the planner starts",
+        ),
+        pytest.param(
+            lambda folder: folder.rank_log(3).exists(),
+            signal.SIGTERM,
+            id="terminated while the ranks start",
+        ),
+        pytest.param(
+            lambda folder: bool(folder.trained_steps()),
+            signal.SIGINT,
+            id="Ctrl-C in the middle of training",
+        ),
     ],
 )
-def test_ctrl_c_leaves_no_process_behind(
+def test_a_demo_that_is_ended_leaves_no_process_behind(
     start_demo: Callable[..., RunningDemo],
     reached: Callable[[RunFolder], bool],
+    number: signal.Signals,
 ) -> None:
     demo = start_demo()
     demo.wait_until(lambda: reached(demo.folder))
 
-    demo.process.send_signal(signal.SIGINT)
+    demo.process.send_signal(number)
     status, output, errors = demo.end()
 
     assert status == 130
     assert output == ""
-    assert "Traceback" not in errors
-    assert demo.left_behind() == {}
-
-
-@needs_proc
-def test_a_terminated_demo_leaves_no_process_behind_either(
-    start_demo: Callable[..., RunningDemo],
-) -> None:
-    demo = start_demo()
-    demo.wait_until(lambda: demo.folder.rank_log(3).exists())
-
-    demo.process.terminate()
-    status, _, errors = demo.end()
-
-    assert status == 130
     assert "Traceback" not in errors
     assert demo.left_behind() == {}
 

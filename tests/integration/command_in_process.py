@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,13 @@ def in_process(capsys: pytest.CaptureFixture[str]) -> Flyball:
         return Done(returncode=status, stdout=printed.out, stderr=printed.err)
 
     return run
+
+
+def run_here(*arguments: str | Path) -> Done:
+    """Run a command within this process, and catch what it prints without a fixture."""
+    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as said:
+        status = main([*map(str, arguments)])
+    return Done(returncode=status, stdout=printed.getvalue(), stderr=said.getvalue())
 
 
 def refusal(done: Done) -> str:

@@ -24,7 +24,7 @@ from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
 _ROOT = Path(__file__).parents[2]
-_TIMEOUT_S = 200
+_TIMEOUT_S = 500
 
 Findings = dict[str, Any]
 Scenarios = Callable[[], Iterator[tuple[str, Findings]]]

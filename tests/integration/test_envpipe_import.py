@@ -24,7 +24,7 @@ from flyball_integrations.demo.prerequisites import child_environment, missing_p
 __all__ = ["false_nvml", "false_nvml_library"]
 
 _SCRIPT = Path(__file__).with_name("envpipe_script.py")
-_TIMEOUT_S = 150
+_TIMEOUT_S = 500
 _JOB_ID = "torchrun-envpipe-2"
 _JOB = routes.fill(routes.JOB, job_id=_JOB_ID)
 _PLAN = routes.fill(routes.PLAN, job_id=_JOB_ID, version=1)

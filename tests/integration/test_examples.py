@@ -90,7 +90,8 @@ def test_a_planner_that_is_away_costs_a_line_a_rank_and_one_for_the_job(
 
 def test_an_example_registers_at_the_planner_that_the_environment_names(tmp_path: Path) -> None:
     script = str(EXAMPLES / "train_llama_flyball.py")
-    sizes = ("--tiny", "--steps", "2", "--microbatches", "3")
+    # As many steps as give the ranks time to register, which happens beside the training.
+    sizes = ("--tiny", "--steps", "20", "--microbatches", "3")
     with live_planner() as planner:
         url = str(planner.http.base_url)
         log = run_on_two_ranks(tmp_path, script, *sizes, FLYBALL_PLANNER_URL=url)

@@ -18,7 +18,7 @@ from tests.integration.command_in_process import (
 )
 
 ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
-PROCESS_LIMIT_S = 60
+PROCESS_LIMIT_S = 180
 
 
 @pytest.fixture

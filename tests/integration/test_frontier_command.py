@@ -1,4 +1,4 @@
-"""`flyball frontier`, and `plan` with the policy `frontier`, as real processes."""
+"""`flyball frontier`, and `plan` with the policy `frontier`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.integration.command_in_process import Done, run_here
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 # Two stages whose backwards have a third clock; the valley is at 1000 MHz.
@@ -24,8 +25,11 @@ ASKED = ("--microbatches", "4", "--blocking-power", "5")
 FIRST_PROCESS_LIMIT_S = 180  # numba compiles where nothing is cached yet
 
 
-def flyball(*arguments: str | Path, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def flyball(*arguments: str | Path, hash_seed: str | None = None) -> Done:
+    """Within this process, or in one of its own where it gets a seed of its hashes."""
+    if hash_seed is None:
+        return run_here(*arguments)
+    done = subprocess.run(
         [sys.executable, "-m", "flyball_client", *map(str, arguments)],
         capture_output=True,
         text=True,
@@ -33,9 +37,10 @@ def flyball(*arguments: str | Path, hash_seed: str = "random") -> subprocess.Com
         check=False,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )
+    return Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def printed(*arguments: str | Path, hash_seed: str = "random") -> dict[str, Any]:
+def printed(*arguments: str | Path, hash_seed: str | None = None) -> dict[str, Any]:
     """What a command that succeeds prints on stdout, which must be one JSON object."""
     done = flyball(*arguments, "--json", hash_seed=hash_seed)
     assert (done.returncode, done.stderr) == (0, "")
@@ -61,7 +66,8 @@ def profile(tmp_path: Path) -> Path:
 
 def test_it_prints_the_agreed_keys_and_points_in_order(profile: Path) -> None:
     document = printed("frontier", profile, *ASKED, "--points", "6")
-    assert set(document) == {"points", "baseline", "envpipe", "solve_s"}
+    assert set(document) == {"points", "baseline", "envpipe", "reserve", "solve_s"}
+    assert document["reserve"] == 0.0
     points = document["points"]
     assert len(points) >= 6
     for point in points:
@@ -132,6 +138,14 @@ def test_without_json_it_is_a_table(profile: Path) -> None:
     assert sum(line.startswith("frontier ") for line in lines) >= 4
     assert sum(line.startswith("EnvPipe ") for line in lines) == 3
     assert any(line.startswith("baseline ") for line in lines)
+
+
+def test_with_a_reserve_it_says_which_plans_the_bounds_are_on(profile: Path) -> None:
+    asked = ("frontier", profile, *ASKED, "--points", "2", "--reserve", "0.02")
+    done = flyball(*asked)
+    assert "bounds are on plans that keep 2 % in reserve and are no faster" in done.stdout
+    assert "reserve" not in flyball(*asked[:-2]).stdout
+    assert printed(*asked)["reserve"] == 0.02
 
 
 def test_a_plot_as_svg_says_what_it_shows(profile: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ _JOB_ID = "hand-written"
 _NUM_STEPS = 16
 _NUM_MICROBATCHES = 2
 _WIDTH = 64  # of --tiny
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 500.0
 _POLL_S = 0.1
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.command_in_process import Flyball, in_process, two_pipelines
 
 ASKED = ("--microbatches", "3", "--blocking-power", "5", "--policy", "envelope")
-PROCESS_LIMIT_S = 60
+PROCESS_LIMIT_S = 180
 
 
 @pytest.fixture

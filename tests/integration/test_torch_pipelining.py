@@ -18,7 +18,7 @@ from flyball_server.planning.schedules.gpipe import make_gpipe
 from flyball_server.planning.schedules.one_f_one_b import make_one_f_one_b
 
 _SCENARIOS = Path(__file__).with_name("torch_hook_scenarios.py")
-_TIMEOUT_S = 200
+_TIMEOUT_S = 500
 _NUM_RANKS = 4
 _LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
 _V_SHAPED = ("ZBVZeroBubble", "DualPipeV")

@@ -17,7 +17,7 @@ from tests.integration.torch_launch import findings_of_ranks
 from tests.planner.live import serve_process
 
 _SCENARIOS = Path(__file__).with_name("torch_emulated_scenarios.py")
-_TIMEOUT_S = 200
+_TIMEOUT_S = 500
 _NUM_RANKS = 4
 _WITH_CHUNKS = (
     *("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"),

@@ -12,6 +12,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
 _TRAINING = Path(__file__).with_name("two_node_training.py")
-_TIMEOUT_S = 200
+_TIMEOUT_S = 500
 _NUM_RANKS = 4
 _MAX_ERROR = 0.03
 
@@ -175,7 +176,8 @@ def test_the_energies_of_both_nodes_are_summed_and_the_time_is_the_slowest_ranks
 def test_the_plans_time_and_energy_are_those_measured_over_both_nodes(run: Run) -> None:
     plan, steps = run.plan, run.planned_steps
     assert len(steps) >= 4
-    time_s = sum(step["time_s"] for step in steps) / len(steps)
+    # The median: one step in which the computer was busy elsewhere says nothing of the plan.
+    time_s = median(step["time_s"] for step in steps)
     energy_j = sum(step["energy_j"] for step in steps) / len(steps)
     assert time_s == pytest.approx(plan["iteration_time_s"], rel=_MAX_ERROR)
     assert energy_j == pytest.approx(plan["energy_j"], rel=_MAX_ERROR)

@@ -37,7 +37,7 @@ BLOCKING_POWER_W = 80.0
 NUM_PLANNED_STEPS = 5
 _MAX_STEPS = 60
 # So slow that what training costs beside the emulated instructions hardly shows.
-_TIME_SCALE = 2.0
+_TIME_SCALE = 4.0
 _WIDTH = 16
 
 # MHz, s, J of both ranks of a stage; the second stage has less to do.

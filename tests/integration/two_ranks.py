@@ -12,7 +12,7 @@ from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
-_TIMEOUT_S = 200
+_TIMEOUT_S = 500
 
 
 def run_on_two_ranks(folder: Path, *command: str, **variables: str) -> str:

@@ -33,6 +33,9 @@ from flyball_integrations.demo.training_watch import (
 from flyball_integrations.demo.verdict import DemoResult
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
+# A planner that died is seen dead; one that is only slow, on a busy computer, is waited for.
+_PLANNER_TIMEOUT_S = 30.0
+
 # Given the result, the plan's lines and the planner's URL, while the planner still answers.
 Conclusion = Callable[[DemoResult, list[str], str], int]
 
@@ -63,7 +66,7 @@ def run_demo(
                 url = wait_for_planner(planner, interruption)
                 progress.say(f"planner at {url}")
                 with (
-                    PlannerClient(url) as client,
+                    PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client,
                     start_training(folder, environment, options, planner_url=url) as training,
                 ):
                     TrainingWatch(
@@ -76,7 +79,7 @@ def run_demo(
                         progress=progress,
                         profile_csv=profile_csv,
                     ).until_over()
-            with PlannerClient(url) as client:
+            with PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client:
                 result = _result(client, folder)
         except PlannerError as error:
             # A planner that died says why in its log; give it the moment to be seen dead.
