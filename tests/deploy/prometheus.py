@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -12,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
+from tests.debian_packages import find_or_install, skipped_where_missing
 from tests.deploy.container import ROOT
 from tests.deploy.proxy import free_port
 from tests.planner.live import PATIENCE_S, wait_until
 
 CONFIG = ROOT / "deploy/prometheus.yml"
 RULES = ROOT / "deploy/prometheus-rules.yml"
-# Of the tests' Prometheus, s; that of the file would have them wait for minutes.
-SCRAPE_INTERVAL_S = 1
-
-
-class MissingPrometheusError(Exception):
-    """There is no Prometheus on this machine; the text says why none could be had."""
+# Of the tests' Prometheus, s; that of the file would have them wait for minutes. It waits so long
+# for an answer too, which may not be longer.
+SCRAPE_INTERVAL_S = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +71,21 @@ class RunningPrometheus:
         return found
 
 
+@pytest.fixture(scope="session")
+def prometheus_tools() -> None:
+    """Both are there; without them a failure where CI=true, else a skip."""
+    with skipped_where_missing():
+        prometheus_path()
+
+
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     """What promtool says.
 
     Raises:
-        MissingPrometheusError: there is none, and none could be installed.
+        MissingProgramError: there is none, and none could be installed.
     """
     return subprocess.run(
-        (tool("promtool"), *arguments),
+        (str(prometheus_path().with_name("promtool")), *arguments),
         capture_output=True,
         text=True,
         check=False,
@@ -89,13 +94,19 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def tool(name: str) -> str:
-    """Where `prometheus` or `promtool` is; on Debian they are installed where they are missing.
+def prometheus_path() -> Path:
+    """Where it is, with promtool beside it; on Debian both are installed where one is missing.
 
     Raises:
-        MissingPrometheusError: there is none, and none could be installed.
+        MissingProgramError: there is none, and none could be installed.
     """
-    return shutil.which(name) or _install(name)
+    return find_or_install(_find, "prometheus with promtool on PATH", "prometheus")
+
+
+def _find() -> Path | None:
+    path = shutil.which("prometheus")
+    is_complete = path is not None and Path(path).with_name("promtool").is_file()
+    return Path(path) if path is not None and is_complete else None
 
 
 def adapted_config(targets: Sequence[str], token: str, folder: Path) -> Path:
@@ -121,11 +132,11 @@ def private_prometheus(config: Path) -> Iterator[RunningPrometheus]:
     """A Prometheus of one's own until the block ends; its files are beside its configuration.
 
     Raises:
-        MissingPrometheusError: there is none, and none could be installed.
+        MissingProgramError: there is none, and none could be installed.
     """
     address = f"127.0.0.1:{free_port()}"
     command = (
-        tool("prometheus"),
+        str(prometheus_path()),
         f"--config.file={config}",
         f"--storage.tsdb.path={config.parent / 'data'}",
         f"--web.listen-address={address}",
@@ -148,20 +159,3 @@ def private_prometheus(config: Path) -> Iterator[RunningPrometheus]:
 
         wait_until(is_ready)
         yield RunningPrometheus(http=http)
-
-
-def _install(name: str) -> str:
-    """On Debian, as root, as continuous integration runs."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise MissingPrometheusError(f"there is no {name} on PATH")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ("apt-get", "install", "-y", "-q", "--no-install-recommends", "prometheus")
-    wait = ("-o", "DPkg::Lock::Timeout=120")  # another test process may install something too
-    for command in (install, ("apt-get", "update", "-q"), install):
-        ended = subprocess.run(
-            (*command, *wait), capture_output=True, text=True, check=False, env=environment
-        )
-        path = shutil.which(name)
-        if path is not None and ended.returncode == 0:
-            return path
-    raise MissingPrometheusError(f"apt-get install prometheus failed: {ended.stderr[-500:]}")

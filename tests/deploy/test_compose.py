@@ -112,9 +112,9 @@ def test_prometheus_gets_metrics_by_its_token_and_nobody_without(
     planners: tuple[Service, Service],
 ) -> None:
     url = f"http://{planners[0].address}{routes.METRICS}"
-    assert httpx.get(url).status_code == 401
+    assert httpx.get(url, timeout=PATIENCE_S).status_code == 401
     bearer = {"Authorization": f"Bearer {SECRETS['FLYBALL_TOKEN']}"}
-    assert httpx.get(url, headers=bearer).status_code == 200
+    assert httpx.get(url, headers=bearer, timeout=PATIENCE_S).status_code == 200
 
 
 @needs_caddy
@@ -127,7 +127,7 @@ def test_two_planners_on_one_postgresql_behind_the_proxy_outlive_one_of_them(
         http.headers.update(headers)
         http.put(job, json=registration()).raise_for_status()
         for planner in planners:
-            found = httpx.get(f"http://{planner.address}{job}", headers=headers)
+            found = httpx.get(f"http://{planner.address}{job}", headers=headers, timeout=PATIENCE_S)
             assert found.json()["job_id"] == "job"
         planners[0].process.kill()
         planners[0].process.wait(PATIENCE_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from tests.deploy import grafana
 from tests.deploy.grafana import Target
 from tests.deploy.prometheus import (
-    MissingPrometheusError,
+    SCRAPE_INTERVAL_S,
     RunningPrometheus,
     adapted_config,
     private_prometheus,
@@ -28,7 +27,12 @@ from flyball_client.wire import TOKEN_HEADER
 TOKEN = "an-operators-token-of-32-or-more"  # noqa: S105 - a test's
 TARGETS = tuple(grafana.targets())
 # What Grafana would put in; a rate over a minute, since here the jobs train for seconds.
-CHOSEN = {"emulated": "true", "job": "job", "__rate_interval": "1m", "__interval": "1s"}
+CHOSEN = {
+    "emulated": "true",
+    "job": "job",
+    "__rate_interval": "1m",
+    "__interval": f"{SCRAPE_INTERVAL_S}s",
+}
 # Of Prometheus itself, with each target.
 OWN_LABELS = {"job", "instance"}
 # Nothing is told of what did not happen.
@@ -47,10 +51,21 @@ class Watched:
     prometheus: RunningPrometheus
     began_s: float
 
-    def ask(self, expression: str, **changes: str) -> list[dict[str, Any]]:
+    def ask_once(self, expression: str, **changes: str) -> list[dict[str, Any]]:
         """What a panel would show now."""
         chosen = grafana.substituted(expression, **CHOSEN | changes)
         return self.prometheus.query(chosen)
+
+    def ask(self, expression: str, **changes: str) -> list[dict[str, Any]]:
+        """What a panel shows once it has a value: while a planner's answer is late it has none."""
+        found: list[dict[str, Any]] = []
+
+        def has_value() -> bool:
+            found[:] = self.ask_once(expression, **changes)
+            return any(not math.isnan(float(series["value"][1])) for series in found)
+
+        wait_until(has_value)
+        return found
 
     def value(self, title: str, legend: str, **changes: str) -> float:
         """The one value that a panel shows under a name."""
@@ -60,40 +75,38 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """With deploy/prometheus.yml; without a Prometheus a failure where CI=true, else a skip."""
-    with live_planner(token=TOKEN) as planner:
+def watched(prometheus_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """With deploy/prometheus.yml."""
+    del prometheus_tools
+    # No rank falls silent, however long the tests take.
+    with live_planner(
+        token=TOKEN, rank_silence_s=3600.0, job_expiry_s=0.0, job_retention_s=0.0
+    ) as planner:
         planner.http.headers[TOKEN_HEADER] = TOKEN
         ranks = put_jobs(planner)
         port = planner.http.base_url.port
         # Two names of one planner: to Prometheus, two planners that tell the same of jobs.
         addresses = (f"127.0.0.1:{port}", f"localhost:{port}")
         folder = tmp_path_factory.mktemp("prometheus")
-        try:
-            running = private_prometheus(adapted_config(addresses, TOKEN, folder))
-            began_s = time.time()
-            with running as prometheus:
+        began_s = time.time()
+        with private_prometheus(adapted_config(addresses, TOKEN, folder)) as prometheus:
 
-                def both_told(expression: str, value: float) -> bool:
-                    found = prometheus.query(expression)
-                    return [float(each["value"][1]) for each in found] == [value, value]
+            def both_told(expression: str, value: float) -> bool:
+                found = prometheus.query(expression)
+                return [float(each["value"][1]) for each in found] == [value, value]
 
-                def saw_version(version: int) -> None:
-                    name = 'flyball_plan_active_version{job="job"}'
-                    wait_until(lambda: both_told(name, version))
+            def saw_version(version: int) -> None:
+                name = 'flyball_plan_active_version{job="job"}'
+                wait_until(lambda: both_told(name, version))
 
-                wait_until(
-                    lambda: len(prometheus.query("count_over_time(up[10m]) > 1")) == len(addresses)
-                )
-                train(planner, ranks, saw_version)
-                steps = 'sum by (instance) (flyball_steps_total{job="job"})'
-                wait_until(lambda: both_told(steps, ranks.next_step))
-                saw_version(NUM_VERSIONS)
-                yield Watched(planner=planner, prometheus=prometheus, began_s=began_s)
-        except MissingPrometheusError as error:
-            if os.environ.get("CI") == "true":
-                raise
-            pytest.skip(str(error))
+            wait_until(
+                lambda: len(prometheus.query("count_over_time(up[10m]) > 1")) == len(addresses)
+            )
+            train(planner, ranks, saw_version)
+            steps = 'sum by (instance) (flyball_steps_total{job="job"})'
+            wait_until(lambda: both_told(steps, ranks.next_step))
+            saw_version(NUM_VERSIONS)
+            yield Watched(planner=planner, prometheus=prometheus, began_s=began_s)
 
 
 @pytest.mark.parametrize("expression", grafana.expressions())
@@ -129,22 +142,17 @@ def test_calls_that_wait_are_left_out_of_how_long_calls_take(watched: Watched) -
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.title}: {target.legend}")
 def test_every_query_has_an_answer_with_a_value(target: Target, watched: Watched) -> None:
-    found = watched.ask(target.expression)
-    values = [float(series["value"][1]) for series in found]
-    if target.title not in MAY_BE_EMPTY:
-        assert any(not math.isnan(value) for value in values), found
+    if target.title in MAY_BE_EMPTY:
+        watched.ask_once(target.expression)
+    else:
+        assert watched.ask(target.expression)
 
 
 def test_what_two_planners_tell_alike_counts_once(watched: Watched) -> None:
     for emulated in ("true", "false"):
         for legend in ("present", "expected"):
             assert watched.value("Ranks of jobs that run", legend, emulated=emulated) == 2
-    (saved,) = (
-        sample
-        for sample in watched.prometheus.query(
-            'flyball_measured_saved_energy_joules{instance=~"127.0.0.1:.*"}'
-        )
-    )
+    (saved,) = watched.ask('flyball_measured_saved_energy_joules{instance=~"127.0.0.1:.*"}')
     assert saved["metric"]["job"] == "job"
     shown = watched.value("Saved so far, measured", "measured")
     assert shown == pytest.approx(float(saved["value"][1]))

@@ -80,7 +80,7 @@ def test_what_is_too_large_is_said_by_the_planner(proxied: Proxied) -> None:
 @needs_caddy
 def test_plain_http_is_not_served(proxied: Proxied) -> None:
     plain = str(proxied.http.base_url).rstrip("/").replace("https://", "http://")
-    assert httpx.get(plain + routes.HEALTH, trust_env=False).status_code == 400
+    assert httpx.get(plain + routes.HEALTH, timeout=PATIENCE_S, trust_env=False).status_code == 400
 
 
 @needs_caddy

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.documentation.blocks import ROOT
+from tests.documentation.in_process import plain_arguments, run_plain
 
 from flyball_profiles.examples import example_profile_path
 
@@ -125,6 +126,11 @@ class Terminal:
         Raises:
             CommandError: it takes too long.
         """
+        arguments = plain_arguments(self.as_here(command))
+        if arguments is not None:
+            folder, variables = self._folder_and_environment()
+            status, said = run_plain(arguments, folder=folder, variables=variables)
+            return status, self.as_on_the_page(said)
         script, output = self._files(command)
         streams = f">{shlex.quote(str(output))} 2>&1 </dev/null"
         self._send(f". {shlex.quote(str(script))} {streams}; printf '%s\\n' $? >&{self._writing}")
@@ -132,10 +138,10 @@ class Terminal:
         printed = output.read_text(encoding="utf-8", errors="replace")
         if not ready:
             raise CommandError(f"took more than {PATIENCE_S:g} s:\n{command}\n{printed}")
-        status = os.read(self._statuses, 16)
-        if not status:
+        told = os.read(self._statuses, 16)
+        if not told:
             raise CommandError(f"ended the shell:\n{command}\n{printed}")
-        return int(status), self.as_on_the_page(printed)
+        return int(told), self.as_on_the_page(printed)
 
     def start(self, command: str) -> Background:
         """Start it in a terminal of its own, in this one's folder and with its variables."""

@@ -18,6 +18,7 @@ from tests.documentation.blocks import (
     pages,
     steps_of,
 )
+from tests.documentation.in_process import plain_arguments
 from tests.documentation.shown_output import difference, is_within, names_made
 
 LANGUAGES = {
@@ -73,6 +74,7 @@ def test_what_is_not_run_says_why_and_which_test_covers_it(block: Block) -> None
     assert covering, f"{block.place}: names no test"
     for place in covering:
         path, _, test = place.partition("::")
+        assert not path.startswith("tests/documentation/"), f"{block.place}: it is not run there"
         assert (ROOT / path).is_file(), f"{block.place}: {path}"
         if test:
             text = (ROOT / path).read_text(encoding="utf-8")
@@ -111,6 +113,31 @@ def test_a_command_goes_on_until_the_shell_finds_it_whole() -> None:
 def test_a_block_that_is_no_session_or_never_ends_is_refused(language: str, text: str) -> None:
     with pytest.raises(ValueError, match=r"page\.md:10"):
         steps_of(block_of(language, text))
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("flyball plan a.csv --microbatches 4", ["plan", "a.csv", "--microbatches", "4"]),
+        (
+            "flyball plan a.csv \\\n    --target 'slowdown:0.05'",
+            ["plan", "a.csv", "--target", "slowdown:0.05"],
+        ),
+        ("flyball plan a.csv | head -2", None),
+        ("flyball plan a.csv > plan.json", None),
+        ("flyball plan a.csv --microbatches $M", None),
+        ("flyball plan *.csv", None),
+        ("flyball plan a.csv &", None),
+        ("flyball plan a.csv; flyball plan b.csv", None),
+        ("flyball plan a.csv\nflyball plan b.csv", None),
+        ("FLYBALL_TOKEN=x flyball plan a.csv", None),
+        ("flyball report job", None),
+    ],
+)
+def test_a_command_that_a_shell_would_read_as_more_is_left_to_it(
+    command: str, arguments: list[str] | None
+) -> None:
+    assert plain_arguments(command) == arguments
 
 
 # ------------------------------------------------------------------ Python
