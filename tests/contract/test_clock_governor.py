@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.library import FalseNvml
+from tests.false_nvml.library import HIGHEST_MHZ, FalseNvml
 from tests.governed_rank.processes import wait_until
 
 from flyball_client.governor._base import ClockGovernor, ClockReport
@@ -17,6 +17,8 @@ from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu.nvml import NvmlGpu
 
 SET, RESET = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
+READ = "nvmlDeviceGetClockInfo"
+IDLE = 1  # nvmlClocksEventReasonGpuIdle
 NO_PERMISSION, NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 4, 3, 15, 999
 CALLS: dict[str, Callable[[ClockGovernor], object]] = {
     "start": lambda governor: governor.start(),
@@ -57,6 +59,31 @@ class Governed:
             return bool(condition())
 
         wait_until(holds_after_a_step, what)
+
+    def compute_until(self, condition: Callable[[], object], what: str) -> None:
+        """Run instructions at the clock in force, until the condition holds."""
+
+        def holds_after_an_instruction() -> bool:
+            self.governor.on_instruction_end()
+            return bool(condition())
+
+        wait_until(holds_after_an_instruction, what)
+
+    def compute_until_read(self, sm_clock_mhz: int) -> None:
+        """Run instructions until this clock has been read back."""
+        self.compute_until(
+            lambda: self.governor.report().sm_clock_mhz == sm_clock_mhz, "it is read back"
+        )
+
+    def mean_of_new_samples(self) -> float | None:
+        """The mean of the clocks that are read back from now on, MHz, of two at least."""
+        since = self.governor.report()
+
+        def are_two() -> bool:
+            return self.governor.report().num_samples >= since.num_samples + 2
+
+        self.compute_until(are_two, "two samples")
+        return self.governor.report().mean_sm_clock_mhz(since)
 
     def num_calls(self, function: str) -> int:
         """How often NVML was asked for this."""
@@ -272,3 +299,70 @@ class TestClockGovernor:
         started.governor.close()
         assert started.governor.report().num_switches == 4
         assert started.governor.report().num_failures == 0
+
+    # -------------------------------------------------------------- reading back
+
+    def test_a_clock_that_was_set_is_read_back(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        assert started.mean_of_new_samples() == 1410
+        assert started.governor.report().sm_clock_mhz == 1410
+        started.set_and_wait(1200)
+        assert started.mean_of_new_samples() == 1200
+
+    def test_what_is_read_is_what_the_gpu_runs_at_and_not_what_was_set(
+        self, started: Governed
+    ) -> None:
+        started.set_and_wait(1410)
+        started.nvml.hold_below_mhz(1005)
+        started.compute_until_read(1005)
+        assert started.mean_of_new_samples() == 1005
+
+    def test_the_drivers_own_clock_is_read_back_before_and_after_one_was_set(
+        self, started: Governed
+    ) -> None:
+        assert started.mean_of_new_samples() == HIGHEST_MHZ
+        started.set_and_wait(1410)
+        started.governor.pause()
+        started.wait_for(0)
+        assert started.mean_of_new_samples() == HIGHEST_MHZ
+        assert started.governor.report().num_misses == 0
+
+    def test_an_idle_gpus_clock_is_no_sample(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.nvml.set_event_reasons(IDLE)
+        samples: list[int] = []
+        for sm_clock_mhz in (900, 1005):
+            started.nvml.hold_below_mhz(sm_clock_mhz)
+            started.compute_until_read(sm_clock_mhz)
+            samples.append(started.governor.report().num_samples)
+        assert samples[0] == samples[1]
+
+    def test_a_clock_that_cannot_be_read_can_still_be_set(
+        self, started: Governed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        started.set_and_wait(1410)
+        started.nvml.fail(READ, UNKNOWN)
+        num_calls = started.num_calls(READ)
+        started.compute_until(lambda: started.num_calls(READ) > num_calls + 1, "it was tried")
+        num_samples = started.governor.report().num_samples
+        started.set_and_wait(1200)
+        assert started.governor.report().num_samples == num_samples
+        started.nvml.fail("", 0)
+        assert started.mean_of_new_samples() == 1200
+        assert not started.governor.is_over
+        assert warnings_in(caplog) == []
+
+    @pytest.mark.parametrize("ending", ["close", "give_up"])
+    def test_after_its_end_nothing_is_read_and_what_was_stays_known(
+        self, started: Governed, ending: str
+    ) -> None:
+        started.set_and_wait(1410)
+        assert started.mean_of_new_samples() == 1410
+        CALLS[ending](started.governor)
+        started.wait_for(0)
+        started.governor.close()
+        ended, num_calls = started.governor.report(), started.num_calls(READ)
+        started.governor.on_instruction_end()
+        assert started.governor.report() == ended
+        assert ended.num_samples >= 2
+        assert started.num_calls(READ) == num_calls

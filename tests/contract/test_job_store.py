@@ -42,6 +42,7 @@ class TestJobStore:
             assert reader.list_ranks("job") == ()
             assert reader.count_ranks_holding("job", 1) == 0
             assert reader.find_profile("job") is None
+            assert not reader.has_profile("job")
             assert reader.find_plan("job", 1) is None
             assert reader.list_plans("job") == ()
             assert reader.list_activations("job") == ()
@@ -124,13 +125,17 @@ class TestJobStore:
             writer.save_profile("job", newer)
         with store_with_job.reading() as reader:
             assert reader.find_profile("job") == newer
+            assert reader.has_profile("job")
+            assert not reader.has_profile("other")
 
     def test_a_profile_can_be_forgotten_any_number_of_times(self, store_with_job: JobStore) -> None:
         with store_with_job.writing("job") as writer:
             writer.save_profile("job", profile())
+            assert writer.has_profile("job")
             writer.delete_profile("job")
             writer.delete_profile("job")
             assert writer.find_profile("job") is None
+            assert not writer.has_profile("job")
 
     def test_plans_come_out_to_the_last_bit_in_rising_versions(
         self, store_with_job: JobStore

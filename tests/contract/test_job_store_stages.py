@@ -81,6 +81,39 @@ def test_without_the_energy_of_one_rank_that_of_its_stage_is_not_known(ranks: Jo
     assert [each.energy_j for each in totals(ranks)] == [None, 6.0]
 
 
+def test_the_clock_of_a_stage_is_the_mean_over_its_ranks_that_have_read_theirs(
+    ranks: JobStore,
+) -> None:
+    post(
+        ranks,
+        step_record(0, 0, sm_clock_mhz=1200.0),
+        step_record(0, 1, sm_clock_mhz=1302.5),
+        step_record(0, 2),
+        step_record(0, 3, sm_clock_mhz=990.0),
+        step_record(1, 0),
+        step_record(1, 2, sm_clock_mhz=0.0),
+    )
+    found = [(each.place[:2], each.num_with_clock, each.sm_clock_mhz) for each in totals(ranks)]
+    assert found == [
+        ((0, 0), 2, 1251.25),
+        ((0, 1), 1, 990.0),
+        ((1, 0), 0, None),
+        ((1, 1), 1, 0.0),
+    ]
+    with ranks.reading() as reader:
+        kept = {
+            (each.step, each.rank): each.sm_clock_mhz for each in reader.list_steps("job", 0, 2)
+        }
+    assert (kept[0, 1], kept[0, 2], kept[1, 2]) == (1302.5, None, 0.0)
+
+
+def test_a_step_that_is_posted_again_without_a_clock_has_none(ranks: JobStore) -> None:
+    post(ranks, step_record(0, 0, sm_clock_mhz=1200.0))
+    post(ranks, step_record(0, 0))
+    (stage,) = totals(ranks)
+    assert (stage.num_with_clock, stage.sm_clock_mhz) == (0, None)
+
+
 def test_plan_versions_are_told_apart_no_version_first(ranks: JobStore) -> None:
     post(
         ranks,

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
-from tests.postgres.server import MissingPostgresError, PostgresServer, private_postgres
+from tests.debian_packages import skipped_where_missing
+from tests.postgres.server import PostgresServer, postgres_binaries, private_postgres
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL of this test process; without one, a failure where CI=true, else a skip."""
-    try:
-        with private_postgres() as server:
-            yield server
-    except MissingPostgresError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+    with skipped_where_missing():
+        postgres_binaries()
+    with private_postgres() as server:
+        yield server
 
 
 @pytest.fixture

@@ -28,16 +28,13 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from tests.debian_packages import find_or_install
 
 PATIENCE_S = 60.0
 USER = "flyball"
 PASSWORD = "a-secret-of-tests"  # noqa: S105 - of a server that ends with the tests
 # Nothing here has to survive a power cut.
 _OPTIONS = ("fsync=off", "full_page_writes=off", "max_connections=200")
-
-
-class MissingPostgresError(Exception):
-    """There is no PostgreSQL on this machine; the text says why none could be had."""
 
 
 class PostgresServer:
@@ -133,9 +130,9 @@ def private_postgres() -> Iterator[PostgresServer]:
     """A server of one's own until the block ends.
 
     Raises:
-        MissingPostgresError: there are no binaries, and none could be installed.
+        MissingProgramError: there are no binaries, and none could be installed.
     """
-    binaries = _find_binaries() or _install_binaries()
+    binaries = postgres_binaries()
     # Not in pytest's folder, which is closed to the account that PostgreSQL runs as.
     with tempfile.TemporaryDirectory(prefix="flyball-postgres-") as folder:
         server = PostgresServer(binaries, Path(folder))
@@ -147,29 +144,22 @@ def private_postgres() -> Iterator[PostgresServer]:
             server.stop(kindly=False)
 
 
+def postgres_binaries() -> Path:
+    """The folder of `initdb` and `postgres`; on Debian installed where they are missing.
+
+    Raises:
+        MissingProgramError: there are none, and none could be installed.
+    """
+    where = "initdb on PATH or in /usr/lib/postgresql/*/bin"
+    return find_or_install(_find_binaries, where, "postgresql")
+
+
 def _find_binaries() -> Path | None:
     on_path = shutil.which("initdb")
     if on_path is not None:
         return Path(on_path).resolve().parent
     folders = [file.parent for file in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     return max(folders, key=lambda folder: float(folder.parent.name), default=None)
-
-
-def _install_binaries() -> Path:
-    """On Debian, as root, as continuous integration runs."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise MissingPostgresError("there is no initdb on PATH or in /usr/lib/postgresql/*/bin")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ("apt-get", "install", "-y", "-q", "--no-install-recommends", "postgresql")
-    wait = ("-o", "DPkg::Lock::Timeout=120")  # another test process may install it too
-    for command in (install, ("apt-get", "update", "-q"), install):
-        ended = subprocess.run(
-            (*command, *wait), capture_output=True, text=True, check=False, env=environment
-        )
-        binaries = _find_binaries()
-        if binaries is not None and ended.returncode == 0:
-            return binaries
-    raise MissingPostgresError(f"apt-get install postgresql failed: {ended.stderr[-500:]}")
 
 
 def _account() -> pwd.struct_passwd | None:

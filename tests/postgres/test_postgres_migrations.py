@@ -13,11 +13,14 @@ from tests.planner.first_schema import (
     IN_FORCE,
     JOB,
     REGISTERED,
+    STEP_OF_SCHEMA_8,
+    STEP_THEN,
     document_of_schema,
     job_stored_in,
     write_first_schema,
 )
 from tests.planner.live import PATIENCE_S
+from tests.planner.samples import step_record
 
 from flyball_server.jobs.errors import (
     StoreForeignError,
@@ -100,6 +103,27 @@ def test_a_job_of_any_older_schema_is_kept(first_schema_database: str, schema: i
             (document_of_schema(REGISTERED, schema), document_of_schema(IN_FORCE, schema)),
         )
     assert stored_job(first_schema_database) == JOB
+
+
+def test_steps_of_an_older_schema_have_no_clock_and_newer_ones_beside_them_do(
+    first_schema_database: str,
+) -> None:
+    with closing(psycopg.connect(first_schema_database, autocommit=True)) as connection:
+        for statement in (each for statements in MIGRATIONS[1:8] for each in statements):
+            connection.execute(in_dialect(statement, "postgresql").encode())
+        for statement in STEP_OF_SCHEMA_8:
+            connection.execute(statement.encode())
+    store = PostgresJobStore(first_schema_database)
+    store.open()
+    try:
+        # No float of 32 bits keeps this.
+        newer = step_record(4, 1, sm_clock_mhz=1297.123456789)
+        with store.writing("job") as writer:
+            writer.save_steps((newer,))
+        with store.reading() as reader:
+            assert reader.list_steps("job", 0, 9) == (STEP_THEN, newer)
+    finally:
+        store.close()
 
 
 def test_an_update_that_fails_leaves_the_database_as_it_was(first_schema_database: str) -> None:

@@ -1,1 +1,1 @@
-"""Where plans are solved: in the caller's thread, in processes of the planner, or on Dask."""
+"""Where plans are solved: in threads or processes of the planner, or on Dask."""

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from concurrent.futures import Executor
 
-from flyball_server.solving.in_thread import ThreadOfTheCaller
+from flyball_server.solving.in_thread import PlannerThreads
 from flyball_server.solving.on_dask import DaskWorkers
 from flyball_server.solving.processes import PlanningProcesses
 
@@ -40,12 +40,12 @@ def make_executor(num_processes: int, address: str | None) -> Executor:
     """What solves plans; nothing is started yet.
 
     Args:
-        num_processes: 0: in the thread that asks.
+        num_processes: 0: in threads of this process.
         address: `dask://HOST:PORT` of a Dask scheduler; None: in processes of the planner.
     """
     if address is not None:
         return DaskWorkers(f"tcp://{address.removeprefix(DASK_PREFIX)}")
-    return PlanningProcesses(num_processes) if num_processes else ThreadOfTheCaller()
+    return PlanningProcesses(num_processes) if num_processes else PlannerThreads()
 
 
 def num_frontiers_at_once(num_processes: int, address: str | None) -> int:

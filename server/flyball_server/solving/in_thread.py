@@ -1,29 +1,85 @@
-"""Solving in the thread that asks, one after the other for each caller."""
+"""Solving in threads of the planner, one for each solve."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Executor
+from contextvars import copy_context
+from typing import Any, ParamSpec, TypeVar
+
+from flyball_server.planning.cancellation import cancelled_by
+from flyball_server.solving.futures import SolveStoppedError, StoppableFuture
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
-class ThreadOfTheCaller(Executor):
-    """Runs what is submitted at once, so that the future is done when `submit` returns.
+class PlannerThreads(Executor):
+    """Solves in threads of this process, as many at once as are asked for.
 
-    It starts no process; a solve cannot be stopped, and takes the time of all that the planner
-    does meanwhile.
+    It starts no process; a solve takes the time of all that the planner does meanwhile. One that
+    is cancelled ends where its solver next asks whether it is to go on, and its future with it.
     """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        # By solve that runs, what ends it.
+        self._running: dict[StoppableFuture[Any], threading.Event] = {}
+        self._is_shut_down = False
+
+    def start(self) -> None:
+        """Take solves again after a shutdown."""
+        with self._guard:
+            self._is_shut_down = False
 
     def submit(
         self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[ResultT]:
-        """A future that has the function's result, or its exception."""
-        future: Future[ResultT] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
+    ) -> StoppableFuture[ResultT]:
+        """The future of a solve, which has begun.
+
+        Raises:
+            RuntimeError: the executor is shut down.
+        """
+        stopped = threading.Event()
+        future: StoppableFuture[ResultT] = StoppableFuture(lambda _: stopped.set())
+        future.set_running_or_notify_cancel()
+        with self._guard:
+            if self._is_shut_down:
+                raise RuntimeError("the planner solves no more")
+            self._running[future] = stopped
+
+        def solve() -> None:
+            try:
+                with cancelled_by(lambda: _check(stopped)):
+                    result = fn(*args, **kwargs)
+            except BaseException as error:
+                self._forget(future)
+                future.set_exception(error)
+            else:
+                self._forget(future)
+                future.set_result(result)
+
+        # Its log lines are about what the caller's are. The planner does not wait for it to end.
+        threading.Thread(
+            target=copy_context().run, args=(solve,), name="flyball-solve", daemon=True
+        ).start()
         return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """End all solves: each with SolveStoppedError, where its solver next asks."""
+        del wait, cancel_futures  # a solver asks soon, and nobody waits for its result
+        with self._guard:
+            self._is_shut_down = True
+            running = tuple(self._running.values())
+        for stopped in running:
+            stopped.set()
+
+    def _forget(self, future: StoppableFuture[Any]) -> None:
+        with self._guard:
+            del self._running[future]
+
+
+def _check(stopped: threading.Event) -> None:
+    if stopped.is_set():
+        raise SolveStoppedError

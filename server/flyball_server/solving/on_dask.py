@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+from flyball_server.planning.cancellation import Check, cancelled_by
 from flyball_server.solving.futures import (
     SolverAwayError,
     SolverLostError,
@@ -19,6 +20,8 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 CONNECT_TIMEOUT_S = 5
+# What a worker calls the state of a task that runs and is not wanted any more.
+_CANCELLED = "cancelled"
 
 
 class DaskWorkers(Executor):
@@ -26,8 +29,8 @@ class DaskWorkers(Executor):
 
     It connects at the first solve. Where the scheduler does not answer, a solve ends with
     SolverAwayError; where worker after worker was lost, with SolverLostError. A solve that is
-    cancelled is forgotten; one that runs on a worker already goes on there, to no use: Dask
-    cannot end it.
+    cancelled ends at once for who asked for it, and on its worker where the solver next asks
+    whether it is to go on; so does one whose planner is gone.
 
     Args:
         address: of the scheduler, `tcp://HOST:PORT`.
@@ -59,7 +62,7 @@ class DaskWorkers(Executor):
         outer: StoppableFuture[ResultT] = StoppableFuture(stop)
         outer.set_running_or_notify_cancel()
         try:
-            submitted: Future[Any] = self._executor().submit(fn, *args, **kwargs)
+            submitted: Future[Any] = self._executor().submit(run_while_wanted, fn, args, kwargs)
         except OSError as error:
             problem = f"Dask at {self._address} does not answer ({error})"
             outer.set_exception(SolverAwayError(problem))
@@ -90,6 +93,36 @@ class DaskWorkers(Executor):
                     self._address, timeout=CONNECT_TIMEOUT_S, set_as_default=False
                 )
             return self._client.get_executor(pure=False)
+
+
+def run_while_wanted(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:  # noqa: ANN401 - of any function
+    """What a task does on its worker: the function's result.
+
+    Raises:
+        SolveStoppedError: nobody wants it any more.
+    """
+    with cancelled_by(_check_of_task()):
+        return function(*args, **kwargs)
+
+
+def _check_of_task() -> Check:
+    """Of the task that runs in this thread of a worker.
+
+    Dask cannot end a thread. The scheduler tells the worker of a task that was cancelled, or whose
+    client is gone; the worker notes it, and keeps that to itself.
+    """
+    distributed: Any = importlib.import_module("distributed")
+    worker: Any = distributed.get_worker()
+    key: Any = worker.get_current_task()
+
+    def check() -> None:
+        task: Any = worker.state.tasks.get(key)
+        if task is None or task.state == _CANCELLED:
+            raise SolveStoppedError
+
+    return check
 
 
 def _pass_on(done: Future[Any], outer: StoppableFuture[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -28,6 +29,9 @@ def serve(connection: Connection) -> None:
     os.nice(NICENESS)
     threading.Thread(target=_end_with_planner, name="flyball-planner-watch", daemon=True).start()
     warm_up()
+    # What is there by now stays: looking through it for garbage takes longer than many a solve.
+    gc.collect()
+    gc.freeze()
     while True:
         try:
             pickled = connection.recv_bytes()

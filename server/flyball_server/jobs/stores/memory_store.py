@@ -118,6 +118,9 @@ class _MemoryTransaction:
     def find_profile(self, job_id: str) -> StageProfile | None:
         return self._tables.profiles.get(job_id)
 
+    def has_profile(self, job_id: str) -> bool:
+        return job_id in self._tables.profiles
+
     def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
         return self._tables.plans.get((job_id, version))
 
@@ -312,6 +315,7 @@ class _MemoryTransaction:
 
 def _stage_totals(stage: int, records: Sequence[StepRecord]) -> StageTotals:
     totals = _totals(records[0].step, records)
+    clocks_mhz = [record.sm_clock_mhz for record in records if record.sm_clock_mhz is not None]
     return StageTotals(
         step=totals.step,
         stage=stage,
@@ -322,6 +326,8 @@ def _stage_totals(stage: int, records: Sequence[StepRecord]) -> StageTotals:
         num_clock_misses=totals.num_clock_misses,
         num_power_capped=totals.num_power_capped,
         num_thermally_capped=totals.num_thermally_capped,
+        num_with_clock=len(clocks_mhz),
+        sm_clock_mhz=sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
     )
 
 

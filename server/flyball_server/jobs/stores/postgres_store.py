@@ -22,6 +22,7 @@ from flyball_server.jobs.stores.postgres_engine import (
 from flyball_server.jobs.stores.postgres_signals import PostgresSignals
 from flyball_server.jobs.stores.postgres_transaction import PostgresTransaction
 from flyball_server.jobs.stores.postgres_turns import PostgresTurns
+from flyball_server.jobs.stores.sql_forgetting import Forgetting
 from flyball_server.jobs.stores.sql_migrations import migrate
 
 
@@ -42,6 +43,12 @@ class PostgresJobStore:
         self._subjects = NamedLocks()
         self._turns = PostgresTurns(self._address)
         self._signals = PostgresSignals(self._address)
+        self._forgetting = Forgetting(
+            reading=lambda: postgres_reading(self._opened(), self._address),
+            writing=lambda: postgres_writing(
+                self._opened(), self._address, key=lock_key("forget", "")
+            ),
+        )
 
     def __repr__(self) -> str:
         return f"PostgresJobStore({self._address.location!r})"
@@ -66,9 +73,11 @@ class PostgresJobStore:
         self._engine = engine
         self._turns.open()
         self._signals.start()
+        self._forgetting.start()
 
     def close(self) -> None:
         """End all connections."""
+        self._forgetting.stop()
         engine, self._engine = self._engine, None
         if engine is not None:
             self._signals.stop()
@@ -91,7 +100,10 @@ class PostgresJobStore:
                 raise StoreBusyError(location=self._address.location)
             key = lock_key("write", subject)
             with postgres_writing(engine, self._address, key=key) as connection:
-                yield PostgresTransaction(connection)
+                transaction = PostgresTransaction(connection)
+                yield transaction
+        if transaction.has_forgotten:
+            self._forgetting.wake()
 
     def turn(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """Whether the turn of this name is the caller's until the block ends."""

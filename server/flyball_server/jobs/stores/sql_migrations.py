@@ -142,6 +142,17 @@ _RESERVE = (
         in_force = '{"reserve": 0.0, ' || substr(in_force, 2)""",
 )
 
+# The SM clock as ranks read it back; of older steps nobody knows it.
+_MEASURED_CLOCKS = ("ALTER TABLE steps ADD COLUMN sm_clock_mhz FLOAT",)
+
+# What others call a job by is apart from what its rows refer to it by: another name is a change of
+# one row, and so is that it was deleted. The rows of a job that is there refer to its name of now.
+_NAMES = (
+    "ALTER TABLE jobs ADD COLUMN name VARCHAR(128)",
+    "UPDATE jobs SET name = job_id",
+    "CREATE UNIQUE INDEX jobs_by_name ON jobs (name)",
+)
+
 MIGRATIONS = (
     _FIRST,
     _EFFORT,
@@ -151,6 +162,8 @@ MIGRATIONS = (
     _CLOSED_LOOP,
     _TRUST,
     _RESERVE,
+    _MEASURED_CLOCKS,
+    _NAMES,
 )
 NEWEST_SCHEMA = len(MIGRATIONS)
 

@@ -28,6 +28,8 @@ _WHOLE = Integer().with_variant(BigInteger(), "postgresql")
 
 SCHEMA_VERSION = Table("schema_version", METADATA, Column("version", Integer, nullable=False))
 
+# `name` is what everyone calls the job by, null once it was deleted. `job_id` is what its rows in
+# the other tables refer to, and never changes.
 JOBS = Table(
     "jobs",
     METADATA,
@@ -42,6 +44,8 @@ JOBS = Table(
     Column("planned_revision", _WHOLE, nullable=False),
     Column("run", Text),
     Column("restart_count", BigInteger),
+    Column("name", String(128)),
+    Index("jobs_by_name", "name", unique=True),
 )
 
 PROFILES = Table(
@@ -99,6 +103,7 @@ STEPS = Table(
     Column("num_clock_misses", BigInteger, nullable=False),
     Column("num_power_capped", BigInteger, nullable=False),
     Column("num_thermally_capped", BigInteger, nullable=False),
+    Column("sm_clock_mhz", Float),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
     Index("steps_by_step", "job_id", "step"),
 )
@@ -161,4 +166,6 @@ STAGE_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.sum(STEPS.c.num_clock_misses).label("num_clock_misses"),
     func.sum(STEPS.c.num_power_capped).label("num_power_capped"),
     func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
+    func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
+    func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
 )

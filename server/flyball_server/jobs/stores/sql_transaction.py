@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
 from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
@@ -53,7 +54,6 @@ from flyball_server.jobs.stores.sql_tables import (
     STEP_DETAILS,
     STEP_TOTALS,
     STEPS,
-    TABLES_OF_JOBS,
     TOKENS,
 )
 from flyball_server.jobs.token_record import TokenRecord
@@ -62,6 +62,9 @@ from flyball_server.jobs.token_record import TokenRecord
 AnyInsert = sqlite.Insert | postgresql.Insert
 Insert = Callable[[Table], AnyInsert]
 
+# Of what the rows of a job refer to it by: made at random, so that planners that share a database
+# need not agree.
+_KEY_BYTES = 8
 # Databases bound how many values a statement has.
 _MOST_IN_A_QUERY = 10_000
 
@@ -77,49 +80,65 @@ class SqlTransaction:
     def __init__(self, connection: Connection, insert: Insert) -> None:
         self._connection = connection
         self._insert = insert
+        # By the names of jobs, what their rows refer to them by.
+        self._keys: dict[str, str] = {}
+        self._has_forgotten = False
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether there are rows now that belong to no job any more, for `sql_forgetting`."""
+        return self._has_forgotten
 
     def find_job(self, job_id: str) -> JobRecord | None:
-        row = self._connection.execute(select(JOBS).where(JOBS.c.job_id == job_id)).one_or_none()
-        return None if row is None else job_of(row)
+        row = self._connection.execute(select(JOBS).where(JOBS.c.name == job_id)).one_or_none()
+        if row is None:
+            return None
+        self._keys[job_id] = row.job_id
+        return job_of(row)
 
     def list_jobs(self) -> tuple[JobRecord, ...]:
         # Not ordered by the database: how it orders texts may depend on its language.
-        jobs = [job_of(row) for row in self._connection.execute(select(JOBS))]
+        named = select(JOBS).where(JOBS.c.name.is_not(None))
+        jobs = [job_of(row) for row in self._connection.execute(named)]
         return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
 
     def find_rank(self, job_id: str, rank: int) -> RankRecord | None:
-        query = select(RANKS).where(RANKS.c.job_id == job_id, RANKS.c.rank == rank)
+        query = select(RANKS).where(RANKS.c.job_id == self._key(job_id), RANKS.c.rank == rank)
         row = self._connection.execute(query).one_or_none()
-        return None if row is None else rank_of(row)
+        return None if row is None else rank_of(row, job_id)
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
-        query = select(RANKS).where(RANKS.c.job_id == job_id).order_by(RANKS.c.rank)
-        return tuple(rank_of(row) for row in self._connection.execute(query))
+        query = select(RANKS).where(RANKS.c.job_id == self._key(job_id)).order_by(RANKS.c.rank)
+        return tuple(rank_of(row, job_id) for row in self._connection.execute(query))
 
     def count_ranks_holding(self, job_id: str, version: int) -> int:
         query = select(func.count()).where(
-            RANKS.c.job_id == job_id, RANKS.c.acknowledged_version == version
+            RANKS.c.job_id == self._key(job_id), RANKS.c.acknowledged_version == version
         )
         return self._connection.execute(query).scalar_one()
 
     def find_profile(self, job_id: str) -> StageProfile | None:
-        query = select(PROFILES.c.document).where(PROFILES.c.job_id == job_id)
+        query = select(PROFILES.c.document).where(PROFILES.c.job_id == self._key(job_id))
         document = self._connection.execute(query).scalar_one_or_none()
         return None if document is None else profile_from_document(json.loads(document))
 
+    def has_profile(self, job_id: str) -> bool:
+        query = select(PROFILES.c.job_id).where(PROFILES.c.job_id == self._key(job_id))
+        return self._connection.execute(query).scalar_one_or_none() is not None
+
     def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
-        query = select(PLANS).where(PLANS.c.job_id == job_id, PLANS.c.version == version)
+        query = select(PLANS).where(PLANS.c.job_id == self._key(job_id), PLANS.c.version == version)
         row = self._connection.execute(query).one_or_none()
-        return None if row is None else plan_of(row)
+        return None if row is None else plan_of(row, job_id)
 
     def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
-        query = select(PLANS).where(PLANS.c.job_id == job_id).order_by(PLANS.c.version)
-        return tuple(plan_of(row) for row in self._connection.execute(query))
+        query = select(PLANS).where(PLANS.c.job_id == self._key(job_id)).order_by(PLANS.c.version)
+        return tuple(plan_of(row, job_id) for row in self._connection.execute(query))
 
     def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
         query = (
             select(PLANS.c.version, PLANS.c.first_step)
-            .where(PLANS.c.job_id == job_id)
+            .where(PLANS.c.job_id == self._key(job_id))
             .order_by(PLANS.c.version)
         )
         rows = self._connection.execute(query)
@@ -128,7 +147,7 @@ class SqlTransaction:
         )
 
     def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
-        of_job = STEPS.c.job_id == job_id
+        of_job = STEPS.c.job_id == self._key(job_id)
         newest = (
             select(STEPS.c.step).where(of_job).distinct().order_by(STEPS.c.step.desc())
         ).limit(num_steps)
@@ -139,7 +158,7 @@ class SqlTransaction:
             )
             .order_by(STEPS.c.step, STEPS.c.rank)
         )
-        return tuple(step_of(row) for row in self._connection.execute(query))
+        return tuple(step_of(row, job_id) for row in self._connection.execute(query))
 
     def newest_step(
         self,
@@ -150,7 +169,9 @@ class SqlTransaction:
         before_step: int | None = None,
     ) -> int | None:
         # Not max(): where versions count, that would go through all of the job's steps.
-        query = select(STEPS.c.step).where(STEPS.c.job_id == job_id, STEPS.c.step > after_step)
+        query = select(STEPS.c.step).where(
+            STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step
+        )
         if version is not None:
             query = query.where(STEPS.c.plan_version == version)
         if before_step is not None:
@@ -161,17 +182,21 @@ class SqlTransaction:
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
         query = (
             select(STEPS)
-            .where(STEPS.c.job_id == job_id, STEPS.c.step >= first_step, STEPS.c.step < end_step)
+            .where(
+                STEPS.c.job_id == self._key(job_id),
+                STEPS.c.step >= first_step,
+                STEPS.c.step < end_step,
+            )
             .order_by(STEPS.c.step, STEPS.c.rank)
         )
-        return tuple(step_of(row) for row in self._connection.execute(query))
+        return tuple(step_of(row, job_id) for row in self._connection.execute(query))
 
     def list_step_totals(
         self, job_id: str, *, after_step: int, limit: int
     ) -> tuple[StepTotals, ...]:
         query = (
             select(*STEP_TOTALS)
-            .where(STEPS.c.job_id == job_id, STEPS.c.step > after_step)
+            .where(STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step)
             .group_by(STEPS.c.step)
             .order_by(STEPS.c.step)
             .limit(limit)
@@ -181,7 +206,7 @@ class SqlTransaction:
     def list_stage_totals(
         self, job_id: str, *, after_step: int, num_steps: int
     ) -> tuple[StageTotals, ...]:
-        of_job = (STEPS.c.job_id == job_id, STEPS.c.step > after_step)
+        of_job = (STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step)
         newest = (
             select(STEPS.c.step).where(*of_job).distinct().order_by(STEPS.c.step.desc())
         ).limit(num_steps)
@@ -202,16 +227,16 @@ class SqlTransaction:
     ) -> tuple[StepDetail, ...]:
         query = (
             select(STEP_DETAILS)
-            .where(STEP_DETAILS.c.job_id == job_id, STEP_DETAILS.c.step >= first_step)
+            .where(STEP_DETAILS.c.job_id == self._key(job_id), STEP_DETAILS.c.step >= first_step)
             .order_by(STEP_DETAILS.c.step, STEP_DETAILS.c.rank)
             .limit(limit)
         )
-        return tuple(detail_of(row) for row in self._connection.execute(query))
+        return tuple(detail_of(row, job_id) for row in self._connection.execute(query))
 
     def find_control(self, job_id: str) -> JobControl:
-        query = select(CONTROLS.c.document).where(CONTROLS.c.job_id == job_id)
+        query = select(CONTROLS.c.document).where(CONTROLS.c.job_id == self._key(job_id))
         document = self._connection.execute(query).scalar_one_or_none()
-        return JobControl(job_id=job_id) if document is None else control_of(document)
+        return JobControl(job_id=job_id) if document is None else control_of(document, job_id)
 
     def find_token(self, token_id: str) -> TokenRecord | None:
         query = select(TOKENS).where(TOKENS.c.token_id == token_id)
@@ -223,28 +248,35 @@ class SqlTransaction:
         return tuple(sorted(tokens, key=lambda token: (token.created_at, token.token_id)))
 
     def save_job(self, job: JobRecord) -> None:
-        self._upsert(JOBS, [job_values(job)])
+        key = self._key(job.job_id)
+        if key:
+            known = JOBS.update().where(JOBS.c.job_id == key)
+            self._connection.execute(known.values(job_values(job)))
+        else:
+            key = secrets.token_hex(_KEY_BYTES)
+            self._connection.execute(JOBS.insert().values({**job_values(job), "job_id": key}))
+            self._keys[job.job_id] = key
 
     def save_rank(self, rank: RankRecord) -> None:
-        self._upsert(RANKS, [rank_values(rank)])
+        self._upsert(RANKS, [self._of_job(rank_values(rank))])
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         document = json.dumps(profile_document(profile))
-        self._upsert(PROFILES, [{"job_id": job_id, "document": document}])
+        self._upsert(PROFILES, [self._of_job({"job_id": job_id, "document": document})])
 
     def delete_profile(self, job_id: str) -> None:
-        self._connection.execute(PROFILES.delete().where(PROFILES.c.job_id == job_id))
+        self._connection.execute(PROFILES.delete().where(PROFILES.c.job_id == self._key(job_id)))
 
     def add_plan(self, plan: PlanRecord) -> None:
-        query = select(func.max(PLANS.c.version)).where(PLANS.c.job_id == plan.job_id)
+        query = select(func.max(PLANS.c.version)).where(PLANS.c.job_id == self._key(plan.job_id))
         expected = (self._connection.execute(query).scalar() or 0) + 1
         if plan.version != expected:
             raise ValueError(f"the next plan version is {expected}, not {plan.version}")
-        self._connection.execute(PLANS.insert().values(plan_values(plan)))
+        self._connection.execute(PLANS.insert().values(self._of_job(plan_values(plan))))
 
     def name_first_step(self, job_id: str, version: int, first_step: int) -> None:
         unnamed = (
-            PLANS.c.job_id == job_id,
+            PLANS.c.job_id == self._key(job_id),
             PLANS.c.version == version,
             PLANS.c.first_step.is_(None),
         )
@@ -256,54 +288,70 @@ class SqlTransaction:
 
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
         if steps:
-            self._upsert(STEPS, [vars(step) for step in steps])
+            self._upsert(STEPS, [self._of_job(vars(step)) for step in steps])
 
     def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
         if details:
-            self._upsert(STEP_DETAILS, [detail_values(detail) for detail in details])
+            self._upsert(STEP_DETAILS, [self._of_job(detail_values(each)) for each in details])
 
     def drop_step_details(self, job_id: str, before_step: int) -> None:
         self._connection.execute(
             STEP_DETAILS.delete().where(
-                STEP_DETAILS.c.job_id == job_id, STEP_DETAILS.c.step < before_step
+                STEP_DETAILS.c.job_id == self._key(job_id), STEP_DETAILS.c.step < before_step
             )
         )
 
     def save_control(self, control: JobControl) -> None:
-        self._upsert(CONTROLS, [control_values(control)])
+        self._upsert(CONTROLS, [self._of_job(control_values(control))])
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
         seen = RANKS.update().values(last_seen_at=seen_at.isoformat())
         numbers = sorted(ranks)
         for start in range(0, len(numbers), _MOST_IN_A_QUERY):
             some = numbers[start : start + _MOST_IN_A_QUERY]
-            self._connection.execute(seen.where(RANKS.c.job_id == job_id, RANKS.c.rank.in_(some)))
+            self._connection.execute(
+                seen.where(RANKS.c.job_id == self._key(job_id), RANKS.c.rank.in_(some))
+            )
 
     def rename_job(self, job_id: str, new_job_id: str) -> None:
-        job = self.find_job(job_id)
-        if job is None or self.find_job(new_job_id) is not None:
+        key = self._key(job_id)
+        if not key or self.find_job(new_job_id) is not None:
             raise ValueError(f"job {job_id} is unknown, or there is a job {new_job_id}")
-        # Not save_job, which would replace a job that has come by this name meanwhile.
-        self._connection.execute(JOBS.insert().values(job_values(job.evolve(job_id=new_job_id))))
-        # What refers to a row goes after it: ranks before their steps.
-        for rank in self.list_ranks(job_id):
-            self.save_rank(rank.evolve(job_id=new_job_id))
-        self.save_control(self.find_control(job_id).evolve(job_id=new_job_id))
-        for table in (STEP_DETAILS, STEPS, PLANS, PROFILES):
-            self._connection.execute(
-                table.update().where(table.c.job_id == job_id).values(job_id=new_job_id)
-            )
-        self.delete_job(job_id)
+        self._connection.execute(JOBS.update().where(JOBS.c.job_id == key).values(name=new_job_id))
+        del self._keys[job_id]
 
     def delete_job(self, job_id: str) -> None:
-        for table in TABLES_OF_JOBS:
-            self._connection.execute(table.delete().where(table.c.job_id == job_id))
+        # What belongs to it may be millions of rows: they go when nobody waits for it.
+        self._connection.execute(JOBS.update().where(JOBS.c.name == job_id).values(name=None))
+        self._keys.pop(job_id, None)
+        self._has_forgotten = True
 
     def save_token(self, token: TokenRecord) -> None:
         self._upsert(TOKENS, [token_values(token)])
 
     def delete_token(self, token_id: str) -> None:
         self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
+
+    def _key(self, job_id: str) -> str:
+        """What the rows of the job of this name refer to it by; empty where there is none."""
+        if job_id not in self._keys:
+            query = select(JOBS.c.job_id).where(JOBS.c.name == job_id)
+            key: str | None = self._connection.execute(query).scalar_one_or_none()
+            if key is None:
+                return ""
+            self._keys[job_id] = key
+        return self._keys[job_id]
+
+    def _of_job(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of a row, which refers to its job not by name.
+
+        Raises:
+            ValueError: there is no such job.
+        """
+        key = self._key(values["job_id"])
+        if not key:
+            raise ValueError(f"no job {values['job_id']}")
+        return {**values, "job_id": key}
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         self._connection.execute(_inserting(table, self._insert), rows)

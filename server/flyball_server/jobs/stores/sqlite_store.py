@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects.sqlite import insert
 
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.jobs.stores.local_coordination import LocalCoordination
 from flyball_server.jobs.stores.planner_lock import PlannerLock
+from flyball_server.jobs.stores.sql_forgetting import Forgetting
 from flyball_server.jobs.stores.sql_migrations import migrate
 from flyball_server.jobs.stores.sql_transaction import SqlTransaction
 from flyball_server.jobs.stores.sqlite_engine import (
@@ -37,6 +38,10 @@ class SqliteJobStore(LocalCoordination):
         self._file = file
         self._lock = PlannerLock(file) if for_planner else None
         self._engine: Engine | None = None
+        self._forgetting = Forgetting(
+            reading=lambda: self._connected(writes=False),
+            writing=lambda: self._connected(writes=True),
+        )
 
     def open(self) -> None:
         """Make the file or bring it to the newest schema.
@@ -64,9 +69,11 @@ class SqliteJobStore(LocalCoordination):
             self._give_lock_back()
             raise
         self._engine = engine
+        self._forgetting.start()
 
     def close(self) -> None:
         """Close the file."""
+        self._forgetting.stop()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose()
@@ -75,15 +82,18 @@ class SqliteJobStore(LocalCoordination):
     @contextmanager
     def reading(self) -> Generator[JobReader]:
         """A transaction that only reads."""
-        with self._transaction(writes=False) as transaction:
-            yield transaction
+        with self._connected(writes=False) as connection:
+            yield SqlTransaction(connection, insert)
 
     @contextmanager
     def writing(self, subject: str) -> Generator[JobWriter]:
         """A transaction that may change things; whatever the subject, one after another."""
         del subject
-        with self._transaction(writes=True) as transaction:
+        with self._connected(writes=True) as connection:
+            transaction = SqlTransaction(connection, insert)
             yield transaction
+        if transaction.has_forgotten:
+            self._forgetting.wake()
 
     def _give_lock_back(self) -> None:
         if self._lock is not None:
@@ -97,7 +107,5 @@ class SqliteJobStore(LocalCoordination):
             raise StoreClosedError
         return self._engine
 
-    @contextmanager
-    def _transaction(self, *, writes: bool) -> Generator[SqlTransaction]:
-        with sqlite_transaction(self._opened(), file=self._file, writes=writes) as connection:
-            yield SqlTransaction(connection, insert)
+    def _connected(self, *, writes: bool) -> AbstractContextManager[Connection]:
+        return sqlite_transaction(self._opened(), file=self._file, writes=writes)

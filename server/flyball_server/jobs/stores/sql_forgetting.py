@@ -1,0 +1,143 @@
+"""Removing the rows of deleted jobs, which may be millions: little by little, while others write.
+
+A job that was deleted has no name any more, so nobody finds it or what belongs to it. Its own row
+goes last: what a planner that ends leaves of it, the next one removes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection, Table, delete, select, tuple_
+
+from flyball_server.jobs.errors import StoreError
+from flyball_server.jobs.stores.sql_tables import (
+    JOBS,
+    PLANS,
+    PROFILES,
+    RANKS,
+    STEP_DETAILS,
+    STEPS,
+    TABLES_OF_JOBS,
+)
+
+_LOG = logging.getLogger(__name__)
+
+# Others wait for a transaction that removes rows: it ends after the statement that passes this, s.
+SLICE_S = 0.01
+# So long they have the database for themselves after it, s.
+PAUSE_S = 0.03
+# Until it is tried again where the database did not answer, s.
+RETRY_S = 5.0
+# Rows of one statement, a few milliseconds each; a plan or a profile may have megabytes.
+_ROWS = {STEPS: 500, RANKS: 500, STEP_DETAILS: 50, PLANS: 2, PROFILES: 1}
+_FEW_ROWS = 1
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+def has_forgotten_jobs(connection: Connection) -> bool:
+    """Whether rows are left of a job that was deleted."""
+    return connection.execute(_FORGOTTEN).first() is not None
+
+
+def remove_some(connection: Connection, slice_s: float = SLICE_S) -> bool:
+    """Remove rows of deleted jobs for about so long; whether there may be more.
+
+    Args:
+        connection: inside a writing transaction.
+        slice_s: after this no further statement begins, s.
+    """
+    end_s = time.monotonic() + slice_s
+    while key := connection.execute(_FORGOTTEN).scalar():
+        for table in TABLES_OF_JOBS:
+            while _remove_rows(connection, table, key):
+                if time.monotonic() > end_s:
+                    return True
+    return False
+
+
+class Forgetting:
+    """Removes what is left of deleted jobs, on a thread that is there while there is something.
+
+    Args:
+        reading: a transaction that only reads.
+        writing: one that may remove rows; where several planners share the database, one of
+            these at a time.
+    """
+
+    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
+        self._reading = reading
+        self._writing = writing
+        self._guard = threading.Lock()
+        self._stopping = threading.Event()
+        self._is_wanted = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Go on with what an earlier planner has left."""
+        self._stopping.clear()
+        try:
+            with self._reading() as connection:
+                is_wanted = has_forgotten_jobs(connection)
+        except StoreError:
+            is_wanted = True
+        if is_wanted:
+            self.wake()
+
+    def wake(self) -> None:
+        """A job has been deleted, and that is stored; does not wait for its rows to go."""
+        with self._guard:
+            self._is_wanted = True
+            if self._thread is None and not self._stopping.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="flyball-forgetting", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, within a slice; what is left is removed after the next start."""
+        self._stopping.set()
+        with self._guard:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while self._goes_on():
+            try:
+                with self._writing() as connection:
+                    is_left = remove_some(connection)
+            except StoreError as error:
+                _LOG.info("rows of deleted jobs are left for later: %s", error)
+                is_left = True
+                self._stopping.wait(RETRY_S)
+            if is_left:
+                with self._guard:
+                    self._is_wanted = True
+                self._stopping.wait(PAUSE_S)
+
+    def _goes_on(self) -> bool:
+        """Whether there is something to do; else the thread is none any more."""
+        with self._guard:
+            if self._stopping.is_set() or not self._is_wanted:
+                self._thread = None
+                return False
+            self._is_wanted = False
+            return True
+
+
+_FORGOTTEN = select(JOBS.c.job_id).where(JOBS.c.name.is_(None)).limit(1)
+
+
+def _remove_rows(connection: Connection, table: Table, key: str) -> int:
+    """Remove some rows of a job; how many those were, 0: there are none left."""
+    keys = tuple(table.primary_key)
+    some = select(*keys).where(table.c.job_id == key).limit(_ROWS.get(table, _FEW_ROWS))
+    if table is STEPS:  # as they were stored, so that few pages of the file are touched
+        some = some.order_by(STEPS.c.step)
+    return connection.execute(delete(table).where(tuple_(*keys).in_(some))).rowcount

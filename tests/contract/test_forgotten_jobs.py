@@ -1,0 +1,197 @@
+"""What the SQL stores do with the rows of jobs that were deleted or go by another name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, func, select
+from tests.planner.live import wait_until
+from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
+
+from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.errors import StoreBusyError
+from flyball_server.jobs.records import StepDetail
+from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.stores import sql_forgetting
+from flyball_server.jobs.stores.job_stores import make_job_store
+from flyball_server.jobs.stores.sql_tables import JOBS, STEPS, TABLES_OF_JOBS
+
+NUM_STEPS = 1_200  # more than one statement removes
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/planner.sqlite"
+    address: str = request.getfixturevalue("postgres_database")
+    return address
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """A look at the tables themselves."""
+    made = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[JobStore]:
+    opened = make_job_store(url)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def no_forgetting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Until it is called nothing is removed: as if the planner ended before."""
+    monkeypatch.setattr(sql_forgetting.Forgetting, "wake", lambda _: None)
+    return monkeypatch.undo
+
+
+def fill(store: JobStore, job_id: str, num_steps: int = NUM_STEPS) -> None:
+    with store.writing(job_id) as writer:
+        writer.save_job(job_record(job_id))
+        writer.save_profile(job_id, profile())
+        for version in (1, 2, 3):
+            writer.add_plan(plan_record(version, job_id=job_id))
+        writer.save_rank(rank_record(0, job_id=job_id))
+        writer.save_steps(tuple(step_record(number, job_id=job_id) for number in range(num_steps)))
+        writer.save_step_details((StepDetail(job_id=job_id, rank=0, step=5),))
+        writer.save_control(JobControl(job_id=job_id))
+
+
+def delete(store: JobStore, job_id: str) -> None:
+    with store.writing(job_id) as writer:
+        writer.delete_job(job_id)
+
+
+def num_rows(engine: Engine) -> list[int]:
+    """Of each table, what belongs to jobs first."""
+    with engine.connect() as connection:
+        counts = (select(func.count()).select_from(table) for table in TABLES_OF_JOBS)
+        return [connection.execute(count).scalar_one() for count in counts]
+
+
+def test_all_rows_of_a_deleted_job_go_and_those_of_others_stay(
+    store: JobStore, engine: Engine
+) -> None:
+    fill(store, "other", 3)
+    of_other = num_rows(engine)
+    fill(store, "job")
+    assert num_rows(engine) > of_other
+    delete(store, "job")
+    wait_until(lambda: num_rows(engine) == of_other)
+    with store.reading() as reader:
+        assert len(reader.list_steps("other", 0, 9)) == 3
+
+
+def test_the_name_is_free_at_once_and_what_goes_by_it_then_stays(
+    store: JobStore, engine: Engine
+) -> None:
+    for _ in range(3):
+        fill(store, "job")
+        delete(store, "job")
+    fill(store, "job", 2)
+    wait_until(lambda: num_rows(engine)[-1] == 1)
+    with store.reading() as reader:
+        assert [step.step for step in reader.list_steps("job", 0, NUM_STEPS)] == [0, 1]
+        assert len(reader.list_plans("job")) == 3
+
+
+def test_what_a_planner_has_left_of_a_deleted_job_the_next_one_removes(
+    url: str, engine: Engine, no_forgetting: Callable[[], None]
+) -> None:
+    first = make_job_store(url)
+    first.open()
+    fill(first, "job")
+    before = num_rows(engine)
+    delete(first, "job")
+    first.close()
+    assert num_rows(engine) == before
+    no_forgetting()
+    second = make_job_store(url)
+    second.open()
+    try:
+        with second.reading() as reader:
+            assert reader.list_jobs() == ()
+        wait_until(lambda: not any(num_rows(engine)))
+    finally:
+        second.close()
+
+
+@pytest.mark.usefixtures("no_forgetting")
+def test_a_slice_removes_a_few_rows_and_says_whether_more_are_left(
+    store: JobStore, engine: Engine
+) -> None:
+    fill(store, "job")
+    delete(store, "job")
+    with engine.begin() as connection:
+        assert sql_forgetting.has_forgotten_jobs(connection)
+        assert sql_forgetting.remove_some(connection, slice_s=-1.0)
+    # One statement each time: first the details, then steps.
+    assert num_rows(engine)[:2] == [0, NUM_STEPS]
+    with engine.begin() as connection:
+        assert sql_forgetting.remove_some(connection, slice_s=-1.0)
+    assert 0 < num_rows(engine)[1] < NUM_STEPS
+    with engine.begin() as connection:
+        while sql_forgetting.remove_some(connection, slice_s=-1.0):
+            pass
+        assert not sql_forgetting.has_forgotten_jobs(connection)
+    assert not any(num_rows(engine))
+
+
+def test_a_database_that_is_busy_is_tried_again(
+    store: JobStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_some = sql_forgetting.remove_some
+    num_tries: list[int] = []
+
+    def busy_at_first(connection: Connection) -> bool:
+        num_tries.append(1)
+        if len(num_tries) == 1:
+            raise StoreBusyError(location="here")
+        return remove_some(connection)
+
+    monkeypatch.setattr(sql_forgetting, "remove_some", busy_at_first)
+    monkeypatch.setattr(sql_forgetting, "RETRY_S", 0.01)
+    fill(store, "job", 3)
+    delete(store, "job")
+    wait_until(lambda: not any(num_rows(engine)))
+    assert len(num_tries) > 1
+
+
+def test_another_name_changes_no_row_of_what_belongs_to_a_job(
+    store: JobStore, engine: Engine
+) -> None:
+    fill(store, "job", 3)
+    with engine.connect() as connection:
+        before = (
+            connection.execute(select(STEPS)).all(),
+            connection.execute(select(JOBS.c.job_id)).all(),
+        )
+    with store.writing("job") as writer:
+        writer.rename_job("job", "job@1")
+    with engine.connect() as connection:
+        assert connection.execute(select(STEPS)).all() == before[0]
+        assert connection.execute(select(JOBS.c.job_id)).all() == before[1]
+        assert connection.execute(select(JOBS.c.name)).scalars().all() == ["job@1"]
+
+
+def test_a_job_that_is_deleted_in_a_block_that_raises_is_still_there(
+    store: JobStore, engine: Engine
+) -> None:
+    class InterruptionError(Exception):
+        pass
+
+    fill(store, "job", 3)
+    before = num_rows(engine)
+    with pytest.raises(InterruptionError), store.writing("job") as writer:
+        writer.delete_job("job")
+        raise InterruptionError
+    with store.reading() as reader:
+        assert len(reader.list_steps("job", 0, 9)) == 3
+    assert num_rows(engine) == before
