@@ -17,6 +17,7 @@ from flyball_client.errors import CodecError
 
 T = TypeVar("T")
 
+_NO_FIELDS: frozenset[str] = frozenset()
 _TYPE_NAMES: dict[object, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -69,8 +70,12 @@ def _encode(value: object, path: str) -> object:
     if isinstance(value, float):
         return _finite(value, path)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {f.name: _encode(getattr(value, f.name), _member(path, f.name)) for f in fields}
+        left_out = cast("frozenset[str]", getattr(value, "LEFT_OUT_IF_NULL", _NO_FIELDS))
+        return {
+            field.name: _encode(item, _member(path, field.name))
+            for field in dataclasses.fields(value)
+            if (item := getattr(value, field.name)) is not None or field.name not in left_out
+        }
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value)
         return {_key(key, path): _encode(item, _member(path, key)) for key, item in entries.items()}

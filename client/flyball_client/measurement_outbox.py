@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from flyball_client.codec import encode
 from flyball_client.errors import CodecError, FlyballError, PlannerRefusedError
@@ -16,8 +17,12 @@ from flyball_client.wire import MeasurementBatch, StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
-# Refusals of the content itself: the same batch would be refused for ever.
-_HOPELESS_STATUSES = frozenset({400, 413, 422})
+# Refusals of the content itself, or since a new run of the job has begun: the same batch would be
+# refused for ever.
+_OTHER_RUN_STATUS = 409
+_HOPELESS_STATUSES = frozenset({400, _OTHER_RUN_STATUS, 413, 422})
+# A planner that does not know a field refuses the batch, and names it.
+_NEWER_FIELD, _UNKNOWN_FIELD_STATUS = "sm_clock_mhz", 422
 _MAX_STEPS_PER_POST = 256
 # Entries of steps' details. Of one post: Python's lock is held for the 3 ms or so in which so many
 # become JSON, and a hook may have to wait. Of all: some 15 MB.
@@ -35,6 +40,7 @@ class MeasurementOutbox:
         job_id: the job.
         rank: within the job.
         may_post: set once the planner knows the rank.
+        run_id: in which run of the job it does, None: it has not told.
         presence: where changes of the planner's presence are told.
         backoff: pauses after failures.
         capacity: steps that are kept while the planner is away, at least 1.
@@ -51,6 +57,7 @@ class MeasurementOutbox:
         job_id: str,
         rank: int,
         may_post: threading.Event,
+        run_id: Callable[[], str | None] = lambda: None,
         presence: PlannerPresence,
         backoff: Backoff,
         capacity: int = 4096,
@@ -63,6 +70,7 @@ class MeasurementOutbox:
         self._job_id = job_id
         self._rank = rank
         self._may_post = may_post
+        self._run_id = run_id
         self._presence = presence
         self._backoff = backoff
         self._capacity = capacity
@@ -74,6 +82,9 @@ class MeasurementOutbox:
         # Of all steps in the queue.
         self._num_details = 0
         self._num_dropped = 0
+        # Whether the planner takes the field that older ones do not know.
+        self._tells_clocks = True
+        self._is_of_other_run = False
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -114,14 +125,16 @@ class MeasurementOutbox:
         """Whether everything could be posted, or there was nothing."""
         while batch := self._take_batch():
             try:
-                self._planner.post_measurements(
-                    self._job_id, self._rank, MeasurementBatch(steps=batch)
-                )
+                self._planner.post_measurements(self._job_id, self._rank, self._told(batch))
             except CodecError as error:
                 # Nothing was sent.
                 self._put_back_encodable(batch, error)
                 continue
             except FlyballError as error:
+                if self._is_for_newer_field(error):
+                    self._tells_clocks = False
+                    self._put_back(batch)
+                    continue
                 self._on_failure(error, batch)
                 return False
             except Exception:
@@ -134,13 +147,32 @@ class MeasurementOutbox:
             self._backoff.reset()
         return True
 
+    def _is_for_newer_field(self, error: FlyballError) -> bool:
+        return (
+            self._tells_clocks
+            and isinstance(error, PlannerRefusedError)
+            and error.status == _UNKNOWN_FIELD_STATUS
+            and _NEWER_FIELD in str(error)
+        )
+
     def _on_failure(self, error: FlyballError, batch: tuple[StepMeasurement, ...]) -> None:
         if isinstance(error, PlannerRefusedError) and error.status in _HOPELESS_STATUSES:
             with self._lock:
                 self._num_dropped += len(batch)
-            _logger.warning("rank %d: %d measurements dropped: %s", self._rank, len(batch), error)
+            # A process that a new run has left behind would say so for as long as it lives.
+            is_told = error.status == _OTHER_RUN_STATUS and self._is_of_other_run
+            self._is_of_other_run = error.status == _OTHER_RUN_STATUS
+            _logger.log(
+                logging.DEBUG if is_told else logging.WARNING,
+                "rank %d: %d measurements dropped: %s",
+                self._rank,
+                len(batch),
+                error,
+            )
             return
         self._put_back(batch)
+        # One that comes back may be a newer one.
+        self._tells_clocks = True
         self._presence.lost("measurements", error)
 
     def _put_back_encodable(self, batch: tuple[StepMeasurement, ...], error: CodecError) -> None:
@@ -164,6 +196,12 @@ class MeasurementOutbox:
                     break
                 batch.append(self._pop_oldest())
         return tuple(batch)
+
+    def _told(self, batch: tuple[StepMeasurement, ...]) -> MeasurementBatch:
+        """The batch as this planner takes it."""
+        if self._tells_clocks:
+            return MeasurementBatch(steps=batch, run_id=self._run_id())
+        return MeasurementBatch(steps=tuple(replace(step, sm_clock_mhz=None) for step in batch))
 
     def _put_back(self, batch: tuple[StepMeasurement, ...]) -> None:
         with self._lock:

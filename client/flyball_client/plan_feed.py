@@ -70,10 +70,16 @@ class PlanFeed:
         self._presence = presence
         self._backoff = backoff
         self._poll_wait_s = poll_wait_s
+        self._run_id: str | None = None
         self._newest_version = 0
         self._awaited: CompiledPlan | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"flyball-plans-{rank}", daemon=True)
+
+    @property
+    def run_id(self) -> str | None:
+        """Which run of the job the planner knows the rank in; None: it has not told."""
+        return self._run_id
 
     def start(self) -> None:
         """Begin; once."""
@@ -100,7 +106,8 @@ class PlanFeed:
         began_s = time.monotonic()
         has_news = True
         if not self.is_registered.is_set():
-            self._planner.put_rank(self._job_id, self._rank, self._registration)
+            known = self._planner.put_rank(self._job_id, self._rank, self._registration)
+            self._run_id = known.run_id
             self.is_registered.set()
         elif self._awaited is None:
             has_news = self._look_for_plan(self._poll_wait_s)
@@ -125,7 +132,9 @@ class PlanFeed:
             _logger.warning("rank %d refuses plan version %d: %s", self._rank, plan.version, error)
             self._newest_version = plan.version
             return True
-        acknowledgement = Acknowledgement(version=plan.version, current_step=self._current_step())
+        acknowledgement = Acknowledgement(
+            version=plan.version, current_step=self._current_step(), run_id=self._run_id
+        )
         activation = self._planner.acknowledge(self._job_id, self._rank, acknowledgement)
         self._newest_version = plan.version
         self._awaited = compiled

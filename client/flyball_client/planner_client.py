@@ -18,7 +18,7 @@ from flyball_client.wire import (
     ProfileRow,
     RankPlan,
     RankRegistration,
-    RankView,
+    RegisteredRank,
     StepView,
     TargetChange,
 )
@@ -36,8 +36,9 @@ from flyball_client.wire_views import JobOverview, Overview, PlanSummary, Stages
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]
 
-# Calls that make a plan are answered when it is made; on a large pipeline that takes a while.
-_PLANNING_WAIT_S = MAX_WAIT_S
+# Calls that make a plan are answered when it is made, those that read all of a job's plans or steps
+# when they are read: on a large pipeline, or of a long job, that takes a while.
+_LONG_WORK_S = MAX_WAIT_S
 
 
 class PlannerClient(PlannerConnection):
@@ -50,7 +51,7 @@ class PlannerClient(PlannerConnection):
     def put_job(self, job_id: str, registration: JobRegistration) -> JobView:
         """Make a job known, or change it."""
         path = routes.fill(routes.JOB, job_id=job_id)
-        return self.one(JobView, "PUT", path, body=registration, wait_s=_PLANNING_WAIT_S)
+        return self.one(JobView, "PUT", path, body=registration, wait_s=_LONG_WORK_S)
 
     def get_job(self, job_id: str) -> JobView:
         """One job."""
@@ -68,24 +69,24 @@ class PlannerClient(PlannerConnection):
             path,
             content=text.encode(),
             headers={"Content-Type": "text/csv; charset=utf-8"},
-            wait_s=_PLANNING_WAIT_S,
+            wait_s=_LONG_WORK_S,
         )
         return self.decoded(JobView, response)
 
     def put_profile_rows(self, job_id: str, rows: tuple[ProfileRow, ...]) -> JobView:
         """Give a job its stage profile, row by row."""
         path = routes.fill(routes.PROFILE, job_id=job_id)
-        return self.one(JobView, "PUT", path, body=JsonProfile(rows=rows), wait_s=_PLANNING_WAIT_S)
+        return self.one(JobView, "PUT", path, body=JsonProfile(rows=rows), wait_s=_LONG_WORK_S)
 
     def put_target(self, job_id: str, change: TargetChange) -> JobView:
         """Change how a job is planned from now on."""
         path = routes.fill(routes.TARGET, job_id=job_id)
-        return self.one(JobView, "PUT", path, body=change, wait_s=_PLANNING_WAIT_S)
+        return self.one(JobView, "PUT", path, body=change, wait_s=_LONG_WORK_S)
 
-    def put_rank(self, job_id: str, rank: int, registration: RankRegistration) -> RankView:
+    def put_rank(self, job_id: str, rank: int, registration: RankRegistration) -> RegisteredRank:
         """Make a rank of a job known, or known again."""
         path = routes.fill(routes.RANK, job_id=job_id, rank=rank)
-        return self.one(RankView, "PUT", path, body=registration)
+        return self.one(RegisteredRank, "PUT", path, body=registration)
 
     def get_rank_plan(
         self, job_id: str, rank: int, *, after_version: int = 0, wait_s: float = 0.0
@@ -119,9 +120,10 @@ class PlannerClient(PlannerConnection):
         path = routes.fill(routes.RANK_MEASUREMENTS, job_id=job_id, rank=rank)
         return self.one(Accepted, "POST", path, body=batch)
 
-    def leave(self, job_id: str, rank: int) -> None:
+    def leave(self, job_id: str, rank: int, *, run_id: str | None = None) -> None:
         """Tell that a rank's training is over; what it measured stays."""
-        self.send("POST", routes.fill(routes.RANK_DEPARTURE, job_id=job_id, rank=rank))
+        path = routes.fill(routes.RANK_DEPARTURE, job_id=job_id, rank=rank)
+        self.send("POST", path, query={} if run_id is None else {"run_id": run_id})
 
     def delete_job(self, job_id: str) -> None:
         """Forget a job whose ranks are gone, with all that it measured."""
@@ -205,7 +207,7 @@ class PlannerClient(PlannerConnection):
     def get_report(self, job_id: str) -> ReportView:
         """What a job has measured so far."""
         path = routes.fill(routes.REPORT, job_id=job_id)
-        return self.one(ReportView, "GET", path, wait_s=_PLANNING_WAIT_S)
+        return self.one(ReportView, "GET", path, wait_s=_LONG_WORK_S)
 
     # ------------------------------------------------------------------ to look at
 
@@ -219,7 +221,8 @@ class PlannerClient(PlannerConnection):
 
     def get_history(self, job_id: str) -> tuple[PlanSummary, ...]:
         """All plan versions of a job without their instructions, rising."""
-        return self.many(PlanSummary, "GET", routes.fill(routes.HISTORY, job_id=job_id))
+        path = routes.fill(routes.HISTORY, job_id=job_id)
+        return self.many(PlanSummary, "GET", path, wait_s=_LONG_WORK_S)
 
     def list_stages_of_steps(
         self, job_id: str, *, limit: int | None = None, after_step: int = -1

@@ -147,10 +147,16 @@ class PlannerConnection:
         return self.decoded(target, self.send(method, path, json=json, wait_s=wait_s))
 
     def many(
-        self, target: type[T], method: str, path: str, *, query: dict[str, str] | None = None
+        self,
+        target: type[T],
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        wait_s: float | None = None,
     ) -> tuple[T, ...]:
         """A call that is answered by a list of them."""
-        data = parse_json(self._base_url, self.send(method, path, query=query))
+        data = parse_json(self._base_url, self.send(method, path, query=query, wait_s=wait_s))
         try:
             return decode_list(target, data)
         except CodecError as error:

@@ -85,6 +85,7 @@ class PlannerLink:
             job_id=job_id,
             rank=rank,
             may_post=self._feed.is_registered,
+            run_id=lambda: self._feed.run_id,
             presence=self._presence,
             backoff=Backoff(first_s=times.first_retry_s, longest_s=times.longest_retry_s),
             period_s=times.gather_s,
@@ -123,6 +124,6 @@ class PlannerLink:
         if self._presence.is_lost:
             return
         try:
-            planner.leave(job_id, rank)
+            planner.leave(job_id, rank, run_id=self._feed.run_id)
         except FlyballError as error:
             _logger.debug("rank %d left without the planner knowing: %s", rank, error)

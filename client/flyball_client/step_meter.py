@@ -22,7 +22,7 @@ class StepMeter:
 
     Args:
         gpu: whose energy it is; an emulated one also gives the time and counts overruns.
-        governor: of its clock, which knows how often the clock was missed.
+        governor: of its clock, which reads the clock back and knows how often it was missed.
         clock_s: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
         rank_name: for the log.
     """
@@ -86,6 +86,7 @@ class StepMeter:
             num_clock_misses=report.num_misses - began.num_misses,
             num_power_capped=report.num_power_capped - began.num_power_capped,
             num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
+            sm_clock_mhz=report.mean_sm_clock_mhz(began),
         )
 
     def readings(self, num_wanted: int) -> tuple[tuple[float, float], ...] | None:

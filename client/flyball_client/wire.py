@@ -9,7 +9,7 @@ that an older client can talk to a newer planner.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flyball_client.wire_strictness import Sent
 
@@ -158,10 +158,17 @@ class TargetChange(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledgement(Sent):
-    """A rank has plan `version` and is now in step `current_step` (counted from 0)."""
+    """A rank has plan `version` and is now in step `current_step` (counted from 0).
+
+    Attributes:
+        run_id: as the planner answered the rank's registration; null: it told none.
+    """
+
+    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"run_id"})
 
     version: int
     current_step: int
+    run_id: str | None = None
 
 
 ClockTiming = tuple[str, int, int | None, int, float, float]
@@ -189,12 +196,16 @@ class StepMeasurement(Sent):
         num_clock_misses: times that the SM clock, read back, was below the one that was set.
         num_power_capped: of these, how often power held it down.
         num_thermally_capped: of these, how often heat did.
+        sm_clock_mhz: mean of the SM clock as it was read back, MHz: at most five times a second, no
+            sooner than 50 ms after a switch and not while the GPU was idle; null: not read.
         by_clock: what the instructions took, by kind, chunk and clock; null where the rank's
             plan did not ask for it.
         instructions: each of them, in the order of execution; likewise.
         counter_readings: `[s, J]` since the step began, one for each of the plan's
             `counter_reads`; null where it has none, or a reading is missing.
     """
+
+    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"sm_clock_mhz"})
 
     step: int
     plan_version: int | None
@@ -205,6 +216,7 @@ class StepMeasurement(Sent):
     num_clock_misses: int = 0
     num_power_capped: int = 0
     num_thermally_capped: int = 0
+    sm_clock_mhz: float | None = None
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
     counter_readings: tuple[tuple[float, float], ...] | None = None
@@ -212,9 +224,12 @@ class StepMeasurement(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementBatch(Sent):
-    """Steps measured by one rank since its last post."""
+    """Steps measured by one rank since its last post; `run_id` as in Acknowledgement."""
+
+    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"run_id"})
 
     steps: tuple[StepMeasurement, ...]
+    run_id: str | None = None
 
 
 # ------------------------------------------------------------------ what the planner answers
@@ -263,6 +278,18 @@ class RankView:
     cp_rank: int = 0
     last_seen_at: str | None = None
     has_left: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredRank(RankView):
+    """A rank, as the answer to its registration tells of it.
+
+    Attributes:
+        run_id: the run of the job that it belongs to; sent with what it posts, so that a process
+            of an earlier run is known by it; null: an older planner tells none.
+    """
+
+    run_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +383,8 @@ class Activation:
 class FrontierPointView:
     """A plan of the frontier, predicted, and the bound on all plans that meet its deadline.
 
+    Where the job has a reserve the bound is on those that keep it and are no faster.
+
     Attributes:
         deadline_s: `deadline:` with this as a target gives such a plan, s.
         gap_percent: how far the energy is above the bound.
@@ -384,6 +413,7 @@ class FrontierView:
     Attributes:
         points: in rising time and falling energy.
         solve_s: how long it took to find, s.
+        reserve: that the points were planned with, a share; as in JobRegistration.
     """
 
     job_id: str
@@ -391,6 +421,7 @@ class FrontierView:
     baseline: ComparedPlanView
     envpipe: tuple[ComparedPlanView, ...]
     solve_s: float
+    reserve: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

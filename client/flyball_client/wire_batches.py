@@ -6,8 +6,9 @@ As in `wire`. Each rank is answered for itself: one that is wrong does not cost 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flyball_client.wire import RankPlan, RankRegistration, RankView, StepMeasurement
+from flyball_client.wire import RankPlan, RankRegistration, RegisteredRank, StepMeasurement
 from flyball_client.wire_strictness import Sent
 
 # Of one call; a node has fewer.
@@ -36,9 +37,12 @@ class RegistrationBatch(Sent):
 class OneAcknowledgement(Sent):
     """A rank, the plan version that it has and the step that it is in (counted from 0)."""
 
+    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"run_id"})
+
     rank: int
     version: int
     current_step: int
+    run_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +56,11 @@ class AcknowledgementBatch(Sent):
 class StepsOfRank(Sent):
     """A rank and the steps that it has measured since its last post."""
 
+    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"run_id"})
+
     rank: int
     steps: tuple[StepMeasurement, ...]
+    run_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,7 @@ class RankFailure:
 class RanksAnswer:
     """The ranks that are known now, and those that could not be."""
 
-    ranks: tuple[RankView, ...]
+    ranks: tuple[RegisteredRank, ...]
     failures: tuple[RankFailure, ...]
 
 

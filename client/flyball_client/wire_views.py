@@ -17,7 +17,8 @@ class PredictedIteration:
 
     Attributes:
         saving_percent: of energy; below zero: the plan costs some.
-        gap_percent: how far the plan's energy is above its certified lower bound; null: unknown.
+        gap_percent: how far the plan's energy is above its certified lower bound, with a reserve
+            that of plans which keep it and are no faster; null: unknown.
     """
 
     iteration_time_s: float
@@ -109,6 +110,8 @@ class StageOfStep:
         time_s: the slowest rank's, s.
         energy_j: all of them, J; null where one could not read it.
         num_clock_misses, num_power_capped, num_thermally_capped: added up over its ranks.
+        sm_clock_mhz: measured: mean over those ranks that have read their clock back, as in
+            StepMeasurement, MHz; null: none has.
     """
 
     stage: int
@@ -118,6 +121,7 @@ class StageOfStep:
     num_clock_misses: int
     num_power_capped: int
     num_thermally_capped: int
+    sm_clock_mhz: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,9 @@ class ClockReport:
         num_power_capped: of the misses, how often power held it down.
         num_thermally_capped: of the misses, how often heat did.
         sm_clock_mhz: as last read back; None: not yet.
+        num_samples: times that the clock was read back settled and under load, also while none
+            was set.
+        samples_mhz: the sum of what was read then.
     """
 
     num_switches: int = 0
@@ -27,6 +30,19 @@ class ClockReport:
     num_power_capped: int = 0
     num_thermally_capped: int = 0
     sm_clock_mhz: int | None = None
+    num_samples: int = 0
+    samples_mhz: int = 0
+
+    def mean_sm_clock_mhz(self, since: ClockReport) -> float | None:
+        """The mean of the samples since an earlier report, MHz; None: there are none.
+
+        A mean over moments, and not over time: a sample is taken five times a second at most, no
+        sooner than 50 ms after a switch and not while the GPU is idle. Clocks that last less
+        have no part in it, and those that last long have more than their time.
+        """
+        num, sum_mhz = self.num_samples - since.num_samples, self.samples_mhz - since.samples_mhz
+        # Below: the word that they are counted in has begun again.
+        return sum_mhz / num if num > 0 and sum_mhz > 0 else None
 
 
 class ClockGovernor(Protocol):
@@ -40,6 +56,8 @@ class ClockGovernor(Protocol):
     - All methods belong to one thread at a time.
     - The latest request wins. A clock that is in force already is not set again.
     - A clock that was never set is not given back either: somebody else's lock stays.
+    - The clock is read back now and then, also while none is set; a reading that fails is left
+      out and changes nothing.
     - After `close` no clock is set any more; calling it again does nothing.
     """
 

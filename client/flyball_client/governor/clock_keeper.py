@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from flyball_client.governor import board as words_of
-from flyball_client.governor.board import ClockBoard
+from flyball_client.governor.board import ClockBoard, with_sample
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
 from flyball_client.gpu._base import (
     ClockLimit,
@@ -83,7 +83,7 @@ class ClockKeeper:
         self._num_failures_in_a_row = 0
         words[words_of.IN_FORCE_MHZ] = sm_clock_mhz
         words[words_of.NUM_SWITCHES] += 1
-        self._next_read_s = time.monotonic() + SETTLE_S
+        self._let_settle()
 
     def _on_failure(self, error: Exception, *, is_first: bool) -> None:
         words = self._words
@@ -109,17 +109,23 @@ class ClockKeeper:
         if not words[words_of.MAY_BE_LOCKED]:
             return
         self._gpu.reset_sm_clock()
+        self._let_settle()
         words[words_of.IN_FORCE_MHZ] = 0
         self._record.clear()
         # Last: killed before this, the standby does it again, and the record ends clean.
         words[words_of.MAY_BE_LOCKED] = 0
 
+    def _let_settle(self) -> None:
+        self._next_read_s = max(self._next_read_s, time.monotonic() + SETTLE_S)
+
+    def until_read_s(self) -> float:
+        """How long the clock must not be read back yet, s; not above 0: it may be."""
+        return self._next_read_s - time.monotonic()
+
     def read_back(self) -> None:
-        """Compare the clock in force with the one that was set, when it is time to."""
+        """Read the clock in force, set or not, when it is time to; compare it with what was set."""
         now_s = time.monotonic()
-        words = self._words
-        asked_mhz = words[words_of.IN_FORCE_MHZ]
-        if not asked_mhz or now_s < self._next_read_s:
+        if now_s < self._next_read_s:
             return
         self._next_read_s = now_s + READ_PERIOD_S
         try:
@@ -127,9 +133,16 @@ class ClockKeeper:
             limits = self._gpu.clock_limits()
         except GpuError:
             return
+        words = self._words
         words[words_of.SM_CLOCK_MHZ] = real_mhz
         if limits & ClockLimit.IDLE:
             return
+        words[words_of.SAMPLES] = with_sample(words[words_of.SAMPLES], real_mhz)
+        if asked_mhz := words[words_of.IN_FORCE_MHZ]:
+            self._compare(asked_mhz, real_mhz, limits)
+
+    def _compare(self, asked_mhz: int, real_mhz: int, limits: ClockLimit) -> None:
+        words = self._words
         words[words_of.NUM_READS] += 1
         if real_mhz < asked_mhz - TOLERANCE_MHZ:
             words[words_of.NUM_MISSES] += 1

@@ -153,7 +153,7 @@ class GovernorProcess:
 
     def _serve_once(self, waiting: RequestWait) -> bool:
         """Wait for something to happen and see to it; whether to go on."""
-        is_request = waiting.wait() and not self._is_silent()
+        is_request = waiting.wait(self._keeper.until_read_s()) and not self._is_silent()
         if is_request and self._is_told_of_ends:
             # Just that: the wait would have told of a signal, and of whoever is gone.
             self._serve(waiting)

@@ -178,6 +178,7 @@ class ProcessGovernor:
         if self._last_report is not None:
             return self._last_report
         words = self._words
+        num_samples, samples_mhz = words_of.samples_of(words[words_of.SAMPLES])
         return ClockReport(
             num_switches=words[words_of.NUM_SWITCHES],
             num_failures=words[words_of.NUM_FAILURES],
@@ -186,6 +187,8 @@ class ProcessGovernor:
             num_power_capped=words[words_of.NUM_POWER_CAPPED],
             num_thermally_capped=words[words_of.NUM_THERMALLY_CAPPED],
             sm_clock_mhz=words[words_of.SM_CLOCK_MHZ] or None,
+            num_samples=num_samples,
+            samples_mhz=samples_mhz,
         )
 
     def close(self) -> None:

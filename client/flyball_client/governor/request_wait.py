@@ -94,8 +94,12 @@ class RequestWait:
         if polling_share > 0:
             _sleep_exactly()
 
-    def wait(self) -> bool:
+    def wait(self, due_s: float = TICK_S) -> bool:
         """Wait until something happens, a tick at the most.
+
+        Args:
+            due_s: when the caller has something else to do, s from now, which a request that is
+                looked out for comes before; not above 0: it has not.
 
         Returns:
             Whether it is a request and nothing else: what else there is to wait for was quiet.
@@ -108,7 +112,7 @@ class RequestWait:
             self._looks_again_ns = None
             if words[REQUEST] != words[SERVED]:
                 return not self._ready_within(0)
-        ready = self._ready_within(self._timeout_s())
+        ready = self._ready_within(self._timeout_s(due_s))
         if ready:
             return self._is_request(ready)
         window = self._window
@@ -125,6 +129,8 @@ class RequestWait:
 
     def on_served(self) -> None:
         """What was asked is served: the next request is expected from now on."""
+        # Nor is what the caller had to do.
+        self._used_ns = time.process_time_ns()
         words = self._words
         request, requested_ns = words[SERVED], words[REQUESTED_NS]
         if request == self._noted or self._share <= 0 or words[REQUEST] != request:
@@ -152,10 +158,11 @@ class RequestWait:
     def _ready_within(self, timeout_s: float) -> list[int]:
         return select.select(self._fds, (), (), timeout_s)[0]
 
-    def _timeout_s(self) -> float:
+    def _timeout_s(self, due_s: float) -> float:
+        longest_s = min(due_s, TICK_S) if due_s > 0 else TICK_S
         if self._window is None:
-            return TICK_S
-        return min(max(self._window.begin_ns - time.monotonic_ns(), 0) / 1e9, TICK_S)
+            return longest_s
+        return min(max(self._window.begin_ns - time.monotonic_ns(), 0) / 1e9, longest_s)
 
     def _is_request(self, ready: list[int]) -> bool:
         try:

@@ -8,6 +8,7 @@ from flyball_client.top.lines import drawable
 from flyball_client.wire_loop import Estimate
 
 UNKNOWN = "-"
+_TARGET_UNITS = {"slowdown": ("%", 100.0), "deadline": ("s", 1.0), "power": ("W", 1.0)}
 
 
 def time_text(time_s: float | None) -> str:
@@ -38,6 +39,17 @@ def power_text(power_w: float) -> str:
     if power_w >= 1e6:
         return f"{power_w * 1e-6:.4g} MW"
     return f"{power_w * 1e-3:.4g} kW" if power_w >= 1e4 else f"{power_w:.4g} W"
+
+
+def target_text(target: str) -> str:
+    """A target as the API names it, `deadline:2.8837280000000014`: `deadline 2.88373 s`."""
+    name, _, figure = target.partition(":")
+    try:
+        unit, factor = _TARGET_UNITS[name]
+        value = factor * float(figure)
+    except (KeyError, ValueError):
+        return drawable(target)
+    return f"{name} {float(f'{value:.6g}'):.15g} {unit}"
 
 
 def interval_text(estimate: Estimate | None, form: str) -> str:

@@ -13,6 +13,7 @@ from flyball_client.top.figure_text import (
     joules_text,
     moment_text,
     percent_text,
+    target_text,
     time_text,
 )
 from flyball_client.top.jobs_page import OVER, STATE_TONES, predicted_cells
@@ -79,7 +80,7 @@ def _title(reading: JobReading, now: datetime) -> list[Span]:
         ),
         Span(f"{job.num_stages} stages, {job.num_microbatches} microbatches"),
         Span(drawable(job.schedule)),
-        Span(f"{drawable(job.policy)}, target {drawable(job.target)}"),
+        Span(f"{drawable(job.policy)}, target {target_text(job.target)}"),
         Span(_version(job)),
         Span(f"{job.num_steps} steps"),
         Span(f"heard of {age_text(job.heard_at, now)} ago", Tone.MUTED),
@@ -267,7 +268,7 @@ def _version_row(version: PlanSummary, active: int | None, paper: Paper) -> tupl
         *_texts(
             drawable(version.kind),
             drawable(version.policy),
-            drawable(version.target),
+            target_text(version.target),
             "-" if version.first_step is None else str(version.first_step),
             moment_text(version.created_at, paper.now),
         ),

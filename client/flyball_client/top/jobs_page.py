@@ -90,7 +90,8 @@ def _totals(jobs: list[JobOverview], emulated: bool) -> list[Span]:
         Span(_counted(len(jobs), "job") + (f", {num_over} over" if num_over else "")),
         Span(f"{present} of {sum(job.num_ranks for job in living)} {gpus} present"),
     ]
-    powers_w = [power for job in living if (power := _power_w(job)) is not None]
+    running = [job for job in living if job.num_present > 0]
+    powers_w = [power for job in running if (power := _power_w(job)) is not None]
     if powers_w:
         parts.append(Span(f"{power_text(sum(powers_w))} {how}"))
     saved_j = [job.saved_j.mean for job in jobs if job.saved_j is not None]

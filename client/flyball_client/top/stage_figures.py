@@ -22,6 +22,7 @@ class StageFigures:
         power_w: of all its ranks; None: the energy of one cannot be read.
         powers_w: in each of the steps that are kept, rising, inside the window or before it.
         num_clock_misses, num_power_capped, num_thermally_capped: added up over the window.
+        sm_clock_mhz: measured, the mean of those steps in which it was read back; None: in none.
     """
 
     stage: int
@@ -31,6 +32,7 @@ class StageFigures:
     num_clock_misses: int
     num_power_capped: int
     num_thermally_capped: int
+    sm_clock_mhz: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def newest_window(
         first_step=steps[0].step,
         last_step=steps[-1].step,
         num_steps=len(steps),
-        version=steps[-1].plan_versions[-1] if steps[-1].plan_versions else None,
+        version=steps[-1].plan_versions[0],
         stages=tuple(_figures(number, window, list(by_step.values())) for number in numbers),
     )
 
@@ -96,7 +98,7 @@ def _same_as_measured(
 
 
 def _newest_alike(whole: Sequence[StagesOfStep]) -> list[StagesOfStep]:
-    newest = whole[-_WINDOW_STEPS:]
+    newest = [step for step in whole[-_WINDOW_STEPS:] if len(step.plan_versions) == 1]
     return [step for step in newest if step.plan_versions == newest[-1].plan_versions]
 
 
@@ -105,6 +107,7 @@ def _figures(number: int, window: Sequence[_ByStage], whole: Sequence[_ByStage])
     time_s = sum(stage.time_s for stage in own)
     energies_j = [stage.energy_j for stage in own if stage.energy_j is not None]
     energy_j = sum(energies_j) if len(energies_j) == len(own) else None
+    clocks_mhz = [stage.sm_clock_mhz for stage in own if stage.sm_clock_mhz is not None]
     kept = [stages.get(number) for stages in whole]
     return StageFigures(
         stage=number,
@@ -116,4 +119,5 @@ def _figures(number: int, window: Sequence[_ByStage], whole: Sequence[_ByStage])
         num_clock_misses=sum(stage.num_clock_misses for stage in own),
         num_power_capped=sum(stage.num_power_capped for stage in own),
         num_thermally_capped=sum(stage.num_thermally_capped for stage in own),
+        sm_clock_mhz=sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
     )

@@ -1,4 +1,4 @@
-"""A job's stages as a table: what each took in the newest steps, and its planned clock."""
+"""A job's stages as a table: what each took in the newest steps, its clock planned and measured."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _SPARK_WIDTH = 24
 _COLUMNS = (
     Column(heading="stage"),
     Column(heading="MHz", group="planned"),
+    Column(heading="MHz", group=MEASURED, rank=1),
     Column(heading="time, s", group=MEASURED),
     Column(heading="power, W", group=MEASURED),
     Column(heading="", group=MEASURED, is_text=True, rank=3),
@@ -33,7 +34,9 @@ def stage_lines(reading: JobReading, paper: Paper) -> list[Line]:
         return []
     clocks_mhz = _planned_mhz(reading, window.version)
     most_w = max((stage.power_w or 0.0 for stage in window.stages), default=0.0)
-    rows = tuple(_row(stage, most_w, clocks_mhz, paper.marks) for stage in window.stages)
+    # A column that is empty is left out.
+    unread = UNKNOWN if any(stage.sm_clock_mhz is not None for stage in window.stages) else ""
+    rows = tuple(_row(stage, most_w, clocks_mhz, unread, paper.marks) for stage in window.stages)
     columns = emulated_columns(_COLUMNS) if job.emulated else _COLUMNS
     table = Table(columns=columns, rows=rows)
     headings, lines = laid_out(table, paper.width, paper.marks)
@@ -58,13 +61,14 @@ def _planned_mhz(reading: JobReading, version: int | None) -> tuple[float, ...]:
 
 
 def _row(
-    stage: StageFigures, most_w: float, clocks_mhz: tuple[float, ...], marks: Marks
+    stage: StageFigures, most_w: float, clocks_mhz: tuple[float, ...], unread: str, marks: Marks
 ) -> tuple[Span, ...]:
     share = stage.power_w / most_w if stage.power_w and most_w else 0.0
     is_planned = stage.stage < len(clocks_mhz)
     return (
         Span(str(stage.stage)),
         Span(f"{clocks_mhz[stage.stage]:.0f}" if is_planned else UNKNOWN),
+        Span(unread if stage.sm_clock_mhz is None else f"{stage.sm_clock_mhz:.0f}"),
         Span(time_text(stage.time_s)),
         Span(watts_text(stage.power_w)),
         Span(bar(share, _BAR_WIDTH, marks), Tone.ACCENT),
