@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
+    OtherRunError,
     UnknownError,
     UnknownPlanError,
 )
@@ -19,7 +20,8 @@ from flyball_server.jobs.inspection import (
     require_plan,
     require_rank,
 )
-from flyball_server.jobs.records import ActivationRecord, PlanRecord, StepReport
+from flyball_server.jobs.launch import check_run_id
+from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
 
@@ -34,11 +36,16 @@ MAX_MARGIN_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class HeldVersion:
-    """A rank has this plan version ready, and is in step `current_step`."""
+    """A rank has this plan version ready, and is in step `current_step`.
+
+    Attributes:
+        run_id: of the job's run that it belongs to; None: not told.
+    """
 
     rank: int
     version: int
     current_step: int
+    run_id: str | None = None
 
 
 def list_activations(services: JobServices, job_id: str) -> tuple[ActivationRecord, ...]:
@@ -80,7 +87,8 @@ def acknowledge_together(
     """
     with services.store.writing(job_id) as writer:
         activations = writer.list_activations(job_id)
-        outcomes = [_note_held(writer, job_id, one, activations) for one in held]
+        job = writer.find_job(job_id) if any(one.run_id for one in held) else None
+        outcomes = [_note_held(writer, job_id, one, activations, job) for one in held]
         noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
         settled = [v for v in sorted(noted) if _settle(services, writer, job_id, v)]
         if settled:
@@ -102,10 +110,16 @@ def margin_steps(iteration_time_s: float) -> int:
 
 
 def _note_held(
-    writer: JobWriter, job_id: str, held: HeldVersion, activations: tuple[ActivationRecord, ...]
+    writer: JobWriter,
+    job_id: str,
+    held: HeldVersion,
+    activations: tuple[ActivationRecord, ...],
+    job: JobRecord | None,
 ) -> JobsError | None:
     """What is wrong with an acknowledgement, which is noted otherwise."""
     try:
+        if job is not None:
+            check_run_id(job, held.run_id)
         record = require_rank(writer, job_id, held.rank)
         activation_of(activations, job_id, held.version)
         # A late repetition of an older one takes nothing back.
@@ -117,7 +131,7 @@ def _note_held(
             changed = record.evolve(acknowledged_version=held.version, current_step=step)
             # What said that it leaves was then an earlier process of this rank, and came late.
             writer.save_rank(changed.evolve(has_left=False))
-    except (UnknownError, InvalidFieldError) as error:
+    except (UnknownError, InvalidFieldError, OtherRunError) as error:
         return error
     return None
 

@@ -132,7 +132,11 @@ def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:
     comparison = reader.find_control(job_id).comparison
     if comparison is None:
         return ComparisonProgress(state="none")
-    num_measured = _num_measured_pairs(reader, job_id, comparison)
+    return progress_of(comparison, _num_measured_pairs(reader, job_id, comparison))
+
+
+def progress_of(comparison: Comparison, num_measured: int) -> ComparisonProgress:
+    """How far a comparison is that has measured so many pairs."""
     state: Literal["running", "done", "ended"] = "running"
     if comparison.is_done:
         state = "done" if num_measured >= comparison.num_pairs else "ended"

@@ -142,6 +142,14 @@ class InForce:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MadePlan:
+    """What a plan version was made for, as a digest: the same again needs no other search."""
+
+    digest: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobControl(Record):
     """All that steers one job while it runs.
 
@@ -153,6 +161,7 @@ class JobControl(Record):
         profiling: None: not profiled online, or not begun.
         in_force: what the job is to be planned for.
         planned_for: what its newest plan was made for.
+        made: plan versions that the job's own effort has made, the newest last.
     """
 
     job_id: str
@@ -163,3 +172,4 @@ class JobControl(Record):
     profiling: ProfilingResult | None = None
     in_force: InForce = InForce()
     planned_for: InForce = InForce()
+    made: tuple[MadePlan, ...] = ()

@@ -30,6 +30,7 @@ class BatchMeans:
         self._num_in_last = 0
         self._num_values = 0
         self._sum = 0.0
+        self._estimate: MeanEstimate | None = None
 
     @property
     def num_values(self) -> int:
@@ -52,11 +53,15 @@ class BatchMeans:
         self._num_in_last += 1
         self._sum += value
         self._num_values += 1
+        self._estimate = None
 
     def estimate(self) -> MeanEstimate | None:
         """The mean of all values; None where there are none."""
-        if not self._num_values:
-            return None
+        if self._estimate is None and self._num_values:
+            self._estimate = self._made_estimate()
+        return self._estimate
+
+    def _made_estimate(self) -> MeanEstimate:
         means = self._batch_means()
         mean = self._sum / self._num_values
         if len(means) < 2:

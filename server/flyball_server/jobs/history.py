@@ -23,6 +23,8 @@ from flyball_server.planning.stage_clocks import mean_stage_clocks_mhz
 
 # Of all jobs together; one of 64 stages takes some 3 KB.
 MAX_REMEMBERED = 10_000
+# Calls that may wait for documents to be read; each has a thread.
+HISTORIES_AT_ONCE = 4
 # Documents that are read in one transaction.
 _READ_AT_ONCE = 8
 _PREDICTION_FIELDS = tuple(field.name for field in dataclasses.fields(PlanPrediction))
@@ -69,7 +71,7 @@ class HistoryMemory:
         self._guard = threading.Lock()
         self._jobs: OrderedDict[tuple[str, datetime], dict[int, PlanSummary]] = OrderedDict()
         # One thread at a time reads documents, so that two callers do not read the same.
-        self.reading_documents = threading.Lock()
+        self.reading_documents = _InTurn()
 
     def of_job(self, job: JobRecord) -> dict[int, PlanSummary]:
         """A copy of what is known of this job's versions; another run of its name has others."""
@@ -89,6 +91,41 @@ class HistoryMemory:
             while num_versions > self._max_versions and len(self._jobs) > 1:
                 _, dropped = self._jobs.popitem(last=False)
                 num_versions -= len(dropped)
+
+
+class _InTurn:
+    """A lock that goes to who has waited longest: a long history lets short ones in between."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._num_come = self._num_served = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Who has it or waits for it."""
+        return self._num_come - self._num_served
+
+    def __enter__(self) -> None:
+        with self._condition:
+            place = self._num_come
+            self._num_come += 1
+            self._condition.wait_for(lambda: self._num_served == place)
+
+    def __exit__(self, *error: object) -> None:
+        with self._condition:
+            self._num_served += 1
+            self._condition.notify_all()
+
+
+def known_summaries(
+    services: JobServices, job_id: str, memory: HistoryMemory
+) -> tuple[PlanSummary, ...] | None:
+    """As `plan_summaries`, where no document is left to read; None: one is.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    return _look(services, job_id, memory, {}, num_documents=0)
 
 
 def plan_summaries(

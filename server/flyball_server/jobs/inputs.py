@@ -66,7 +66,7 @@ def change_target(services: JobServices, job_id: str, update: TargetUpdate) -> J
         if spec != job.in_force:
             check_spec(spec, services.gpu_window)
             changed = job.with_change(JobInput.TARGET, in_force=spec)
-            if writer.find_profile(job_id) is None:
+            if not writer.has_profile(job_id):
                 # That profiling was refused stands until there is something to plan from.
                 changed = changed.evolve(problem=job.problem)
             writer.save_job(changed)

@@ -65,3 +65,13 @@ def check_run(job: JobRecord, launch: Launch) -> None:
     """
     if not launch.is_known_by(job):
         raise OtherRunError(job_id=job.job_id)
+
+
+def check_run_id(job: JobRecord, run_id: str | None) -> None:
+    """Refuse what a process of another run of the job still sends; None: it told of none.
+
+    Raises:
+        OtherRunError: it is another run's.
+    """
+    if run_id not in (None, job.run_id):
+        raise OtherRunError(job_id=job.job_id)

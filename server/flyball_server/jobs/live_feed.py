@@ -28,7 +28,7 @@ PERIOD_S = 1.0
 LEAST_PAUSE_S = 0.1
 # So many times as long as a look took is not looked: looking takes a fifth of the time at most.
 _PAUSE_OF_LOOKS = 4
-# But no longer than this, s.
+# But no longer than this, s: what takes more than 7.5 s to look at is looked at more of the time.
 MOST_PAUSE_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 
@@ -92,6 +92,12 @@ class Following(Generic[State]):
         """Set when nothing new will come: it is gone, or the planner shuts down."""
         return self._topic.over
 
+    async def looked(self) -> None:
+        """Return when something was seen, looking has failed, or nothing will be seen."""
+        while self.state is None and self.error is None and not self.over.is_set():
+            self._changed.clear()
+            await self._changed.wait()
+
     async def first(self) -> None:
         """Return when something was seen, or nothing will be.
 
@@ -99,9 +105,7 @@ class Following(Generic[State]):
             JobsError: looking fails now; UnknownError: there is no such thing.
             Exception: what nobody has foreseen in looking.
         """
-        while self.state is None and self.error is None and not self.over.is_set():
-            self._changed.clear()
-            await self._changed.wait()
+        await self.looked()
         if self.error is not None:
             raise self.error
 
@@ -122,6 +126,7 @@ class Feed(Generic[State]):
             UnknownError says that there is no such thing; other errors are told, and it is looked
             again. What it returns is compared with what it returned before.
         looks_at_once: of different things.
+        quiet_s: how long there must be between this state and the next, s, at most MOST_PAUSE_S.
     """
 
     def __init__(
@@ -130,10 +135,12 @@ class Feed(Generic[State]):
         look_at: Callable[[str], Callable[[], State]],
         *,
         looks_at_once: int = 1,
+        quiet_s: Callable[[State], float] = lambda _: 0.0,
     ) -> None:
         self._waiters = waiters
         self._look_at = look_at
         self._looks_at_once = looks_at_once
+        self._quiet_s = quiet_s
         self._limiter: anyio.CapacityLimiter | None = None
         self._topics: dict[str, _Topic[State]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -187,7 +194,7 @@ class Feed(Generic[State]):
                     topic.woken.clear()
                     began_s = loop.time()
                     await self._look(key, topic)
-                    await _pause(topic, loop.time() - began_s)
+                    await self._pause(topic, loop.time() - began_s)
         finally:
             if self._topics.get(key) is topic:
                 del self._topics[key]
@@ -209,11 +216,11 @@ class Feed(Generic[State]):
             topic.end()
         topic.tell()
 
-
-async def _pause(topic: _Topic[State], look_s: float) -> None:
-    least_s = min(max(LEAST_PAUSE_S, _PAUSE_OF_LOOKS * look_s), MOST_PAUSE_S)
-    await _wait(topic.left, least_s)
-    await _wait(topic.woken, PERIOD_S - least_s)
+    async def _pause(self, topic: _Topic[State], look_s: float) -> None:
+        quiet_s = 0.0 if topic.state is None else self._quiet_s(topic.state)
+        least_s = min(max(LEAST_PAUSE_S, _PAUSE_OF_LOOKS * look_s, quiet_s), MOST_PAUSE_S)
+        await _wait(topic.left, least_s)
+        await _wait(topic.woken, PERIOD_S - least_s)
 
 
 async def _wait(event: asyncio.Event, longest_s: float) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from flyball_server.jobs.errors import JobsError, UnknownError
+from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
 from flyball_server.jobs.inspection import require_job, require_rank
 from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.launch import check_run_id
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobWriter
@@ -42,11 +43,16 @@ class StepSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPost:
-    """What a rank measured since its last post, and details of those steps where there are some."""
+    """What a rank measured since its last post, and details of those steps where there are some.
+
+    Attributes:
+        run_id: of the job's run that it belongs to; None: not told.
+    """
 
     rank: int
     steps: tuple[StepRecord, ...]
     details: tuple[StepDetail, ...] = ()
+    run_id: str | None = None
 
 
 def store_together(
@@ -73,11 +79,14 @@ def _store_together(
     details: dict[tuple[int, int], StepDetail] = {}
     outcomes: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
+        job = writer.find_job(job_id) if any(post.run_id for post in posts) else None
         for post in posts:
             try:
+                if job is not None:
+                    check_run_id(job, post.run_id)
                 if looks_at_ranks or not post.steps:
                     require_rank(writer, job_id, post.rank)
-            except UnknownError as error:
+            except (UnknownError, OtherRunError) as error:
                 outcomes.append(error)
                 continue
             newest = {(post.rank, step.step): step for step in post.steps}

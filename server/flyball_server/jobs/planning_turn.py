@@ -9,16 +9,17 @@ from flyball_server.jobs.control import InForce
 from flyball_server.jobs.errors import InvalidFieldError, PlanningFailedError
 from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.paced_plan import paced_plan
+from flyball_server.jobs.paced_plan import PacedPlan, paced_plan
 from flyball_server.jobs.plan_request import is_raised_by_waits, plan_request
 from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import (
     ADAPT_FRONTIER,
-    AnyPlan,
     JobRecord,
     JobSpec,
+    PlanRecord,
     StepReport,
 )
+from flyball_server.jobs.refining import kept_plan, with_planned
 from flyball_server.jobs.services import JobServices, planning_turn
 from flyball_server.jobs.solve import SupersededError, is_same_work
 from flyball_server.jobs.solve_observation import observed_solve
@@ -81,7 +82,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
     try:
         request = plan_request(job.in_force, profile, services.gpu_window, control)
         with observed_solve(services, request.policy):
-            plan = paced_plan(services, job, request, control.in_force, ranks)
+            planned = paced_plan(services, job, request, control.in_force, ranks)
     except SupersededError:
         _LOG.info("job %s: its inputs have changed; it is planned from those", job_id)
         return None
@@ -92,11 +93,16 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
             raise failure from error
         return None
     solve_s = time.perf_counter() - started_s
-    return _store_plan(services, job, plan, planned_for=control.in_force, solve_s=solve_s)
+    return _store_plan(services, job, planned, planned_for=control.in_force, solve_s=solve_s)
 
 
 def _store_plan(
-    services: JobServices, job: JobRecord, plan: AnyPlan, *, planned_for: InForce, solve_s: float
+    services: JobServices,
+    job: JobRecord,
+    planned: PacedPlan,
+    *,
+    planned_for: InForce,
+    solve_s: float,
 ) -> JobSummary | None:
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
@@ -105,21 +111,50 @@ def _store_plan(
         if now.planned_revision == now.inputs_revision:
             # The turn was lost, and another planner has had it meanwhile.
             return summarise(writer, now)
-        report = _report(job.in_force, planned_for)
-        record = add_version(services, writer, job.job_id, plan, solve_s=solve_s, report=report)
-        planned = now.moved(JobState.PLANNED).evolve(planned_revision=job.inputs_revision)
-        writer.save_job(planned)
         control = writer.find_control(job.job_id)
-        if control.planned_for != planned_for:
-            writer.save_control(control.evolve(planned_for=planned_for))
-        summary = summarise(writer, planned)
+        record = kept_plan(writer, now, control, planned, planned_for)
+        is_kept = record is not None
+        if record is None:
+            report = _report(job.in_force, planned_for)
+            record = add_version(
+                services, writer, job.job_id, planned.plan, solve_s=solve_s, report=report
+            )
+            now = now.moved(JobState.PLANNED)
+        now = now.evolve(planned_revision=job.inputs_revision)
+        writer.save_job(now)
+        after = with_planned(control, planned, planned_for, record.version)
+        if after != control:
+            writer.save_control(after)
+        summary = summarise(writer, now)
+    if is_kept:
+        _LOG.info("job %s: plan %d stays; none is better by enough", job.job_id, record.version)
+        return summary
     services.wake(job.job_id)
     services.notice(job.job_id)
-    about_version = {"version": record.version}
-    _LOG.info(
-        "job %s: plan %d made in %.3f s", job.job_id, record.version, solve_s, extra=about_version
-    )
+    _log_version(record, planned)
     return summary
+
+
+def _log_version(record: PlanRecord, planned: PacedPlan) -> None:
+    about_version = {"version": record.version}
+    if planned.made_as is not None:
+        _LOG.info(
+            "job %s: plan %d is plan %d again",
+            record.job_id,
+            record.version,
+            planned.made_as,
+            extra=about_version,
+        )
+        return
+    how = "" if planned.has_own_effort else ", at once; a better one may follow"
+    _LOG.info(
+        "job %s: plan %d made in %.3f s%s",
+        record.job_id,
+        record.version,
+        record.solve_s,
+        how,
+        extra=about_version,
+    )
 
 
 def _report(spec: JobSpec, planned_for: InForce) -> StepReport:

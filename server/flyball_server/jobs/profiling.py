@@ -42,8 +42,8 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingSummary:
         state: ProfilingState = "off"
         if spec.is_profiled_online:
             state = "waiting" if result is None else result.state
-        # A profile that somebody has put ends the measuring; reading a large one takes long.
-        if state in {"waiting", "probing"} and reader.find_profile(job_id) is not None:
+        # A profile that somebody has put ends the measuring.
+        if state in {"waiting", "probing"} and reader.has_profile(job_id):
             state = "off"
     return ProfilingSummary(job_id=job_id, state=state, spec=spec, result=result)
 

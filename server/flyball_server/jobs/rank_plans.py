@@ -145,9 +145,10 @@ class RankPlans:
                 try:
                     with self._lock:
                         rendered = version.rendered(ranks[rank], self._render)
-                except Exception:
+                except Exception as error:
                     _LOG.exception("job %s: the plan of rank %d failed", job_id, rank)
                     failures[rank] = PlannerFaultError(job_id=job_id)
+                    failures[rank].__cause__ = error
                 else:
                     shared.setdefault(rendered, []).append(rank)
         parts = tuple(

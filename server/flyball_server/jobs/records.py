@@ -210,6 +210,11 @@ class JobRecord(Record):
         check_text("run", self.run or "")
         check_count("restart_count", self.restart_count or 0)
 
+    @property
+    def run_id(self) -> str:
+        """Which run of the job this is: an earlier or a later one under its name has another."""
+        return f"{round(self.created_at.timestamp() * 1e6):x}"
+
     def with_change(self, changed_input: JobInput, *, in_force: JobSpec | None = None) -> JobRecord:
         """The job after a change of one of its inputs; it wants planning again."""
         return self.evolve(
@@ -363,6 +368,7 @@ class StepRecord(Record):
     num_clock_misses: int = 0
     num_power_capped: int = 0
     num_thermally_capped: int = 0
+    sm_clock_mhz: float | None = None
 
     def __post_init__(self) -> None:
         check_count("step", self.step)
@@ -371,6 +377,8 @@ class StepRecord(Record):
         check_quantity("time_s", self.time_s, most=MAX_STEP_TIME_S)
         if self.energy_j is not None:
             check_quantity("energy_j", self.energy_j, most=MAX_STEP_ENERGY_J)
+        if self.sm_clock_mhz is not None:
+            check_quantity("sm_clock_mhz", self.sm_clock_mhz, most=MAX_SM_CLOCK_MHZ)
         for name in _STEP_COUNTS:
             check_count(name, getattr(self, name))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import (
@@ -17,7 +17,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.job_life import come_back, is_silent
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.launch import Launch, check_not_over, check_run
+from flyball_server.jobs.launch import Launch, check_not_over, check_run, check_run_id
 from flyball_server.jobs.new_run import can_begin_anew, new_run
 from flyball_server.jobs.plan_request import check_spec
 from flyball_server.jobs.planning_turn import plan_if_needed
@@ -68,9 +68,17 @@ def register_job(
     return plan_if_needed(services, job_id, JobInput.REGISTRATION), is_new
 
 
+@dataclass(frozen=True, kw_only=True)
+class KnownRank:
+    """A rank as it is known, and the run of its job that it belongs to."""
+
+    record: RankRecord
+    run_id: str
+
+
 def register_together(
     services: JobServices, job_id: str, ranks: Sequence[tuple[RankRecord, Launch]]
-) -> tuple[RankRecord | JobsError, ...]:
+) -> tuple[KnownRank | JobsError, ...]:
     """Make ranks of a job known, in one transaction.
 
     A rank that registers again starts without a plan, and the newest registration of a rank is
@@ -79,14 +87,15 @@ def register_together(
     Returns:
         For each: the rank as it is known, or why it is not.
     """
-    outcomes: list[RankRecord | JobsError] = []
+    outcomes: list[KnownRank | JobsError] = []
     with services.store.writing(job_id) as writer:
         job = writer.find_job(job_id)
         if job is None:
             return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
         for rank, launch in ranks:
             try:
-                outcomes.append(_take_rank(services, writer, job, rank, launch))
+                record = _take_rank(services, writer, job, rank, launch)
+                outcomes.append(KnownRank(record=record, run_id=job.run_id))
             except (WrongStateError, InvalidFieldError) as error:
                 outcomes.append(error)
         returned = come_back(writer, job)
@@ -96,14 +105,15 @@ def register_together(
     return tuple(outcomes)
 
 
-def leave_rank(services: JobServices, job_id: str, rank: int) -> None:
+def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None = None) -> None:
     """A rank's training is over; what it measured stays. Any number of times.
 
     Raises:
         UnknownJobError: no such job.
+        OtherRunError: a new run of the job has begun.
     """
     with services.store.writing(job_id) as writer:
-        require_job(writer, job_id)
+        check_run_id(require_job(writer, job_id), run_id)
         known = writer.find_rank(job_id, rank)
         if known is None or known.has_left:
             return

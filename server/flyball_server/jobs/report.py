@@ -81,4 +81,4 @@ def _savings(
     fold = SavingsFold(all_step_kinds(records.values()))
     for step in whole_steps(reader, job_id, num_ranks):
         fold.add(step)
-    return fold.finish()
+    return fold.so_far()

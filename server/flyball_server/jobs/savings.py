@@ -6,7 +6,7 @@ Pure: steps go in, in rising order, any number of them; memory stays bounded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -159,13 +159,11 @@ class SavingsFold:
         tally.num_left_out += 1
         self._on_their_way_s -= time_s
 
-    def finish(self) -> JobSavings:
-        """What all steps so far come to."""
-        for tally in self._tallies.values():
-            if tally.pairs is not None:
-                tally.pairs.finish()
+    def so_far(self) -> JobSavings:
+        """What all steps so far come to; more may be added afterwards."""
+        baselines = self._baselines()
         versions = tuple(
-            self._version_savings(version)
+            self._version_savings(version, baselines)
             for version in sorted(version for version in self._tallies if version is not None)
             if not self._tallies[version].kinds.is_probe
         )
@@ -183,9 +181,9 @@ class SavingsFold:
             self._tallies[version] = _Tally(kinds)
         return self._tallies[version]
 
-    def _version_savings(self, version: int) -> VersionSavings:
+    def _version_savings(self, version: int, baselines: Sequence[StepSeries]) -> VersionSavings:
         tally = self._tallies[version]
-        against = self._against(tally)
+        against = _against(tally, baselines)
         steps = tally.at_baseline if against.kind == "itself" else tally.on_plan
         saved_j = against.saved_j
         return VersionSavings(
@@ -198,35 +196,34 @@ class SavingsFold:
             num_left_out=tally.num_left_out,
         )
 
-    def _against(self, tally: _Tally) -> AgainstBaseline:
-        if tally.kinds.is_all_baseline:
-            return AgainstBaseline(kind="itself")
-        pairs = tally.pairs
-        if pairs is not None and pairs.times_s.num_pairs:
-            per_step = pairs.energies_j.difference()
-            return AgainstBaseline(
-                kind="interleaved",
-                time_s=_interval(tally.at_baseline.times_s.estimate()),
-                energy_j=_interval(tally.at_baseline.energies_j.estimate()),
-                time_ratio=pairs.times_s.ratio(),
-                energy_ratio=pairs.energies_j.ratio(),
-                saved_j=None if per_step is None else combined([(-1, per_step)]).interval(),
-            )
-        baseline = self._nearest_baseline(tally.on_plan)
-        if baseline is None or not tally.on_plan.num_steps:
-            return AgainstBaseline(kind="none")
-        return _apart(tally.on_plan, baseline)
-
-    def _nearest_baseline(self, steps: StepSeries) -> StepSeries | None:
-        """Steps at the highest clocks near these in time: the machine was most alike then."""
+    def _baselines(self) -> list[StepSeries]:
+        """Steps at the highest clocks to compare with."""
         known = [tally.at_baseline for tally in self._tallies.values()]
         measured = [series for series in known if series.num_steps]
         enough = [series for series in measured if series.num_steps >= MIN_BASELINE_STEPS]
-        return min(
-            enough or measured,
-            key=lambda series: (series.distance_to(steps), -series.num_steps),
-            default=None,
+        return enough or measured
+
+
+def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> AgainstBaseline:
+    if tally.kinds.is_all_baseline:
+        return AgainstBaseline(kind="itself")
+    pairs = None if tally.pairs is None else tally.pairs.so_far()
+    if pairs is not None and pairs.times_s.num_pairs:
+        per_step = pairs.energies_j.difference()
+        return AgainstBaseline(
+            kind="interleaved",
+            time_s=_interval(tally.at_baseline.times_s.estimate()),
+            energy_j=_interval(tally.at_baseline.energies_j.estimate()),
+            time_ratio=pairs.times_s.ratio(),
+            energy_ratio=pairs.energies_j.ratio(),
+            saved_j=None if per_step is None else combined([(-1, per_step)]).interval(),
         )
+    on_plan = tally.on_plan
+    if not baselines or not on_plan.num_steps:
+        return AgainstBaseline(kind="none")
+    # The nearest in time: the machine was most alike then.
+    nearest = min(baselines, key=lambda series: (series.distance_to(on_plan), -series.num_steps))
+    return _apart(on_plan, nearest)
 
 
 def _apart(on_plan: StepSeries, baseline: StepSeries) -> AgainstBaseline:

@@ -12,7 +12,7 @@ from flyball_server.jobs.job_life import DEFAULT_LIFE, LifeTimes
 from flyball_server.jobs.store import JobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.solving.in_thread import ThreadOfTheCaller
+from flyball_server.solving.in_thread import PlannerThreads
 
 Planner = Callable[[PlanRequest], FrequencyPlan]
 Wake = Callable[[str], None]
@@ -90,7 +90,7 @@ class JobServices:
     store: JobStore
     wake: Wake
     planner: Planner = make_plan
-    executor: Executor = field(default_factory=ThreadOfTheCaller)
+    executor: Executor = field(default_factory=PlannerThreads)
     planning_timeout_s: float = 600.0
     plans_at_once: bool = True
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window

@@ -28,6 +28,7 @@ class StageSummary:
     num_clock_misses: int
     num_power_capped: int
     num_thermally_capped: int
+    sm_clock_mhz: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +97,18 @@ def _stage(stage: int, totals: Sequence[StageTotals]) -> StageSummary:
         num_clock_misses=sum(each.num_clock_misses for each in totals),
         num_power_capped=sum(each.num_power_capped for each in totals),
         num_thermally_capped=sum(each.num_thermally_capped for each in totals),
+        sm_clock_mhz=_sm_clock_mhz(totals),
     )
 
 
 def _energy_j(totals: Sequence[StageTotals]) -> float | None:
     energies_j = [each.energy_j for each in totals if each.energy_j is not None]
     return sum(energies_j) if len(energies_j) == len(totals) else None
+
+
+def _sm_clock_mhz(totals: Sequence[StageTotals]) -> float | None:
+    """The mean over all ranks that have read it, whatever version they ran."""
+    sums_mhz = [
+        each.num_with_clock * each.sm_clock_mhz for each in totals if each.sm_clock_mhz is not None
+    ]
+    return sum(sums_mhz) / sum(each.num_with_clock for each in totals) if sums_mhz else None

@@ -16,6 +16,8 @@ class StageTotals(Record):
         num_ranks: that have posted it.
         time_s: the slowest rank's, s.
         energy_j: sum over the ranks, J; None where one could not read it.
+        num_with_clock: ranks that read their SM clock back.
+        sm_clock_mhz: mean over those ranks of what each read, MHz; None: there are none.
     """
 
     step: int
@@ -27,6 +29,8 @@ class StageTotals(Record):
     num_clock_misses: int
     num_power_capped: int
     num_thermally_capped: int
+    num_with_clock: int = 0
+    sm_clock_mhz: float | None = None
 
     @property
     def place(self) -> tuple[int, int, int]:

@@ -44,7 +44,7 @@ def steer(services: JobServices, job_id: str, change: Change, why: str) -> bool:
         if after != before:
             writer.save_control(after)
         is_planned_anew = _is_other(before.in_force, after.in_force)
-        if is_planned_anew and writer.find_profile(job_id) is not None:
+        if is_planned_anew and writer.has_profile(job_id):
             writer.save_job(job.with_change(JobInput.CONTROL))
     if not is_planned_anew:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 from flyball_server.jobs.estimates import BatchMeans, PairedMeans
@@ -112,19 +113,22 @@ def pairs_of(cycle: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]
     return tuple(pair_of_row), tuple(sizes)
 
 
+@dataclass(kw_only=True)
+class Pairs:
+    """Plan steps against baseline steps; of pairs without energies `energies_j` has none."""
+
+    times_s: PairedMeans = field(default_factory=PairedMeans)
+    energies_j: PairedMeans = field(default_factory=PairedMeans)
+
+
 class PairGathering:
     """Steps of an interleaved version, put together to pairs.
 
     A pair counts where at least half of its steps of either kind were measured well.
-
-    Attributes:
-        times_s, energies_j: plan steps against baseline steps; of pairs without energies the
-            latter has none.
     """
 
     def __init__(self, kinds: StepKinds) -> None:
-        self.times_s = PairedMeans()
-        self.energies_j = PairedMeans()
+        self._pairs = Pairs()
         self._kinds = kinds
         self._pair_of_row, self._sizes = pairs_of(kinds.baseline_cycle)
         self._now: tuple[int, int] | None = None
@@ -135,21 +139,34 @@ class PairGathering:
         cycle, row = divmod(step.step - self._kinds.first_step, len(self._pair_of_row))
         pair = (cycle, self._pair_of_row[row])
         if pair != self._now:
-            self.finish()
+            self._end_pair()
             self._now = pair
         half = self._at_baseline if self._kinds.is_baseline(step.step) else self._on_plan
         half.add(step)
 
-    def finish(self) -> None:
-        """Let the pair that is being gathered count, if enough of it is there."""
-        now, self._now = self._now, None
-        on_plan, self._on_plan = self._on_plan, StepSeries()
-        at_baseline, self._at_baseline = self._at_baseline, StepSeries()
-        if now is None or now[1] >= len(self._sizes):
-            return
-        wanted = self._sizes[now[1]]
-        _add_pair(self.times_s, on_plan.times_s, at_baseline.times_s, wanted)
-        _add_pair(self.energies_j, on_plan.energies_j, at_baseline.energies_j, wanted)
+    def so_far(self) -> Pairs:
+        """All pairs, as if the one that is being gathered were at its end; nothing changes."""
+        wanted = self._num_wanted()
+        if not wanted:
+            return self._pairs
+        counted = copy.deepcopy(self._pairs)  # some sums each, however many pairs they are of
+        self._count_in(counted, wanted)
+        return counted
+
+    def _end_pair(self) -> None:
+        wanted = self._num_wanted()
+        if wanted:
+            self._count_in(self._pairs, wanted)
+        self._on_plan, self._at_baseline = StepSeries(), StepSeries()
+
+    def _num_wanted(self) -> int:
+        """Steps of either kind that make the pair which is being gathered; 0: it is none."""
+        return 0 if self._now is None else (*self._sizes, 0)[self._now[1]]
+
+    def _count_in(self, pairs: Pairs, wanted: int) -> None:
+        on_plan, at_baseline = self._on_plan, self._at_baseline
+        _add_pair(pairs.times_s, on_plan.times_s, at_baseline.times_s, wanted)
+        _add_pair(pairs.energies_j, on_plan.energies_j, at_baseline.energies_j, wanted)
 
 
 def _add_pair(pairs: PairedMeans, a: BatchMeans, b: BatchMeans, wanted: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 
 from flyball_server.jobs.records import PlanRecord, StepTotals
@@ -10,6 +11,12 @@ from flyball_server.jobs.store import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 
 STEPS_A_PIECE = 5_000
+# A rank whose planner is away posts later: a step is given up when ranks have measured so much
+# after it, s.
+GIVE_UP_S = 60.0
+_FEWEST_LATER = 2
+# So many later steps give a step up too, however short they are.
+MOST_LATER = 2048
 _BASELINE = "baseline"
 
 
@@ -81,18 +88,73 @@ def whole_steps(
         after_step = piece[-1].step
 
 
+def settled_steps(piece: Sequence[StepTotals], num_ranks: int) -> Sequence[StepTotals]:
+    """The first of these steps, up to one that ranks may still post.
+
+    Args:
+        piece: steps, rising.
+        num_ranks: of the job.
+    """
+    later_s = 0.0
+    num_settled = len(piece)
+    for position in range(len(piece) - 1, -1, -1):
+        num_later = len(piece) - 1 - position
+        is_given_up = num_later >= MOST_LATER or (
+            num_later >= _FEWEST_LATER and later_s >= GIVE_UP_S
+        )
+        if piece[position].num_ranks < num_ranks and not is_given_up:
+            num_settled = position
+        later_s += piece[position].time_s
+    return piece[:num_settled]
+
+
 def num_paired_steps(reader: JobReader, record: PlanRecord, num_ranks: int) -> int:
     """Steps of either kind in the pairs that an interleaved version has measured so far."""
-    kinds = step_kinds(record)
-    if record.first_step is None or not kinds.is_interleaved:
-        return 0
-    pairs = PairGathering(kinds)
-    # As in the savings, the first step is left out: clocks settle in it.
-    for step in whole_steps(reader, record.job_id, num_ranks, after_step=record.first_step):
-        if (step.version or 0) > record.version:
-            break
-        is_good = step.is_complete and not step.is_mixed and not step.left_plan
-        if is_good and step.version == record.version:
-            pairs.add(step)
-    pairs.finish()
-    return pairs.times_s.num_steps
+    return PairedSteps(record, num_ranks).read(reader)
+
+
+class PairedSteps:
+    """Counts the pairs of one version, again and again; each settled step is read once.
+
+    Args:
+        record: the version.
+        num_ranks: of its job.
+    """
+
+    def __init__(self, record: PlanRecord, num_ranks: int) -> None:
+        self._record = record
+        self._num_ranks = num_ranks
+        kinds = step_kinds(record)
+        self._pairs = PairGathering(kinds)
+        self._is_over = record.first_step is None or not kinds.is_interleaved
+        # As in the savings, the first step is left out: clocks settle in it.
+        self._after_step = record.first_step or 0
+
+    def read(self, reader: JobReader) -> int:
+        """Steps of either kind in the pairs so far."""
+        while not self._is_over:
+            piece = reader.list_step_totals(
+                self._record.job_id, after_step=self._after_step, limit=STEPS_A_PIECE
+            )
+            settled = settled_steps(piece, self._num_ranks)
+            self._is_over = self._add_to(self._pairs, settled)
+            self._after_step = settled[-1].step if settled else self._after_step
+            if len(piece) < STEPS_A_PIECE:
+                return self._with(piece[len(settled) :])
+        return self._pairs.so_far().times_s.num_steps
+
+    def _with(self, unsettled: Sequence[StepTotals]) -> int:
+        """With the complete ones of these, which are read again the next time."""
+        pairs = copy.deepcopy(self._pairs) if unsettled else self._pairs
+        self._add_to(pairs, () if self._is_over else unsettled)
+        return pairs.so_far().times_s.num_steps
+
+    def _add_to(self, pairs: PairGathering, several: Iterable[StepTotals]) -> bool:
+        """Whether they go beyond the version."""
+        for step in (whole_step(totals, self._num_ranks) for totals in several):
+            if (step.version or 0) > self._record.version:
+                return True
+            is_good = step.is_complete and not step.is_mixed and not step.left_plan
+            if is_good and step.version == self._record.version:
+                pairs.add(step)
+        return False

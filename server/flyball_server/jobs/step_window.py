@@ -20,7 +20,8 @@ KEPT_MEASUREMENTS = 65_536
 KEPT_STAGES = 16_384
 # So often all of them are read again: what ranks posted late, or again after a restart, s.
 RENEWAL_S = 10.0
-# In between only steps after the complete ones are, and no more than so many measurements.
+# In between only steps after the complete ones are, and no more than so many measurements; where
+# that leaves some out, all are read again.
 _MEASUREMENTS_A_LOOK = 16_384
 _FEWEST_A_LOOK = 4
 
@@ -73,14 +74,23 @@ class StepWindow:
             job = require_job(reader, job_id)
             is_other_run = self._run != job.created_at
             is_renewal = is_other_run or now_s - self._renewed_at_s >= RENEWAL_S
-            after_step = -1 if is_renewal else settled_step(self._steps)
-            found = _read(reader, job, after_step=after_step, is_renewal=is_renewal)
+            found = None if is_renewal else self._newer(reader, job)
+            if found is None:
+                is_renewal, found = True, _read(reader, job, after_step=-1, limit=_num_kept(job))
         if is_other_run:
             self._steps, self._run = (), job.created_at
         if is_renewal:
             self._renewed_at_s = now_s
         self._take(job, () if is_renewal else self._steps, found)
         return self._steps
+
+    def _newer(self, reader: JobReader, job: JobRecord) -> tuple[StagesSummary, ...] | None:
+        """Steps after the complete ones; None: between these and those known some are left out."""
+        some = max(_MEASUREMENTS_A_LOOK // job.in_force.num_ranks, _FEWEST_A_LOOK)
+        limit = min(_num_kept(job), some)
+        found = _read(reader, job, after_step=settled_step(self._steps), limit=limit)
+        newest = self._steps[-1].step if self._steps else -1
+        return None if len(found) == limit and found[0].step > newest else found
 
     def _take(
         self, job: JobRecord, kept: Sequence[WindowStep], found: Sequence[StagesSummary]
@@ -105,14 +115,10 @@ class StepWindow:
 
 
 def _read(
-    reader: JobReader, job: JobRecord, *, after_step: int, is_renewal: bool
+    reader: JobReader, job: JobRecord, *, after_step: int, limit: int
 ) -> tuple[StagesSummary, ...]:
-    num_steps = _num_kept(job)
-    if not is_renewal:
-        some = max(_MEASUREMENTS_A_LOOK // job.in_force.num_ranks, _FEWEST_A_LOOK)
-        num_steps = min(num_steps, some)
     return steps_by_stage(
-        reader.list_stage_totals(job.job_id, after_step=after_step, num_steps=num_steps)
+        reader.list_stage_totals(job.job_id, after_step=after_step, num_steps=limit)
     )
 
 

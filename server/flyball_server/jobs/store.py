@@ -52,6 +52,10 @@ class JobReader(Protocol):
         """The job's newest profile, or None."""
         ...
 
+    def has_profile(self, job_id: str) -> bool:
+        """Whether the job has a profile; quickly found out, however large it is."""
+        ...
+
     def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
         """One version of the job's plan, or None."""
         ...
@@ -185,7 +189,8 @@ class JobWriter(JobReader, Protocol):
 class JobStore(Protocol):
     """Where jobs are kept.
 
-    Contract, tested over every implementation by `tests/contract/test_job_store*.py`:
+    Contract, tested over every implementation by `tests/contract/test_job_store*.py`, and as far
+    as the REST API shows it over a live server too:
 
     - Any thread may use the store at any time, but one transaction belongs to one thread.
     - Writing transactions of one subject run one after another, across processes too where

@@ -179,21 +179,38 @@ def plan_models(
         virtual_stages=chunk_places(models[0].schedule),
         weight_versions=models[0].schedule.weight_versions,
         reserve=kept_reserve(request),
-        pipelines=tuple(
-            PlannedPipeline(
-                dp_rank=stands_for[0],
-                iteration_time_s=time_and_energy(model, assignment)[0],
-                energy_j=iteration_energy_j(model, assignment, iteration_time_s),
-                stages=planned_stages(model, assignment),
-                dp_ranks=stands_for if len(stands_for) > 1 else (),
-            )
-            for stands_for, model, assignment in zip(
-                dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
-                models,
-                split_assignment(models, choice.assignment),
-                strict=True,
-            )
+        pipelines=planned_pipelines(
+            models,
+            split_assignment(models, choice.assignment),
+            iteration_time_s,
+            dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
         ),
+    )
+
+
+def planned_pipelines(
+    models: Sequence[PipelineModel],
+    assignments: Sequence[Assignment],
+    iteration_time_s: float,
+    dp_ranks: Sequence[tuple[int, ...]],
+) -> tuple[PlannedPipeline, ...]:
+    """The pipelines of a plan, each with what it takes until the slowest has finished.
+
+    Args:
+        models: of the pipelines.
+        assignments: likewise.
+        iteration_time_s: of all together, s.
+        dp_ranks: of each model, the pipelines that it stands for.
+    """
+    return tuple(
+        PlannedPipeline(
+            dp_rank=stands_for[0],
+            iteration_time_s=time_and_energy(model, assignment)[0],
+            energy_j=iteration_energy_j(model, assignment, iteration_time_s),
+            stages=planned_stages(model, assignment),
+            dp_ranks=stands_for if len(stands_for) > 1 else (),
+        )
+        for stands_for, model, assignment in zip(dp_ranks, models, assignments, strict=True)
     )
 
 

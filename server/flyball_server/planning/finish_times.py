@@ -1,7 +1,6 @@
-"""Earliest finish times of one large DAG, asked for again and again: compiled.
+"""Finish times of one large DAG, asked for again and again: compiled.
 
-The same additions in the same order as `simulator.earliest_finish_s`, so the same figures to the
-last bit.
+The same additions in the same order as in `simulator`, so the same figures to the last bit.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.dag import DependencyDag
 from flyball_server.planning.frontier.compilation import compiled_function
-from flyball_server.planning.simulator import earliest_finish_s
+from flyball_server.planning.simulator import earliest_finish_s, latest_finish_s
 
 # Below, Python is about as fast, and nothing need be loaded.
 COMPILED_FROM = 4_000
@@ -39,6 +38,16 @@ class FinishTimes:
         finish_s: list[float] = _earliest(self._order, self._predecessors, durations).tolist()
         return finish_s
 
+    def latest_s(self, durations_s: Sequence[float], iteration_time_s: float) -> list[float]:
+        """Per node, when it must have finished for the iteration to take no longer than this, s."""
+        if not self._is_compiled:
+            return latest_finish_s(self._dag, durations_s, iteration_time_s)
+        durations = np.array(durations_s, dtype=np.float64)
+        finish_s: list[float] = _latest(
+            self._order, self._predecessors, durations, iteration_time_s
+        ).tolist()
+        return finish_s
+
 
 @compiled_function
 def _earliest(
@@ -49,3 +58,20 @@ def _earliest(
         before, source = finish_s[predecessors[0, node]], finish_s[predecessors[1, node]]
         finish_s[node] = (before if before > source else source) + durations_s[node]
     return finish_s[:-1]
+
+
+@compiled_function
+def _latest(
+    order: NDArray[np.int64],
+    predecessors: NDArray[np.int64],
+    durations_s: NDArray[np.float64],
+    iteration_time_s: float,
+) -> NDArray[np.float64]:
+    finish_s = np.full(len(durations_s), iteration_time_s)
+    for node in order[::-1]:
+        start_s = finish_s[node] - durations_s[node]
+        for which in range(2):
+            before = predecessors[which, node]
+            if before >= 0 and start_s < finish_s[before]:
+                finish_s[before] = start_s
+    return finish_s

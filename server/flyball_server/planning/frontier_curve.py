@@ -39,7 +39,7 @@ class FrontierPoint:
 
     @property
     def gap_percent(self) -> float:
-        """How far above the bound the energy is, %."""
+        """How far the energy is above the bound, %."""
         return 100 * (self.energy_j / self.lower_bound_j - 1)
 
 
@@ -54,11 +54,16 @@ class ComparedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierCurve:
-    """The frontier: points in rising time and falling energy, the baseline, EnvPipe's plans."""
+    """The frontier: points in rising time and falling energy, the baseline, EnvPipe's plans.
+
+    Attributes:
+        reserve: that the points were planned with; bounds are then on plans that keep it.
+    """
 
     points: tuple[FrontierPoint, ...]
     baseline: ComparedPlan
     envpipe: tuple[ComparedPlan, ...]
+    reserve: float = 0.0
 
 
 def make_frontier(
@@ -95,6 +100,7 @@ def make_frontier(
         envpipe=tuple(
             _compared(request, policy, reconfigure) for policy, reconfigure in COMPARED_ENVPIPE
         ),
+        reserve=first.reserve,
     )
 
 
@@ -113,6 +119,7 @@ def frontier_document(curve: FrontierCurve, *, solve_s: float) -> dict[str, Any]
         ],
         "baseline": _compared_document(curve.baseline),
         "envpipe": [_compared_document(plan) for plan in curve.envpipe],
+        "reserve": curve.reserve,
         "solve_s": solve_s,
     }
 

@@ -6,6 +6,7 @@ pipelines that each have clocks of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import InstructionKind
@@ -20,6 +21,18 @@ class PlannedInstruction:
     microbatch: int
     frequency_mhz: int
     chunk: int = 0
+
+    def __reduce__(self) -> tuple[Callable[..., PlannedInstruction], tuple[object, ...]]:
+        """How it is pickled: tens of thousands of them come from a planning process at once."""
+        return _planned, (self.kind, self.microbatch, self.frequency_mhz, self.chunk)
+
+
+def _planned(
+    kind: InstructionKind, microbatch: int, frequency_mhz: int, chunk: int
+) -> PlannedInstruction:
+    return PlannedInstruction(
+        kind=kind, microbatch=microbatch, frequency_mhz=frequency_mhz, chunk=chunk
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

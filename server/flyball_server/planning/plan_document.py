@@ -33,6 +33,8 @@ from flyball_server.planning.planner import DEFAULT_TARGET
 
 # Far above any real job; a broken document must not fill the memory.
 MAX_PIPELINES = 1_048_576
+_PLAIN_COUNT = 1_000_000_000
+_KINDS = {str(kind): kind for kind in InstructionKind}
 
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
@@ -245,12 +247,32 @@ def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruc
         PlanningError: it is something else; `field` says where, from `where` on.
     """
     return tuple(
-        tuple(
-            _instruction(entry, f"{where}[{stage}][{position}]")
-            for position, entry in enumerate(list_of(entries, f"{where}[{stage}]"))
-        )
+        _instructions(list_of(entries, f"{where}[{stage}]"), f"{where}[{stage}]")
         for stage, entries in enumerate(list_of(value, where))
     )
+
+
+def _instructions(entries: list[object], where: str) -> tuple[PlannedInstruction, ...]:
+    """Those of a stage; place by place only where one of them may be wrong."""
+    planned: list[PlannedInstruction] = []
+    for position, entry in enumerate(entries):
+        match entry:
+            case [str(name), int(microbatch), int(clock_mhz)] if (
+                name in _KINDS and _is_count(microbatch) and _is_count(clock_mhz)
+            ):
+                planned.append(
+                    PlannedInstruction(
+                        kind=_KINDS[name], microbatch=microbatch, frequency_mhz=clock_mhz
+                    )
+                )
+            case _:
+                planned.append(_instruction(entry, f"{where}[{position}]"))
+    return tuple(planned)
+
+
+def _is_count(value: int) -> bool:
+    """Whether it is one beyond doubt; a truth value is none."""
+    return type(value) is int and 0 <= value <= _PLAIN_COUNT
 
 
 def _entry(instruction: PlannedInstruction) -> list[str | int]:

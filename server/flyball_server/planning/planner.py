@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.reserve import check_reserve
+from flyball_server.planning.kept_results import kept_by_digest, profile_digest
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.policies import choose
@@ -137,6 +139,20 @@ def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:
     )
 
 
+def _pipeline_digest(request: PlanRequest) -> bytes:
+    rest = (
+        request.num_microbatches,
+        request.blocking_power_w,
+        request.schedule,
+        request.activation_memory,
+        request.checkpoint,
+        request.order,
+    )
+    return repr(rest).encode() + profile_digest(request.profile)
+
+
+# Of 64 stages x 256 microbatches it takes half a second to build, and some 20 MB.
+@kept_by_digest(_pipeline_digest, num_kept=2)
 def model_of_request(request: PlanRequest) -> PipelineModel:
     """The pipeline that the request describes.
 
@@ -199,11 +215,22 @@ def planned_stages(
     model: PipelineModel, assignment: Assignment
 ) -> tuple[tuple[PlannedInstruction, ...], ...]:
     """Per stage, its instructions in the order of execution, with their clocks."""
+    nodes = zip(model.dag.instruction, model.points, assignment, strict=True)
+    if not model.schedule.is_periodic:  # one node for each instruction, in their order
+        planned = [
+            PlannedInstruction(
+                kind=instruction.kind,
+                microbatch=instruction.microbatch,
+                frequency_mhz=points[choice].frequency_mhz,
+                chunk=instruction.chunk,
+            )
+            for instruction, points, choice in nodes
+        ]
+        in_order = iter(planned)
+        return tuple(tuple(islice(in_order, len(stage))) for stage in model.schedule.stages)
     clocks_mhz = {
         (stage, instruction): points[choice].frequency_mhz
-        for stage, instruction, points, choice in zip(
-            model.dag.stage, model.dag.instruction, model.points, assignment, strict=True
-        )
+        for stage, (instruction, points, choice) in zip(model.dag.stage, nodes, strict=True)
     }
     return tuple(
         tuple(

@@ -236,4 +236,4 @@ def _bound_j(solver: DeadlineSolver, target: Target) -> float:
     if target.kind == "power":
         return 0.0
     deadline_s = math.inf if target.kind == "least-energy" else target.value
-    return solver.relax(min(deadline_s, solver.slowest_time_s)).lower_bound_j
+    return solver.bound_j(solver.relax(min(deadline_s, solver.slowest_time_s)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.effort import Effort
-from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.frontier.event_arcs import event_arcs
+from flyball_server.planning.frontier.first_plan import FirstPlanner
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 
 
 def warm_up() -> None:
@@ -18,12 +20,14 @@ def warm_up() -> None:
         points={(stage, kind): points for stage in range(2) for kind in kinds},
         num_ranks_per_stage=(1, 1),
     )
-    make_plan(
-        PlanRequest(
-            profile=profile,
-            num_microbatches=2,
-            blocking_power_w=(0.1,),
-            policy="frontier",
-            effort=Effort.LOW,
-        )
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=2,
+        blocking_power_w=(0.1,),
+        policy="frontier",
+        effort=Effort.LOW,
     )
+    make_plan(request)
+    model = model_of_request(request)
+    planner = FirstPlanner(model, event_arcs(model.dag))
+    planner.plan(2 * planner.fastest_time_s, [model.durations_s(model.baseline())])

@@ -160,4 +160,4 @@ def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
     """The job as it stands; None: meanwhile it was changed, or somebody has put a profile."""
     now = require_job(writer, job.job_id)
     is_same = now.state in _UNPROFILED and is_same_work(job, now)
-    return now if is_same and writer.find_profile(job.job_id) is None else None
+    return now if is_same and not writer.has_profile(job.job_id) else None

@@ -27,7 +27,7 @@ def replanning(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY
         has_failed = job.state is JobState.PLANNING_FAILED and job.problem is not None
         if is_planned or has_failed or job.state in OVER:
             return None
-        if reader.find_profile(job_id) is None:
+        if not reader.has_profile(job_id):
             return None
     with services.store.turn(planning_turn(job_id), waits=False) as is_free:
         if not is_free:

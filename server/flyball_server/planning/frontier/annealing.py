@@ -43,12 +43,15 @@ def anneal(
     tables: NodeTables,
     sinks: IndexArray,
     waiting_power_w: float,
+    moves: tuple[int, int],
     num_moves: int,
-    hot_j: float,
-    cold_j: float,
+    temperature_j: float,
+    cooling: float,
     seed: int,
-) -> None:
-    """Improve `finish_s` in place.
+) -> float:
+    """Improve `finish_s` in place, by some of an annealing's moves.
+
+    All stretches of moves, one after the other in one thread, give what a single one does.
 
     Args:
         finish_s: per node, a feasible finish; shape (num_nodes,).
@@ -56,20 +59,23 @@ def anneal(
         tables: the pipeline.
         sinks: the nodes that nothing waits for; the last of them ends the iteration.
         waiting_power_w: what each second of the iteration costs, W.
-        num_moves: how many moves are tried; it alone bounds the work, so that the same input
-            gives the same result.
-        hot_j: temperature at the first move.
-        cold_j: temperature at the last move.
+        moves: which are tried now, from the first (0 begins the annealing) to before the second.
+        num_moves: how many moves there are in all; it alone bounds the work, so that the same
+            input gives the same result.
+        temperature_j: before the first of these moves.
+        cooling: what each move makes of the temperature, a share.
         seed: of the random numbers.
+
+    Returns:
+        The temperature after the last of these moves, J.
     """
-    np.random.seed(seed)
+    if moves[0] == 0:
+        np.random.seed(seed)
     cost_j = _costs_of_all(finish_s, tables)
     group, affected = np.empty(MAX_GROUP, np.int64), np.empty(MAX_AFFECTED, np.int64)
     old_finish_s, new_cost_j = np.empty(MAX_GROUP), np.empty(MAX_AFFECTED)
     end_s = _end_of(finish_s, sinks)
-    cooling = (cold_j / hot_j) ** (1.0 / max(1, num_moves))
-    temperature_j = hot_j
-    for move in range(num_moves):
+    for move in range(moves[0], moves[1]):
         temperature_j *= cooling
         if move >= num_moves * (1.0 - GREEDY_SHARE):
             temperature_j = 0.0
@@ -97,6 +103,7 @@ def anneal(
         else:
             for index in range(group_size):
                 finish_s[group[index]] = old_finish_s[index]
+    return temperature_j
 
 
 @compiled_function

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import linalg
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.frontier.event_network import (
     BEGIN,
     DEADLINE,
@@ -89,6 +90,7 @@ class InteriorPointRelaxation:
         """What so many steps from the point find, and whether it is as near as asked for."""
         to_keep: Iterate | None = None
         for _ in range(max_steps):
+            cancellation_point()
             point = self._next(point, self._window_error_s(point, deadline_s))
             if to_keep is None and self._is_below(KEPT_BELOW, point, deadline_s):
                 to_keep = point

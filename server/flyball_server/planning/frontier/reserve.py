@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from flyball_profiles.stage_profile import OperatingPoint
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.pipeline_model import PipelineModel
@@ -49,10 +49,11 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
             MAX_RESERVE.
 
     Raises:
-        PlanningError: the reserve is out of its bounds.
+        PlanningError: the reserve is out of its bounds, or makes an instruction longer than any
+            may be.
     """
     check_reserve(reserve)
-    if reserve == 0:
+    if reserve / _NUM_LEVELS == 0:
         return model
     power_w = model.stage_blocking_power_w
     made: dict[tuple[int, int, float], tuple[OperatingPoint, ...]] = {}
@@ -61,7 +62,13 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
         stage, of_node = model.dag.stage[node], model.points[node]
         key = (stage, id(of_node), share)
         if key not in made:
-            made[key] = tuple(_longer(point, share, power_w[stage]) for point in of_node)
+            try:
+                made[key] = tuple(_longer(point, share, power_w[stage]) for point in of_node)
+            except ProfileError as error:
+                raise PlanningError(
+                    f"{reserve:g} is too much for instructions this long: {error.message}",
+                    field="reserve",
+                ) from None
         points.append(made[key])
     return replace(model, points=tuple(points))
 

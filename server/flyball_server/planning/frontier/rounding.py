@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.dag import NONE, DependencyDag
 from flyball_server.planning.frontier import annealing, compiled
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
@@ -27,6 +28,8 @@ WARY_MARGIN = 1e-9
 HOT_STEPS, WARM_STEPS, COLD_STEPS = 1.0, 0.2, 0.15
 # A solver's windows may be a little too long; they are shrunk until the plan is in time.
 SHRINKINGS = (0.0, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
+# Annealing moves between two moments in which a solve can be ended: a tenth of a second or two.
+MOVES_AT_A_STRETCH = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +111,22 @@ class Rounding:
         if self._mean_step_j == 0:  # one useful clock for each instruction: nothing to choose
             return plan
         finish_s = plan.finish_s.copy()
-        annealing.anneal(
-            finish_s,
-            deadline_s,
-            self._tables,
-            self._sinks,
-            self._waiting_power_w,
-            num_moves,
-            self._hot_j if is_hot else WARM_STEPS * self._mean_step_j,
-            COLD_STEPS * self._mean_step_j,
-            seed,
-        )
+        temperature_j = self._hot_j if is_hot else WARM_STEPS * self._mean_step_j
+        cooling = (COLD_STEPS * self._mean_step_j / temperature_j) ** (1.0 / max(1, num_moves))
+        for first_move in range(0, num_moves, MOVES_AT_A_STRETCH):
+            cancellation_point()
+            temperature_j = annealing.anneal(
+                finish_s,
+                deadline_s,
+                self._tables,
+                self._sinks,
+                self._waiting_power_w,
+                (first_move, min(first_move + MOVES_AT_A_STRETCH, num_moves)),
+                num_moves,
+                temperature_j,
+                cooling,
+                seed,
+            )
         improved = self._at(finish_s)
         return improved if improved.cost_j < plan.cost_j else plan
 
@@ -190,13 +198,18 @@ def _padded(rows: Sequence[Sequence[float]], filling: float) -> FloatArray:
 
 
 def _successors(predecessors: IndexArray) -> IndexArray:
-    following: list[list[int]] = [[] for _ in predecessors]
-    for node in range(len(predecessors)):
-        for before in {int(predecessors[node, which]) for which in range(2)} - {compiled.NO_NODE}:
-            following[before].append(node)
-    table = np.full((len(following), max(1, *map(len, following))), compiled.NO_NODE)
-    for node, nodes in enumerate(following):
-        table[node, : len(nodes)] = nodes
+    """Per node, those that wait for it, rising; NO_NODE where there are fewer than most have."""
+    num_nodes = len(predecessors)
+    is_another = np.ones(predecessors.shape, dtype=np.bool_)
+    is_another[:, 1] = predecessors[:, 1] != predecessors[:, 0]
+    after, which = np.nonzero((predecessors != compiled.NO_NODE) & is_another)
+    before = predecessors[after, which]
+    by_node = np.argsort(before, kind="stable")
+    before, after = before[by_node], after[by_node]
+    counts = np.bincount(before, minlength=num_nodes)
+    place = np.arange(len(before)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = np.full((num_nodes, max(1, int(counts.max(initial=0)))), compiled.NO_NODE)
+    table[before, place] = after
     return table.astype(np.int64)
 
 

@@ -6,6 +6,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import (
@@ -62,7 +63,7 @@ class DeadlinePlan:
 
     @property
     def lower_bound_j(self) -> float:
-        """No plan that meets the deadline needs less, J."""
+        """No plan that meets the deadline needs less, J; with a reserve, as DeadlineSolver says."""
         return self.relaxed.lower_bound_j
 
 
@@ -72,7 +73,8 @@ class DeadlineSolver:
     Args:
         model: the pipeline, as profiled.
         reserve: by how much its instructions may take longer, as a share; see `with_reserve`.
-            Bounds of plans are then on all that keep this reserve and are no faster.
+            Bounds of plans are then on all that keep this reserve at the deadline and are no
+            faster.
 
     Attributes:
         fastest_time_s: iteration time with every instruction at its fastest, s.
@@ -117,12 +119,31 @@ class DeadlineSolver:
         """
         if deadline_s < self.fastest_time_s * (1 - RELATIVE_TIME_TOLERANCE):
             raise ValueError(f"{deadline_s} s is below the fastest, {self.fastest_time_s} s")
+        cancellation_point()
         try:
             return self._relaxation.solve(deadline_s)
         except ArithmeticError:
             # Never seen but in tests. A general solver takes longer, and a plan is owed.
             self._relaxation = HighsRelaxation(self._network)
             return self._relaxation.solve(deadline_s)
+
+    def bound_j(self, relaxed: RelaxedOptimum) -> float:
+        """What no plan needs less than that keeps the reserve at the deadline, J.
+
+        The plan itself uses none of it, so it may wait less by the reserve of its longest path.
+        """
+        longest_s = self._reserve * relaxed.deadline_s
+        return relaxed.lower_bound_j - self._network.waiting_power_w * longest_s
+
+    def without_waiting(self, relaxed: RelaxedOptimum) -> RelaxedOptimum:
+        """The same optimum, with a reserve for no later a deadline than it needs.
+
+        The bound of a plan with a reserve is the lower the longer it may wait at its end.
+        """
+        if not self._reserve:
+            return relaxed
+        end_s = max(self.fastest_time_s, float(relaxed.event_time_s[END]))
+        return replace(relaxed, deadline_s=min(relaxed.deadline_s, end_s))
 
     def least_energy_time_s(self) -> float:
         """The iteration time beyond which waiting costs more than slower clocks save, s."""

@@ -72,7 +72,8 @@ def plan_for_target(
             f" the fastest takes {_rounded_up(solver.fastest_time_s)} s",
             field="target",
         )
-    return solver.plan(solver.relax(min(wanted_s, solver.slowest_time_s)), num_moves)
+    relaxed = solver.relax(min(wanted_s, solver.slowest_time_s))
+    return solver.plan(solver.without_waiting(relaxed), num_moves)
 
 
 def _plan_for_power(

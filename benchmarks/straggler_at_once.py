@@ -1,0 +1,334 @@
+"""How soon a slow GPU of a large pipeline is answered, and how good the first plan is.
+
+Run `python benchmarks/straggler_at_once.py [--json] [--served-only]`; README.md beside this file
+says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import flyball_profiles
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from flyball_client.planner_client import PlannerClient
+from flyball_client.wire import JobRegistration, RankRegistration
+from flyball_client.wire_loop import StragglerReport
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.plans_at_once import make_plan_at_once
+from flyball_server.planning.running_clocks import RunningClocks, running_clocks
+from flyball_server.planning.warm_up import warm_up
+from measured_process import BenchmarkError
+from tiled_profile import tile_profile
+
+PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
+BLOCKING_POWER_W = 83.64
+SEED = 20231
+SIZES = ((8, 32), (16, 64), (64, 256))
+CASES = ((1, 1.05), (1, 1.2), (2, 1.2))
+SLOWDOWN = 1.2
+MAX_AT_ONCE_S = 1.0
+MAX_ABOVE_PERCENT = 5.0
+PATIENCE_S, LONGEST_POLL_S = 300.0, 60.0
+
+AnyPlan = FrequencyPlan | DataParallelPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtOnce:
+    """One GPU is slow; energies predicted, of all pipelines.
+
+    Attributes:
+        first_s: to make the plan that is made at once, the pipeline being known, s.
+        first_gap_percent: of its certificate.
+        searched_s: to search with the job's own effort, normal, s.
+        above_percent: the first plan's energy above the searched one's, %.
+        late_percent: its iteration time over T', %; not above 0.
+    """
+
+    size: str
+    num_pipelines: int
+    slowdown: float
+    first_s: float
+    first_gap_percent: float
+    searched_s: float
+    searched_gap_percent: float
+    above_percent: float
+    late_percent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """From a call to the planner until ranks that wait have the new plan, s; one pipeline.
+
+    Attributes:
+        what: `slow`, a rank is announced; `back`, that is withdrawn.
+        first_rank_s: until one of the ranks has its part.
+        all_ranks_s: until all of them have, one connection each.
+    """
+
+    size: str
+    what: str
+    answered_s: float
+    first_rank_s: float
+    all_ranks_s: float
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Plans on their own, then through a planner."""
+    warm_up()
+    folder = Path(flyball_profiles.__file__).parent / "stages"
+    profile = read_stage_profile(folder / PROFILE)
+    tiled = [(tile_profile(profile, stages, SEED), number) for stages, number in SIZES]
+    cells = [] if arguments.served_only else [cell for one in tiled for cell in _cells(*one)]
+    served = [figure for one in tiled for figure in _served(*one)]
+    return Report(
+        figures={
+            "at_once": [asdict(cell) for cell in cells],
+            "served": [asdict(figure) for figure in served],
+        },
+        text=_text(cells, served),
+        limits=tuple(_limits(cells, served)),
+    )
+
+
+def _cells(profile: StageProfile, num_microbatches: int) -> Iterator[AtOnce]:
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=num_microbatches,
+        blocking_power_w=(BLOCKING_POWER_W,),
+        effort=Effort.LOW,
+    )
+    size = f"{profile.num_stages}x{num_microbatches}"
+    show_progress(f"{size}: the plan before")
+    running = running_clocks(make_plan(request))
+    for num_pipelines, slowdown in CASES:
+        show_progress(f"{size}, {num_pipelines} x, {slowdown}")
+        yield _cell(size, request, running, num_pipelines, slowdown)
+
+
+def _cell(
+    size: str, request: PlanRequest, running: RunningClocks, num_pipelines: int, slowdown: float
+) -> AtOnce:
+    slow = Pace(stage=request.profile.num_stages // 2, dp_rank=num_pipelines - 1, slowdown=slowdown)
+    paced = PacedRequest(request=request, paces=(slow,), num_pipelines=num_pipelines)
+    normal = replace(paced, request=replace(request, effort=Effort.NORMAL))
+    first, first_s = _timed(lambda: make_plan_at_once(paced, running))
+    searched, searched_s = _timed(lambda: make_paced_plan(normal))
+    return AtOnce(
+        size=size,
+        num_pipelines=num_pipelines,
+        slowdown=slowdown,
+        first_s=first_s,
+        first_gap_percent=first.gap_percent or 0.0,
+        searched_s=searched_s,
+        searched_gap_percent=searched.gap_percent or 0.0,
+        above_percent=100 * (first.energy_j / searched.energy_j - 1),
+        late_percent=first.slowdown_percent,
+    )
+
+
+def _timed(make: Callable[[], AnyPlan]) -> tuple[AnyPlan, float]:
+    began_s = time.perf_counter()
+    plan = make()
+    return plan, time.perf_counter() - began_s
+
+
+def _served(profile: StageProfile, num_microbatches: int) -> Iterator[Served]:
+    size = f"{profile.num_stages}x{num_microbatches}"
+    show_progress(f"{size}, through a planner")
+    rank = profile.num_stages // 2
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _planner(Path(folder)) as address,
+        PlannerClient(address, timeout_s=PATIENCE_S) as client,
+    ):
+        _put_job(client, profile, num_microbatches)
+        report = StragglerReport(rank=rank, slowdown=SLOWDOWN)
+        calls: dict[str, Callable[[], object]] = {
+            "slow": lambda: client.post_straggler("job", report),
+            "back": lambda: client.delete_straggler("job", rank),
+        }
+        for what, call in calls.items():
+            version = client.get_job("job").newest_version or 0
+            answered_s, at_ranks_s = _until_at_ranks(address, profile.num_stages, version, call)
+            yield Served(
+                size=size,
+                what=what,
+                answered_s=answered_s,
+                first_rank_s=min(at_ranks_s),
+                all_ranks_s=max(at_ranks_s),
+            )
+
+
+@contextmanager
+def _planner(folder: Path) -> Iterator[str]:
+    """The address of a `flyball serve` on a free loopback port, until the block ends."""
+    command = [sys.executable, "-m", "flyball_client", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--database", f"sqlite:///{folder / 'planner.sqlite'}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline() if process.stdout else ""
+        address = next((word for word in line.split() if word.startswith("http://")), None)
+        if address is None:
+            raise BenchmarkError(f"flyball serve does not start: {line!r}")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
+def _put_job(client: PlannerClient, profile: StageProfile, num_microbatches: int) -> None:
+    registration = JobRegistration(
+        num_stages=profile.num_stages,
+        num_microbatches=num_microbatches,
+        num_ranks=profile.num_stages,
+        blocking_power_w=(BLOCKING_POWER_W,),
+        emulated=True,
+    )
+    client.put_job("job", registration)
+    for rank in range(profile.num_stages):
+        client.put_rank(
+            "job",
+            rank,
+            RankRegistration(
+                stage=rank,
+                host="node",
+                gpu_name="emulated",
+                gpu_uuid=f"EMULATED-{rank}",
+                emulated=True,
+                client_version="benchmark",
+            ),
+        )
+    client.put_profile_csv("job", write_stage_profile(profile))
+
+
+def _until_at_ranks(
+    address: str, num_ranks: int, version: int, call: Callable[[], object]
+) -> tuple[float, list[float]]:
+    """Until the call is answered, and until each rank has a newer version than this, s."""
+    arrived_s: dict[int, float] = {}
+    waiting = threading.Barrier(num_ranks + 1)
+
+    def wait_for_plan(rank: int) -> None:
+        with PlannerClient(address, timeout_s=PATIENCE_S) as client:
+            client.get_rank_plan("job", rank)  # the connection is there
+            waiting.wait(PATIENCE_S)
+            plan = client.get_rank_plan("job", rank, after_version=version, wait_s=LONGEST_POLL_S)
+        if plan is not None:
+            arrived_s[rank] = time.perf_counter()
+
+    ranks = [threading.Thread(target=wait_for_plan, args=(rank,)) for rank in range(num_ranks)]
+    for rank in ranks:
+        rank.start()
+    waiting.wait(PATIENCE_S)
+    time.sleep(1.0)  # until all of them wait in the planner
+    began_s = time.perf_counter()
+    call()
+    answered_s = time.perf_counter() - began_s
+    for rank in ranks:
+        rank.join(PATIENCE_S)
+    if len(arrived_s) < num_ranks:
+        raise BenchmarkError(f"{num_ranks - len(arrived_s)} ranks have got no plan")
+    return answered_s, [moment_s - began_s for moment_s in arrived_s.values()]
+
+
+def _limits(cells: list[AtOnce], served: list[Served]) -> Iterator[Limit]:
+    for size in dict.fromkeys(cell.size for cell in cells):
+        of_size = [cell for cell in cells if cell.size == size]
+        yield at_most(
+            f"{size}: the first plan, s", max(cell.first_s for cell in of_size), MAX_AT_ONCE_S
+        )
+        yield at_most(
+            f"{size}: its energy above the searched one's, %",
+            max(cell.above_percent for cell in of_size),
+            MAX_ABOVE_PERCENT,
+        )
+        yield at_most(
+            f"{size}: its time over T', %", max(cell.late_percent for cell in of_size), 1e-7
+        )
+    for figure in served:
+        yield at_most(
+            f"{figure.size}, {figure.what}: to the first rank, s",
+            figure.first_rank_s,
+            MAX_AT_ONCE_S,
+        )
+
+
+def _text(cells: list[AtOnce], served: list[Served]) -> str:
+    return (
+        f"{PROFILE}, tiled with seeded noise, 1F1B, target fastest; the GPU in the middle of one"
+        f" pipeline is slow\n\n{_plans(cells)}\n\n{_waits(served)}"
+    )
+
+
+def _plans(cells: list[AtOnce]) -> str:
+    return table(
+        [
+            "one slow GPU; energies predicted",
+            "pipelines",
+            "slowdown",
+            "first plan, s",
+            "gap, %",
+            "searched, s",
+            "gap, %",
+            "first above searched, %",
+        ],
+        [
+            [
+                cell.size,
+                str(cell.num_pipelines),
+                f"{cell.slowdown:g}",
+                f"{cell.first_s:.2f}",
+                f"{cell.first_gap_percent:.2f}",
+                f"{cell.searched_s:.2f}",
+                f"{cell.searched_gap_percent:.3f}",
+                f"{cell.above_percent:.2f}",
+            ]
+            for cell in cells
+        ],
+    )
+
+
+def _waits(served: list[Served]) -> str:
+    return table(
+        ["flyball serve, measured", "what", "answered, s", "first rank, s", "all ranks, s"],
+        [
+            [
+                one.size,
+                one.what,
+                f"{one.answered_s:.3f}",
+                f"{one.first_rank_s:.3f}",
+                f"{one.all_ranks_s:.3f}",
+            ]
+            for one in served
+        ],
+    )
+
+
+def main() -> int:
+    """Print the figures; 0 where all are within their limits, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--served-only", action="store_true", help="through a planner only")
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
