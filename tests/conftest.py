@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 
+import pytest
 from hypothesis import settings
-from tests.browser.fixtures import browser, browser_context, browser_page, page_watch
+from tests.browser.chromium import chromium_path
+from tests.browser.fixtures import (
+    browser,
+    browser_context,
+    browser_page,
+    page_watch,
+    start_planner,
+)
+from tests.debian_packages import MissingProgramError
+from tests.deploy.prometheus import prometheus_path, prometheus_tools
 from tests.postgres.fixtures import postgres_database, postgres_server
+from tests.postgres.server import postgres_binaries
 
 __all__ = [
     "browser",
@@ -15,6 +28,8 @@ __all__ = [
     "page_watch",
     "postgres_database",
     "postgres_server",
+    "prometheus_tools",
+    "start_planner",
 ]
 
 # An example may wait for a compiler or a slow machine: nothing here is timed.
@@ -25,3 +40,20 @@ settings.load_profile("untimed")
 # are sent; a handler of Python's becomes the default action in a child.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What the test of a fixture needs of Debian's.
+NEEDED: dict[str, Callable[[], object]] = {
+    "browser": chromium_path,
+    "postgres_server": postgres_binaries,
+    "prometheus_tools": prometheus_path,
+}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Install what the chosen tests need before the first begins: it has a time limit."""
+    if session.config.option.collectonly:
+        return
+    names = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    for name in sorted(names & NEEDED.keys()):
+        with suppress(MissingProgramError):  # the test itself fails or is skipped
+            NEEDED[name]()

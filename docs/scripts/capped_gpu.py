@@ -43,15 +43,16 @@ class ReadingGovernor(InProcessGovernor):
     def __init__(self, gpu: CappedGpu, rank_name: str) -> None:
         super().__init__(gpu, rank_name)
         self._capped_gpu = gpu
-        self._next_read_s = 0.0
+        self._next_comparison_s = 0.0
         self._reads = ClockReport()
 
     def on_instruction_end(self) -> None:
         """Compare the clock in force with the one that was set, when it is time to."""
+        super().on_instruction_end()
         now_s = self._capped_gpu.emulated_time_s()
-        if self.is_over or now_s < self._next_read_s:
+        if self.is_over or now_s < self._next_comparison_s:
             return
-        self._next_read_s = now_s + READ_PERIOD_S
+        self._next_comparison_s = now_s + READ_PERIOD_S
         mhz, asked_mhz = self._capped_gpu.sm_clock_mhz(), self._capped_gpu.asked_mhz()
         is_missed = mhz < asked_mhz - TOLERANCE_MHZ
         is_capped = bool(self._capped_gpu.clock_limits() & ClockLimit.POWER)
@@ -60,10 +61,13 @@ class ReadingGovernor(InProcessGovernor):
             num_reads=self._reads.num_reads + 1,
             num_misses=self._reads.num_misses + is_missed,
             num_power_capped=self._reads.num_power_capped + (is_missed and is_capped),
-            sm_clock_mhz=mhz,
         )
 
     def report(self) -> ClockReport:
         """What became of the requests so far."""
-        done = super().report()
-        return replace(self._reads, num_switches=done.num_switches, num_failures=done.num_failures)
+        return replace(
+            super().report(),
+            num_reads=self._reads.num_reads,
+            num_misses=self._reads.num_misses,
+            num_power_capped=self._reads.num_power_capped,
+        )

@@ -20,14 +20,10 @@ from typing import TYPE_CHECKING, Literal
 
 from docs.scripts.shown_jobs import CHOSEN, SLOWED, STEADY, shown_jobs
 from PIL import Image
-from tests.browser.chromium import (
-    PATIENCE_S,
-    MissingBrowserError,
-    chromium_path,
-    private_chromium,
-)
+from tests.browser.chromium import PATIENCE_S, chromium_path, private_chromium
 from tests.browser.dashboard import Dashboard
 from tests.browser.page_watch import PageWatch
+from tests.debian_packages import MissingProgramError
 from tests.planner.live import serve_process
 
 if TYPE_CHECKING:
@@ -94,7 +90,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             _take_all(Path(folder), into)
-    except MissingBrowserError as error:
+    except MissingProgramError as error:
         print(f"no screenshots: {error}", file=sys.stderr)
         return 2
     return 0

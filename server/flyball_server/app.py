@@ -9,12 +9,11 @@ from functools import partial
 
 from anyio import CapacityLimiter
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes
 from flyball_server.jobs.frontier import FrontierMemory
-from flyball_server.jobs.history import HistoryMemory
+from flyball_server.jobs.history import HISTORIES_AT_ONCE, HistoryMemory
 from flyball_server.jobs.plannings import Plannings
 from flyball_server.jobs.presence import RankPresence
 from flyball_server.jobs.reactions import all_reactions
@@ -42,11 +41,12 @@ from flyball_server.rest.problem_handlers import add_problem_handlers
 from flyball_server.rest.rank_calls import RankCalls
 from flyball_server.rest.readiness import Readiness, SolvingCheck
 from flyball_server.rest.response_headers import ResponseHeaders
-from flyball_server.rest.routers import api_router
-from flyball_server.rest.timeline_answers import TIMELINES_AT_ONCE, TimelineAnswers
+from flyball_server.rest.routers import api_routes
+from flyball_server.rest.timeline_answers import TimelineAnswers
 from flyball_server.rest.token import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.settings import Settings, load_settings
 from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
+from flyball_server.solving.in_thread import PlannerThreads
 from flyball_server.solving.processes import PlanningProcesses
 
 _DESCRIPTION = """\
@@ -76,51 +76,18 @@ def create_app(
         SettingsError: an environment variable cannot be used.
     """
     chosen = load_settings() if settings is None else settings
-    unmeasured = make_job_store(chosen.database, for_planner=True) if store is None else store
-    waiters = JobWaiters()
-    reading = SharedReading(
-        lambda: JobReading(replace(services, store=unmeasured), max_labelled=chosen.metrics_jobs)
+    state = _planner_state(
+        chosen,
+        make_job_store(chosen.database, for_planner=True) if store is None else store,
+        planner,
+        all_reactions() if reactions is None else reactions,
     )
-    metrics = ProcessMetrics(num_waiting=lambda: waiters.num_waiting, jobs=JobsCollector(reading))
-    kept = MeasuredStore(unmeasured, metrics)
-    gate = TokenGate(kept, operator_token=chosen.token)
-    presence = RankPresence()
-    reactor = Reactor(all_reactions() if reactions is None else reactions)
-    services = replace(
-        _services(chosen, kept, metrics),
-        planner=planner,
-        notice=reactor.notice,
-        seen=presence.note,
-    )
-    histories, overviews = HistoryMemory(), Overviews(reading)
+    state.services.store.listen(partial(_hear, state.waiters, state.reactor))
     app = _bare_app()
-    app.state.planner = PlannerState(
-        settings=chosen,
-        services=services,
-        waiters=waiters,
-        presence=presence,
-        reactor=reactor,
-        frontiers=FrontierMemory(),
-        histories=histories,
-        timelines=TimelineAnswers(),
-        timeline_threads=CapacityLimiter(TIMELINES_AT_ONCE),
-        plannings=Plannings(services),
-        frontier_threads=CapacityLimiter(
-            num_frontiers_at_once(chosen.planning_processes, chosen.planning_executor)
-        ),
-        gate=gate,
-        rank_calls=RankCalls(services),
-        metrics=metrics,
-        readiness=_readiness(services),
-        overviews=overviews,
-        live_events=LiveEvents(
-            services, reading=reading, overviews=overviews, histories=histories, waiters=waiters
-        ),
-    )
-    kept.listen(partial(_hear, waiters, reactor))
-    app.include_router(api_router())
+    app.state.planner = state
+    app.router.routes.extend(api_routes())
     add_problem_handlers(app)
-    _add_middleware(app, chosen, gate, metrics)
+    _add_middleware(app, state)
     return app
 
 
@@ -139,7 +106,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     state: PlannerState = app.state.planner
     await run_in_threadpool(state.services.store.open)
     state.waiters.open()
-    if isinstance(state.services.executor, PlanningProcesses):
+    if isinstance(state.services.executor, PlanningProcesses | PlannerThreads):
         state.services.executor.start()
     await run_in_threadpool(state.reactor.start, state.services)
     state.presence.start(state.services)
@@ -163,6 +130,51 @@ def _hear(waiters: JobWaiters, reactor: Reactor, job_id: str | None) -> None:
         reactor.notice(job_id)
 
 
+def _planner_state(
+    settings: Settings, store: JobStore, planner: Planner, reactions: Sequence[Reaction]
+) -> PlannerState:
+    waiters, presence, reactor = JobWaiters(), RankPresence(), Reactor(reactions)
+    reading = SharedReading(
+        lambda: JobReading(replace(services, store=store), max_labelled=settings.metrics_jobs)
+    )
+    metrics = ProcessMetrics(num_waiting=lambda: waiters.num_waiting, jobs=JobsCollector(reading))
+    measured = MeasuredStore(store, metrics)
+    services = replace(
+        _services(settings, measured, metrics),
+        planner=planner,
+        notice=reactor.notice,
+        seen=presence.note,
+    )
+    histories, overviews = HistoryMemory(), Overviews(reading)
+    return PlannerState(
+        settings=settings,
+        services=services,
+        waiters=waiters,
+        presence=presence,
+        reactor=reactor,
+        frontiers=FrontierMemory(),
+        histories=histories,
+        timelines=TimelineAnswers(),
+        plannings=Plannings(services),
+        frontier_threads=_frontier_threads(settings),
+        history_threads=CapacityLimiter(HISTORIES_AT_ONCE),
+        gate=TokenGate(measured, operator_token=settings.token),
+        rank_calls=RankCalls(services),
+        metrics=metrics,
+        readiness=_readiness(services),
+        overviews=overviews,
+        live_events=LiveEvents(
+            services, reading=reading, overviews=overviews, histories=histories, waiters=waiters
+        ),
+    )
+
+
+def _frontier_threads(settings: Settings) -> CapacityLimiter:
+    return CapacityLimiter(
+        num_frontiers_at_once(settings.planning_processes, settings.planning_executor)
+    )
+
+
 def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> JobServices:
     return JobServices(
         store=store,
@@ -179,20 +191,18 @@ def _bare_app() -> FastAPI:
         title="Flyball planner",
         version="v1",
         description=_DESCRIPTION,
-        docs_url=None,  # FastAPI's own page loads from a CDN; api_router has ours
+        docs_url=None,  # FastAPI's own page loads from a CDN; api_routes has ours
         openapi_url=OPENAPI,
         redoc_url=None,
         redirect_slashes=False,
         swagger_ui_oauth2_redirect_url=None,
-        generate_unique_id_function=_operation_id,
         lifespan=_lifespan,
     )
 
 
-def _add_middleware(
-    app: FastAPI, settings: Settings, gate: TokenGate, metrics: ProcessMetrics
-) -> None:
+def _add_middleware(app: FastAPI, state: PlannerState) -> None:
     """What each call goes through before it is looked up; what is added last comes first."""
+    settings = state.settings
     app.add_middleware(
         BodyLimit,
         max_body_bytes=settings.max_body_bytes,
@@ -203,9 +213,9 @@ def _add_middleware(
     open_paths = OPEN_PATHS.union(dashboard_files())
     if settings.metrics_open:
         open_paths |= {routes.METRICS}
-    app.add_middleware(AccessCheck, gate=gate, open_paths=open_paths)
+    app.add_middleware(AccessCheck, gate=state.gate, open_paths=open_paths)
     app.add_middleware(ResponseHeaders)
-    app.add_middleware(CallMetrics, metrics=metrics)
+    app.add_middleware(CallMetrics, metrics=state.metrics)
     app.add_middleware(CallLog)
 
 
@@ -221,7 +231,3 @@ def _readiness(services: JobServices) -> Readiness:
 def _read_something(store: JobStore) -> None:
     with store.reading() as reader:
         reader.find_job("/readyz")  # no job has this name; by the primary key it is found out
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name

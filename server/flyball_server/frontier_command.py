@@ -81,6 +81,7 @@ def _text(curve: FrontierCurve) -> str:
     baseline = curve.baseline
     lines = [
         "predicted, one iteration; saving against the baseline",
+        *_of_reserve(curve.reserve),
         "",
         "              time, s       energy, J   saving, %   gap to the bound, %",
     ]
@@ -102,6 +103,12 @@ def _text(curve: FrontierCurve) -> str:
     for plan in curve.envpipe:
         lines.append(line("EnvPipe", plan.iteration_time_s, plan.energy_j, plan.name))
     return "\n".join(lines)
+
+
+def _of_reserve(reserve: float) -> list[str]:
+    if not reserve:
+        return []
+    return [f"bounds are on plans that keep {100 * reserve:g} % in reserve and are no faster"]
 
 
 COMMAND = Command(

@@ -25,13 +25,14 @@ def write_frontier_plot(curve: FrontierCurve, path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     times_s = [point.iteration_time_s for point in curve.points]
+    kept = f" that keeps {100 * curve.reserve:g} % in reserve" if curve.reserve else ""
     axes.plot(
         [point.deadline_s for point in curve.points],
         [point.lower_bound_j for point in curve.points],
         color="0.5",
         linestyle="--",
         linewidth=1,
-        label="lower bound: no plan is below",
+        label=f"lower bound: no plan{kept} is below",
     )
     axes.plot(
         times_s,

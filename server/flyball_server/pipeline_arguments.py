@@ -36,6 +36,23 @@ OPTION_OF_FIELD = {
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     """Profile, microbatches, schedule, blocking power, memory, data parallelism and effort."""
     offline_inputs.add_profile_argument(parser)
+    _add_order(parser)
+    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
+    parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
+    _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
+    _add_bytes(parser, "--free-memory-bytes", "free beside what 1F1B holds")
+    parser.add_argument(
+        "--data-parallel",
+        choices=[MERGED, SEPARATE],
+        default=MERGED,
+        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
+        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
+    )
+    _add_solving(parser)
+
+
+def _add_order(parser: argparse.ArgumentParser) -> None:
+    """What runs after what."""
     parser.add_argument(
         "--microbatches",
         metavar="M",
@@ -63,17 +80,10 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"schedule torchgpipe: which microbatches are computed forward again before their"
         f" backward: {', '.join(CHECKPOINT_MODES)} (default {CHECKPOINT_MODES[0]})",
     )
-    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
-    parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
-    _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
-    _add_bytes(parser, "--free-memory-bytes", "free beside what 1F1B holds")
-    parser.add_argument(
-        "--data-parallel",
-        choices=[MERGED, SEPARATE],
-        default=MERGED,
-        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
-        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
-    )
+
+
+def _add_solving(parser: argparse.ArgumentParser) -> None:
+    """What policy `frontier` looks at."""
     parser.add_argument(
         "--effort",
         choices=list(map(str, Effort)),

@@ -38,6 +38,8 @@ _NOT_OURS = {"build", "dist", "node_modules", "shared"}
 _FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _INLINE_CODE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+# `pip install '.[server,plot]'`, and of a wheel `flyball[server]`: the extras.
+_INSTALLED = re.compile(r"(?:'\.|\bflyball)\[([\w ,-]+)\]")
 # What ends a command in a shell's line; all that follows is another's.
 _SHELL_ENDS = {"|", ">", "2>", "<", "&", "&&", ";"}
 
@@ -355,3 +357,20 @@ def test_every_curl_line_calls_an_address_that_the_planner_has() -> None:
         ), line
         checked += 1
     assert checked > 10
+
+
+def test_what_is_installed_has_extras_that_there_are() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {*declared["optional-dependencies"]}
+    pages = (*SHOWN_PAGES, ROOT / "examples/README.md")
+    asked = {
+        page.name: {
+            extra.strip()
+            for extras_of_a_line in _INSTALLED.findall(page.read_text(encoding="utf-8"))
+            for extra in extras_of_a_line.split(",")
+        }
+        for page in pages
+    }
+    assert asked["README.md"]
+    assert asked["quickstart.md"]
+    assert {page: names - extras for page, names in asked.items() if names - extras} == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from tests.planner.live import (
 from tests.planner.samples import profile_csv, registration
 
 from flyball_client import routes
+from flyball_server.solving.futures import SolveStoppedError
+from flyball_server.solving.on_dask import DaskWorkers
 
 JOB = routes.fill(routes.JOB, job_id="job")
 TARGET = routes.fill(routes.TARGET, job_id="job")
@@ -68,6 +71,33 @@ def test_a_new_target_stops_the_solve_for_the_old_one(planning: solves.Planner) 
         for answer in (first.result(PATIENCE_S), second):
             assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
         assert answer.json()["registration"]["target"] == "least-energy"
+
+
+def test_without_processes_a_new_target_stops_the_solve_for_the_old_one_too(
+    tmp_path: Path,
+) -> None:
+    asking = solves.Planner(tmp_path, asks=True)
+    with live_planner(planner=asking) as planner, in_background(planner) as threads:
+        planner.put_job().raise_for_status()
+        first = threads.submit(planner.put_profile)
+        wait_until((tmp_path / "asking").exists)
+        second = planner.http.put(TARGET, json={"target": "least-energy"})
+        wait_until((tmp_path / "ended").exists)
+        for answer in (first.result(PATIENCE_S), second):
+            assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
+        assert answer.json()["registration"]["target"] == "least-energy"
+
+
+def test_without_processes_a_solve_that_takes_too_long_is_stopped_and_says_so(
+    tmp_path: Path,
+) -> None:
+    asking = solves.Planner(tmp_path, asks=True)
+    with live_planner(planner=asking, planning_timeout_s=0.5, reactions=()) as planner:
+        planner.put_job().raise_for_status()
+        answer = planner.put_profile()
+        assert answer.status_code == 422
+        assert "took longer than 0.5 s" in answer.json()["detail"]
+        wait_until((tmp_path / "ended").exists)
 
 
 def test_a_change_by_another_planner_on_the_store_stops_a_solve_too(
@@ -219,6 +249,8 @@ def dask_cluster(folder: Path) -> Iterator[str]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=folder,
+            # The worker is given functions of these tests by their names.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         for command in (
             ("scheduler", "--port", "0"),
@@ -248,6 +280,29 @@ def test_plans_are_solved_on_dask_where_that_is_asked_for(tmp_path: Path) -> Non
             assert refused.json()["errors"][0]["loc"] == "target"
             assert not children_of(served.process.pid)
             assert served.end(signal.SIGINT)[0] == 0
+
+
+def test_a_solve_that_is_cancelled_leaves_its_worker_of_dask_to_the_next(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path) as address:  # one worker of one thread
+        executor = DaskWorkers(address.replace("dask", "tcp"))
+        try:
+            endless = executor.submit(solves.ask_on, tmp_path)
+            wait_until((tmp_path / "asking").exists)
+            assert endless.cancel()
+            assert isinstance(endless.exception(PATIENCE_S), SolveStoppedError)
+            wait_until((tmp_path / "ended").exists)
+            assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+        finally:
+            executor.shutdown()
+
+
+def test_a_solve_on_dask_whose_planner_is_gone_ends(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path) as address:
+        executor = DaskWorkers(address.replace("dask", "tcp"))
+        executor.submit(solves.ask_on, tmp_path)
+        wait_until((tmp_path / "asking").exists)
+        executor.shutdown()
+        wait_until((tmp_path / "ended").exists)
 
 
 def test_a_scheduler_that_is_not_there_is_told(tmp_path: Path) -> None:

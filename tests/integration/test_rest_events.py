@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 from tests.planner.listening import Listener, listening, parse_events
-from tests.planner.live import LivePlanner, live_planner, serve_process, wait_until
+from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, serve_process, wait_until
 from tests.planner.samples import rank_record, registration, step_record
 
 from flyball_client import routes
@@ -21,8 +23,12 @@ from flyball_client.codec import decode, decode_list
 from flyball_client.wire import TOKEN_HEADER
 from flyball_client.wire_loop import ComparisonView, ProfilingView, StragglerView
 from flyball_client.wire_views import JobOverview, Overview, PlanSummary, StagesOfStep
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs import history
 from flyball_server.jobs.access import create_token
 from flyball_server.jobs.errors import StoreBusyError
+from flyball_server.jobs.history import summary_of
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.step_window import KEPT_STEPS
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.jobs.stores.postgres_store import PostgresJobStore
@@ -51,6 +57,20 @@ def post(planner: LivePlanner, rank: int, *steps: int, job_id: str = "job", **ch
 def told_steps(listener: Listener) -> list[list[int]]:
     """The numbers of the steps of each event so far."""
     return [[step["step"] for step in data] for data in listener.named("steps")]
+
+
+def first_steps(
+    planner: LivePlanner, headers: dict[str, str] | None = None, **query: int
+) -> list[dict[str, Any]]:
+    """The steps that a stream begins with."""
+    params = {"wait_s": 0, **query}
+    answer = planner.http.get(EVENTS, params=params, headers=headers).raise_for_status()
+    told = [event.data for event in parse_events(answer.text) if event.name == "steps"]
+    return told[0] if told else []
+
+
+def numbers_of(steps: list[dict[str, Any]]) -> list[int]:
+    return [step["step"] for step in steps]
 
 
 def names(listener: Listener) -> list[str]:
@@ -160,19 +180,29 @@ def test_a_client_that_comes_back_gets_the_steps_it_has_missed(planner: LivePlan
     for rank in (0, 1):
         post(planner, rank, *range(6))
 
-    def first_steps(headers: dict[str, str] | None = None, **query: int) -> list[int]:
-        params = {"wait_s": 0, **query}
-        answer = planner.http.get(EVENTS, params=params, headers=headers).raise_for_status()
-        told = [event.data for event in parse_events(answer.text) if event.name == "steps"]
-        return [step["step"] for step in told[0]] if told else []
+    assert numbers_of(first_steps(planner)) == [0, 1, 2, 3, 4, 5]
+    assert numbers_of(first_steps(planner, after_step=3)) == [4, 5]
+    assert first_steps(planner, after_step=5) == first_steps(planner, after_step=99) == []
+    # Also an id of another run of the job, which was longer.
+    for last_id in ("3", "99"):
+        back = first_steps(planner, {"Last-Event-ID": last_id}, after_step=2)
+        assert numbers_of(back) == [0, 1, 2, 3, 4, 5]
 
-    assert first_steps() == [0, 1, 2, 3, 4, 5]
-    assert first_steps(after_step=3) == [4, 5]
-    assert first_steps(after_step=5) == first_steps(after_step=99) == []
-    assert first_steps({"Last-Event-ID": "3"}) == [4, 5]
-    assert first_steps({"Last-Event-ID": "4"}, after_step=0) == [5]
-    # An id of another run of the job, which was longer.
-    assert first_steps({"Last-Event-ID": "99"}) == [0, 1, 2, 3, 4, 5]
+
+def test_a_client_that_comes_back_gets_steps_that_were_posted_again_meanwhile(
+    planner: LivePlanner,
+) -> None:
+    planner.put_planned_job()
+    for rank in (0, 1):
+        post(planner, rank, *range(6))
+    answer = planner.http.get(EVENTS, params={"wait_s": 0}).raise_for_status()
+    last_id = parse_events(answer.text)[-1].event_id
+    assert last_id == "5"
+    # The run has started over from a checkpoint before step 2.
+    for rank in (0, 1):
+        post(planner, rank, 2, energy_j=90.0)
+    steps = first_steps(planner, {"Last-Event-ID": last_id})
+    assert [step["energy_j"] for step in steps] == [200.0, 200.0, 180.0, 200.0, 200.0, 200.0]
 
 
 def test_of_very_many_steps_the_newest_come(planner: LivePlanner) -> None:
@@ -350,11 +380,39 @@ def test_one_stream_more_than_calls_are_held_is_a_503() -> None:
         with listening(planner.http, EVENTS) as listener:
             listener.wait_for("overview")
             for path in (EVENTS, routes.EVENTS):
-                answer = planner.http.get(path)
-                assert answer.status_code == 503
-                assert answer.headers["Retry-After"] == "5"
-                # What need not be held is answered as ever.
-                assert planner.http.get(path, params={"wait_s": "0"}).status_code == 200
+                for query in ({}, {"wait_s": "0"}):
+                    answer = planner.http.get(path, params=query)
+                    assert answer.status_code == 503
+                    assert answer.headers["Retry-After"] == "5"
+            # What need not be held is answered as ever.
+            assert planner.http.get(routes.OVERVIEW).status_code == 200
+
+
+def test_a_client_that_goes_before_all_was_looked_at_is_held_no_longer(
+    planner: LivePlanner,
+) -> None:
+    """Of a stream of no time, which begins when the history has been read."""
+    planner.put_planned_job()
+    may_go_on = threading.Event()
+
+    def slowly(record: PlanRecord, profile: StageProfile | None) -> history.PlanSummary:
+        assert may_go_on.wait(60)
+        return summary_of(record, profile)
+
+    try:
+        with (
+            patch.object(history, "summary_of", slowly),
+            closing(socket.socket()) as connection,
+        ):
+            url = planner.http.base_url
+            connection.connect((url.host, url.port))
+            connection.sendall(f"GET {EVENTS}?wait_s=0 HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+            wait_until(lambda: planner.state.waiters.num_waiting == 1)
+            connection.close()
+            wait_until(lambda: planner.state.waiters.num_waiting == 0)
+    finally:
+        may_go_on.set()
+    wait_until(lambda: planner.state.live_events.num_followed == 0)
 
 
 def test_a_token_opens_the_events_of_its_own_jobs_alone() -> None:
@@ -363,7 +421,8 @@ def test_a_token_opens_the_events_of_its_own_jobs_alone() -> None:
         planner.http.headers[TOKEN_HEADER] = "t"
         for job_id in ("job", "other"):
             planner.put_job(job_id).raise_for_status()
-        assert httpx.get(planner.http.base_url.join(routes.EVENTS)).status_code == 401
+        answer = httpx.get(planner.http.base_url.join(routes.EVENTS), timeout=PATIENCE_S)
+        assert answer.status_code == 401
         planner.http.headers[TOKEN_HEADER] = token
         text = planner.http.get(routes.EVENTS, params={"wait_s": "0"}).text
         assert [job["job_id"] for job in parse_events(text)[0].data["jobs"]] == ["job"]

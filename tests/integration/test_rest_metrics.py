@@ -27,7 +27,7 @@ from flyball_server.rest.metrics_routes import OPENMETRICS
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 TOKEN = "operator's"  # noqa: S105 - a test's
 # Base units of Prometheus that ours may have, and what says that there is none.
-UNITS = ("_seconds", "_joules", "_bytes", "_ratio", "_info")
+UNITS = ("_seconds", "_joules", "_hertz", "_bytes", "_ratio", "_info")
 WITHOUT_UNIT = re.compile(
     r"flyball_(jobs|jobs_behind|ranks_\w+|plan_\w+_version|store_readable|long_polls_waiting)"
 )
@@ -72,6 +72,7 @@ def planner() -> Iterator[LivePlanner]:
                     "plan_version": None if step < 60 else 1,
                     "time_s": 0.9,
                     "energy_j": 200.0 if step < 60 else 190.0,
+                    "sm_clock_mhz": 1400.0 if step < 60 else 1200.0,
                     "num_clock_misses": step % 2 if step < 60 else 0,
                 }
                 for step in range(50, 70)
@@ -165,10 +166,9 @@ def test_figures_add_up_over_ranks_and_steps(planner: LivePlanner) -> None:
     by_clocks = {s.labels["clocks"]: s.value for s in told["flyball_step_energy_joules"].samples}
     assert (by_clocks["plan"], by_clocks["default"]) == (10 * 380, 10 * 400)
     assert told["flyball_clock_misses"].samples[0].value == 10
-    by_stage = {
-        s.labels["stage"]: s.value for s in told["flyball_measured_stage_energy_joules"].samples
-    }
-    assert by_stage == {"0": 190.0, "1": 190.0}
+    for name, value in (("energy_joules", 190.0), ("sm_clock_hertz", 1.2e9)):
+        samples = told[f"flyball_measured_stage_{name}"].samples
+        assert {s.labels["stage"]: s.value for s in samples} == {"0": value, "1": value}
 
 
 def test_calls_are_told_by_route_and_no_name_is_a_label(planner: LivePlanner) -> None:

@@ -6,7 +6,14 @@ import json
 from dataclasses import asdict
 
 from sqlalchemy import create_engine, text
-from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, profile
+from tests.planner.samples import (
+    MOMENT,
+    job_record,
+    job_spec,
+    plan_record,
+    profile,
+    step_record,
+)
 
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.records import JobRecord, JobSpec
@@ -31,7 +38,17 @@ JOB = job_record(
     inputs_revision=2,
     planned_revision=2,
 )
-
+# A rank and a step of the job, for tables as schema 8 had them.
+STEP_OF_SCHEMA_8 = (
+    "INSERT INTO ranks (job_id, rank, stage, host, gpu_name, gpu_uuid, emulated, client_version)"
+    " VALUES ('job', 1, 1, 'node-1', 'emulated A100', 'EMULATED-1', TRUE, '0.1.0')",
+    "INSERT INTO steps (job_id, rank, step, plan_version, time_s, energy_j, num_unplanned,"
+    " num_overruns, num_clock_misses) VALUES ('job', 1, 3, 1, 1.5, 250.25, 0, 0, 2)",
+    "UPDATE schema_version SET version = 8",
+)
+STEP_THEN = step_record(
+    3, 1, plan_version=1, time_s=1.5, energy_j=250.25, num_clock_misses=2, sm_clock_mhz=None
+)
 
 # What specifications have had since, and in which schema they came.
 LATER_FIELDS = {

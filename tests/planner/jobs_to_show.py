@@ -95,6 +95,7 @@ HISTORY = tuple(
     )
     for version, policy in ((1, "baseline"), (2, "frontier"))
 )
+MEASURED_MHZ = (1410.0, 1305.0, 1215.0, None)
 STRAGGLER = StragglerView(
     rank=3,
     source="detected",
@@ -109,7 +110,7 @@ STRAGGLER = StragglerView(
 def stages_of_step(step: int, *, num_ranks: int = NUM_STAGES) -> StagesOfStep:
     """Step k: 2 s and, by stage, 500, 450, 400 and 350 J before step 20, then 100 J less each.
 
-    In step 30 power holds stage 1 down, in step 35 heat stage 3.
+    In step 30 power holds stage 1 down, in step 35 heat stage 3, whose clock is never read back.
     """
     is_on_plan = step >= 20
     stages = tuple(
@@ -121,6 +122,7 @@ def stages_of_step(step: int, *, num_ranks: int = NUM_STAGES) -> StagesOfStep:
             num_clock_misses=2 * ((step, stage) in {(30, 1), (35, 3)}),
             num_power_capped=2 * ((step, stage) == (30, 1)),
             num_thermally_capped=1 * ((step, stage) == (35, 3)),
+            sm_clock_mhz=1110.0 if (step, stage) == (30, 1) else MEASURED_MHZ[stage],
         )
         for stage in range(num_ranks)
     )

@@ -14,6 +14,7 @@ from flyball_client.wire_loop import ComparisonView
 REPORT = routes.fill(routes.REPORT, job_id="job")
 COMPARISON = routes.fill(routes.COMPARISON, job_id="job")
 BASELINE_J, PLAN_J, NOISE = 250.0, 225.0, 0.005
+SM_CLOCK_MHZ = 1290.0
 
 
 def put_enveloped_job(planner: LivePlanner) -> None:
@@ -93,4 +94,5 @@ class MeasuringRanks:
             "plan_version": None if self._plan is None else self._plan.version,
             "time_s": 0.9 * (1 + self._chance.gauss(0, NOISE)),
             "energy_j": energy_j * (1 + self._chance.gauss(0, NOISE)),
+            "sm_clock_mhz": SM_CLOCK_MHZ,
         }

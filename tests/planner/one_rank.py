@@ -23,7 +23,7 @@ _UNTOLD = Launch()
 
 def register_rank(services: JobServices, rank: RankRecord, launch: Launch = _UNTOLD) -> RankRecord:
     """Make it known."""
-    return only(register_together(services, rank.job_id, ((rank, launch),)))
+    return only(register_together(services, rank.job_id, ((rank, launch),))).record
 
 
 def newer_plan(

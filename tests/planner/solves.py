@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.planner.samples import frequency_plan
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
@@ -65,6 +66,17 @@ def leave_pid_and_wait(file: Path) -> None:
     time.sleep(ENDLESS_S)
 
 
+def ask_on(folder: Path) -> None:
+    """Go on without an end, but ask whether to; leave a file while it does, and one at its end."""
+    (folder / "asking").touch()
+    try:
+        while True:
+            cancellation_point()
+            time.sleep(0.005)
+    finally:
+        (folder / "ended").touch()
+
+
 def pid_in(file: Path) -> int | None:
     """What `leave_pid_and_wait` left; None: nothing yet."""
     return int(file.read_text(encoding="utf-8")) if file.exists() else None
@@ -78,10 +90,12 @@ class Planner:
         folder: there is the file `solving` with the process that goes on, and, as a planning
             ends its process, a file more.
         num_deaths: how many plannings end their process; the next ones answer.
+        asks: whether the one without an end asks if it is to go on, as `ask_on` does.
     """
 
     folder: Path
     num_deaths: int = 0
+    asks: bool = False
 
     @property
     def solving(self) -> Path:
@@ -90,6 +104,8 @@ class Planner:
 
     def __call__(self, request: PlanRequest) -> FrequencyPlan:
         """Answer, or not."""
+        if request.target == "fastest" and self.asks:
+            ask_on(self.folder)
         if request.target == "fastest":
             leave_pid_and_wait(self.solving)
         if request.target == "power:1":

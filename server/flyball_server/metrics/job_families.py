@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from flyball_server.jobs.job_state import JobState
-from flyball_server.metrics.job_reading import OTHER_JOBS, AllJobs, JobFacts
+from flyball_server.metrics.job_reading import OTHER_JOBS, AllJobs, JobFacts, StageMeasurement
 from flyball_server.metrics.job_totals import Clocks, JobTotals
 
 OTHER_STAGES = "other"
 # A pipeline has more stages than this only on paper.
 MOST_STAGES = 64
+_HZ_PER_MHZ = 1e6
 
 Family = GaugeMetricFamily | CounterMetricFamily
 
@@ -244,7 +246,7 @@ def _by_clocks(jobs: AllJobs) -> list[Family]:
 
 
 def _of_stages(jobs: AllJobs) -> list[Family]:
-    """Stages from MOST_STAGES on as one: energies added up, of times the longest."""
+    """Stages from MOST_STAGES on as one: energies added up, of times the longest, clocks' mean."""
     labels = (*_OF_JOB, "stage")
     busy = GaugeMetricFamily(
         "flyball_predicted_stage_busy_seconds",
@@ -266,13 +268,24 @@ def _of_stages(jobs: AllJobs) -> list[Family]:
         "Measured energy of a stage in an iteration, J, all its ranks: mean of newest steps.",
         labels=labels,
     )
+    clocks = GaugeMetricFamily(
+        "flyball_measured_stage_sm_clock_hertz",
+        "Measured SM clock of a stage's GPUs, Hz, as read back while they were busy: mean of newest"
+        " steps, over the ranks that could read it.",
+        labels=labels,
+    )
     for facts in jobs.labelled:
         key = (facts.job.job_id, _flag(facts.emulated))
         _add_stages(busy, key, [stage.busy_s for stage in facts.stages], max)
         _add_stages(predicted, key, [stage.energy_j for stage in facts.stages], sum)
         _add_stages(times, key, [stage.time_s for stage in facts.measured_stages], max)
         _add_stages(energies, key, [stage.energy_j for stage in facts.measured_stages], sum)
-    return [busy, predicted, times, energies]
+        _add_stages(clocks, key, [_clock_hz(stage) for stage in facts.measured_stages], fmean)
+    return [busy, predicted, times, energies, clocks]
+
+
+def _clock_hz(stage: StageMeasurement) -> float | None:
+    return None if stage.sm_clock_mhz is None else stage.sm_clock_mhz * _HZ_PER_MHZ
 
 
 def _add_stages(

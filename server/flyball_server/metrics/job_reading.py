@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import fmean
 
 from flyball_server.jobs.intervals import Interval
 from flyball_server.jobs.job_life import is_gone, last_sign
@@ -44,10 +45,12 @@ class StageMeasurement:
     Attributes:
         time_s: of the slowest, s.
         energy_j: of all together, J; None where one could not be read.
+        sm_clock_mhz: mean of what was read back, over steps and ranks, MHz; None: nothing was.
     """
 
     time_s: float
     energy_j: float | None
+    sm_clock_mhz: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +300,7 @@ def _measured_stages(
     stage_of = {rank.rank: rank.stage for rank in ranks}
     times_s: dict[int, dict[int, float]] = defaultdict(dict)
     energies_j: dict[int, float] = defaultdict(float)
+    clocks_mhz: dict[int, list[float]] = defaultdict(list)
     without_energy: set[int] = set()
     for record in reader.list_steps(facts.job.job_id, min(steps), last_step + 1):
         stage = stage_of.get(record.rank)
@@ -308,12 +312,15 @@ def _measured_stages(
             without_energy.add(stage)
         else:
             energies_j[stage] += record.energy_j
+        if record.sm_clock_mhz is not None:
+            clocks_mhz[stage].append(record.sm_clock_mhz)
     if set(times_s) != set(range(facts.job.in_force.num_stages)):
         return ()
     return tuple(
         StageMeasurement(
             time_s=sum(times_s[stage].values()) / len(times_s[stage]),
             energy_j=None if stage in without_energy else energies_j[stage] / len(steps),
+            sm_clock_mhz=fmean(clocks_mhz[stage]) if clocks_mhz[stage] else None,
         )
         for stage in range(facts.job.in_force.num_stages)
     )

@@ -5,9 +5,8 @@ They are made of what the store has, so that a planner that starts again tells t
 
 from __future__ import annotations
 
-import copy
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,16 +14,10 @@ from flyball_server.jobs.intervals import Interval
 from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings import JobSavings, SavingsFold
 from flyball_server.jobs.step_pairs import StepKinds, WholeStep
-from flyball_server.jobs.step_reading import whole_step
+from flyball_server.jobs.step_reading import MOST_LATER, settled_steps, whole_step
 from flyball_server.jobs.store import JobReader
 from flyball_server.metrics.plan_facts import Prediction
 
-# A rank whose planner is away posts later: a step is given up when ranks have measured so much
-# after it, s.
-GIVE_UP_S = 60.0
-_FEWEST_LATER = 2
-# So many later steps give a step up too, however short they are.
-MOST_LATER = 2048
 # Of single ranks, that one read goes through.
 _ROWS_A_PIECE = 16_384
 _FEWEST_A_PIECE = 8
@@ -104,7 +97,7 @@ class JobTotals:
         self._fold = SavingsFold(self._kinds)
         self._newest: deque[WholeStep] = deque(maxlen=NEWEST_STEPS)
         self._newest_is: tuple[int | None, Clocks] | None = None
-        self._savings = self._fold.finish()
+        self._savings = self._fold.so_far()
         self._savings_after = self.after_step
 
     def know(self, version: int, kinds: StepKinds, prediction: Prediction | None) -> None:
@@ -155,8 +148,7 @@ class JobTotals:
     def savings(self) -> JobSavings:
         """What the report says of the steps so far."""
         if self._savings_after != self.after_step:
-            # To finish ends a pair of steps that is being gathered: that is done to a copy.
-            self._savings = copy.deepcopy(self._fold).finish()
+            self._savings = self._fold.so_far()
             self._savings_after = self.after_step
         return self._savings
 
@@ -200,23 +192,3 @@ class JobTotals:
             self._newest.clear()
             self._newest_is = (step.version, clocks)
         self._newest.append(step)
-
-
-def settled_steps(piece: Sequence[StepTotals], num_ranks: int) -> Sequence[StepTotals]:
-    """The first of these steps, up to one that ranks may still post.
-
-    Args:
-        piece: steps, rising.
-        num_ranks: of the job.
-    """
-    later_s = 0.0
-    num_settled = len(piece)
-    for position in range(len(piece) - 1, -1, -1):
-        num_later = len(piece) - 1 - position
-        is_given_up = num_later >= MOST_LATER or (
-            num_later >= _FEWEST_LATER and later_s >= GIVE_UP_S
-        )
-        if piece[position].num_ranks < num_ranks and not is_given_up:
-            num_settled = position
-        later_s += piece[position].time_s
-    return piece[:num_settled]

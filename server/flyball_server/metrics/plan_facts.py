@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.step_pairs import StepKinds
 from flyball_server.jobs.step_reading import step_kinds
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
+from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.recorded_plan import model_of_plan
 
@@ -22,15 +22,23 @@ _RELATIVE_TOLERANCE = 1e-6
 class Prediction:
     """What the model predicts for an iteration, on the plan and at the highest clocks.
 
-    Attributes:
-        gap: how far above its lower bound the plan's energy is, a share; None while unknown.
+    As in PlanPrediction, without what the plan was made with.
     """
 
     iteration_time_s: float
     energy_j: float
     baseline_iteration_time_s: float
     baseline_energy_j: float
-    gap: float | None
+    saving_percent: float
+    gap_percent: float | None
+
+    @property
+    def gap(self) -> float | None:
+        """How far above its lower bound the plan's energy is, a share; None while unknown."""
+        return None if self.gap_percent is None else self.gap_percent / 100
+
+
+_PREDICTION_FIELDS = tuple(field.name for field in fields(Prediction))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +95,9 @@ def plan_facts(
     is_alike = isinstance(plan, FrequencyPlan) and profile is not None
     return PlanFacts(
         kinds=step_kinds(record),
-        prediction=_prediction(plan),
+        prediction=Prediction(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS}),
         stages=_stages(plan, profile) if is_alike else (),  # type: ignore[arg-type]  # so checked
         highest_mhz=tuple(highest_mhz),
-    )
-
-
-def _prediction(plan: PlanPrediction) -> Prediction:
-    gap_percent = plan.gap_percent
-    return Prediction(
-        iteration_time_s=plan.iteration_time_s,
-        energy_j=plan.energy_j,
-        baseline_iteration_time_s=plan.baseline_iteration_time_s,
-        baseline_energy_j=plan.baseline_energy_j,
-        gap=None if gap_percent is None else gap_percent / 100,
     )
 
 

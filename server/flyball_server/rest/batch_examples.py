@@ -23,8 +23,8 @@ REGISTRATIONS = wire_batches.RegistrationBatch(
 
 RANKS = wire_batches.RanksAnswer(
     ranks=(
-        examples.RANK,
-        replace(examples.RANK, rank=1, stage=1, gpu_uuid="EMULATED-1"),
+        examples.REGISTERED_RANK,
+        replace(examples.REGISTERED_RANK, rank=1, stage=1, gpu_uuid="EMULATED-1"),
     ),
     failures=(),
 )

@@ -10,23 +10,30 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from flyball_client import routes, wire_batches
 from flyball_client.codec import encode
 from flyball_server.jobs.activation import HeldVersion
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.errors import InvalidFieldError, JobsError, UnknownJobError
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    JobsError,
+    PlannerFaultError,
+    UnknownJobError,
+)
 from flyball_server.jobs.measurements import RankPost
 from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion
 from flyball_server.jobs.records import MAX_RANKS
 from flyball_server.rest import batch_examples as examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JSON, JobId, JsonBody, State, WaitS
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 from flyball_server.rest.error_table import status_of
-from flyball_server.rest.mapping import launch, rank_post, rank_record, rank_view
+from flyball_server.rest.mapping import launch, rank_post, rank_record, registered_view
+from flyball_server.rest.problem_handlers import fault_detail
 
-ROUTER = APIRouter(tags=["ranks together"])
+ROUTER = call_router("ranks together")
 T = TypeVar("T")
 Made = TypeVar("Made")
 
@@ -54,7 +61,7 @@ async def put_ranks(
     outcomes = await state.rank_calls.registrations.ask(job_id, list(made.values()))
     known, failed = _parted(zip(made, outcomes, strict=True))
     return wire_batches.RanksAnswer(
-        ranks=tuple(rank_view(record) for record in known.values()), failures=(*failures, *failed)
+        ranks=tuple(registered_view(each) for each in known.values()), failures=(*failures, *failed)
     )
 
 
@@ -125,7 +132,10 @@ async def post_acknowledgements(
     _check_length(batch.ranks)
     held = {
         entry.rank: HeldVersion(
-            rank=entry.rank, version=entry.version, current_step=entry.current_step
+            rank=entry.rank,
+            version=entry.version,
+            current_step=entry.current_step,
+            run_id=entry.run_id,
         )
         for entry in batch.ranks
     }
@@ -158,7 +168,7 @@ async def post_ranks_measurements(
 ) -> wire_batches.AcceptedAnswer:
     """As if each rank posted its own steps."""
     _check_length(batch.ranks)
-    steps = {entry.rank: entry.steps for entry in batch.ranks}
+    steps = {entry.rank: entry for entry in batch.ranks}
     if len(steps) < len(batch.ranks):
         raise InvalidFieldError("ranks", "must name each rank once")
     made, failures = _made(steps, lambda rank: rank_post(job_id, rank, steps[rank]))
@@ -210,7 +220,8 @@ def _parted(
 
 
 def _failure(rank: int, error: JobsError) -> wire_batches.RankFailure:
-    return wire_batches.RankFailure(rank=rank, status=status_of(error), detail=error.message)
+    detail = fault_detail(error) if isinstance(error, PlannerFaultError) else error.message
+    return wire_batches.RankFailure(rank=rank, status=status_of(error), detail=detail)
 
 
 def _plans_body(answer: PlanAnswer) -> bytes:

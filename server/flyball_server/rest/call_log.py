@@ -9,7 +9,7 @@ from uuid import uuid4
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flyball_server.log_context import set_log_fields
+from flyball_server.log_context import log_fields, set_log_fields
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _SCOPE_KEY = "flyball.request_id"
@@ -47,6 +47,12 @@ class CallLog:
         # each call has a task of its own.
         set_log_fields({**_about(scope["path"]), "request_id": request_id})
         await self._app(scope, receive, send_with_id)
+
+
+def current_request_id() -> str | None:
+    """The id of the call that this task answers; None outside of one."""
+    found = log_fields().get("request_id")
+    return found if isinstance(found, str) else None
 
 
 def request_id_of(scope: Mapping[str, object]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -45,7 +46,7 @@ class PlannerState:
     frontiers: FrontierMemory
     histories: HistoryMemory
     timelines: TimelineAnswers
-    timeline_threads: CapacityLimiter
+    history_threads: CapacityLimiter
     plannings: Plannings
     frontier_threads: CapacityLimiter
     gate: TokenGate
@@ -111,7 +112,10 @@ async def granted_wait_s(
     Raises:
         TooManyWaitingError: it would have to be held, and no more are.
     """
-    return _granted_s(state, wait_s)
+    granted_s = min(wait_s, state.settings.max_wait_s)
+    if granted_s > 0:
+        _refuse_too_many(state)
+    return granted_s
 
 
 async def granted_stream_s(
@@ -129,17 +133,18 @@ async def granted_stream_s(
 ) -> float:
     """How long a stream of events lasts, s: as asked, or as long as the planner grants.
 
+    Also one of no time is held: until what it tells has been looked at.
+
     Raises:
-        TooManyWaitingError: it would have to be held, and no more are.
+        TooManyWaitingError: no more are held.
     """
-    return _granted_s(state, state.settings.max_wait_s if wait_s is None else wait_s)
+    _refuse_too_many(state)
+    return min(math.inf if wait_s is None else wait_s, state.settings.max_wait_s)
 
 
-def _granted_s(state: PlannerState, wait_s: float) -> float:
-    granted_s = min(wait_s, state.settings.max_wait_s)
-    if granted_s > 0 and state.waiters.num_waiting >= state.settings.max_waiting:
+def _refuse_too_many(state: PlannerState) -> None:
+    if state.waiters.num_waiting >= state.settings.max_waiting:
         raise TooManyWaitingError(retry_after_s=RETRY_AFTER_S)
-    return granted_s
 
 
 def in_digits(text: str) -> str:

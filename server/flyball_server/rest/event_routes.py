@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import Header, Response
 from pydantic import BeforeValidator
 
 from flyball_client import routes
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.rest import view_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import AfterStep, JobId, State, StreamS, in_digits
 from flyball_server.rest.documentation import READ_ERRORS, Responses, plain, problems
 from flyball_server.rest.event_stream import EVENT_STREAM
 from flyball_server.rest.token import CallerAccess
 
-ROUTER = APIRouter(tags=["events"])
+ROUTER = call_router("events")
 
 
 def _stream(*errors: int, **examples: object) -> Responses:
@@ -76,7 +77,12 @@ async def get_job_events(
     after_step: AfterStep = -1,
     last_event_id: Annotated[
         int | None,
-        Header(ge=0, le=MAX_COUNT, description="The last id of a stream before; for `after_step`."),
+        Header(
+            ge=0,
+            le=MAX_COUNT,
+            description="The last id of a stream before: all of the newest steps come, whatever"
+            " `after_step` is.",
+        ),
         BeforeValidator(in_digits),
     ] = None,
 ) -> Response:
@@ -85,6 +91,8 @@ async def get_job_events(
     Each at once, and when it has changed; `gone` when the job has been deleted; `trouble` while
     the planner cannot look.
     """
+    # Ranks may have posted again any of the steps that the stream before has told of.
+    is_back = last_event_id is not None
     return await state.live_events.of_job(
-        job_id, after_step=after_step, last_event_id=last_event_id, wait_s=wait_s
+        job_id, after_step=-1 if is_back else after_step, wait_s=wait_s
     )

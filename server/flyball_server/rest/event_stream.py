@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -53,6 +53,8 @@ class EventStream(Response):
     Args:
         source: what there is to tell.
         wait_s: how long, s; 0: what there is now.
+        ready: returns when there is what to begin with; None: there is. Nothing of the answer is
+            sent before.
         closing: closed when it ends, however it ends.
         heartbeat_s: after so much silence a line is sent that says nothing, s.
     """
@@ -66,6 +68,7 @@ class EventStream(Response):
         wait_s: float,
         closing: ExitStack,
         heartbeat_s: float,
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -73,19 +76,22 @@ class EventStream(Response):
         self._source = source
         self._wait_s = wait_s
         self._closing = closing
+        self._ready = ready
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until it is over."""
         del scope
         with self._closing:
-            with anyio.move_on_after(self._wait_s + _GRACE_S):
-                async with anyio.create_task_group() as tasks:
-                    stop = tasks.cancel_scope.cancel
-                    tasks.start_soon(_until_the_client_goes, receive, stop)
+            async with anyio.create_task_group() as tasks:
+                stop = tasks.cancel_scope.cancel
+                tasks.start_soon(_until_the_client_goes, receive, stop)
+                if self._ready is not None:
+                    await self._ready()
+                with anyio.move_on_after(self._wait_s + _GRACE_S):
                     tasks.start_soon(_until_it_is_over, self._source.over, stop)
                     await self._tell(send)
-                    stop()
+                stop()
 
     async def _tell(self, send: Send) -> None:
         loop = asyncio.get_running_loop()

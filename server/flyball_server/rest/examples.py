@@ -56,7 +56,11 @@ TARGET_CHANGE = wire.TargetChange(policy="uniform", target="fastest")
 ACKNOWLEDGEMENT = wire.Acknowledgement(version=1, current_step=12)
 
 MEASUREMENTS = wire.MeasurementBatch(
-    steps=(wire.StepMeasurement(step=17, plan_version=1, time_s=0.86, energy_j=251.3),)
+    steps=(
+        wire.StepMeasurement(
+            step=17, plan_version=1, time_s=0.86, energy_j=251.3, sm_clock_mhz=1297.5
+        ),
+    )
 )
 
 HEALTH = wire.Health(status="ok", version="0.1.0")
@@ -75,6 +79,9 @@ RANK = wire.RankView(
     cp_rank=RANK_REGISTRATION.cp_rank,
     acknowledged_version=1,
     current_step=12,
+)
+REGISTERED_RANK = wire.RegisteredRank(
+    **(vars(RANK) | {"acknowledged_version": None, "current_step": None}), run_id="6440f4e8a1b40"
 )
 
 JOB = wire.JobView(

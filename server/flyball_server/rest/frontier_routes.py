@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes, wire
 from flyball_server.jobs.frontier import get_frontier, known_frontier
 from flyball_server.rest import examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
 from flyball_server.rest.mapping import frontier_view
 
 MAX_POINTS_OVER_HTTP = 1_000
-ROUTER = APIRouter(tags=["plans"])
+ROUTER = call_router("plans")
 
 
 @ROUTER.get(
@@ -36,6 +37,7 @@ async def get_job_frontier(
 ) -> wire.FrontierView:
     """Plans in rising time and falling energy, each with the bound that none can beat.
 
+    Where the job has a reserve bounds are on plans that keep it and are no faster.
     To run one of them, put the target `deadline:` with the point's `deadline_s`: the ranks get
     the plan as a new version. A job without a profile is a 409. The answer may take as long as
     planning does, much longer with effort `high`; it is remembered until the job's profile,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from fastapi import APIRouter
-
 from flyball_client import routes, wire
 from flyball_server.rest import examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import State
 from flyball_server.rest.documentation import answers
 
-ROUTER = APIRouter(tags=["health"])
+ROUTER = call_router("health", is_open=True)
 
 
 @ROUTER.get(

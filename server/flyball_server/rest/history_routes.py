@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from anyio import to_thread
+from fastapi import Response
+from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes, wire_views
-from flyball_server.jobs.history import plan_summaries
+from flyball_server.jobs.history import known_summaries, plan_summaries
 from flyball_server.rest import plan_view_examples
-from flyball_server.rest.dependencies import JobId, State
+from flyball_server.rest.call_router import call_router
+from flyball_server.rest.dependencies import JSON, JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
-from flyball_server.rest.plan_view_mapping import plan_summary_view
+from flyball_server.rest.plan_view_mapping import rendered_history
 
-ROUTER = APIRouter(tags=["plans"])
+ROUTER = call_router("plans")
 
 
 @ROUTER.get(
     routes.HISTORY,
     name="get_history",
     summary="The history of a job's plan",
+    response_model=list[wire_views.PlanSummary],
     responses=answers(
         [plan_view_examples.PLAN_SUMMARY], 404, *READ_ERRORS, meaning="All versions, rising."
     ),
 )
-def get_job_history(state: State, job_id: JobId) -> list[wire_views.PlanSummary]:
+async def get_job_history(state: State, job_id: JobId) -> Response:
     """Every version with its prediction and the mean clock of each stage, without instructions.
 
     What is read of a version is remembered; the first call for a job with hundreds of large
     versions is answered after a minute or more.
     """
-    found = plan_summaries(state.services, job_id, state.histories)
-    return [plan_summary_view(summary) for summary in found]
+    asked = (state.services, job_id, state.histories)
+    found = await run_in_threadpool(known_summaries, *asked)
+    if found is None:
+        found = await to_thread.run_sync(plan_summaries, *asked, limiter=state.history_threads)
+    return Response(await run_in_threadpool(rendered_history, found), media_type=JSON)

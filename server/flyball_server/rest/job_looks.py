@@ -6,16 +6,18 @@ from dataclasses import replace
 from datetime import datetime
 
 from flyball_client.wire_loop import ComparisonView, ProfilingView, StragglerView
-from flyball_client.wire_views import JobOverview, PlanSummary, StagesOfStep
-from flyball_server.jobs.comparisons import ComparisonProgress, get_comparison
+from flyball_client.wire_views import JobOverview, StagesOfStep
+from flyball_server.jobs.comparisons import ComparisonProgress, progress_of
 from flyball_server.jobs.control import Comparison
 from flyball_server.jobs.history import HistoryMemory, plan_summaries
 from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.profiling import get_profiling
-from flyball_server.jobs.records import ActivationRecord
+from flyball_server.jobs.records import ActivationRecord, JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stage_steps import StagesSummary
+from flyball_server.jobs.step_reading import PairedSteps
 from flyball_server.jobs.step_window import StepWindow
+from flyball_server.jobs.store import JobReader
 from flyball_server.jobs.stragglers import list_stragglers
 from flyball_server.metrics.shared_reading import SharedReading
 from flyball_server.rest.event_sources import (
@@ -28,7 +30,7 @@ from flyball_server.rest.event_sources import (
 )
 from flyball_server.rest.event_stream import event
 from flyball_server.rest.loop_mapping import profiling_view, straggler_view
-from flyball_server.rest.plan_view_mapping import plan_summary_view
+from flyball_server.rest.plan_view_mapping import rendered_history
 from flyball_server.rest.rendering import rendered
 from flyball_server.rest.report_mapping import comparison_view
 from flyball_server.rest.view_mapping import job_overview, stages_of_step
@@ -84,19 +86,19 @@ class HistoryLook:
             seen = (job.created_at, reader.list_activations(self._job_id))
         if seen != self._seen:
             found = plan_summaries(self._services, self._job_id, self._memory)
-            views = tuple(plan_summary_view(summary) for summary in found)
-            self._event = event(HISTORY, rendered(tuple[PlanSummary, ...], views))
+            self._event = event(HISTORY, rendered_history(found))
             self._seen = seen
         return self._event
 
 
 class ComparisonLook:
-    """Looks at the newest comparison of a job; its steps are counted while it runs."""
+    """Looks at the newest comparison of a job; while it runs, each of its steps is read once."""
 
     def __init__(self, services: JobServices, job_id: str) -> None:
         self._services = services
         self._job_id = job_id
-        self._ended: tuple[datetime, Comparison] | None = None
+        self._seen: tuple[datetime, Comparison] | None = None
+        self._counted: PairedSteps | None = None
         self._event = b""
 
     def __call__(self) -> bytes:
@@ -104,13 +106,24 @@ class ComparisonLook:
         with self._services.store.reading() as reader:
             job = require_job(reader, self._job_id)
             comparison = reader.find_control(self._job_id).comparison
-        if comparison is None:
-            return _comparison_event(ComparisonProgress(state="none"))
-        seen = (job.created_at, comparison)
-        if seen != self._ended:
-            self._event = _comparison_event(get_comparison(self._services, self._job_id))
-            self._ended = seen if comparison.is_done else None
+            if comparison is None:
+                return _comparison_event(ComparisonProgress(state="none"))
+            seen = (job.created_at, comparison)
+            if seen != self._seen:
+                self._counted = _paired_steps(reader, job, comparison)
+            elif comparison.is_done:
+                return self._event
+            num_measured = 0 if self._counted is None else self._counted.read(reader)
+        self._event = _comparison_event(progress_of(comparison, num_measured))
+        self._seen = seen
         return self._event
+
+
+def _paired_steps(reader: JobReader, job: JobRecord, comparison: Comparison) -> PairedSteps | None:
+    if comparison.version is None:
+        return None
+    record = reader.find_plan(job.job_id, comparison.version)
+    return None if record is None else PairedSteps(record, job.in_force.num_ranks)
 
 
 def _rendered_step(summary: StagesSummary) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes, wire
@@ -13,13 +13,14 @@ from flyball_server.jobs.inspection import JobSummary, get_job, list_jobs, notes
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registration import register_job
 from flyball_server.rest import examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, JsonBody, NewJobId, PlannerState, State
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 from flyball_server.rest.limits import check_size
 from flyball_server.rest.mapping import job_spec, job_view, launch, target_update
 from flyball_server.rest.token import CallerAccess
 
-ROUTER = APIRouter(tags=["jobs"])
+ROUTER = call_router("jobs")
 
 
 @ROUTER.put(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import Query
 
 from flyball_client import routes
 from flyball_server.jobs.deletion import delete_job
 from flyball_server.jobs.registration import leave_rank
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, Rank, State
 from flyball_server.rest.documentation import READ_ERRORS, problems
 
-ROUTER = APIRouter(tags=["jobs"])
+ROUTER = call_router("jobs")
 
 
 @ROUTER.post(
@@ -19,15 +22,22 @@ ROUTER = APIRouter(tags=["jobs"])
     status_code=204,
     responses={
         204: {"description": "The planner knows that it has left."},
-        **problems(404, *READ_ERRORS),
+        **problems(404, 409, *READ_ERRORS),
     },
 )
-def post_departure(state: State, job_id: JobId, rank: Rank) -> None:
+def post_departure(
+    state: State,
+    job_id: JobId,
+    rank: Rank,
+    run_id: Annotated[
+        str | None, Query(max_length=64, description="As the rank's registration was answered.")
+    ] = None,
+) -> None:
     """What the rank measured stays. When all ranks of a job have left, it is `ended`.
 
     A rank that is not known has nothing to leave, and that is no error.
     """
-    leave_rank(state.services, job_id, rank)
+    leave_rank(state.services, job_id, rank, run_id)
 
 
 @ROUTER.delete(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,10 +23,11 @@ from flyball_server.rest.event_sources import (
 )
 from flyball_server.rest.event_stream import EventSource, EventStream
 from flyball_server.rest.job_looks import ComparisonLook, HistoryLook, JobLook
-from flyball_server.rest.overviews import Overviews, RenderedOverview
+from flyball_server.rest.overviews import EVERYTHING, Overviews, RenderedOverview
 
-_EVERYTHING = "/overview"  # no job has this name
-_JOBS_AT_ONCE = 2
+_JOBS_AT_ONCE, _SLOW_AT_ONCE = 2, 4
+# Of all jobs no client is sent more than this, B/s: where there are thousands it comes less often.
+OVERVIEW_BYTES_A_SECOND = 2**20
 # After so much silence a client is told that the stream is still there, s.
 HEARTBEAT_S = 10.0
 
@@ -53,14 +55,21 @@ class LiveEvents:
         waiters: JobWaiters,
     ) -> None:
         self._waiters = waiters
-        self._all: Feed[RenderedOverview] = Feed(waiters, lambda _: overviews.look)
+        self._all: Feed[RenderedOverview] = Feed(
+            waiters,
+            lambda _: overviews.look,
+            quiet_s=lambda overview: len(overview.whole) / OVERVIEW_BYTES_A_SECOND,
+        )
         self._jobs: Feed[JobNews] = Feed(
             waiters, functools.partial(JobLook, services, reading), looks_at_once=_JOBS_AT_ONCE
         )
         # Each apart: its first look may take a minute.
         self._slow: dict[str, Feed[bytes]] = {
-            HISTORY: Feed(waiters, functools.partial(HistoryLook, services, histories)),
-            COMPARISON: Feed(waiters, functools.partial(ComparisonLook, services)),
+            name: Feed(waiters, look, looks_at_once=_SLOW_AT_ONCE)
+            for name, look in (
+                (HISTORY, functools.partial(HistoryLook, services, histories)),
+                (COMPARISON, functools.partial(ComparisonLook, services)),
+            )
         }
         self._feeds: tuple[Feed[Any], ...] = (self._all, self._jobs, *self._slow.values())
 
@@ -76,31 +85,28 @@ class LiveEvents:
             StoreError: they cannot be read.
         """
         with ExitStack() as stack:
-            self._hold(stack, wait_s)
+            stack.enter_context(self._waiters.holding())
             changed = asyncio.Event()
-            followed = self._all.follow(_EVERYTHING, changed)
+            followed = self._all.follow(EVERYTHING, changed)
             stack.callback(followed.stop)
             await followed.first()
             source = OverviewSource(followed, changed, access)
-            return _stream(source, stack, wait_s)
+            return _stream(source, stack, wait_s=wait_s)
 
-    async def of_job(
-        self, job_id: str, *, after_step: int, last_event_id: int | None, wait_s: float
-    ) -> EventStream:
+    async def of_job(self, job_id: str, *, after_step: int, wait_s: float) -> EventStream:
         """Of one job.
 
         Args:
             job_id: its name.
             after_step: the client has the steps up to this one.
-            last_event_id: that a stream before this has ended with; it goes before `after_step`.
-            wait_s: how long, s; 0: what there is now.
+            wait_s: how long, s; 0: what there is now, all of it.
 
         Raises:
             UnknownJobError: no such job.
             StoreError: it cannot be read.
         """
         with ExitStack() as stack:
-            self._hold(stack, wait_s)
+            stack.enter_context(self._waiters.holding())
             changed = asyncio.Event()
             job = self._jobs.follow(job_id, changed)
             stack.callback(job.stop)
@@ -108,28 +114,28 @@ class LiveEvents:
             slow = {name: feed.follow(job_id, changed) for name, feed in self._slow.items()}
             for followed in slow.values():
                 stack.callback(followed.stop)
-                if wait_s == 0:
-                    await followed.first()
-            if last_event_id is not None:
-                after_step = _resumed(last_event_id, job.state)
+
+            async def all_looked_at() -> None:
+                for followed in slow.values():
+                    await followed.looked()
+
             source = JobSource(job=job, slow=slow, changed=changed, after_step=after_step)
-            return _stream(source, stack, wait_s)
+            ready = all_looked_at if wait_s == 0 else None
+            return _stream(source, stack, wait_s=wait_s, ready=ready)
 
     async def stop(self) -> None:
         """Return when nothing is looked at any more; to be called when the waiters are closed."""
         for feed in self._feeds:
             await feed.stop()
 
-    def _hold(self, stack: ExitStack, wait_s: float) -> None:
-        if wait_s > 0:
-            stack.enter_context(self._waiters.holding())
 
-
-def _stream(source: EventSource, stack: ExitStack, wait_s: float) -> EventStream:
-    return EventStream(source, wait_s=wait_s, heartbeat_s=HEARTBEAT_S, closing=stack.pop_all())
-
-
-def _resumed(last_event_id: int, news: JobNews | None) -> int:
-    """After which step to go on; -1: the one that the client names is another run's."""
-    steps = () if news is None else news.steps
-    return last_event_id if steps and last_event_id <= steps[-1].step else -1
+def _stream(
+    source: EventSource,
+    stack: ExitStack,
+    *,
+    wait_s: float,
+    ready: Callable[[], Awaitable[None]] | None = None,
+) -> EventStream:
+    return EventStream(
+        source, wait_s=wait_s, heartbeat_s=HEARTBEAT_S, closing=stack.pop_all(), ready=ready
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
-from flyball_client import wire
+from flyball_client import wire, wire_batches
 from flyball_server.jobs.frontier import SolvedFrontier
 from flyball_server.jobs.inputs import TargetUpdate
 from flyball_server.jobs.inspection import JobSummary
@@ -20,6 +20,7 @@ from flyball_server.jobs.records import (
     StepDetail,
     StepRecord,
 )
+from flyball_server.jobs.registration import KnownRank
 from flyball_server.planning.frontier_curve import frontier_document
 from flyball_server.planning.plan_document import instruction_entries
 
@@ -76,17 +77,20 @@ def target_update(change: wire.TargetChange) -> TargetUpdate:
     return TargetUpdate(**asdict(change))
 
 
-def rank_post(job_id: str, rank: int, steps: tuple[wire.StepMeasurement, ...]) -> RankPost:
+def rank_post(
+    job_id: str, rank: int, sent: wire.MeasurementBatch | wire_batches.StepsOfRank
+) -> RankPost:
     """The measured steps of a rank, and what their instructions took, of those that tell."""
     return RankPost(
         rank=rank,
+        run_id=sent.run_id,
         steps=tuple(
             StepRecord(
                 job_id=job_id,
                 rank=rank,
                 **{name: getattr(step, name) for name in _STEP_FIELDS},
             )
-            for step in steps
+            for step in sent.steps
         ),
         details=tuple(
             StepDetail(
@@ -97,7 +101,7 @@ def rank_post(job_id: str, rank: int, steps: tuple[wire.StepMeasurement, ...]) -
                 instructions=step.instructions,
                 counter_readings=step.counter_readings,
             )
-            for step in steps
+            for step in sent.steps
             if step.by_clock is not None or step.instructions is not None
         ),
     )
@@ -130,6 +134,11 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> wire.JobView:
         created_at=job.created_at.isoformat(),
         notes=notes,
     )
+
+
+def registered_view(known: KnownRank) -> wire.RegisteredRank:
+    """A rank, as its registration is answered."""
+    return wire.RegisteredRank(**vars(rank_view(known.record)), run_id=known.run_id)
 
 
 def rank_view(rank: RankRecord) -> wire.RankView:
@@ -183,6 +192,7 @@ def frontier_view(solved: SolvedFrontier) -> wire.FrontierView:
         baseline=wire.ComparedPlanView(**document["baseline"]),
         envpipe=tuple(wire.ComparedPlanView(**plan) for plan in document["envpipe"]),
         solve_s=document["solve_s"],
+        reserve=document["reserve"],
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.exposition import generate_latest as generate_text
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from flyball_client import routes
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import State
 from flyball_server.rest.documentation import READ_ERRORS, problems
 
@@ -20,7 +21,7 @@ _EXAMPLE = """\
 flyball_store_readable 1.0
 """
 
-ROUTER = APIRouter(tags=["health"])
+ROUTER = call_router("health")
 
 
 @ROUTER.get(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from flyball_client import routes
 from flyball_client.wire_views import JobOverview, Overview
 from flyball_server.rest import view_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JSON, JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
 from flyball_server.rest.token import CallerAccess
 
-ROUTER = APIRouter(tags=["overview"])
+ROUTER = call_router("overview")
 
 
 @ROUTER.get(
@@ -26,7 +27,9 @@ ROUTER = APIRouter(tags=["overview"])
 async def get_all_jobs_overview(state: State, access: CallerAccess) -> Response:
     """Each job in a row: its state, ranks and plan, measured and predicted figures, apart.
 
-    At most half a second old. By a job's token that job and its earlier runs alone.
+    At most half a second old; ranks, versions and steps of jobs that are not among the 20 heard
+    of last, nor have a label in `/metrics`, up to a minute. By a job's token that job and its
+    earlier runs alone.
     """
     overview = await state.overviews.all_jobs()
     return Response(overview.seen_by(access), media_type=JSON)

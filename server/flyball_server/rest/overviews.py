@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from flyball_client.wire_views import JobOverview
 from flyball_server.jobs.access import Access
@@ -15,19 +16,36 @@ from flyball_server.rest.gathering import Gathering
 from flyball_server.rest.rendering import rendered
 from flyball_server.rest.view_mapping import job_overview
 
-_EVERYTHING = "/overview"  # no job has this name
+EVERYTHING = "/overview"  # no job has this name
 
 
 @dataclass(frozen=True)
 class RenderedOverview:
-    """All jobs, each by its name and as JSON, those heard of last first."""
+    """All jobs as JSON, those heard of last first.
+
+    Attributes:
+        jobs: each by its name.
+        whole: of all of them, joined once for all operators who look.
+    """
 
     jobs: tuple[tuple[str, bytes], ...]
+    whole: bytes
+
+    @classmethod
+    def of(cls, jobs: Iterable[tuple[str, bytes]]) -> Self:
+        """These jobs, joined."""
+        known = tuple(jobs)
+        return cls(known, _joined(job for _, job in known))
 
     def seen_by(self, access: Access) -> bytes:
         """The JSON of the `wire_views.Overview` of what is open to a caller."""
-        seen = (job for job_id, job in self.jobs if access.opens(job_id))
-        return b'{"jobs":[' + b",".join(seen) + b"]}"
+        if access.job_id is None:
+            return self.whole
+        return _joined(job for job_id, job in self.jobs if access.opens(job_id))
+
+
+def _joined(jobs: Iterable[bytes]) -> bytes:
+    return b'{"jobs":[' + b",".join(jobs) + b"]}"
 
 
 class Overviews:
@@ -42,7 +60,7 @@ class Overviews:
         self._reading = reading
         self._guard = threading.Lock()
         self._figures: tuple[JobFigures, ...] = ()
-        self._rendered = RenderedOverview(())
+        self._rendered = RenderedOverview.of(())
         self.of_all: Gathering[None, RenderedOverview] = Gathering(self._all_of_group)
         self.of_job: Gathering[None, JobOverview] = Gathering(functools.partial(_one, reading))
 
@@ -52,7 +70,7 @@ class Overviews:
         Raises:
             StoreError: they cannot be read.
         """
-        return await self.of_all.ask(_EVERYTHING, None)
+        return await self.of_all.ask(EVERYTHING, None)
 
     def look(self) -> RenderedOverview:
         """The same, on a thread of the caller's."""
@@ -60,8 +78,8 @@ class Overviews:
         with self._guard:
             if figures is not self._figures:
                 jobs = ((each.job.job_id, job_overview(each)) for each in figures)
-                self._rendered = RenderedOverview(
-                    tuple((job_id, rendered(JobOverview, view)) for job_id, view in jobs)
+                self._rendered = RenderedOverview.of(
+                    (job_id, rendered(JobOverview, view)) for job_id, view in jobs
                 )
                 self._figures = figures
             return self._rendered

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from flyball_client import routes, wire
 from flyball_server.jobs.activation import activation_of
 from flyball_server.jobs.inspection import get_plan, list_plans
 from flyball_server.jobs.records import ActivationRecord
 from flyball_server.rest import examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, State, Version, WaitS
 from flyball_server.rest.documentation import READ_ERRORS, answers
 from flyball_server.rest.mapping import activation_view, plan_view
 
-ROUTER = APIRouter(tags=["plans"])
+ROUTER = call_router("plans")
 
 
 @ROUTER.get(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flyball_client.wire_views import (
     PlanSummary,
     PredictedIteration,
@@ -32,6 +34,26 @@ PLAN_SUMMARY = PlanSummary(
     stage_clock_mhz=(1300.0, 1410.0),
 )
 
+_FIRST_STAGE_AT_HIGHEST = TimelineRow(
+    stage=0,
+    dp_rank=0,
+    blocking_power_w=70.0,
+    kinds=_KINDS_FIRST,
+    microbatches=(0, 1, 0, 1),
+    chunks=(0, 0, 0, 0),
+    clock_mhz=(1410, 1410, 1410, 1410),
+    start_s=(0.0, 0.1, 0.4, 0.7),
+    duration_s=(0.1, 0.1, 0.2, 0.2),
+    energy_j=(30.0, 30.0, 62.0, 62.0),
+    float_s=(0.0, 0.2, 0.1, 0.0),
+)
+_FIRST_STAGE = replace(
+    _FIRST_STAGE_AT_HIGHEST,
+    clock_mhz=(1410, 1200, 1200, 1410),
+    duration_s=(0.1, 0.11, 0.22, 0.2),
+    energy_j=(30.0, 26.0, 54.0, 62.0),
+    float_s=(0.0, 0.19, 0.08, 0.0),
+)
 _LAST_STAGE = TimelineRow(
     stage=1,
     dp_rank=0,
@@ -58,44 +80,14 @@ TIMELINE = TimelineView(
         iteration_time_s=0.9,
         energy_j=395.9,
         bubble_fraction=0.316667,
-        rows=(
-            TimelineRow(
-                stage=0,
-                dp_rank=0,
-                blocking_power_w=70.0,
-                kinds=_KINDS_FIRST,
-                microbatches=(0, 1, 0, 1),
-                chunks=(0, 0, 0, 0),
-                clock_mhz=(1410, 1200, 1200, 1410),
-                start_s=(0.0, 0.1, 0.4, 0.7),
-                duration_s=(0.1, 0.11, 0.22, 0.2),
-                energy_j=(30.0, 26.0, 54.0, 62.0),
-                float_s=(0.0, 0.19, 0.08, 0.0),
-            ),
-            _LAST_STAGE,
-        ),
+        rows=(_FIRST_STAGE, _LAST_STAGE),
         critical_path=_CRITICAL_PATH,
     ),
     baseline=TimelineOfPlan(
         iteration_time_s=0.9,
         energy_j=410.0,
         bubble_fraction=0.333333,
-        rows=(
-            TimelineRow(
-                stage=0,
-                dp_rank=0,
-                blocking_power_w=70.0,
-                kinds=_KINDS_FIRST,
-                microbatches=(0, 1, 0, 1),
-                chunks=(0, 0, 0, 0),
-                clock_mhz=(1410, 1410, 1410, 1410),
-                start_s=(0.0, 0.1, 0.4, 0.7),
-                duration_s=(0.1, 0.1, 0.2, 0.2),
-                energy_j=(30.0, 30.0, 62.0, 62.0),
-                float_s=(0.0, 0.2, 0.1, 0.0),
-            ),
-            _LAST_STAGE,
-        ),
+        rows=(_FIRST_STAGE_AT_HIGHEST, _LAST_STAGE),
         critical_path=_CRITICAL_PATH,
     ),
 )

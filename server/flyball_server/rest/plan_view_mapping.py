@@ -7,12 +7,20 @@ from collections.abc import Iterable, Sequence
 from flyball_client import wire_views
 from flyball_server.jobs.history import PlanSummary
 from flyball_server.jobs.plan_timeline import PlanTimeline
+from flyball_server.metrics.plan_facts import Prediction
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.predicted_timeline import PredictedTimeline
 from flyball_server.planning.timeline_rows import TimelineRow, critical_places, timeline_rows
+from flyball_server.rest.rendering import rendered
 
 # Decimals of times in s and of energies in J: what a picture shows of them.
 _TIME_DECIMALS, _ENERGY_DECIMALS = 6, 3
+
+
+def rendered_history(summaries: Iterable[PlanSummary]) -> bytes:
+    """The JSON of a history."""
+    views = tuple(plan_summary_view(summary) for summary in summaries)
+    return rendered(tuple[wire_views.PlanSummary, ...], views)
 
 
 def plan_summary_view(summary: PlanSummary) -> wire_views.PlanSummary:
@@ -31,7 +39,7 @@ def plan_summary_view(summary: PlanSummary) -> wire_views.PlanSummary:
     )
 
 
-def predicted_iteration(prediction: PlanPrediction) -> wire_views.PredictedIteration:
+def predicted_iteration(prediction: PlanPrediction | Prediction) -> wire_views.PredictedIteration:
     """What the model predicts for a plan."""
     return wire_views.PredictedIteration(
         iteration_time_s=prediction.iteration_time_s,

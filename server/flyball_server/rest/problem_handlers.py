@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Match
 
 from flyball_client.wire import Problem
 from flyball_profiles.stage_profile import ProfileError
-from flyball_server.jobs.errors import InvalidFieldError, StoreError
-from flyball_server.rest.call_log import REQUEST_ID_HEADER, request_id_of
+from flyball_server.jobs.errors import InvalidFieldError, PlannerFaultError, StoreError
+from flyball_server.rest.call_log import REQUEST_ID_HEADER, current_request_id, request_id_of
 from flyball_server.rest.edge_errors import TooManyWaitingError
 from flyball_server.rest.error_table import ERROR_STATUS, status_of
 from flyball_server.rest.response_headers import API_HEADERS
@@ -61,6 +61,14 @@ def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
     return Problem(detail=first + more, errors=shown)
 
 
+def fault_detail(error: PlannerFaultError) -> str:
+    """What is told of a failure of the planner: the id of the call, with which its log names it."""
+    # The work may have been that of several calls, and its own log line is none of them's.
+    _LOG.error("%s: %r", error.message, error.__cause__)
+    request_id = current_request_id()
+    return error.message if request_id is None else f"{error.message}, at request {request_id}"
+
+
 def problem_of(error: Exception) -> Problem:
     """The problem that an error of the error table is."""
     if isinstance(error, ProfileError):
@@ -73,6 +81,8 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, StoreError):
         # Which file it is, is the operator's business: the log names it.
         return Problem(detail="The planner's job store cannot answer now; its log says why")
+    if isinstance(error, PlannerFaultError):
+        return Problem(detail=fault_detail(error))
     return Problem(detail=str(error))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -16,12 +16,13 @@ from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import JobSummary, notes
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.rest import examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JSON, JobId, PlannerState, State, require_content_type
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, answers, plain
 from flyball_server.rest.limits import check_profile
 from flyball_server.rest.mapping import job_view, profile_rows
 
-ROUTER = APIRouter(tags=["jobs"])
+ROUTER = call_router("jobs")
 CSV = "text/csv"
 _JSON_PROFILE = TypeAdapter(wire.JsonProfile)
 

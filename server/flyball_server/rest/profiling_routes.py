@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from flyball_client import routes, wire_loop
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_server.jobs.profiling import get_profile, get_profiling
 from flyball_server.rest import examples, profiling_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
 from flyball_server.rest.loop_mapping import profiling_view
 
-ROUTER = APIRouter(tags=["profiling"])
+ROUTER = call_router("profiling")
 CSV = "text/csv"
 
 

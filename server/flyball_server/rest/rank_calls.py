@@ -15,7 +15,7 @@ from flyball_server.jobs.measurements import RankPost, store_together
 from flyball_server.jobs.outcomes import each_for_itself
 from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.records import ActivationRecord, RankRecord
-from flyball_server.jobs.registration import register_together
+from flyball_server.jobs.registration import KnownRank, register_together
 from flyball_server.jobs.services import JobServices
 from flyball_server.rest.gathering import Gathering, Item, Outcome
 from flyball_server.rest.mapping import rank_plan
@@ -39,7 +39,7 @@ class RankCalls:
 
     def __init__(self, services: JobServices) -> None:
         rank_plans = RankPlans(_rendered)
-        self.registrations: Several[tuple[RankRecord, Launch], RankRecord] = Gathering(
+        self.registrations: Several[tuple[RankRecord, Launch], KnownRank] = Gathering(
             functools.partial(_several, register_together, services)
         )
         self.plans: Gathering[PlanQuestion, PlanAnswer] = Gathering(
@@ -76,7 +76,9 @@ def _told(job_id: str, outcome: Outcome | Exception) -> Outcome | JobsError:
     if isinstance(outcome, JobsError) or not isinstance(outcome, Exception):
         return outcome
     _LOG.error("job %s: a rank's call failed", job_id, exc_info=outcome)
-    return PlannerFaultError(job_id=job_id)
+    fault = PlannerFaultError(job_id=job_id)
+    fault.__cause__ = outcome  # for the log line of the call that is answered with it
+    return fault
 
 
 def _activations(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from flyball_client import routes, wire
 from flyball_server.jobs.activation import HeldVersion
@@ -12,6 +12,7 @@ from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.outcomes import only
 from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion
 from flyball_server.rest import examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JSON, JobId, JsonBody, Rank, State, WaitS
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 from flyball_server.rest.mapping import (
@@ -19,27 +20,29 @@ from flyball_server.rest.mapping import (
     launch,
     rank_post,
     rank_record,
-    rank_view,
+    registered_view,
 )
 
-ROUTER = APIRouter(tags=["ranks"])
+ROUTER = call_router("ranks")
 
 
 @ROUTER.put(
     routes.RANK,
     summary="Register a rank",
     dependencies=[JsonBody],
-    responses=answers(examples.RANK, 404, *JSON_BODY_ERRORS, meaning="The rank is known."),
+    responses=answers(
+        examples.REGISTERED_RANK, 404, *JSON_BODY_ERRORS, meaning="The rank is known."
+    ),
 )
 async def put_rank(
     state: State,
     job_id: JobId,
     rank: Rank,
     registration: Annotated[wire.RankRegistration, json_body(examples.RANK_REGISTRATION)],
-) -> wire.RankView:
+) -> wire.RegisteredRank:
     """A rank that registers again (it was restarted) takes its old place, without a plan."""
     known = (rank_record(job_id, rank, registration), launch(registration))
-    return rank_view(only(await state.rank_calls.registrations.ask(job_id, (known,))))
+    return registered_view(only(await state.rank_calls.registrations.ask(job_id, (known,))))
 
 
 @ROUTER.get(
@@ -82,7 +85,11 @@ async def get_rank_plan(
     summary="Acknowledge a plan version",
     dependencies=[JsonBody],
     responses=answers(
-        examples.ACTIVATION, 404, *JSON_BODY_ERRORS, meaning="From which step the version holds."
+        examples.ACTIVATION,
+        404,
+        409,
+        *JSON_BODY_ERRORS,
+        meaning="From which step the version holds.",
     ),
 )
 async def post_acknowledgement(
@@ -96,7 +103,10 @@ async def post_acknowledgement(
     `first_step` is null while other ranks are awaited: poll the version's activation.
     """
     held = HeldVersion(
-        rank=rank, version=acknowledgement.version, current_step=acknowledgement.current_step
+        rank=rank,
+        version=acknowledgement.version,
+        current_step=acknowledgement.current_step,
+        run_id=acknowledgement.run_id,
     )
     activation = only(await state.rank_calls.acknowledgements.ask(job_id, (held,)))
     state.services.seen(job_id, (rank,))
@@ -107,7 +117,7 @@ async def post_acknowledgement(
     routes.RANK_MEASUREMENTS,
     summary="Post measured steps",
     dependencies=[JsonBody],
-    responses=answers(examples.ACCEPTED, 404, *JSON_BODY_ERRORS, meaning="They are stored."),
+    responses=answers(examples.ACCEPTED, 404, 409, *JSON_BODY_ERRORS, meaning="They are stored."),
 )
 async def post_measurements(
     state: State,
@@ -119,7 +129,7 @@ async def post_measurements(
 
     Where the rank's plan asks for it (`report`), also what their instructions took.
     """
-    post = rank_post(job_id, rank, batch.steps)
+    post = rank_post(job_id, rank, batch)
     stored = only(await state.rank_calls.measurements.ask(job_id, (post,)))
     state.services.seen(job_id, (rank,))
     return wire.Accepted(stored=stored)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
-
 from flyball_client import routes
 from flyball_client.wire_loop import ComparisonRequest, ComparisonView, ReportView
 from flyball_server.jobs.comparisons import delete_comparison, get_comparison, start_comparison
 from flyball_server.jobs.report import get_report
 from flyball_server.rest import report_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, JsonBody, State
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 from flyball_server.rest.report_mapping import comparison_view, report_view
 
-ROUTER = APIRouter(tags=["reports"])
+ROUTER = call_router("reports")
 
 
 @ROUTER.get(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BeforeValidator
 
 from flyball_client import routes
 from flyball_client.wire_views import StagesOfStep
 from flyball_server.jobs.stage_steps import list_stage_steps
 from flyball_server.rest import view_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JSON, AfterStep, JobId, State, in_digits
 from flyball_server.rest.documentation import READ_ERRORS, answers
 from flyball_server.rest.rendering import rendered
 from flyball_server.rest.view_mapping import stages_of_step
 
-ROUTER = APIRouter(tags=["steps"])
+ROUTER = call_router("steps")
 
 
 @ROUTER.get(

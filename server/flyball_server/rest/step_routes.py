@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from flyball_client import routes, wire
 from flyball_server.jobs.measurements import list_steps
 from flyball_server.rest import examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
 from flyball_server.rest.mapping import step_view
 
-ROUTER = APIRouter(tags=["steps"])
+ROUTER = call_router("steps")
 
 
 @ROUTER.get(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
-
 from flyball_client import routes
 from flyball_client.wire_loop import StragglerReport, StragglerView
 from flyball_server.jobs.stragglers import (
@@ -16,11 +14,12 @@ from flyball_server.jobs.stragglers import (
 )
 from flyball_server.jobs.timetable import parse_moment
 from flyball_server.rest import loop_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, JsonBody, Rank, State
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 from flyball_server.rest.loop_mapping import straggler_view
 
-ROUTER = APIRouter(tags=["stragglers"])
+ROUTER = call_router("stragglers")
 
 
 @ROUTER.post(

@@ -1,18 +1,23 @@
 """Timelines as they are sent: megabytes of JSON, made and compressed once, and remembered.
 
-All of it is for threads. JSON is written a row at a time: written in one go it would keep all
-other threads of the planner from running meanwhile.
+JSON is written a row at a time: written in one go it would keep all other threads of the planner
+from running meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import is_dataclass
+
+from anyio import CapacityLimiter, to_thread
+from starlette.concurrency import run_in_threadpool
 
 from flyball_server.jobs.plan_timeline import TimelineKey, get_timeline, timeline_key
 from flyball_server.jobs.services import JobServices
@@ -30,15 +35,48 @@ _GZIP_BITS = 31  # zlib's way to say: with a gzip header
 class TimelineAnswers:
     """What was answered, as gzip; those not asked for longest are forgotten.
 
+    `ask` is used on one event loop at a time, all else on any thread.
+
     Args:
         max_bytes: that all of them together may take; an answer that is longer is not kept.
     """
 
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._guard = threading.Condition()
+        self._guard = threading.Lock()
         self._kept: OrderedDict[TimelineKey, bytes] = OrderedDict()
-        self._in_making: set[TimelineKey] = set()
+        self._in_making: dict[TimelineKey, asyncio.Task[bytes]] = {}
+        self._threads = CapacityLimiter(TIMELINES_AT_ONCE)
+
+    async def ask(self, services: JobServices, job_id: str, version: int | None) -> bytes:
+        """The answer; of those who ask for the same at once the first one has it made for all.
+
+        Raises:
+            UnknownError, WrongStateError: as for `get_timeline`.
+        """
+        key = await run_in_threadpool(timeline_key, services, job_id, version)
+        making = self._in_making.get(key)
+        if making is None:
+            found = self._find(key)
+            if found is not None:
+                return found
+            # Not in the context of this call: it is made for others too, though this one goes.
+            making = asyncio.create_task(
+                self._make_on_thread(services, job_id, version), context=Context()
+            )
+            self._in_making[key] = making
+            making.add_done_callback(functools.partial(self._made, key))
+        return await asyncio.shield(making)
+
+    async def _make_on_thread(
+        self, services: JobServices, job_id: str, version: int | None
+    ) -> bytes:
+        return await to_thread.run_sync(self.get, services, job_id, version, limiter=self._threads)
+
+    def _made(self, key: TimelineKey, making: asyncio.Task[bytes]) -> None:
+        del self._in_making[key]
+        if not making.cancelled():
+            making.exception()  # perhaps all who have asked have gone, and nobody else looks at it
 
     def known(self, services: JobServices, job_id: str, version: int | None) -> bytes | None:
         """The answer, if it was made before.
@@ -49,18 +87,16 @@ class TimelineAnswers:
         return self._find(timeline_key(services, job_id, version))
 
     def get(self, services: JobServices, job_id: str, version: int | None) -> bytes:
-        """The answer; of those who ask for the same at once the first one makes it.
+        """The answer, made on this thread if it was not before.
 
         Raises:
             UnknownError, WrongStateError: as for `get_timeline`.
         """
-        key = timeline_key(services, job_id, version)
-        with self._turn(key):
-            found = self._find(key)
-            if found is None:
-                timeline = get_timeline(services, job_id, version)
-                found = _compressed(timeline_view(timeline))
-                self._keep(timeline.key, found)
+        found = self.known(services, job_id, version)
+        if found is None:
+            timeline = get_timeline(services, job_id, version)
+            found = _compressed(timeline_view(timeline))
+            self._keep(timeline.key, found)
         return found
 
     def _find(self, key: TimelineKey) -> bytes | None:
@@ -77,19 +113,6 @@ class TimelineAnswers:
             while num_bytes > self._max_bytes:
                 _, dropped = self._kept.popitem(last=False)
                 num_bytes -= len(dropped)
-
-    @contextmanager
-    def _turn(self, key: TimelineKey) -> Iterator[None]:
-        """While the block runs nobody else makes this one."""
-        with self._guard:
-            self._guard.wait_for(lambda: key not in self._in_making)
-            self._in_making.add(key)
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._in_making.discard(key)
-                self._guard.notify_all()
 
 
 def uncompressed(answer: bytes) -> bytes:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyio import to_thread
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_client import routes
 from flyball_client.wire_views import TimelineView
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.rest import plan_view_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JSON, JobId, State
 from flyball_server.rest.documentation import READ_ERRORS, answers
 from flyball_server.rest.timeline_answers import accepts_gzip, uncompressed
 
-ROUTER = APIRouter(tags=["plans"])
+ROUTER = call_router("plans")
 
 
 @ROUTER.get(
@@ -53,12 +53,7 @@ async def get_job_timeline(
     so is a version that was made to learn from, one that the profile does not fit, and one of
     more than 131072 instructions. The answer takes seconds for a long pipeline; it is remembered.
     """
-    asked = (state.services, job_id, version)
-    found = await run_in_threadpool(state.timelines.known, *asked)
-    if found is None:
-        found = await to_thread.run_sync(
-            state.timelines.get, *asked, limiter=state.timeline_threads
-        )
+    found = await state.timelines.ask(state.services, job_id, version)
     headers = {"Vary": "Accept-Encoding"}
     if accepts_gzip(request.headers.get("accept-encoding", "")):
         headers["Content-Encoding"] = "gzip"

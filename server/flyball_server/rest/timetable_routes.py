@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
-
 from flyball_client import routes
 from flyball_client.wire_loop import Timetable, TimetableView
 from flyball_server.jobs.timetables import (
@@ -15,10 +13,11 @@ from flyball_server.jobs.timetables import (
     put_timetable,
 )
 from flyball_server.rest import loop_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JobId, JsonBody, State
 from flyball_server.rest.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, json_body
 
-ROUTER = APIRouter(tags=["timetables"])
+ROUTER = call_router("timetables")
 
 
 @ROUTER.put(

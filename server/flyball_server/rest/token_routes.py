@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 
 from flyball_client import routes
 from flyball_client.wire_access import NewToken, TokenRequest, TokenView
@@ -12,6 +12,7 @@ from flyball_server.jobs.access import create_token, list_tokens, revoke_token
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.token_record import TokenRecord
 from flyball_server.rest import access_examples
+from flyball_server.rest.call_router import call_router
 from flyball_server.rest.dependencies import JsonBody, State
 from flyball_server.rest.documentation import (
     JSON_BODY_ERRORS,
@@ -21,7 +22,7 @@ from flyball_server.rest.documentation import (
     problems,
 )
 
-ROUTER = APIRouter(tags=["tokens"])
+ROUTER = call_router("tokens")
 TokenId = Annotated[
     str,
     Path(

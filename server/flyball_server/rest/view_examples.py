@@ -72,6 +72,7 @@ STAGES_OF_STEP = StagesOfStep(
             num_clock_misses=0,
             num_power_capped=0,
             num_thermally_capped=0,
+            sm_clock_mhz=1297.5,
         ),
         StageOfStep(
             stage=1,
@@ -81,6 +82,7 @@ STAGES_OF_STEP = StagesOfStep(
             num_clock_misses=1,
             num_power_capped=1,
             num_thermally_capped=0,
+            sm_clock_mhz=1372.5,
         ),
     ),
 )

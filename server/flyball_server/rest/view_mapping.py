@@ -8,8 +8,8 @@ from flyball_client import wire_views
 from flyball_server.jobs.stage_steps import StagesSummary
 from flyball_server.metrics.job_figures import JobFigures
 from flyball_server.metrics.job_totals import NewestSteps
-from flyball_server.metrics.plan_facts import Prediction
 from flyball_server.planning.planner import DEFAULT_POLICY
+from flyball_server.rest.plan_view_mapping import predicted_iteration
 from flyball_server.rest.report_mapping import estimate, percent_estimate
 
 _STAGE_FIELDS = tuple(field.name for field in fields(wire_views.StageOfStep))
@@ -33,7 +33,7 @@ def job_overview(figures: JobFigures) -> wire_views.JobOverview:
         active_version=figures.active_version,
         policy=spec.policy or DEFAULT_POLICY,
         target=figures.target,
-        predicted=None if figures.prediction is None else _predicted(figures.prediction),
+        predicted=None if figures.prediction is None else predicted_iteration(figures.prediction),
         measured=None if figures.newest is None else _measured(figures.newest),
         measured_baseline_time_s=None if against is None else estimate(against.time_s),
         measured_baseline_energy_j=None if against is None else estimate(against.energy_j),
@@ -60,17 +60,6 @@ def stages_of_step(summary: StagesSummary) -> wire_views.StagesOfStep:
             wire_views.StageOfStep(**{name: getattr(stage, name) for name in _STAGE_FIELDS})
             for stage in summary.stages
         ),
-    )
-
-
-def _predicted(prediction: Prediction) -> wire_views.PredictedIteration:
-    return wire_views.PredictedIteration(
-        iteration_time_s=prediction.iteration_time_s,
-        energy_j=prediction.energy_j,
-        baseline_iteration_time_s=prediction.baseline_iteration_time_s,
-        baseline_energy_j=prediction.baseline_energy_j,
-        saving_percent=100 * (1 - prediction.energy_j / prediction.baseline_energy_j),
-        gap_percent=None if prediction.gap is None else 100 * prediction.gap,
     )
 
 

@@ -32,6 +32,7 @@ GOVERNOR_WORDS = (
     words_of.IS_POLLING,
     words_of.NUM_UNWOKEN,
     words_of.POLLING_NS,
+    words_of.SAMPLES,
 )
 
 
@@ -128,4 +129,19 @@ def test_a_closed_board_leaves_the_other_end_its_memory() -> None:
 def test_a_board_does_not_reach_programs_that_nobody_gave_it_to() -> None:
     board = ClockBoard.create()
     assert not os.get_inheritable(board.fd)
+    board.close()
+
+
+def test_samples_are_counted_and_added_up_in_one_word() -> None:
+    samples = 0
+    for sm_clock_mhz in (1410, 1200, 210):
+        samples = words_of.with_sample(samples, sm_clock_mhz)
+    assert words_of.samples_of(samples) == (3, 2820)
+
+
+def test_a_word_that_is_full_of_samples_begins_again_and_stays_a_word() -> None:
+    board = ClockBoard.create()
+    board.words[words_of.SAMPLES] = words_of.with_sample(2**64 - 1, 1410)
+    # Both parts were full: the count's carry goes into the sum.
+    assert words_of.samples_of(board.words[words_of.SAMPLES]) == (0, 1410)
     board.close()

@@ -107,6 +107,10 @@ class Desk:
         self.clock.now_s += wait_s
         self.keeper.read_back()
 
+    def sampled(self) -> tuple[int, int]:
+        """How many clocks were sampled, and the sum of their MHz."""
+        return words_of.samples_of(self.board.words[words_of.SAMPLES])
+
     def counted(self, *words: int) -> tuple[int, ...]:
         """These words of the board."""
         return tuple(self.board.words[word] for word in words)
@@ -327,12 +331,53 @@ def test_each_new_clock_has_the_time_to_settle(desk: Desk) -> None:
     assert desk.gpu.num_reads == 0
 
 
-def test_no_clock_is_read_back_where_none_is_set(desk: Desk) -> None:
-    desk.read_after(10)
+def test_the_drivers_own_clock_is_sampled_and_can_miss_nothing(desk: Desk) -> None:
+    desk.gpu.held_mhz = 1305
+    desk.gpu.limits = ClockLimit.POWER
+    desk.keeper.read_back()
+    desk.read_after(READ_PERIOD_S / 2)
+    assert desk.sampled() == (1, 1305)
+    desk.read_after(READ_PERIOD_S)
+    assert desk.sampled() == (2, 2610)
+    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (0, 0, 0, 0, 1305)
+
+
+def test_a_clock_that_was_given_back_has_the_time_to_settle(desk: Desk) -> None:
     desk.serve(1200)
+    desk.read_after(2 * SETTLE_S)
+    desk.clock.now_s += READ_PERIOD_S
     desk.serve(words_of.GIVE_BACK)
-    desk.read_after(10)
-    assert desk.gpu.num_reads == 0
+    desk.read_after(SETTLE_S / 2)
+    assert desk.gpu.num_reads == 1
+    desk.gpu.held_mhz = 1410
+    desk.read_after(SETTLE_S)
+    assert desk.sampled() == (2, 1200 + 1410)
+
+
+def test_samples_are_of_all_clocks_that_lasted_and_of_no_idle_gpu(desk: Desk) -> None:
+    for sm_clock_mhz in (1200, 900, 1400):
+        desk.serve(sm_clock_mhz)
+        desk.read_after(2 * READ_PERIOD_S)
+    assert desk.sampled() == (3, 3500)
+    desk.gpu.limits = ClockLimit.IDLE
+    desk.read_after(2 * READ_PERIOD_S)
+    assert desk.sampled() == (3, 3500)
+
+
+def test_clocks_that_change_often_are_read_no_more_often_than_one_that_stays(desk: Desk) -> None:
+    for step in range(40):
+        desk.serve((1200, 900)[step % 2])
+        desk.read_after(2 * SETTLE_S)
+    # For 4 s: a reading is due every 0.2 s, and each clock has settled when it comes.
+    assert desk.sampled()[0] == 20
+
+
+def test_until_when_a_clock_may_not_be_read_is_told(desk: Desk) -> None:
+    assert desk.keeper.until_read_s() <= 0
+    desk.serve(1200)
+    assert desk.keeper.until_read_s() == pytest.approx(SETTLE_S)
+    desk.read_after(2 * SETTLE_S)
+    assert desk.keeper.until_read_s() == pytest.approx(READ_PERIOD_S)
 
 
 @pytest.mark.parametrize(

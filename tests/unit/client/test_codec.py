@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -123,6 +123,14 @@ def test_the_configuration_for_pydantic_does_not_cross() -> None:
         "version",
         "current_step",
     }
+
+
+def test_a_field_that_older_planners_do_not_know_is_sent_only_where_it_says_something() -> None:
+    measured = wire.StepMeasurement(step=1, plan_version=None, time_s=1.5, energy_j=None)
+    assert "sm_clock_mhz" not in encode(measured)
+    assert encode(measured)["energy_j"] is None
+    batch = wire.MeasurementBatch(steps=(replace(measured, sm_clock_mhz=1297.5),))
+    assert encode(batch)["steps"][0]["sm_clock_mhz"] == 1297.5
 
 
 MEASUREMENT = {"step": 1, "plan_version": None, "time_s": 1.5, "energy_j": None}

@@ -17,14 +17,22 @@ from flyball_client.wire import MeasurementBatch, StepMeasurement
 class Inbox:
     """Takes batches, after failing as often as the test wants."""
 
-    def __init__(self, *statuses: int) -> None:
+    def __init__(self, *statuses: int, is_older: bool = False) -> None:
         self._statuses = list(statuses)
+        # Of a Flyball that does not know `sm_clock_mhz`, which it says as a served planner does.
+        self.is_older = is_older
         self.batches: list[list[int]] = []
         self.steps: list[StepMeasurement] = []
+        self.num_refused = 0
         self.posted = threading.Condition()
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        batch = decode(MeasurementBatch, strict_json(request.read()))
+        body = request.read()
+        batch = decode(MeasurementBatch, strict_json(body))
+        if self.is_older and b"sm_clock_mhz" in body:
+            self.num_refused += 1
+            detail = "steps[0].sm_clock_mhz: Unexpected keyword argument"
+            return httpx.Response(422, json={"detail": detail})
         with self.posted:
             self.batches.append([step.step for step in batch.steps])
             self.steps += batch.steps
@@ -73,6 +81,13 @@ def put(outbox: MeasurementOutbox, steps: range, *, num_instructions: int = 0) -
                 instructions=num_instructions * (("forward", None, 0, 0.0, 0.5, 0.0, 0.0),),
             )
         outbox.put(measurement)
+
+
+def with_clock(step: int) -> StepMeasurement:
+    """A step whose clock was read back."""
+    return StepMeasurement(
+        step=step, plan_version=None, time_s=1.5, energy_j=None, sm_clock_mhz=1305.0
+    )
 
 
 def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
@@ -160,6 +175,48 @@ def test_a_batch_that_the_planner_finds_wrong_is_dropped_and_told(
     assert inbox.batches == [[0, 1]]
     assert outbox.num_dropped == 2
     assert sum("2 measurements dropped" in m for m in caplog.messages) == 1
+
+
+def test_an_older_planner_gets_all_but_the_clocks_and_is_asked_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inbox = Inbox(is_older=True)
+    outbox = make_outbox(inbox, capacity=1000)
+    for step in range(300):
+        outbox.put(with_clock(step))
+    outbox.start()
+    outbox.stop(10.0)
+    assert [step.step for step in inbox.steps] == list(range(300))
+    assert {(step.sm_clock_mhz, step.time_s) for step in inbox.steps} == {(None, 1.5)}
+    assert (inbox.num_refused, outbox.num_dropped) == (1, 0)
+    assert caplog.messages == []
+
+
+def test_a_planner_that_comes_back_newer_gets_the_clocks() -> None:
+    inbox = Inbox(200, 503, is_older=True)
+    outbox = make_outbox(inbox)
+    outbox.put(with_clock(0))
+    outbox.start()
+    with inbox.posted:
+        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 1, 30.0)
+        inbox.is_older = False
+    outbox.put(with_clock(1))
+    with inbox.posted:
+        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 3, 30.0)
+    outbox.stop(10.0)
+    # The planner was away when step 1 came first, still without its clock.
+    assert inbox.batches == [[0], [1], [1]]
+    assert [step.sm_clock_mhz for step in inbox.steps] == [None, None, 1305.0]
+    assert outbox.num_dropped == 0
+
+
+def test_a_clock_that_the_planner_finds_wrong_costs_no_measurement() -> None:
+    inbox = Inbox(is_older=True)  # which names the field, whatever is wrong with it
+    outbox = make_outbox(inbox)
+    outbox.put(replace(with_clock(0), sm_clock_mhz=1e9))
+    outbox.start()
+    outbox.stop(10.0)
+    assert (inbox.batches, outbox.num_dropped) == ([[0]], 0)
 
 
 def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -213,6 +214,14 @@ def test_a_long_poll_waits_longer_than_the_planner_does() -> None:
     assert timeout["connect"] == 5.0
     with pytest.raises(ValueError, match="wait_s must be from 0 to 60, not 61"):
         answers.client().get_rank_plan("gpt", 0, wait_s=61)
+
+
+@pytest.mark.parametrize("name", ["get_history", "get_report"])
+def test_what_reads_all_of_a_job_may_take_a_minute(name: str) -> None:
+    answers = Answers(httpx.Response(200, json=[]))
+    with suppress(PlannerUnavailableError):  # an empty list is no report
+        getattr(answers.client(), name)("gpt")
+    assert answers.requests[0].extensions["timeout"]["read"] > 60
 
 
 def test_every_call_has_a_finite_timeout() -> None:

@@ -110,6 +110,38 @@ def test_a_request_that_wakes_is_all_that_came(desk: Desk) -> None:
     assert not wait.wait()
 
 
+def test_a_wait_ends_when_the_governor_has_something_else_to_do(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = desk.new_wait()
+    wait._looks_again_ns = None
+    waited_s: list[float] = []
+
+    def quiet(timeout_s: float) -> list[int]:
+        waited_s.append(timeout_s)
+        return []
+
+    monkeypatch.setattr(wait, "_ready_within", quiet)
+    for due_s in (0.01, 5.0, 0.0, -3.0):
+        assert not wait.wait(due_s)
+    # What was due already, and could not be done, does not keep it awake.
+    assert waited_s == [0.01, TICK_S, TICK_S, TICK_S]
+
+
+def test_a_window_that_opens_first_comes_first(desk: Desk) -> None:
+    wait = desk.new_wait()
+    open_window(wait, PATIENCE_NS)
+
+    def ask_when_polled() -> None:
+        desk.wait_until_polled()
+        desk.ask()
+
+    rank = in_another_thread(ask_when_polled)
+    assert wait.wait(TICK_S / 2)
+    rank.join()
+    assert desk.words[NUM_UNWOKEN] == 1
+
+
 def test_a_request_beside_something_else_is_not_all(desk: Desk) -> None:
     wait = desk.new_wait()
     os.write(desk.other_end, b"x")

@@ -19,7 +19,7 @@ from tests.planner.jobs_to_show import (
 
 from flyball_client.errors import PlannerRefusedError, PlannerUnavailableError
 from flyball_client.planner_client import PlannerClient
-from flyball_client.top.figure_text import age_text, moment_text, percent_text
+from flyball_client.top.figure_text import age_text, moment_text, percent_text, target_text
 from flyball_client.top.job_page import job_page
 from flyball_client.top.jobs_page import jobs_page
 from flyball_client.top.lines import Line, Page, Span, clipped, plain_text
@@ -104,12 +104,12 @@ def test_one_job_as_it_stands_on_a_terminal_of_60_columns_without_blocks() -> No
         "clocks held down        P    H      P power, H heat, M other\n"
         "\n"
         "stages in steps 20 to 39, on version 2\n"
-        "       plan  measured (emulated) -------------------\n"
-        "stage   MHz  time, s  power, W  low clocks  by power\n"
-        "    0  1410   2.0000     200.0           0         0\n"
-        "    1  1305   2.0000     175.0           2         2\n"
-        "    2  1230   2.0000     150.0           0         0\n"
-        "    3  1155   2.0000     125.0           2         0\n"
+        "       plan  measured (emulated) -------------------------\n"
+        "stage   MHz   MHz  time, s  power, W  low clocks  by power\n"
+        "    0  1410  1410   2.0000     200.0           0         0\n"
+        "    1  1305  1295   2.0000     175.0           2         2\n"
+        "    2  1230  1215   2.0000     150.0           0         0\n"
+        "    3  1155     -   2.0000     125.0           2         0\n"
         "\n"
         "stragglers\n"
         "rank 3   1.25 times as long (power)   detected from 09:20:00\n"
@@ -129,7 +129,9 @@ def test_a_wide_terminal_has_intervals_bars_and_the_power_of_each_stage() -> Non
         "difference       measured (emulated)  +0.50 % [+0.25, +0.75]"
         "   saves 19.40 % [18.90, 19.90]" in text
     )
-    assert "    1  1305   2.0000     175.0  ████████▊            2         2        0  " in text
+    assert (
+        "    1  1305  1295   2.0000     175.0  ████████▊            2         2        0  " in text
+    )
     assert "████▁▁▁▁" in text
 
 
@@ -150,6 +152,13 @@ def test_emulated_and_real_jobs_are_never_added_up() -> None:
     assert totals[0].startswith("GPUs   1 job   4 of 4 GPUs present   806 W measured   7800 J")
     assert totals[1].startswith("emulated GPUs")
     assert "2 jobs, 1 over   4 of 4 emulated" in totals[1]
+
+
+def test_a_job_of_which_no_rank_is_present_draws_no_power() -> None:
+    silent = replace(REAL, job_id="silent", num_present=0)
+    totals = [line for line in jobs_text(REAL, silent).splitlines() if "present" in line]
+    assert totals[0].startswith("GPUs   2 jobs   4 of 8 GPUs present   806 W measured")
+    assert " W measured" not in jobs_text(silent)
 
 
 def test_a_job_without_steps_has_its_prediction_and_no_measured_figure() -> None:
@@ -277,6 +286,29 @@ def test_a_stage_is_the_mean_of_the_steps_that_the_planner_took_its_mean_of() ->
     assert window.stages[1].powers_w[:1] == (225.0,)
     assert [stage.num_clock_misses for stage in window.stages] == [0, 2, 0, 2]
     assert [stage.num_thermally_capped for stage in window.stages] == [0, 0, 0, 1]
+    # 1305 MHz in nineteen steps, 1110 in one.
+    assert [stage.sm_clock_mhz for stage in window.stages] == [1410.0, 1295.25, 1215.0, None]
+
+
+def test_where_no_clock_was_read_back_there_is_the_planned_one_alone() -> None:
+    steps = tuple(
+        replace(step, stages=tuple(replace(stage, sm_clock_mhz=None) for stage in step.stages))
+        for step in STEPS
+    )
+    text = job_text(replace(READING, steps=steps), width=60, marks=ASCII)
+    assert (
+        "       plan  measured (emulated) -------------------\n"
+        "stage   MHz  time, s  power, W  low clocks  by power\n"
+        "    0  1410   2.0000     200.0           0         0\n" in text
+    )
+
+
+def test_steps_in_which_a_short_stage_was_not_read_do_not_count_for_its_clock() -> None:
+    unread = tuple(replace(stage, sm_clock_mhz=None) for stage in STEPS[30].stages)
+    steps = (*STEPS[20:30], replace(STEPS[30], stages=unread))
+    window = newest_window(PLANNED.measured, steps)
+    assert window is not None
+    assert window.stages[1].sm_clock_mhz == 1305.0
 
 
 def test_without_the_planners_mean_it_is_the_newest_steps_of_one_version() -> None:
@@ -284,6 +316,14 @@ def test_without_the_planners_mean_it_is_the_newest_steps_of_one_version() -> No
     assert window is not None
     assert (window.first_step, window.last_step, window.version) == (20, 24, 2)
     assert newest_window(None, ()) is None
+
+
+def test_a_step_that_ran_on_several_versions_is_of_none() -> None:
+    mixed = [replace(STEPS[step], plan_versions=(1, 2)) for step in (19, 24)]
+    window = newest_window(None, (*STEPS[17:19], mixed[0], *STEPS[20:24], mixed[1]))
+    assert window is not None
+    assert (window.first_step, window.last_step, window.num_steps) == (20, 23, 4)
+    assert newest_window(None, mixed) is None
 
 
 def test_a_step_that_lacks_ranks_does_not_count() -> None:
@@ -332,6 +372,22 @@ def test_figures_are_rounded_without_a_minus_before_zero() -> None:
     assert percent_text(-0.0001) == "0.00"
     assert percent_text(-0.0001, "+.2f") == "+0.00"
     assert percent_text(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("fastest", "fastest"),
+        ("deadline:2.8837280000000014", "deadline 2.88373 s"),
+        ("deadline:2.5", "deadline 2.5 s"),
+        ("slowdown:0.055", "slowdown 5.5 %"),
+        ("power:1250000", "power 1250000 W"),
+        ("power:\x1b[2J", "power:?[2J"),
+        ("later:1", "later:1"),
+    ],
+)
+def test_a_target_is_shown_with_the_digits_that_count_and_its_unit(target: str, shown: str) -> None:
+    assert target_text(target) == shown
 
 
 def test_ages_and_moments_are_told_in_the_unit_that_suits_them() -> None:

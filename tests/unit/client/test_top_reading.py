@@ -162,6 +162,18 @@ class Script:
         return answer
 
 
+class NotedWaits(threading.Event):
+    """An event that tells how long was to be waited for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits_s: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits_s.append(timeout)
+        return super().wait(timeout)
+
+
 def poller_of(
     read: Callable[[], str], clock: Clock, changed: Callable[[], None] = lambda: None
 ) -> Poller[str]:
@@ -191,13 +203,13 @@ def test_trouble_is_over_with_the_next_answer() -> None:
 
 
 def test_a_planner_that_says_when_to_come_again_is_not_asked_before() -> None:
-    clock = Clock()
-    told = threading.Event()
+    clock, stopped = Clock(), NotedWaits()
     busy = PlannerBusyError("busy", retry_after_s=3600.0)
-    poller = poller_of(Script(clock, busy, "too early"), clock, told.set)
+    poller = poller_of(Script(clock, busy), clock)
+    poller._stopped = stopped  # what it pauses with
     with poller.running():
-        assert told.wait(60)
-    assert poller.newest().reading == "first"
+        wait_until(lambda: len(stopped.waits_s) == 2)
+    assert stopped.waits_s == [0.001, 3600.0]
 
 
 def test_a_fault_of_ours_is_raised_where_the_newest_is_asked_for() -> None:

@@ -15,7 +15,7 @@ from flyball_client.wire import JobRegistration
 from flyball_integrations import job_registrar
 from flyball_integrations.job_registrar import JobRegistrar
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 _REGISTRATION = JobRegistration(num_stages=4, num_microbatches=8)
 _JOB: dict[str, object] = {
     "job_id": "gpt",

@@ -36,7 +36,7 @@ from flyball_server.jobs.launch import Launch
 from flyball_server.jobs.measurements import RankPost, list_steps, store_together
 from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.records import JobSpec, RankRecord
-from flyball_server.jobs.registration import register_job, register_together
+from flyball_server.jobs.registration import KnownRank, register_job, register_together
 from flyball_server.rest.gathering import Gathering
 from flyball_server.rest.rank_calls import RankCalls
 
@@ -331,7 +331,7 @@ def test_of_one_call_for_several_ranks_only_the_rank_fails_that_the_planner_fail
         if rank.rank == 2:
             raise ZeroDivisionError
 
-    async def scenario() -> tuple[tuple[RankRecord | JobsError, ...], ...]:
+    async def scenario() -> tuple[tuple[KnownRank | JobsError, ...], ...]:
         registrations = RankCalls(services.jobs).registrations
         ranks = [(rank_record(rank, stage=rank % 2, host="node-2"), NOBODY) for rank in range(4)]
         return await asyncio.gather(

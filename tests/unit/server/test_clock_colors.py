@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from rich.color import ColorSystem
+from tests.browser.contrast import luminance
 from tests.unit.planning.tiny_pipelines import assigned_models, equal_profile, model_of
 
 from flyball_server.clock_colors import ClockColors, row_colors
@@ -23,15 +24,6 @@ def rgb_of(painted: str) -> tuple[int, int, int]:
     assert found is not None, painted
     red, green, blue = map(int, found.groups())
     return red, green, blue
-
-
-def luminance(rgb: tuple[int, int, int]) -> float:
-    """Relative luminance as WCAG 2 defines it, from 0 to 1."""
-    parts = [value / 255 for value in rgb]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @given(assigned_models())

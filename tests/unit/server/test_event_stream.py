@@ -60,7 +60,13 @@ class Client:
 Scenario = Callable[[Source, Client, "asyncio.Task[None]"], Awaitable[None]]
 
 
-def run(scenario: Scenario, *, wait_s: float = NEVER_S, heartbeat_s: float = NEVER_S) -> Client:
+def run(
+    scenario: Scenario,
+    *,
+    wait_s: float = NEVER_S,
+    heartbeat_s: float = NEVER_S,
+    ready: Callable[[], Awaitable[None]] | None = None,
+) -> Client:
     """The client after the scenario, and after the stream has ended and freed what it held."""
 
     async def bounded() -> Client:
@@ -68,7 +74,9 @@ def run(scenario: Scenario, *, wait_s: float = NEVER_S, heartbeat_s: float = NEV
         closed: list[bool] = []
         stack = ExitStack()
         stack.callback(closed.append, True)
-        stream = EventStream(source, wait_s=wait_s, closing=stack, heartbeat_s=heartbeat_s)
+        stream = EventStream(
+            source, wait_s=wait_s, closing=stack, heartbeat_s=heartbeat_s, ready=ready
+        )
         call = asyncio.create_task(stream({"type": "http"}, client.receive, client.send))
         await asyncio.wait_for(scenario(source, client, call), 60)
         await asyncio.wait_for(call, 60)
@@ -97,6 +105,49 @@ def test_of_no_time_it_tells_what_there_is_and_ends() -> None:
     assert client.messages[0]["status"] == 200
     assert client.bodies == [b"retry: 1000\n\nevent: number\ndata: 0\n\n", b""]
     assert ended(client)
+
+
+class Beginning:
+    """What a stream begins with, which takes its time."""
+
+    def __init__(self) -> None:
+        self.is_awaited = False
+        self.is_there = asyncio.Event()
+
+    async def ready(self) -> None:
+        self.is_awaited = True
+        await self.is_there.wait()
+
+
+def test_nothing_is_sent_before_what_it_begins_with_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long that takes: the time of the stream begins then."""
+    monkeypatch.setattr(event_stream, "_GRACE_S", 0.01)
+    beginning = Beginning()
+
+    async def scenario(source: Source, client: Client, call: asyncio.Task[None]) -> None:
+        await until(lambda: beginning.is_awaited)
+        await asyncio.sleep(0.05)
+        assert (call.done(), client.messages) == (False, [])
+        source.set(7)
+        beginning.is_there.set()
+        await call
+
+    client = run(scenario, wait_s=0, ready=beginning.ready)
+    assert client.bodies == [b"retry: 1000\n\n" + event("number", b"7"), b""]
+
+
+def test_a_client_that_leaves_before_it_begins_ends_it() -> None:
+    beginning = Beginning()
+
+    async def scenario(source: Source, client: Client, call: asyncio.Task[None]) -> None:
+        del source
+        await until(lambda: beginning.is_awaited)
+        client.left.set()
+        await call
+
+    assert run(scenario, wait_s=0, ready=beginning.ready).messages == []
 
 
 def test_a_slow_reader_gets_what_there_is_when_it_reads() -> None:

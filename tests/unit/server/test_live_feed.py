@@ -133,8 +133,21 @@ def test_a_wake_from_another_thread_lets_look_at_once(monkeypatch: pytest.Monkey
         await changed.wait()
         thread.join()
         assert following.state == "second"
+
+    run(scenario)
+
+
+def test_what_wakes_another_is_no_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        _, changed = await followed(feed)
+        num_looks = subject.num_looks
         waiters.wake("other")
-        assert subject.num_looks == 2
+        subject.seen = "second"
+        waiters.wake("job")
+        await changed.wait()
+        assert subject.num_looks == num_looks + 1
 
     run(scenario)
 
@@ -245,6 +258,71 @@ def test_closing_ends_all_at_once_even_while_it_is_looked() -> None:
         assert late.state is None
 
     run(scenario)
+
+
+class NotedPauses:
+    """Lengths of the looks of a feed, and the pauses that it makes after them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pauses_s: list[float] = []
+        monkeypatch.setattr(live_feed, "PERIOD_S", 1.0)
+        monkeypatch.setattr(live_feed, "LEAST_PAUSE_S", 0.1)
+        monkeypatch.setattr(live_feed, "_wait", self._note)
+
+    async def _note(self, event: asyncio.Event, longest_s: float) -> None:
+        del event
+        self.pauses_s.append(longest_s)
+
+
+@pytest.mark.parametrize(
+    ("look_s", "quiet_s", "pauses_s"),
+    [
+        # Until somebody wakes it, if not at once; a fifth of the time; up to half a minute.
+        (0.001, 0.0, [0.1, 0.9]),
+        (0.2, 0.0, [0.8, 0.2]),
+        (2.0, 0.0, [8.0, -7.0]),
+        (7.5, 0.0, [30.0, -29.0]),
+        (60.0, 0.0, [30.0, -29.0]),
+        # What is large is told less often.
+        (0.2, 5.0, [5.0, -4.0]),
+        (0.2, 60.0, [30.0, -29.0]),
+    ],
+)
+def test_after_a_long_look_the_pause_is_long(
+    monkeypatch: pytest.MonkeyPatch, look_s: float, quiet_s: float, pauses_s: list[float]
+) -> None:
+    noted = NotedPauses(monkeypatch)
+
+    async def scenario() -> None:
+        feed: Feed[str] = Feed(JobWaiters(), lambda _: str, quiet_s=lambda _: quiet_s)
+        topic = live_feed._Topic(str)  # a look of any length, without waiting for it
+        topic.state = "seen"
+        await feed._pause(topic, look_s)
+
+    asyncio.run(scenario())
+    assert noted.pauses_s == pytest.approx(pauses_s)
+
+
+def test_no_more_things_are_looked_at_at_once_than_may_be() -> None:
+    subjects = [Subject() for _ in range(3)]
+
+    async def scenario() -> None:
+        waiters = JobWaiters()
+        feed = Feed(waiters, lambda key: subjects[int(key)].look, looks_at_once=2)
+        for subject in subjects:
+            subject.may_look.clear()
+        following = [feed.follow(str(number), asyncio.Event()) for number in range(3)]
+        await until(lambda: [each.num_looks for each in subjects] == [1, 1, 0])
+        subjects[0].may_look.set()
+        await until(lambda: subjects[2].num_looks == 1)
+        for subject in subjects:
+            subject.may_look.set()
+        for each in following:
+            await each.first()
+        waiters.close()
+        await feed.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_who_follows_is_no_waiting_call() -> None:

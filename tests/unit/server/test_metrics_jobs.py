@@ -238,7 +238,10 @@ def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: 
         for stage in range(num_stages):
             writer.save_rank(rank_record(stage))
         writer.save_steps(
-            tuple(step_record(0, rank, time_s=1.0 + rank) for rank in range(num_stages))
+            tuple(
+                step_record(0, rank, time_s=1.0 + rank, sm_clock_mhz=900.0 + rank)
+                for rank in range(num_stages)
+            )
         )
     told = metrics(reading(services, clock))
     energies = samples(told["flyball_measured_stage_energy_joules"], "stage")
@@ -246,6 +249,26 @@ def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: 
     assert energies[("other",)] == 300.0
     times = samples(told["flyball_measured_stage_time_seconds"], "stage")
     assert times[("other",)] == 1.0 + (num_stages - 1)
+    clocks = samples(told["flyball_measured_stage_sm_clock_hertz"], "stage")
+    assert (clocks[("0",)], clocks[("63",)], clocks[("other",)]) == (900e6, 963e6, 965e6)
+
+
+def test_a_stages_clock_is_the_mean_of_what_was_read_and_not_told_where_nothing_was(
+    services: JobServices, clock: Clock
+) -> None:
+    put_job(services, "job", num_steps=2)
+    with services.store.writing("job") as writer:
+        writer.save_steps(
+            (
+                step_record(0, 0, sm_clock_mhz=1200.0),
+                step_record(1, 0, sm_clock_mhz=1305.0),
+                step_record(0, 1),
+                step_record(1, 1),
+            )
+        )
+    told = metrics(reading(services, clock))["flyball_measured_stage_sm_clock_hertz"]
+    assert samples(told, "stage") == {("0",): 1252.5e6}
+    assert samples(told, "emulated") == {("true",): 1252.5e6}
 
 
 def test_ranks_that_were_heard_of_lately_are_present(services: JobServices, clock: Clock) -> None:

@@ -16,14 +16,9 @@ from tests.planner.samples import (
 
 from flyball_server.jobs.records import StepRecord
 from flyball_server.jobs.step_pairs import StepKinds
+from flyball_server.jobs.step_reading import GIVE_UP_S, MOST_LATER
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.metrics.job_totals import (
-    GIVE_UP_S,
-    MOST_LATER,
-    NEWEST_STEPS,
-    Clocks,
-    JobTotals,
-)
+from flyball_server.metrics.job_totals import NEWEST_STEPS, Clocks, JobTotals
 from flyball_server.metrics.plan_facts import Prediction, plan_facts
 from flyball_server.planning.planner import PlanRequest, make_plan
 
@@ -33,7 +28,8 @@ PREDICTION = Prediction(
     energy_j=80.0,
     baseline_iteration_time_s=0.9,
     baseline_energy_j=100.0,
-    gap=None,
+    saving_percent=20.0,
+    gap_percent=None,
 )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
 
+from flyball_server.jobs import paced_plan
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     UnknownJobError,
@@ -17,6 +20,7 @@ from flyball_server.jobs.inspection import get_job, get_plan
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.rank_part import rank_instructions
 from flyball_server.jobs.reactions.pacing import Pacing
+from flyball_server.jobs.refining import LEAST_GAIN
 from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.stragglers import (
     Announcement,
@@ -24,10 +28,26 @@ from flyball_server.jobs.stragglers import (
     list_stragglers,
     withdraw_straggler,
 )
+from flyball_server.planning.paced_pipelines import PacedRequest, pace_classes, paced_model
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import model_of_request, plan_of_choice
+from flyball_server.planning.policies._base import PolicyChoice
+from flyball_server.planning.running_clocks import RunningClocks
 
 
-def test_an_announced_straggler_is_planned_for_at_once_and_then_with_more_effort() -> None:
+def at_the_highest_clocks(paced: PacedRequest, running: RunningClocks | None) -> FrequencyPlan:
+    """A plan at once that leaves much to gain."""
+    del running
+    request = replace(paced.request, policy="envelope", reconfigure="default")
+    [paces] = pace_classes(paced.paces, paced.num_pipelines)
+    model = paced_model(model_of_request(request), paces, share=1.0)
+    return plan_of_choice(request, model, PolicyChoice(assignment=model.baseline()))
+
+
+def test_an_announced_straggler_is_planned_for_at_once_and_then_with_more_effort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(paced_plan, "make_plan_at_once", at_the_highest_clocks)
     job = Running()
     before = job.plan
     job.announce(1, 1.2)
@@ -42,10 +62,59 @@ def test_an_announced_straggler_is_planned_for_at_once_and_then_with_more_effort
     job.react()
     assert job.newest.version == 3
     assert job.control.in_force.effort is None
-    assert job.plan.energy_j <= quick.energy_j
+    assert job.plan.energy_j < (1 - LEAST_GAIN) * quick.energy_j
     job.acknowledged()
     job.settle()
     assert job.newest.version == 3
+
+
+def test_a_plan_that_was_made_at_once_stays_where_more_effort_brings_too_little() -> None:
+    job = Running()
+    job.announce(1, 1.2)
+    job.settle()
+    assert job.newest.version == 2
+    assert job.control.in_force.effort is None
+    assert job.control.planned_for == job.control.in_force
+    stored = get_job(job.services, "job").job
+    assert stored.planned_revision == stored.inputs_revision
+    assert stored.state is JobState.PLANNED
+    job.settle()
+    assert job.newest.version == 2
+
+
+def test_what_was_planned_before_is_taken_again_without_another_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Running()
+    before = job.plan
+    job.announce(1, 1.2)
+    job.settle()
+    slow = job.plan
+
+    def never(*_: object) -> FrequencyPlan:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(paced_plan, "make_plan_at_once", never)
+    monkeypatch.setattr(paced_plan, "make_paced_plan", never)
+    num_requests = len(job.requests)
+    withdraw_straggler(job.services, "job", 1)
+    job.settle()
+    assert (job.newest.version, job.plan) == (3, before)
+    assert job.control.in_force.effort is None
+    job.announce(1, 1.2)
+    job.settle()
+    assert (job.newest.version, job.plan) == (4, slow)
+    assert len(job.requests) == num_requests
+
+
+def test_what_was_planned_from_another_profile_is_not_taken_again() -> None:
+    job = Running()
+    job.announce(1, 1.2)
+    job.settle()
+    put_profile(job.services, "job", two_stages(1.1))
+    withdraw_straggler(job.services, "job", 1)
+    job.settle()
+    assert job.plan.baseline_iteration_time_s == pytest.approx(1.1 * (5 * 0.3))
 
 
 def test_it_comes_into_force_at_its_time_and_ends_at_its_time() -> None:
@@ -152,7 +221,7 @@ def test_a_planner_that_was_restarted_goes_on_where_it_was() -> None:
     job.acknowledged()
     job.pacing = Pacing()
     job.settle()
-    assert job.newest.version == 3
+    assert job.control.in_force.effort is None
     job.pass_time(100)
     job.pacing = Pacing()
     job.settle()
@@ -196,6 +265,7 @@ def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_ane
     withdraw_straggler(job.services, "job", 1)
     job.settle()
     assert job.newest.version == 3
-    assert [request.schedule for request in job.requests] == ["auto:gpipe", order]
+    assert job.plan.schedule == order
+    assert [request.schedule for request in job.requests] == ["auto:gpipe"]
     change_target(job.services, "job", TargetUpdate(target="slowdown:0.1"))
     assert job.requests[-1].schedule == "auto:gpipe"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock, patch
 
 import pytest
+from tests.planner.live import wait_until
 from tests.planner.samples import (
     MOMENT,
     CountingPlanner,
@@ -18,7 +21,13 @@ from tests.planner.samples import (
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.jobs import history
 from flyball_server.jobs.errors import UnknownJobError
-from flyball_server.jobs.history import HistoryMemory, PlanSummary, plan_summaries, summary_of
+from flyball_server.jobs.history import (
+    HistoryMemory,
+    PlanSummary,
+    known_summaries,
+    plan_summaries,
+    summary_of,
+)
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
@@ -109,6 +118,38 @@ def test_each_document_is_read_once_and_the_first_step_every_time(
     assert [line.first_step for line in again] == [*[None] * 19, 7, None]
     assert again[:19] == first[:19]
     assert read.call_count == 21
+
+
+def test_what_is_known_of_a_history_needs_no_document(services: JobServices, read: Mock) -> None:
+    put_versions(services, "job", *versions(3))
+    memory = HistoryMemory()
+    assert known_summaries(services, "job", memory) is None
+    whole = plan_summaries(services, "job", memory)
+    assert known_summaries(services, "job", memory) == whole
+    assert read.call_count == 3
+    with pytest.raises(UnknownJobError):
+        known_summaries(services, "other", memory)
+
+
+def test_a_short_history_is_read_between_the_pieces_of_a_long_one(services: JobServices) -> None:
+    put_versions(services, "long", *versions(24))
+    put_versions(services, "short", *versions(1))
+    memory, may_go_on = HistoryMemory(), threading.Event()
+    read: list[str] = []
+
+    def slowly(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
+        read.append(record.job_id)
+        assert may_go_on.wait(60)
+        return summary_of(record, profile)
+
+    with patch.object(history, "summary_of", slowly), ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(plan_summaries, services, "long", memory)]
+        wait_until(lambda: read == ["long"])
+        calls.append(threads.submit(plan_summaries, services, "short", memory))
+        wait_until(lambda: memory.reading_documents.num_waiting == 2)
+        may_go_on.set()
+        assert [len(call.result(60)) for call in calls] == [24, 1]
+    assert read == ["long"] * 8 + ["short"] + ["long"] * 16
 
 
 def test_another_run_under_the_name_has_versions_of_its_own(services: JobServices) -> None:

@@ -87,7 +87,7 @@ def test_ranks_of_an_earlier_flyballs_database_stand_at_the_beginning(tmp_path: 
         connection.execute(
             "INSERT INTO jobs VALUES (:job_id, :created_at, :state, :problem, :registered,"
             " :in_force, :changed_input, :inputs_revision, :planned_revision)",
-            job_values(job_record()),
+            {"job_id": "job", **job_values(job_record())},
         )
         connection.execute(
             "INSERT INTO ranks VALUES"

@@ -61,7 +61,7 @@ def fold(measured: Iterable[WholeStep], **kinds: StepKinds) -> JobSavings:
     folded = SavingsFold({int(name[1:]): kind for name, kind in kinds.items()})
     for step in measured:
         folded.add(step)
-    return folded.finish()
+    return folded.so_far()
 
 
 def only(savings: JobSavings) -> VersionSavings:
@@ -284,7 +284,7 @@ def test_a_pair_with_less_than_half_of_its_steps_does_not_count() -> None:
     folded.add(steps([0], 1)[0])
     for step in measured:
         folded.add(step)
-    ratio = only(folded.finish()).against.energy_ratio
+    ratio = only(folded.so_far()).against.energy_ratio
     assert ratio is not None
     # Pairs of 2, 3, 1 (left out) and 3 steps of the rarer kind.
     assert ratio.num_steps == 8
@@ -295,6 +295,15 @@ def test_an_interleaved_version_without_a_whole_pair_looks_for_another_baseline(
     kinds = StepKinds(first_step=20, baseline_cycle=ABBA)
     measured = [*default_steps(range(20)), *steps(range(20, 22), 1)]
     assert only(fold(measured, v1=kinds)).against.kind == "apart"
+
+
+def test_what_was_saved_so_far_can_be_asked_for_after_each_step() -> None:
+    kinds = StepKinds(baseline_cycle=ABBA)
+    measured = interleaved(kinds, range(1, 60), random.Random(3))
+    often = SavingsFold({2: kinds})
+    for number, step in enumerate(measured, start=1):
+        often.add(step)
+        assert often.so_far() == fold(measured[:number], v2=kinds)
 
 
 # ------------------------------------------------------------------ sums

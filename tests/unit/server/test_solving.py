@@ -24,7 +24,7 @@ from flyball_server.solving.choosing import (
     num_frontiers_at_once,
 )
 from flyball_server.solving.futures import SolverLostError, SolveStoppedError
-from flyball_server.solving.in_thread import ThreadOfTheCaller
+from flyball_server.solving.in_thread import PlannerThreads
 from flyball_server.solving.on_dask import DaskWorkers
 from flyball_server.solving.processes import PlanningProcesses
 from flyball_server.solving.worker import NICENESS, outcome_of
@@ -37,9 +37,9 @@ def processes() -> Iterator[PlanningProcesses]:
     made.shutdown()
 
 
-@pytest.fixture(params=["in the thread", "in processes"])
+@pytest.fixture(params=["in threads", "in processes"])
 def executor(request: pytest.FixtureRequest, processes: PlanningProcesses) -> Executor:
-    return ThreadOfTheCaller() if request.param == "in the thread" else processes
+    return PlannerThreads() if request.param == "in threads" else processes
 
 
 def test_a_result_comes_back(executor: Executor) -> None:
@@ -158,6 +158,29 @@ def test_a_shutdown_ends_what_runs_and_what_waits_and_it_may_be_started_again(
     assert executor.process_ids == ()
 
 
+def test_a_cancelled_solve_in_a_thread_ends_where_it_asks_and_another_goes_on(
+    tmp_path: Path,
+) -> None:
+    executor = PlannerThreads()
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    futures = [executor.submit(solves.ask_on, folder) for folder in folders]
+    wait_until(lambda: all((folder / "asking").exists() for folder in folders))
+    assert futures[0].cancel()
+    with pytest.raises(SolveStoppedError):
+        futures[0].result(PATIENCE_S)
+    assert (folders[0] / "ended").exists()
+    assert not futures[0].cancel()
+    assert futures[1].running()
+    executor.shutdown()
+    assert isinstance(futures[1].exception(PATIENCE_S), SolveStoppedError)
+    with pytest.raises(RuntimeError):
+        executor.submit(abs, -1)
+    executor.start()
+    assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+
+
 _PLANNER = """
 import sys, threading, time
 from pathlib import Path
@@ -195,7 +218,7 @@ def test_a_planner_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
 
 
 def test_the_executor_is_chosen_by_the_settings() -> None:
-    assert isinstance(make_executor(0, None), ThreadOfTheCaller)
+    assert isinstance(make_executor(0, None), PlannerThreads)
     assert isinstance(make_executor(1, None), PlanningProcesses)
     assert isinstance(make_executor(0, "dask://localhost:8786"), DaskWorkers)
     with pytest.raises(ValueError, match="at least 1"):

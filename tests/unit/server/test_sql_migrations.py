@@ -13,11 +13,14 @@ from tests.planner.first_schema import (
     IN_FORCE,
     JOB,
     REGISTERED,
+    STEP_OF_SCHEMA_8,
+    STEP_THEN,
     document_of_schema,
     first_schema_document,
     job_stored_in,
     write_first_schema,
 )
+from tests.planner.samples import step_record
 
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, NEWEST_SCHEMA
@@ -90,3 +93,30 @@ def test_a_job_of_any_older_schema_has_no_order_and_else_is_as_it_was(
     assert job == JOB
     for spec in (job.registered, job.in_force):
         assert (spec.checkpoint, spec.order, spec.virtual_stages) == (None, None, None)
+
+
+def test_steps_of_an_older_schema_have_no_clock_and_newer_ones_beside_them_do(
+    first_schema_file: Path,
+) -> None:
+    with closing(sqlite3.connect(first_schema_file)) as connection:
+        for statements in MIGRATIONS[1:8]:
+            for statement in statements:
+                connection.execute(statement)
+        for statement in STEP_OF_SCHEMA_8:
+            connection.execute(statement)
+        connection.commit()
+    store = SqliteJobStore(first_schema_file)
+    store.open()
+    try:
+        newer = step_record(4, 1, sm_clock_mhz=1297.5)
+        with store.writing("job") as writer:
+            writer.save_steps((newer,))
+        with store.reading() as reader:
+            assert reader.list_steps("job", 0, 9) == (STEP_THEN, newer)
+            clocks_mhz = [
+                each.sm_clock_mhz
+                for each in reader.list_stage_totals("job", after_step=-1, num_steps=9)
+            ]
+        assert clocks_mhz == [None, 1297.5]
+    finally:
+        store.close()

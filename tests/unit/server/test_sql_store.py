@@ -165,9 +165,9 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
             writer.save_rank(rank_record(rank, stage=rank % 2, sm_clocks_mhz=(1410, 1395)))
     read: list[int] = []
 
-    def noted(row: Row[Any]) -> RankRecord:
+    def noted(row: Row[Any], job_id: str) -> RankRecord:
         read.append(row.rank)
-        return sql_rows.rank_of(row)
+        return sql_rows.rank_of(row, job_id)
 
     monkeypatch.setattr(sql_transaction, "rank_of", noted)
     services = JobServices(store=store, wake=lambda _: None, now=lambda: MOMENT)

@@ -109,6 +109,39 @@ def test_only_the_newest_are_kept(
         assert numbers(window.look(services, "job")) == [last - 3, last - 2, last - 1]
 
 
+def few_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between renewals three steps of two ranks are read."""
+    monkeypatch.setattr(step_window, "_MEASUREMENTS_A_LOOK", 6)
+    monkeypatch.setattr(step_window, "_FEWEST_A_LOOK", 1)
+
+
+def test_where_more_steps_came_than_a_look_reads_none_is_left_out(
+    services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_a_look(monkeypatch)
+    for last in (2, 5, 9, 20):
+        post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
+        found = window.look(services, "job")
+        assert numbers(found) == [*range(last)]
+        assert settled_step(found) == last - 1
+
+
+def test_between_renewals_only_the_newest_steps_after_the_complete_ones_are_read(
+    services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """Rank 1 is slow: of the many steps that wait for it the newest are looked at."""
+    few_a_look(monkeypatch)
+    post(services, *(measured(step, 0) for step in range(5)))
+    window.look(services, "job")
+    post(services, measured(5, 0), *(measured(step, 1) for step in range(6)))
+    found = window.look(services, "job")
+    assert numbers(found) == [*range(6)]
+    assert [each.is_complete for each in found] == [False] * 3 + [True] * 3
+    assert settled_step(found) == -1
+    clock.now_s = RENEWAL_S
+    assert settled_step(window.look(services, "job")) == 5
+
+
 def test_another_run_under_the_same_name_begins_with_nothing_and_new_revisions(
     services: JobServices, window: StepWindow
 ) -> None:

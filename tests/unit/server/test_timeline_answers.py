@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
-from tests.planner.live import wait_until
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_record, profile
 
 from flyball_server.jobs.errors import TimelineTooLongError, UnknownPlanError
@@ -87,33 +87,70 @@ def test_it_is_made_once_until_something_that_it_is_made_of_changes(services: Jo
         assert made.call_count == 2
 
 
-def test_of_those_who_ask_at_once_one_makes_it(services: JobServices) -> None:
-    answers = TimelineAnswers()
-    may_go_on = threading.Event()
-    calls: list[int] = []
+class SlowMaking:
+    """Makes timelines when it may, and notes which."""
 
-    def slowly(asked: JobServices, job_id: str, version: int | None) -> PlanTimeline:
-        calls.append(version or 0)
-        assert may_go_on.wait(60)
-        return get_timeline(asked, job_id, version)
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.made: list[int] = []
 
-    with patch(GET_TIMELINE, slowly), ThreadPoolExecutor(4) as threads:
-        same = [threads.submit(answers.get, services, "job", 1) for _ in range(3)]
-        other = threads.submit(answers.get, services, "job", 2)
-        wait_until(lambda: sorted(calls) == [1, 2])
-        may_go_on.set()
-        assert len({id(asked.result(60)) for asked in same}) == 1
-        assert other.result(60) is answers.known(services, "job", 2)
-    assert sorted(calls) == [1, 2]
+    def __call__(self, services: JobServices, job_id: str, version: int | None) -> PlanTimeline:
+        self.made.append(version or 0)
+        assert self.may_go_on.wait(60)
+        return get_timeline(services, job_id, version)
 
 
-def test_one_that_fails_leaves_the_turn_to_the_next(services: JobServices) -> None:
-    answers = TimelineAnswers()
-    with patch(GET_TIMELINE, side_effect=UnknownPlanError(job_id="job", version=1)):
-        for _ in range(2):
-            with pytest.raises(UnknownPlanError):
-                answers.get(services, "job", 1)
-    assert answers.get(services, "job", 1)
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+def test_of_those_who_ask_at_once_one_has_it_made_and_the_others_hold_no_thread(
+    services: JobServices,
+) -> None:
+    making = SlowMaking()
+
+    async def scenario(answers: TimelineAnswers) -> None:
+        same = [asyncio.create_task(answers.ask(services, "job", 1)) for _ in range(9)]
+        await until(lambda: making.made == [1])
+        # Two are made at once: the second thread is free.
+        other = asyncio.create_task(answers.ask(services, "job", 2))
+        await until(lambda: making.made == [1, 2])
+        making.may_go_on.set()
+        assert len({id(await asked) for asked in same}) == 1
+        assert await other is answers.known(services, "job", 2)
+        assert await answers.ask(services, "job", 2) is await other
+
+    with patch(GET_TIMELINE, making):
+        asyncio.run(asyncio.wait_for(scenario(TimelineAnswers()), 60))
+    assert making.made == [1, 2]
+
+
+def test_what_one_has_asked_for_who_has_gone_is_made_for_the_others(services: JobServices) -> None:
+    making = SlowMaking()
+
+    async def scenario(answers: TimelineAnswers) -> None:
+        gone, stays = (asyncio.create_task(answers.ask(services, "job", 1)) for _ in range(2))
+        await until(lambda: making.made == [1])
+        gone.cancel()
+        await asyncio.wait({gone})
+        making.may_go_on.set()
+        assert json.loads(uncompressed(await stays))["version"] == 1
+
+    with patch(GET_TIMELINE, making):
+        asyncio.run(asyncio.wait_for(scenario(TimelineAnswers()), 60))
+
+
+def test_one_that_fails_fails_for_all_who_asked_and_is_made_anew(services: JobServices) -> None:
+    async def scenario(answers: TimelineAnswers) -> None:
+        with patch(GET_TIMELINE, side_effect=UnknownPlanError(job_id="job", version=1)) as made:
+            several = (answers.ask(services, "job", 1) for _ in range(3))
+            outcomes = await asyncio.gather(*several, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [UnknownPlanError] * 3
+        assert made.call_count == 1
+        assert await answers.ask(services, "job", 1)
+
+    asyncio.run(asyncio.wait_for(scenario(TimelineAnswers()), 60))
 
 
 def test_those_not_asked_for_longest_are_forgotten(services: JobServices) -> None:

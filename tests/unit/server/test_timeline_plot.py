@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tests.browser.contrast import luminance
 from tests.unit.planning.tiny_pipelines import B, F, profile_of
 
 from flyball_client.command import CommandError
@@ -62,16 +63,8 @@ def box_lightness(svg: ElementTree.Element) -> set[float]:
         for style in (item.get("style", "") for item in group.iter()):
             fill = re.search(r"fill: #([0-9a-f]{6})", style)
             if fill and "stroke" in style:  # what waits has no edge
-                lightness.add(luminance(fill.group(1)))
+                lightness.add(luminance(bytes.fromhex(fill.group(1))))
     return lightness
-
-
-def luminance(color: str) -> float:
-    channels = [int(color[at : at + 2], 16) / 255 for at in (0, 2, 4)]
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_baseline_and_plan_are_drawn_with_their_figures_as_predicted(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.unit.planning.tiny_pipelines import (
     equal_profile,
     model_of,
     models,
+    timed_profile,
 )
 
 from flyball_profiles.examples import load_example_profile
@@ -50,7 +51,7 @@ def drawn(model: PipelineModel, seed: int) -> Assignment:
     return [draws.randrange(len(points)) for points in model.points]
 
 
-def planned(reserve: float, num_microbatches: int = 12) -> FrequencyPlan:
+def planned(reserve: float, num_microbatches: int = 12, target: str = "fastest") -> FrequencyPlan:
     """The example's plan."""
     return make_plan(
         PlanRequest(
@@ -58,6 +59,7 @@ def planned(reserve: float, num_microbatches: int = 12) -> FrequencyPlan:
             num_microbatches=num_microbatches,
             blocking_power_w=(83.64,),
             reserve=reserve,
+            target=target,
         )
     )
 
@@ -130,16 +132,31 @@ def test_no_plan_that_keeps_the_reserve_and_is_no_faster_is_below_the_bound(
 ) -> None:
     longer, solver = with_reserve(model, reserve), DeadlineSolver(model, reserve=reserve)
     deadline_s = (1 + later) * solver.fastest_time_s
-    plan = solver.plan(solver.relax(deadline_s), num_moves=200)
-    kept = [
-        energy_j
+    relaxed = solver.relax(deadline_s)
+    plan = solver.plan(relaxed, num_moves=200)
+    all_kept = [
+        (time_s, energy_j)
         for (with_it_s, _), (time_s, energy_j) in zip(
             every_plan(longer), every_plan(model), strict=True
         )
-        if with_it_s <= deadline_s and time_s >= plan.iteration_time_s
+        if with_it_s <= deadline_s
     ]
+    least_j = min((energy_j for _, energy_j in all_kept), default=plan.energy_j)
+    assert solver.bound_j(relaxed) <= least_j * (1 + 1e-9) + 1e-9
+    kept = [energy_j for time_s, energy_j in all_kept if time_s >= plan.iteration_time_s]
     assert plan.lower_bound_j <= min(kept, default=plan.energy_j) * (1 + 1e-9) + 1e-9
     assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize("reserve", [0.02, 0.5])
+def test_the_bound_does_not_fall_with_a_deadline_that_nothing_needs(reserve: float) -> None:
+    """With the waiting up to the slowest plan's deadline gaps were 1.4 and 19 %."""
+    least = planned(reserve, 4, "least-energy")
+    late = planned(reserve, 4, f"deadline:{2 * least.iteration_time_s}")
+    for plan in (least, late):
+        assert plan.gap_percent is not None
+        assert 0 <= plan.gap_percent < 0.2
+    assert late.energy_j == least.energy_j
 
 
 def test_noise_lengthens_an_iteration_less_where_there_is_a_reserve() -> None:
@@ -179,6 +196,23 @@ def test_policies_other_than_frontier_keep_none() -> None:
         reserve=0.1,
     )
     assert make_plan(request) == make_plan(replace(request, reserve=0.0))
+
+
+def test_a_reserve_too_small_for_a_share_is_none() -> None:
+    model = model_of(equal_profile(2), 2)
+    assert with_reserve(model, 5e-324) is model
+
+
+def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused() -> None:
+    """A million seconds; the profile's own times are allowed."""
+    request = PlanRequest(
+        profile=timed_profile(2, {F: 380_000.0, B: 380_000.0}),
+        num_microbatches=2,
+        blocking_power_w=(1.0,),
+    )
+    with pytest.raises(PlanningError, match=r"^reserve: 0\.5 is too much .* time"):
+        make_plan(replace(request, reserve=0.5))
+    assert make_plan(replace(request, reserve=0.1)).reserve == 0.1
 
 
 @pytest.mark.parametrize("reserve", [-0.01, 0.51, float("nan"), float("inf")])

@@ -1,0 +1,138 @@
+"""What a process of an earlier run still sends does not count in the new run of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.samples import rank_registration
+
+from flyball_client import routes
+
+STEP = {"step": 3, "plan_version": 1, "time_s": 0.5, "energy_j": 10.0}
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    """With a job whose ranks have left."""
+    with live_planner(reactions=()) as live:
+        live.put_job(policy="uniform").raise_for_status()
+        yield live
+
+
+def path(route: str, **parts: str | int) -> str:
+    return routes.fill(route, job_id="job", **parts)
+
+
+def register(planner: LivePlanner, rank: int) -> str:
+    """The run that the rank belongs to."""
+    answer = planner.http.put(path(routes.RANK, rank=rank), json=rank_registration(rank))
+    run_id: str = answer.raise_for_status().json()["run_id"]
+    return run_id
+
+
+def post(planner: LivePlanner, rank: int, **changes: Any) -> httpx.Response:  # noqa: ANN401 - JSON
+    body = {"steps": [STEP], **changes}
+    return planner.http.post(path(routes.RANK_MEASUREMENTS, rank=rank), json=body)
+
+
+def leave(planner: LivePlanner, rank: int, **query: str) -> httpx.Response:
+    return planner.http.post(path(routes.RANK_DEPARTURE, rank=rank), params=query)
+
+
+def num_ranks_of_steps(planner: LivePlanner) -> list[int]:
+    return [each["num_ranks"] for each in planner.http.get(path(routes.STEPS)).json()]
+
+
+def begin_new_run(planner: LivePlanner) -> tuple[str, str]:
+    """Of the old run and of the new one: both ranks are known in it."""
+    planner.put_profile().raise_for_status()
+    old = {register(planner, rank) for rank in (0, 1)}
+    for rank in (0, 1):
+        leave(planner, rank).raise_for_status()
+    planner.put_job(policy="uniform", num_microbatches=3).raise_for_status()
+    new = {register(planner, rank) for rank in (0, 1)}
+    (old_run_id,), (new_run_id,) = old, new
+    return old_run_id, new_run_id
+
+
+def test_all_ranks_of_a_run_belong_to_it_however_often_they_register(planner: LivePlanner) -> None:
+    run_id = register(planner, 0)
+    assert run_id
+    assert [register(planner, rank) for rank in (1, 0)] == [run_id] * 2
+    together = [{"rank": 1, "registration": rank_registration(1)}]
+    answer = planner.http.put(path(routes.RANKS), json={"ranks": together}).json()
+    assert [each["run_id"] for each in answer["ranks"]] == [run_id]
+    # Who merely looks at a job is no process of it.
+    ranks = planner.http.get(path(routes.JOB)).json()["ranks"]
+    assert ["run_id" in each for each in ranks] == [False, False]
+
+
+def test_a_new_run_is_another_one(planner: LivePlanner) -> None:
+    old, new = begin_new_run(planner)
+    assert old != new
+
+
+def test_late_measurements_of_the_old_run_are_refused_and_not_stored(planner: LivePlanner) -> None:
+    old, new = begin_new_run(planner)
+    late = post(planner, 0, run_id=old)
+    assert late.status_code == 409
+    assert "another start" in late.json()["detail"]
+    assert num_ranks_of_steps(planner) == []
+    assert post(planner, 0, run_id=new).json() == {"stored": 1}
+    assert num_ranks_of_steps(planner) == [1]
+
+
+def test_an_older_client_that_tells_no_run_is_taken_as_ever(planner: LivePlanner) -> None:
+    begin_new_run(planner)
+    assert post(planner, 0).json() == {"stored": 1}
+    assert post(planner, 1, run_id=None).json() == {"stored": 1}
+    assert num_ranks_of_steps(planner) == [2]
+
+
+def test_of_several_ranks_together_only_those_of_the_old_run_are_refused(
+    planner: LivePlanner,
+) -> None:
+    old, new = begin_new_run(planner)
+    entries = [
+        {"rank": rank, "steps": [STEP], "run_id": run_id} for rank, run_id in ((0, old), (1, new))
+    ]
+    answer = planner.http.post(path(routes.RANKS_MEASUREMENTS), json={"ranks": entries}).json()
+    assert answer["ranks"] == [{"rank": 1, "stored": 1}]
+    assert [(each["rank"], each["status"]) for each in answer["failures"]] == [(0, 409)]
+    held = [
+        {"rank": rank, "version": 1, "current_step": 9, "run_id": run_id}
+        for rank, run_id in ((0, old), (1, new))
+    ]
+    answer = planner.http.post(path(routes.RANKS_ACKNOWLEDGEMENTS), json={"ranks": held}).json()
+    assert [each["rank"] for each in answer["ranks"]] == [1]
+    assert [(each["rank"], each["status"]) for each in answer["failures"]] == [(0, 409)]
+
+
+def test_a_late_acknowledgement_of_the_old_run_names_no_first_step(planner: LivePlanner) -> None:
+    old, new = begin_new_run(planner)
+    held = path(routes.RANK_ACKNOWLEDGEMENT, rank=0)
+    body = {"version": 1, "current_step": 4}
+    assert planner.http.post(held, json={**body, "run_id": old}).status_code == 409
+    assert planner.acknowledge(1, 1, 4).json()["first_step"] is None
+    assert planner.http.post(held, json={**body, "run_id": new}).json()["first_step"] is not None
+
+
+def test_a_late_departure_of_the_old_run_takes_no_rank_of_the_new_one_away(
+    planner: LivePlanner,
+) -> None:
+    old, new = begin_new_run(planner)
+    assert leave(planner, 0, run_id=old).status_code == 409
+    ranks = planner.http.get(path(routes.JOB)).json()["ranks"]
+    assert [each["has_left"] for each in ranks] == [False, False]
+    assert leave(planner, 0, run_id=new).status_code == 204
+
+
+def test_of_a_job_that_is_not_there_it_is_said_that_it_is_unknown(planner: LivePlanner) -> None:
+    body = {"steps": [STEP], "run_id": "1"}
+    other = routes.fill(routes.RANK_MEASUREMENTS, job_id="other", rank=0)
+    assert planner.http.post(other, json=body).status_code == 404
+    assert post(planner, 7, run_id=register(planner, 0)).status_code == 404
