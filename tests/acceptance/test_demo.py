@@ -132,7 +132,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
     # Other tests run beside it: the larger the scale, the less of their load it shows.
-    demo = start_demo("--json", "--steps", "3", "--microbatches", "6", "--time-scale", "6")
+    demo = start_demo("--json", "--steps", "3", "--microbatches", "6", "--time-scale", "4")
 
     status, output, errors = demo.end(timeout_s=_DEMO_TIMEOUT_S)
 

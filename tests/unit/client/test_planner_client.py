@@ -42,7 +42,7 @@ RANK_REGISTRATION = wire.RankRegistration(
     emulated=True,
     client_version="0.1.0",
 )
-RANK = wire.RankView(
+RANK = wire.RegisteredRank(
     rank=2,
     stage=0,
     host="host-a",

@@ -142,9 +142,20 @@ def test_what_one_has_asked_for_who_has_gone_is_made_for_the_others(services: Jo
 
 
 def test_one_that_fails_fails_for_all_who_asked_and_is_made_anew(services: JobServices) -> None:
+    may_fail = threading.Event()
+
+    def fail(*_: object) -> None:
+        assert may_fail.wait(60)
+        raise UnknownPlanError(job_id="job", version=1)
+
     async def scenario(answers: TimelineAnswers) -> None:
-        with patch(GET_TIMELINE, side_effect=UnknownPlanError(job_id="job", version=1)) as made:
-            several = (answers.ask(services, "job", 1) for _ in range(3))
+        with (
+            patch(GET_TIMELINE, side_effect=fail) as made,
+            patch.object(asyncio, "shield", wraps=asyncio.shield) as waiting,
+        ):
+            several = [asyncio.create_task(answers.ask(services, "job", 1)) for _ in range(3)]
+            await until(lambda: waiting.call_count == 3)
+            may_fail.set()
             outcomes = await asyncio.gather(*several, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [UnknownPlanError] * 3
         assert made.call_count == 1
