@@ -373,6 +373,14 @@ def test_one_step_far_out_does_not_press_the_others_flat(modules: Modules) -> No
     assert modules.run("step_series", body, values=[None], line=[None]) == [0, 1]
 
 
+def test_an_axis_of_clocks_shows_the_highest_however_few_steps_had_it(modules: Modules) -> None:
+    body = "return m.wholeRange([measured, planned]);"
+    measured, planned = [1530.0, *[1000.0] * 99], [None, *[990.0] * 99]
+    low, high = modules.run("step_series", body, measured=measured, planned=planned)
+    assert (low, high) == (990.0 - 0.08 * 540, 1530.0 + 0.08 * 540)
+    assert modules.run("step_series", body, measured=[None], planned=[None]) == [0, 1]
+
+
 def test_a_straggler_is_planned_for_from_the_first_version_made_after_it_began(
     modules: Modules,
 ) -> None:

@@ -4,7 +4,7 @@
 import { fixed } from "./format.js";
 import { StageChoice } from "./stage_choice.js";
 import { StepChart } from "./step_chart.js";
-import { usualRange } from "./step_series.js";
+import { wholeRange } from "./step_series.js";
 
 /** @typedef {import("./step_series.js").StepSeries} StepSeries */
 
@@ -32,7 +32,7 @@ export class StageClockChart {
       title: "SM clock of a stage, MHz, measured and planned",
       height: HEIGHT,
       lines: LINES,
-      range: usualRange,
+      range: wholeRange,
       ticks: (clocks_mhz) => clocks_mhz.map((mhz) => fixed(mhz, 0)),
       drawAbove: (plot, colors) => this.drawSingles(plot, colors["series-1"]),
       onCursor: (index) => onCursor(index, index === null ? null : this.choice.stage),

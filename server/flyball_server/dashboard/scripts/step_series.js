@@ -217,6 +217,20 @@ export function usualRange(columns) {
 }
 
 /**
+ * What a vertical axis shows of values that have bounds of their own: all of them.
+ * @param {Column[]} columns
+ * @returns {[number, number]} low below high
+ */
+export function wholeRange(columns) {
+  const values = /** @type {number[]} */ (columns.flat().filter((value) => value !== null));
+  if (values.length === 0) return [0, 1];
+  const low = values.reduce((one, other) => Math.min(one, other));
+  const high = values.reduce((one, other) => Math.max(one, other));
+  const margin = Math.max(0.08 * (high - low), 0.004 * Math.abs(high), 1e-9);
+  return [low - margin, high + margin];
+}
+
+/**
  * From which step on a plan made for each straggler ran: that of the first version after it began.
  * @param {StragglerView[]} stragglers
  * @param {PlanSummary[]} history rising
