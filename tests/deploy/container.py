@@ -99,9 +99,13 @@ class Container:
 
         def is_so() -> bool:
             assert self.process.poll() is None, self.process.communicate()
-            return self.pid != 0 and self.run(health_command).returncode == 0
+            return self._has_given_up_rights() and self.run(health_command).returncode == 0
 
         wait_until(is_so)
+
+    def _has_given_up_rights(self) -> bool:
+        """Whether all is mounted; before that a command may find an empty file in its place."""
+        return self.pid != 0 and str(Path(f"/proc/{self.pid}").stat().st_uid) == self._user[0]
 
 
 @contextmanager

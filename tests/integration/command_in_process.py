@@ -1,8 +1,11 @@
-"""`flyball` run inside this process, and a profile of two pipelines for it to read."""
+"""`flyball` run inside this process or in one of its own, and a profile of two pipelines for it."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -12,6 +15,8 @@ import pytest
 
 from flyball_client.__main__ import main
 
+# Against hanging; numba compiles where nothing is cached yet.
+PROCESS_LIMIT_S = 180
 PROFILE_HEADER = "stage,instruction,frequency,time,energy,dp_rank\n"
 _ROWS = "".join(
     f"{stage},forward,1410,1.0,10.0,{{0}}\n{stage},forward,1000,1.25,8.0,{{0}}\n"
@@ -48,6 +53,19 @@ def run_here(*arguments: str | Path) -> Done:
     with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as said:
         status = main([*map(str, arguments)])
     return Done(returncode=status, stdout=printed.getvalue(), stderr=said.getvalue())
+
+
+def run_apart(*arguments: str | Path, **environment: str) -> Done:
+    """Run a command in a process of its own, as a shell does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flyball_client", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 def refusal(done: Done) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from tests.integration.command_in_process import Done, run_here
+from tests.integration.command_in_process import Done, run_apart, run_here
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 # Two stages whose backwards have a third clock; the valley is at 1000 MHz.
@@ -22,22 +19,13 @@ ROWS = "".join(
     for stage in range(2)
 )
 ASKED = ("--microbatches", "4", "--blocking-power", "5")
-FIRST_PROCESS_LIMIT_S = 180  # numba compiles where nothing is cached yet
 
 
 def flyball(*arguments: str | Path, hash_seed: str | None = None) -> Done:
     """Within this process, or in one of its own where it gets a seed of its hashes."""
     if hash_seed is None:
         return run_here(*arguments)
-    done = subprocess.run(
-        [sys.executable, "-m", "flyball_client", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=FIRST_PROCESS_LIMIT_S,
-        check=False,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
-    )
-    return Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    return run_apart(*arguments, PYTHONHASHSEED=hash_seed)
 
 
 def printed(*arguments: str | Path, hash_seed: str | None = None) -> dict[str, Any]:

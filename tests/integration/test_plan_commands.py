@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.command_in_process import Done, run_here
+from tests.integration.command_in_process import PROCESS_LIMIT_S, Done, run_apart, run_here
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 
@@ -32,7 +32,6 @@ def rows_of(num_stages: int) -> str:
 
 GOOD_ROWS = rows_of(2)
 ASKED = ("--microbatches", "2", "--blocking-power", "5")
-PROCESS_LIMIT_S = 180
 
 
 def flyball(*arguments: str | Path, cwd: Path | None = None) -> Done:
@@ -237,20 +236,9 @@ def test_a_bad_option_is_refused_by_its_name(
 
 def test_a_process_of_its_own_prints_and_refuses_the_same(profile: Path, tmp_path: Path) -> None:
     """All other tests here run the command within this process."""
-
-    def process(*arguments: str | Path) -> Done:
-        done = subprocess.run(
-            [sys.executable, "-m", "flyball_client", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_LIMIT_S,
-            check=False,
-        )
-        return Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-
     for path in (profile, tmp_path / "none.csv"):
         asked = ("plan", path, *ASKED, "--policy", "envelope")
-        assert process(*asked) == flyball(*asked)
+        assert run_apart(*asked) == flyball(*asked)
 
 
 def test_the_help_of_plan_explains_each_option() -> None:
