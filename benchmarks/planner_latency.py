@@ -7,9 +7,7 @@ how to read it.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +30,7 @@ from flyball_client.wire import (
 )
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 from measured_process import BenchmarkError
+from served_planner import served_planner
 from tiled_profile import tile_profile
 
 PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
@@ -225,28 +224,13 @@ def _path(route: str) -> str:
 
 @contextmanager
 def _planner(folder: Path, processes: int) -> Iterator[httpx.Client]:
-    """`flyball serve` on a free loopback port, until the block ends; what it solves ends too."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "flyball_client", "serve", "--port", "0"),
-            *("--database", f"sqlite:///{folder / 'planner.sqlite'}"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "FLYBALL_PLANNING_PROCESSES": str(processes)},
-    )
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        address = next((word for word in line.split() if word.startswith("http://")), None)
-        if address is None:
-            raise BenchmarkError(f"flyball serve does not start: {line!r}")
-        with httpx.Client(base_url=address, timeout=PATIENCE_S) as http:
-            yield http
-            process.kill()
-    finally:
-        process.kill()
-        process.wait(START_PATIENCE_S)
+    """A client of a `flyball serve`, until the block ends; what it solves ends too."""
+    processes_too = {"FLYBALL_PLANNING_PROCESSES": str(processes)}
+    with (
+        served_planner(folder, **processes_too) as address,
+        httpx.Client(base_url=address, timeout=PATIENCE_S) as http,
+    ):
+        yield http
 
 
 def _ratios(figures: list[Latency]) -> list[dict[str, float | str]]:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
 from flyball_client.planner_client import PlannerClient
-from flyball_client.wire import JobRegistration, RankRegistration
 from flyball_client.wire_loop import StragglerReport
 from flyball_profiles.stage_profile import StageProfile
-from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.data_parallel import simulate_jointly
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
@@ -33,6 +30,7 @@ from flyball_server.planning.recorded_plan import model_of_plan
 from flyball_server.planning.warm_up import warm_up
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from measured_process import BenchmarkError
+from served_planner import put_emulated_job, served_planner
 from tiled_profile import tile_profile
 
 SLOWDOWNS = (1.05, 1.1, 1.2, 1.5)
@@ -245,11 +243,22 @@ def _scaled(profile: StageProfile, share: float, slowdowns: dict[int, float]) ->
 
 def _served(profile: StageProfile) -> Iterator[Served]:
     num_microbatches = NUM_MICROBATCHES[-1]
-    with tempfile.TemporaryDirectory() as folder, _planner(Path(folder)) as client:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served_planner(Path(folder)) as address,
+        PlannerClient(address) as client,
+    ):
         for num_pipelines in NUM_PIPELINES:
             show_progress(f"through a planner, {num_pipelines} x")
             job_id = f"straggler-{num_pipelines}"
-            _put_job(client, job_id, profile, num_microbatches, num_pipelines)
+            put_emulated_job(
+                client,
+                job_id,
+                profile,
+                num_microbatches=num_microbatches,
+                blocking_power_w=A100.blocking_power_w,
+                num_pipelines=num_pipelines,
+            )
             began_s = time.perf_counter()
             client.post_straggler(job_id, StragglerReport(rank=NUM_STAGES // 2, slowdown=1.2))
             answered_s = time.perf_counter() - began_s
@@ -262,60 +271,6 @@ def _served(profile: StageProfile) -> Iterator[Served]:
                 answered_s=answered_s,
                 plan_at_rank_s=time.perf_counter() - began_s,
             )
-
-
-def _put_job(
-    client: PlannerClient,
-    job_id: str,
-    profile: StageProfile,
-    num_microbatches: int,
-    num_pipelines: int,
-) -> None:
-    registration = JobRegistration(
-        num_stages=NUM_STAGES,
-        num_microbatches=num_microbatches,
-        num_ranks=NUM_STAGES * num_pipelines,
-        blocking_power_w=(A100.blocking_power_w,),
-        emulated=True,
-    )
-    client.put_job(job_id, registration)
-    for rank in range(NUM_STAGES * num_pipelines):
-        client.put_rank(
-            job_id,
-            rank,
-            RankRegistration(
-                stage=rank % NUM_STAGES,
-                dp_rank=rank // NUM_STAGES,
-                host="node",
-                gpu_name="emulated",
-                gpu_uuid=f"EMULATED-{rank}",
-                emulated=True,
-                client_version="benchmark",
-            ),
-        )
-    client.put_profile_csv(job_id, write_stage_profile(profile))
-
-
-@contextmanager
-def _planner(folder: Path) -> Iterator[PlannerClient]:
-    """`flyball serve` on a free loopback port, until the block ends."""
-    command = [sys.executable, "-m", "flyball_client", "serve", "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--database", f"sqlite:///{folder / 'planner.sqlite'}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        address = next((word for word in line.split() if word.startswith("http://")), None)
-        if address is None:
-            raise BenchmarkError(f"flyball serve does not start: {line!r}")
-        with PlannerClient(address) as client:
-            yield client
-    finally:
-        process.terminate()
-        process.wait(SERVE_PATIENCE_S)
 
 
 def _size(request: PlanRequest) -> str:

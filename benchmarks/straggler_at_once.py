@@ -7,23 +7,20 @@ says how to read it.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import flyball_profiles
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
 from flyball_client.planner_client import PlannerClient
-from flyball_client.wire import JobRegistration, RankRegistration
 from flyball_client.wire_loop import StragglerReport
 from flyball_profiles.stage_profile import StageProfile
-from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
@@ -32,6 +29,7 @@ from flyball_server.planning.plans_at_once import make_plan_at_once
 from flyball_server.planning.running_clocks import RunningClocks, running_clocks
 from flyball_server.planning.warm_up import warm_up
 from measured_process import BenchmarkError
+from served_planner import put_emulated_job, served_planner
 from tiled_profile import tile_profile
 
 PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
@@ -153,10 +151,16 @@ def _served(profile: StageProfile, num_microbatches: int) -> Iterator[Served]:
     rank = profile.num_stages // 2
     with (
         tempfile.TemporaryDirectory() as folder,
-        _planner(Path(folder)) as address,
+        served_planner(Path(folder)) as address,
         PlannerClient(address, timeout_s=PATIENCE_S) as client,
     ):
-        _put_job(client, profile, num_microbatches)
+        put_emulated_job(
+            client,
+            "job",
+            profile,
+            num_microbatches=num_microbatches,
+            blocking_power_w=BLOCKING_POWER_W,
+        )
         report = StragglerReport(rank=rank, slowdown=SLOWDOWN)
         calls: dict[str, Callable[[], object]] = {
             "slow": lambda: client.post_straggler("job", report),
@@ -172,52 +176,6 @@ def _served(profile: StageProfile, num_microbatches: int) -> Iterator[Served]:
                 first_rank_s=min(at_ranks_s),
                 all_ranks_s=max(at_ranks_s),
             )
-
-
-@contextmanager
-def _planner(folder: Path) -> Iterator[str]:
-    """The address of a `flyball serve` on a free loopback port, until the block ends."""
-    command = [sys.executable, "-m", "flyball_client", "serve", "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--database", f"sqlite:///{folder / 'planner.sqlite'}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        address = next((word for word in line.split() if word.startswith("http://")), None)
-        if address is None:
-            raise BenchmarkError(f"flyball serve does not start: {line!r}")
-        yield address
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
-
-
-def _put_job(client: PlannerClient, profile: StageProfile, num_microbatches: int) -> None:
-    registration = JobRegistration(
-        num_stages=profile.num_stages,
-        num_microbatches=num_microbatches,
-        num_ranks=profile.num_stages,
-        blocking_power_w=(BLOCKING_POWER_W,),
-        emulated=True,
-    )
-    client.put_job("job", registration)
-    for rank in range(profile.num_stages):
-        client.put_rank(
-            "job",
-            rank,
-            RankRegistration(
-                stage=rank,
-                host="node",
-                gpu_name="emulated",
-                gpu_uuid=f"EMULATED-{rank}",
-                emulated=True,
-                client_version="benchmark",
-            ),
-        )
-    client.put_profile_csv("job", write_stage_profile(profile))
 
 
 def _until_at_ranks(

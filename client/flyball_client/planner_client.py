@@ -8,7 +8,6 @@ from flyball_client.wire import (
     Accepted,
     Acknowledgement,
     Activation,
-    FrontierView,
     Health,
     JobRegistration,
     JobView,
@@ -32,7 +31,7 @@ from flyball_client.wire_loop import (
     Timetable,
     TimetableView,
 )
-from flyball_client.wire_views import JobOverview, Overview, PlanSummary, StagesOfStep
+from flyball_client.wire_views import FrontierView, JobOverview, Overview, PlanSummary, StagesOfStep
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]
 

@@ -1,4 +1,4 @@
-"""Types that people look at jobs by: the overview, the timeline, the history, steps by stage.
+"""Types that people look at jobs by: overview, timeline, history, steps by stage, frontier.
 
 As in `wire`; what the dashboard and `flyball top` show. Only the planner sends them. A name with
 `predicted` is computed from the profile, one with `measured` was read from the ranks' GPUs.
@@ -230,3 +230,48 @@ class TimelineView:
     num_microbatches: int
     plan: TimelineOfPlan
     baseline: TimelineOfPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPointView:
+    """A plan of the frontier, predicted, and the bound on all plans that meet its deadline.
+
+    Where the job has a reserve the bound is on those that keep it and are no faster.
+
+    Attributes:
+        deadline_s: `deadline:` with this as a target gives such a plan, s.
+        gap_percent: how far the energy is above the bound.
+    """
+
+    deadline_s: float
+    iteration_time_s: float
+    energy_j: float
+    lower_bound_j: float
+    gap_percent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPlanView:
+    """A plan to compare a frontier with, predicted: `baseline`, `envelope, balanced`, ..."""
+
+    name: str
+    iteration_time_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierView:
+    """A job's time-energy frontier.
+
+    Attributes:
+        points: in rising time and falling energy.
+        solve_s: how long it took to find, s.
+        reserve: that the points were planned with, a share; as in JobRegistration.
+    """
+
+    job_id: str
+    points: tuple[FrontierPointView, ...]
+    baseline: ComparedPlanView
+    envpipe: tuple[ComparedPlanView, ...]
+    solve_s: float
+    reserve: float = 0.0

@@ -46,6 +46,15 @@ def put_clock(planner: LivePlanner, number: int, clock_mhz: float | None) -> Non
         planner.http.post(path, json=body).raise_for_status()
 
 
+def put_measuring_job(planner: LivePlanner, *clocks_mhz: float | None) -> None:
+    """`job` on version 1, and what rank 1 has read in its steps from step 2 on."""
+    planner.put_planned_job()
+    for rank in (0, 1):
+        planner.acknowledge(rank, 1, 0).raise_for_status()
+    for number, clock_mhz in enumerate(clocks_mhz, start=2):
+        put_clock(planner, number, clock_mhz)
+
+
 # ------------------------------------------------------------------ figures
 
 
@@ -111,10 +120,7 @@ def test_a_stage_is_told_with_both_clocks_where_they_are_known(
 def test_the_chart_of_clocks_is_there_once_one_was_read(
     planner: LivePlanner, dashboard: Dashboard
 ) -> None:
-    planner.put_planned_job()
-    for rank in (0, 1):
-        planner.acknowledge(rank, 1, 0).raise_for_status()
-    put_clock(planner, 2, None)
+    put_measuring_job(planner, None)
     page = dashboard.open_job("job").page
     expect(page.locator(".readout")).to_contain_text("Newest step 2")
     chart = page.locator("#panel-charts .chart").filter(has=page.get_by_text(TITLE))
@@ -132,11 +138,7 @@ def test_the_chart_of_clocks_is_there_once_one_was_read(
 def test_the_stage_is_chosen_by_number_and_what_is_none_is_not(
     planner: LivePlanner, dashboard: Dashboard
 ) -> None:
-    planner.put_planned_job()
-    for rank in (0, 1):
-        planner.acknowledge(rank, 1, 0).raise_for_status()
-    for number in range(2, 9):
-        put_clock(planner, number, 1300.0)
+    put_measuring_job(planner, *[1300.0] * 7)
     page = dashboard.open_job("job").page
     choice = page.get_by_role("spinbutton", name="Stage whose clock is shown as a line")
     chart = page.locator("#panel-charts .chart").filter(has=choice)
@@ -157,11 +159,7 @@ def test_the_stage_is_chosen_by_number_and_what_is_none_is_not(
 def test_a_click_on_a_stages_planned_clocks_shows_its_measured_ones(
     planner: LivePlanner, dashboard: Dashboard
 ) -> None:
-    planner.put_planned_job()
-    for rank in (0, 1):
-        planner.acknowledge(rank, 1, 0).raise_for_status()
-    for number in range(2, 9):
-        put_clock(planner, number, 1300.0)
+    put_measuring_job(planner, *[1300.0] * 7)
     page = dashboard.open_job("job").page
     choice = page.get_by_role("spinbutton", name="Stage whose clock is shown as a line")
     strip = page.locator("#panel-charts .chart").filter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flyball_client import wire
+from flyball_client.wire_views import ComparedPlanView, FrontierPointView, FrontierView
 
 REGISTRATION = wire.JobRegistration(
     num_stages=2,
@@ -137,17 +138,17 @@ RANK_PLAN = wire.RankPlan(
     predicted_iteration_time_s=0.86,
 )
 
-FRONTIER = wire.FrontierView(
+FRONTIER = FrontierView(
     job_id="gpt2-demo",
     points=(
-        wire.FrontierPointView(
+        FrontierPointView(
             deadline_s=2.8365,
             iteration_time_s=2.8365,
             energy_j=6168.5,
             lower_bound_j=6160.4,
             gap_percent=0.13,
         ),
-        wire.FrontierPointView(
+        FrontierPointView(
             deadline_s=3.2743,
             iteration_time_s=3.2732,
             energy_j=5597.2,
@@ -155,9 +156,9 @@ FRONTIER = wire.FrontierView(
             gap_percent=0.1,
         ),
     ),
-    baseline=wire.ComparedPlanView(name="baseline", iteration_time_s=2.8365, energy_j=7339.0),
+    baseline=ComparedPlanView(name="baseline", iteration_time_s=2.8365, energy_j=7339.0),
     envpipe=(
-        wire.ComparedPlanView(name="envelope, balanced", iteration_time_s=2.8365, energy_j=6295.1),
+        ComparedPlanView(name="envelope, balanced", iteration_time_s=2.8365, energy_j=6295.1),
     ),
     solve_s=0.33,
 )

@@ -8,7 +8,8 @@ from anyio import to_thread
 from fastapi import Query
 from starlette.concurrency import run_in_threadpool
 
-from flyball_client import routes, wire
+from flyball_client import routes
+from flyball_client.wire_views import FrontierView
 from flyball_server.jobs.frontier import get_frontier, known_frontier
 from flyball_server.rest import examples
 from flyball_server.rest.call_router import call_router
@@ -34,7 +35,7 @@ async def get_job_frontier(
     points: Annotated[
         int, Query(ge=2, le=MAX_POINTS_OVER_HTTP, description="How many plans to find.")
     ] = 50,
-) -> wire.FrontierView:
+) -> FrontierView:
     """Plans in rising time and falling energy, each with the bound that none can beat.
 
     Where the job has a reserve bounds are on plans that keep it and are no faster.

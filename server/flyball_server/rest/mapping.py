@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 
 from flyball_client import wire, wire_batches
+from flyball_client.wire_views import ComparedPlanView, FrontierPointView, FrontierView
 from flyball_server.jobs.frontier import SolvedFrontier
 from flyball_server.jobs.inputs import TargetUpdate
 from flyball_server.jobs.inspection import JobSummary
@@ -183,14 +184,14 @@ def rank_plan(stage_plan: StagePlan) -> wire.RankPlan:
     )
 
 
-def frontier_view(solved: SolvedFrontier) -> wire.FrontierView:
+def frontier_view(solved: SolvedFrontier) -> FrontierView:
     """A job's frontier."""
     document = frontier_document(solved.curve, solve_s=solved.solve_s)
-    return wire.FrontierView(
+    return FrontierView(
         job_id=solved.job_id,
-        points=tuple(wire.FrontierPointView(**point) for point in document["points"]),
-        baseline=wire.ComparedPlanView(**document["baseline"]),
-        envpipe=tuple(wire.ComparedPlanView(**plan) for plan in document["envpipe"]),
+        points=tuple(FrontierPointView(**point) for point in document["points"]),
+        baseline=ComparedPlanView(**document["baseline"]),
+        envpipe=tuple(ComparedPlanView(**plan) for plan in document["envpipe"]),
         solve_s=document["solve_s"],
         reserve=document["reserve"],
     )

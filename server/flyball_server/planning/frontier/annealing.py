@@ -75,6 +75,7 @@ def anneal(
     group, affected = np.empty(MAX_GROUP, np.int64), np.empty(MAX_AFFECTED, np.int64)
     old_finish_s, new_cost_j = np.empty(MAX_GROUP), np.empty(MAX_AFFECTED)
     end_s = _end_of(finish_s, sinks)
+    # All of a move stands here: a call for each would make the annealing a fifth slower.
     for move in range(moves[0], moves[1]):
         temperature_j *= cooling
         if move >= num_moves * (1.0 - GREEDY_SHARE):
