@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
@@ -79,7 +80,14 @@ def _cxx_compiler(environ: Mapping[str, str]) -> str | None:
 
 
 def _extensions_folder(environ: Mapping[str, str]) -> Path:
-    """Where the compiled helper stays from one demo to the next; one folder per version."""
+    """Where the compiled helper stays from one demo to the next; one folder per environment.
+
+    A build names the headers and the compiler that it was made with. Where two environments
+    shared it, each demo would compile what the other has compiled, in all of its ranks at once.
+    """
     cache = environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    made_with = f"{sys.prefix}\n{_cxx_compiler(environ)}"
+    digest = hashlib.sha256(made_with.encode()).hexdigest()[:12]
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return Path(cache, "flyball", f"{python}-torch-{version('torch')}-{version('deepspeed')}")
+    versions = f"{python}-torch-{version('torch')}-{version('deepspeed')}"
+    return Path(cache, "flyball", f"{versions}-{digest}")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_the_compiler_that_the_user_names_wins(tmp_path: Path) -> None:
 
     assert child_environment({"PATH": path, "CXX": "my-c++"})["CXX"] == "my-c++"
     assert any("g++" in line for line in missing_prerequisites({"PATH": path, "CXX": "absent-c++"}))
+
+
+def test_environments_and_compilers_do_not_share_what_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"PATH": _folder_with(tmp_path, "c++", "g++", "ninja")}
+
+    def folder(**more: str) -> str:
+        return child_environment(environ | more)["TORCH_EXTENSIONS_DIR"]
+
+    own, others_compiler = folder(), folder(CXX="g++")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "another"))
+
+    assert len({own, others_compiler, folder()}) == 3
+    assert folder() == folder()
 
 
 def test_the_demo_is_not_led_astray_by_another_planner_or_launcher() -> None:
