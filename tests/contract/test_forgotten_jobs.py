@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, func, select
+from sqlalchemy import Connection, Engine, Table, create_engine, func, select, text
+from sqlalchemy.exc import IntegrityError
 from tests.planner.live import wait_until
 from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
 
 from flyball_server.jobs.control import JobControl
-from flyball_server.jobs.errors import StoreBusyError
+from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
 from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.store import JobStore
 from flyball_server.jobs.stores import sql_forgetting
 from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.jobs.stores.sql_tables import JOBS, STEPS, TABLES_OF_JOBS
+from flyball_server.jobs.stores.sql_rows import job_values
+from flyball_server.jobs.stores.sql_tables import JOBS, RANKS, STEPS, TABLES_OF_JOBS
 
 NUM_STEPS = 1_200  # more than one statement removes
+
+# How schema 9 stored a job, whose name was what its rows referred to.
+AS_SCHEMA_9 = (
+    "INSERT INTO jobs (job_id, created_at, state, problem, registered, in_force, changed_input,"
+    " inputs_revision, planned_revision, run, restart_count) VALUES (:job_id, :created_at, :state,"
+    " :problem, :registered, :in_force, :changed_input, :inputs_revision, :planned_revision, :run,"
+    " :restart_count) ON CONFLICT (job_id) DO UPDATE SET state = excluded.state"
+)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -67,6 +79,12 @@ def fill(store: JobStore, job_id: str, num_steps: int = NUM_STEPS) -> None:
 def delete(store: JobStore, job_id: str) -> None:
     with store.writing(job_id) as writer:
         writer.delete_job(job_id)
+
+
+def remove_all(engine: Engine) -> None:
+    with engine.begin() as connection:
+        while sql_forgetting.remove_some(connection):
+            pass
 
 
 def num_rows(engine: Engine) -> list[int]:
@@ -144,24 +162,178 @@ def test_a_slice_removes_a_few_rows_and_says_whether_more_are_left(
     assert not any(num_rows(engine))
 
 
-def test_a_database_that_is_busy_is_tried_again(
-    store: JobStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [StoreBusyError(location="here"), ValueError("refused by the schema")]
+)
+def test_what_fails_is_tried_again_and_told_once(
+    store: JobStore,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     remove_some = sql_forgetting.remove_some
     num_tries: list[int] = []
 
-    def busy_at_first(connection: Connection) -> bool:
+    def failing_at_first(connection: Connection) -> bool:
         num_tries.append(1)
-        if len(num_tries) == 1:
-            raise StoreBusyError(location="here")
+        if len(num_tries) <= 3:
+            raise error
         return remove_some(connection)
 
-    monkeypatch.setattr(sql_forgetting, "remove_some", busy_at_first)
+    monkeypatch.setattr(sql_forgetting, "remove_some", failing_at_first)
+    monkeypatch.setattr(sql_forgetting, "RETRY_S", 0.01)
+    caplog.set_level(logging.INFO, sql_forgetting.__name__)
+    fill(store, "job", 3)
+    delete(store, "job")
+    wait_until(lambda: not any(num_rows(engine)))
+    store.close()
+    assert len(num_tries) > 3
+    assert caplog.messages == [
+        f"rows of deleted jobs are left for later: {error}",
+        "rows of deleted jobs are removed again",
+    ]
+
+
+def test_without_a_thread_a_job_is_deleted_and_its_rows_go_with_the_next(
+    store: JobStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    fill(store, "job", 3)
+    fill(store, "next", 3)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        delete(store, "job")
+    with store.reading() as reader:
+        assert [job.job_id for job in reader.list_jobs()] == ["next"]
+    assert num_rows(engine)[-1] == 2
+    delete(store, "next")
+    wait_until(lambda: not any(num_rows(engine)))
+
+
+@pytest.mark.usefixtures("no_forgetting")
+def test_another_job_takes_the_name_just_after_and_its_rows_stay(
+    store: JobStore, engine: Engine
+) -> None:
+    fill(store, "job", 3)
+    of_job = num_rows(engine)
+    fill(store, "gone", 5)
+    with store.writing("job") as writer:
+        writer.delete_job("gone")
+        writer.rename_job("job", "gone")
+        assert [step.step for step in writer.list_steps("gone", 0, 9)] == [0, 1, 2]
+        writer.save_job(job_record("gone", run="another"))
+    remove_all(engine)
+    assert num_rows(engine) == of_job
+    with store.reading() as reader:
+        assert reader.list_jobs() == (job_record("gone", run="another"),)
+        assert len(reader.list_steps("gone", 0, 9)) == 3
+
+
+# --------------------------------------------------- writers of another subject, which do not wait
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("no_forgetting")
+def test_a_job_that_was_deleted_meanwhile_does_not_come_back(
+    store: JobStore, engine: Engine
+) -> None:
+    fill(store, "job@1")
+    with pytest.raises(UnknownJobError), store.writing("job@1") as writer:
+        found = writer.find_job("job@1")
+        assert found is not None
+        with store.writing("job") as other:
+            other.delete_job("job@1")
+        with engine.begin() as connection:  # half its rows
+            sql_forgetting.remove_some(connection, slice_s=-1.0)
+        writer.save_job(found)
+    with store.reading() as reader:
+        assert reader.list_jobs() == ()
+    remove_all(engine)
+    assert not any(num_rows(engine))
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("no_forgetting")
+def test_a_job_that_was_deleted_meanwhile_takes_no_other_name(store: JobStore) -> None:
+    fill(store, "job@1", 3)
+    with pytest.raises(UnknownJobError), store.writing("job@1") as writer:
+        assert writer.find_job("job@1") is not None
+        with store.writing("job") as other:
+            other.delete_job("job@1")
+        writer.rename_job("job@1", "new")
+    with store.reading() as reader:
+        assert reader.list_jobs() == ()
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("no_forgetting")
+def test_the_name_belongs_to_the_job_that_has_it_now(store: JobStore, engine: Engine) -> None:
+    fill(store, "job@1", 3)
+    with pytest.raises(UnknownJobError), store.writing("job@1") as writer:
+        found = writer.find_job("job@1")
+        assert found is not None
+        with store.writing("job") as other:
+            other.delete_job("job@1")
+            other.save_job(job_record("job@1", run="another"))
+        writer.save_job(found)
+    remove_all(engine)
+    with store.reading() as reader:
+        assert reader.list_jobs() == (job_record("job@1", run="another"),)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_rows_that_come_while_the_others_go_are_removed_too(
+    store: JobStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_rows = sql_forgetting._remove_rows
+    late: list[str] = []
+
+    def with_a_late_step(connection: Connection, table: Table, key: str) -> int:
+        if table is RANKS and not late:
+            late.append(key)
+            with engine.begin() as other:
+                other.execute(STEPS.insert().values(**vars(step_record(77)) | {"job_id": key}))
+        return remove_rows(connection, table, key)
+
+    monkeypatch.setattr(sql_forgetting, "_remove_rows", with_a_late_step)
     monkeypatch.setattr(sql_forgetting, "RETRY_S", 0.01)
     fill(store, "job", 3)
     delete(store, "job")
     wait_until(lambda: not any(num_rows(engine)))
-    assert len(num_tries) > 1
+    assert late
+
+
+# ------------------------------------------------------------- planners of an older schema
+
+
+def test_a_planner_that_knows_no_names_stores_no_job_and_loses_none(
+    store: JobStore, engine: Engine
+) -> None:
+    fill(store, "other", 3)
+    before = num_rows(engine)
+    with engine.connect() as connection:
+        known = connection.execute(select(JOBS.c.job_id)).scalar_one()
+    for job_id in ("new", known):
+        written = {"job_id": job_id, **job_values(job_record())}
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            connection.execute(text(AS_SCHEMA_9), written)
+    delete(store, "unknown")  # which wakes whoever removes rows
+    with engine.connect() as connection:
+        assert not sql_forgetting.has_forgotten_jobs(connection)
+    assert num_rows(engine) == before
+
+
+def test_a_planner_that_only_takes_the_name_deletes_nothing(
+    store: JobStore, engine: Engine
+) -> None:
+    fill(store, "job", 3)
+    with pytest.raises(IntegrityError), engine.begin() as connection:
+        connection.execute(JOBS.update().values(name=None))
+    with store.reading() as reader:
+        assert reader.list_jobs() == (job_record("job"),)
 
 
 def test_another_name_changes_no_row_of_what_belongs_to_a_job(

@@ -50,6 +50,24 @@ STEP_THEN = step_record(
     3, 1, plan_version=1, time_s=1.5, energy_j=250.25, num_clock_misses=2, sm_clock_mhz=None
 )
 
+# Two jobs that were deleted, which in schema 10 a missing name says: what is left of them.
+DELETED_IN_SCHEMA_10 = (
+    "INSERT INTO jobs SELECT 'deleted', created_at, state, problem, registered, in_force,"
+    " changed_input, inputs_revision, planned_revision, run, restart_count, NULL FROM jobs",
+    "INSERT INTO ranks (job_id, rank, stage, host, gpu_name, gpu_uuid, emulated, client_version)"
+    " VALUES ('deleted', 1, 1, 'node-1', 'emulated A100', 'EMULATED-1', TRUE, '0.1.0')",
+    "INSERT INTO steps (job_id, rank, step, plan_version, time_s, energy_j, num_unplanned,"
+    " num_overruns, num_clock_misses) VALUES ('deleted', 1, 3, 1, 1.5, 250.25, 0, 0, 2)",
+    "INSERT INTO jobs SELECT 'deleted-too', created_at, state, problem, registered, in_force,"
+    " changed_input, inputs_revision, planned_revision, run, restart_count, NULL FROM jobs"
+    " WHERE job_id = 'job'",
+    "UPDATE schema_version SET version = 10",
+)
+LEFT_OF_DELETED = (
+    "SELECT job_id FROM jobs WHERE job_id LIKE 'deleted%'"
+    " UNION ALL SELECT job_id FROM ranks UNION ALL SELECT job_id FROM steps"
+)
+
 # What specifications have had since, and in which schema they came.
 LATER_FIELDS = {
     "effort": 2,

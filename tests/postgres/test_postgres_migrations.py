@@ -10,8 +10,10 @@ import pytest
 from psycopg.abc import Query
 from sqlalchemy import create_engine, inspect
 from tests.planner.first_schema import (
+    DELETED_IN_SCHEMA_10,
     IN_FORCE,
     JOB,
+    LEFT_OF_DELETED,
     REGISTERED,
     STEP_OF_SCHEMA_8,
     STEP_THEN,
@@ -19,8 +21,8 @@ from tests.planner.first_schema import (
     job_stored_in,
     write_first_schema,
 )
-from tests.planner.live import PATIENCE_S
-from tests.planner.samples import step_record
+from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.samples import job_record, step_record
 
 from flyball_server.jobs.errors import (
     StoreForeignError,
@@ -124,6 +126,26 @@ def test_steps_of_an_older_schema_have_no_clock_and_newer_ones_beside_them_do(
             assert reader.list_steps("job", 0, 9) == (STEP_THEN, newer)
     finally:
         store.close()
+
+
+def test_what_is_left_of_jobs_that_schema_10_deleted_goes_and_the_others_stay(
+    first_schema_database: str,
+) -> None:
+    before = (
+        in_dialect(each, "postgresql") for statements in MIGRATIONS[1:10] for each in statements
+    )
+    execute(first_schema_database, *(each.encode() for each in (*before, *DELETED_IN_SCHEMA_10)))
+    assert len(execute(first_schema_database, LEFT_OF_DELETED.encode())) == 4
+    store = PostgresJobStore(first_schema_database)
+    store.open()
+    try:
+        with store.writing("deleted") as writer:
+            assert writer.list_jobs() == (JOB,)
+            writer.save_job(job_record("deleted"))  # the name is free
+        wait_until(lambda: execute(first_schema_database, LEFT_OF_DELETED.encode()) == [])
+    finally:
+        store.close()
+    assert stored_job(first_schema_database) == JOB
 
 
 def test_an_update_that_fails_leaves_the_database_as_it_was(first_schema_database: str) -> None:

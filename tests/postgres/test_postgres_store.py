@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import selectors
 import subprocess
 import sys
 import threading
@@ -211,6 +212,48 @@ def test_a_listener_that_fails_is_called_again(
         for name in ("a", "b"):
             stores[0].signal(name)
             wait_until(lambda name=name: name in heard)  # type: ignore[misc]
+
+
+def test_signals_go_on_after_what_nobody_has_foreseen(
+    stores: tuple[PostgresJobStore, PostgresJobStore],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = [OSError(24, "Too many open files")]
+
+    class ScarceSelector(selectors.DefaultSelector):
+        def __init__(self) -> None:
+            if failures:
+                raise failures.pop()
+            super().__init__()
+
+    monkeypatch.setattr(selectors, "DefaultSelector", ScarceSelector)
+    heard: list[str | None] = []
+    stores[1].listen(heard.append)
+    wait_until(lambda: None in heard)
+    stores[0].signal("job")
+    wait_until(lambda: "job" in heard)
+    assert caplog.text.count("signals between planners wait: [Errno 24]") == 1
+
+
+def test_a_signal_that_finds_no_thread_is_sent_with_the_next(
+    stores: tuple[PostgresJobStore, PostgresJobStore],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    heard: list[str | None] = []
+    stores[1].listen(heard.append)
+    wait_until(lambda: None in heard)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        for name in ("first", "second"):
+            stores[0].signal(name)
+    stores[0].signal("third")
+    wait_until(lambda: {"first", "second", "third"} <= set(heard))
+    assert caplog.text.count("wait for a thread: can't start new thread") == 1
 
 
 # ------------------------------------------------------------------ PostgreSQL goes and comes

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.planner.first_schema import (
+    DELETED_IN_SCHEMA_10,
     IN_FORCE,
     JOB,
+    LEFT_OF_DELETED,
     REGISTERED,
     STEP_OF_SCHEMA_8,
     STEP_THEN,
@@ -20,7 +22,8 @@ from tests.planner.first_schema import (
     job_stored_in,
     write_first_schema,
 )
-from tests.planner.samples import step_record
+from tests.planner.live import wait_until
+from tests.planner.samples import job_record, step_record
 
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, NEWEST_SCHEMA
@@ -120,3 +123,29 @@ def test_steps_of_an_older_schema_have_no_clock_and_newer_ones_beside_them_do(
         assert clocks_mhz == [None, 1297.5]
     finally:
         store.close()
+
+
+def test_what_is_left_of_jobs_that_schema_10_deleted_goes_and_the_others_stay(
+    first_schema_file: Path,
+) -> None:
+    def of_deleted() -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(first_schema_file)) as connection:
+            return connection.execute(LEFT_OF_DELETED).fetchall()
+
+    with closing(sqlite3.connect(first_schema_file)) as connection:
+        for statement in (each for statements in MIGRATIONS[1:10] for each in statements):
+            connection.execute(statement)
+        for statement in DELETED_IN_SCHEMA_10:
+            connection.execute(statement)
+        connection.commit()
+    assert len(of_deleted()) == 4
+    store = SqliteJobStore(first_schema_file)
+    store.open()
+    try:
+        with store.writing("deleted") as writer:
+            assert writer.list_jobs() == (JOB,)
+            writer.save_job(job_record("deleted"))  # the name is free
+        wait_until(lambda: of_deleted() == [])
+    finally:
+        store.close()
+    assert stored_job(first_schema_file) == JOB

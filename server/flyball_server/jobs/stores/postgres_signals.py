@@ -30,7 +30,7 @@ class PostgresSignals:
 
     The thread and its connection come with the first signal or listener after `start`. While
     PostgreSQL is away, signals reach this process alone; when it is back they are sent, and the
-    listener is called with None.
+    listener is called with None. Likewise where the process has no thread or file left for them.
 
     Args:
         address: of the database.
@@ -45,6 +45,7 @@ class PostgresSignals:
         self._is_stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._waker: socket.socket | None = None
+        self._has_no_thread = False
         self._is_away = False  # of the thread alone
 
     def start(self) -> None:
@@ -84,13 +85,30 @@ class PostgresSignals:
         with self._guard:
             if self._thread is not None or not self._is_started:
                 return
-            self._waker, woken = socket.socketpair()
-            self._waker.setblocking(False)
-            woken.setblocking(False)
-            self._thread = threading.Thread(
-                target=self._run, args=(woken,), name="flyball-signals", daemon=True
-            )
-            self._thread.start()
+            try:
+                self._start_thread()
+            except (OSError, RuntimeError) as error:  # it is tried again at the next signal
+                if not self._has_no_thread:
+                    _LOG.warning("signals between planners wait for a thread: %s", error)
+                self._has_no_thread = True
+            else:
+                self._has_no_thread = False
+
+    def _start_thread(self) -> None:
+        """Raises OSError or RuntimeError where the process has no more files or threads."""
+        waker, woken = socket.socketpair()
+        waker.setblocking(False)
+        woken.setblocking(False)
+        thread = threading.Thread(
+            target=self._run, args=(woken,), name="flyball-signals", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException:
+            waker.close()
+            woken.close()
+            raise
+        self._waker, self._thread = waker, thread
 
     def _wake(self) -> None:
         with self._guard:
@@ -105,21 +123,32 @@ class PostgresSignals:
         with closing(woken):
             while True:
                 try:
-                    with closing(self._address.connect(autocommit=True)) as connection:
+                    with (
+                        closing(self._address.connect(autocommit=True)) as connection,
+                        selectors.DefaultSelector() as ready,
+                    ):
                         retry_s = _FIRST_RETRY_S
-                        self._serve(connection, woken)
+                        self._serve(connection, woken, ready)
                         return
-                except psycopg.Error as error:
+                except Exception as error:
                     if retry_s == _FIRST_RETRY_S and not self._is_stopping.is_set():
+                        is_databases = isinstance(error, psycopg.Error)
                         _LOG.warning(
-                            "signals between planners wait: %s", self._address.error(error).message
+                            "signals between planners wait: %s",
+                            self._address.error(error).message if is_databases else error,
+                            exc_info=None if is_databases else error,
                         )
                         self._is_away = True
                 if self._is_stopping.wait(retry_s):
                     return
                 retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
 
-    def _serve(self, connection: psycopg.Connection[Any], woken: socket.socket) -> None:
+    def _serve(
+        self,
+        connection: psycopg.Connection[Any],
+        woken: socket.socket,
+        ready: selectors.BaseSelector,
+    ) -> None:
         """Send and hear until the end, which is told by `woken`, or until the connection ends."""
         own_process = connection.info.backend_pid
 
@@ -133,19 +162,18 @@ class PostgresSignals:
             self._is_away = False
             _LOG.info("signals between planners go on: the database is back")
         self._tell(None)  # what was signalled before is not known
-        with selectors.DefaultSelector() as ready:
-            ready.register(connection.fileno(), selectors.EVENT_READ)
-            ready.register(woken, selectors.EVENT_READ)
-            while True:
-                self._send(connection)
-                _hear(connection.pgconn, note)
-                if self._is_stopping.is_set():
-                    return
-                for key, _ in ready.select():
-                    if key.fileobj is woken:
-                        _empty(woken)
-                    else:
-                        connection.pgconn.consume_input()
+        ready.register(connection.fileno(), selectors.EVENT_READ)
+        ready.register(woken, selectors.EVENT_READ)
+        while True:
+            self._send(connection)
+            _hear(connection.pgconn, note)
+            if self._is_stopping.is_set():
+                return
+            for key, _ in ready.select():
+                if key.fileobj is woken:
+                    _empty(woken)
+                else:
+                    connection.pgconn.consume_input()
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
         with self._guard:

@@ -1,7 +1,7 @@
 """Removing the rows of deleted jobs, which may be millions: little by little, while others write.
 
-A job that was deleted has no name any more, so nobody finds it or what belongs to it. Its own row
-goes last: what a planner that ends leaves of it, the next one removes.
+A job that was deleted says so and has no name any more, so nobody finds it or what belongs to it.
+Its own row goes last: what a planner that ends leaves of it, the next one removes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 SLICE_S = 0.01
 # So long they have the database for themselves after it, s.
 PAUSE_S = 0.03
-# Until it is tried again where the database did not answer, s.
+# Until it is tried again where it failed, s.
 RETRY_S = 5.0
 # Rows of one statement, a few milliseconds each; a plan or a profile may have megabytes.
 _ROWS = {STEPS: 500, RANKS: 500, STEP_DETAILS: 50, PLANS: 2, PROFILES: 1}
@@ -77,6 +77,8 @@ class Forgetting:
         self._stopping = threading.Event()
         self._is_wanted = False
         self._thread: threading.Thread | None = None
+        # Of the newest try: its failure, of the thread alone.
+        self._failure: type[Exception] | None = None
 
     def start(self) -> None:
         """Go on with what an earlier planner has left."""
@@ -93,11 +95,15 @@ class Forgetting:
         """A job has been deleted, and that is stored; does not wait for its rows to go."""
         with self._guard:
             self._is_wanted = True
-            if self._thread is None and not self._stopping.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="flyball-forgetting", daemon=True
-                )
-                self._thread.start()
+            if self._thread is not None or self._stopping.is_set():
+                return
+            thread = threading.Thread(target=self._run, name="flyball-forgetting", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the process may have no more threads
+                _LOG.warning("rows of deleted jobs are left until the next is deleted: %s", error)
+            else:
+                self._thread = thread
 
     def stop(self) -> None:
         """End the thread, within a slice; what is left is removed after the next start."""
@@ -108,18 +114,43 @@ class Forgetting:
             thread.join()
 
     def _run(self) -> None:
-        while self._goes_on():
-            try:
-                with self._writing() as connection:
-                    is_left = remove_some(connection)
-            except StoreError as error:
-                _LOG.info("rows of deleted jobs are left for later: %s", error)
-                is_left = True
-                self._stopping.wait(RETRY_S)
-            if is_left:
-                with self._guard:
-                    self._is_wanted = True
-                self._stopping.wait(PAUSE_S)
+        try:
+            while self._goes_on():
+                if self._try():
+                    with self._guard:
+                        self._is_wanted = True
+                    self._stopping.wait(PAUSE_S if self._failure is None else RETRY_S)
+        finally:
+            with self._guard:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _try(self) -> bool:
+        """Remove some rows; whether there may be more.
+
+        Whatever fails is tried again: a row that another transaction has added meanwhile to what
+        is being removed is refused by the schema, and goes the next time.
+        """
+        failure: type[Exception] | None = None
+        is_left = True
+        try:
+            with self._writing() as connection:
+                is_left = remove_some(connection)
+        except Exception as error:
+            failure = type(error)
+            if failure is not self._failure:
+                is_foreseen = isinstance(error, StoreError)
+                _LOG.log(
+                    logging.INFO if is_foreseen else logging.WARNING,
+                    "rows of deleted jobs are left for later: %s",
+                    error,
+                    exc_info=None if is_foreseen else error,
+                )
+        else:
+            if self._failure is not None:
+                _LOG.info("rows of deleted jobs are removed again")
+        self._failure = failure
+        return is_left
 
     def _goes_on(self) -> bool:
         """Whether there is something to do; else the thread is none any more."""
@@ -131,7 +162,8 @@ class Forgetting:
             return True
 
 
-_FORGOTTEN = select(JOBS.c.job_id).where(JOBS.c.name.is_(None)).limit(1)
+# By the index on names: others have one.
+_FORGOTTEN = select(JOBS.c.job_id).where(JOBS.c.name.is_(None), JOBS.c.is_deleted).limit(1)
 
 
 def _remove_rows(connection: Connection, table: Table, key: str) -> int:

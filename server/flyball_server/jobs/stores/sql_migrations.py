@@ -153,6 +153,18 @@ _NAMES = (
     "CREATE UNIQUE INDEX jobs_by_name ON jobs (name)",
 )
 
+# That a job was deleted is said: one without a name may also be what a planner of an older schema
+# writes that still runs, and is refused now. SQLite adds a check only with a column, and the rows
+# that are there must pass it: a job that was deleted has an empty name in between.
+_DELETED = (
+    "DROP INDEX jobs_by_name",
+    "UPDATE jobs SET name = '' WHERE name IS NULL",
+    """ALTER TABLE jobs ADD COLUMN is_deleted BOOLEAN NOT NULL DEFAULT FALSE
+        CHECK (is_deleted = (name IS NULL))""",
+    "UPDATE jobs SET name = NULL, is_deleted = TRUE WHERE name = ''",
+    "CREATE UNIQUE INDEX jobs_by_name ON jobs (name)",
+)
+
 MIGRATIONS = (
     _FIRST,
     _EFFORT,
@@ -164,6 +176,7 @@ MIGRATIONS = (
     _RESERVE,
     _MEASURED_CLOCKS,
     _NAMES,
+    _DELETED,
 )
 NEWEST_SCHEMA = len(MIGRATIONS)
 

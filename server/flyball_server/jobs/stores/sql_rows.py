@@ -32,9 +32,8 @@ from flyball_server.jobs.token_record import TokenRecord
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:
-    """The row of a job, but for what its rows refer to it by, which the store makes."""
+    """The row of a job, but for its name and what its rows refer to it by."""
     return {
-        "name": job.job_id,
         "created_at": job.created_at.isoformat(),
         "state": str(job.state),
         "problem": job.problem,

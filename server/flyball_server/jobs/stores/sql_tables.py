@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     ColumnElement,
     Float,
@@ -28,8 +29,8 @@ _WHOLE = Integer().with_variant(BigInteger(), "postgresql")
 
 SCHEMA_VERSION = Table("schema_version", METADATA, Column("version", Integer, nullable=False))
 
-# `name` is what everyone calls the job by, null once it was deleted. `job_id` is what its rows in
-# the other tables refer to, and never changes.
+# `name` is what everyone calls the job by; null once it was deleted, and only then. `job_id` is
+# what its rows in the other tables refer to, and never changes.
 JOBS = Table(
     "jobs",
     METADATA,
@@ -45,6 +46,8 @@ JOBS = Table(
     Column("run", Text),
     Column("restart_count", BigInteger),
     Column("name", String(128)),
+    Column("is_deleted", Boolean, nullable=False),
+    CheckConstraint("is_deleted = (name IS NULL)"),
     Index("jobs_by_name", "name", unique=True),
 )
 

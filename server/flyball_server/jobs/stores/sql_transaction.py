@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
@@ -249,12 +250,13 @@ class SqlTransaction:
 
     def save_job(self, job: JobRecord) -> None:
         key = self._key(job.job_id)
+        values = job_values(job)
         if key:
-            known = JOBS.update().where(JOBS.c.job_id == key)
-            self._connection.execute(known.values(job_values(job)))
+            self._update_job(key, job.job_id, values)
         else:
             key = secrets.token_hex(_KEY_BYTES)
-            self._connection.execute(JOBS.insert().values({**job_values(job), "job_id": key}))
+            values |= {"job_id": key, "name": job.job_id, "is_deleted": False}
+            self._connection.execute(JOBS.insert().values(values))
             self._keys[job.job_id] = key
 
     def save_rank(self, rank: RankRecord) -> None:
@@ -317,12 +319,13 @@ class SqlTransaction:
         key = self._key(job_id)
         if not key or self.find_job(new_job_id) is not None:
             raise ValueError(f"job {job_id} is unknown, or there is a job {new_job_id}")
-        self._connection.execute(JOBS.update().where(JOBS.c.job_id == key).values(name=new_job_id))
+        self._update_job(key, job_id, {"name": new_job_id})
         del self._keys[job_id]
 
     def delete_job(self, job_id: str) -> None:
         # What belongs to it may be millions of rows: they go when nobody waits for it.
-        self._connection.execute(JOBS.update().where(JOBS.c.name == job_id).values(name=None))
+        known = JOBS.update().where(JOBS.c.name == job_id)
+        self._connection.execute(known.values(name=None, is_deleted=True))
         self._keys.pop(job_id, None)
         self._has_forgotten = True
 
@@ -341,6 +344,16 @@ class SqlTransaction:
                 return ""
             self._keys[job_id] = key
         return self._keys[job_id]
+
+    def _update_job(self, key: str, job_id: str, values: dict[str, Any]) -> None:
+        """Change a job that was found by this name in this transaction.
+
+        Raises:
+            UnknownJobError: a transaction of another subject has deleted it since.
+        """
+        known = JOBS.update().where(JOBS.c.job_id == key, JOBS.c.name == job_id)
+        if self._connection.execute(known.values(values)).rowcount != 1:
+            raise UnknownJobError(job_id=job_id)
 
     def _of_job(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of a row, which refers to its job not by name.

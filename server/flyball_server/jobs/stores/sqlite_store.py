@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects.sqlite import insert
 
-from flyball_server.jobs.errors import StoreClosedError
+from flyball_server.jobs.errors import StoreBusyError, StoreClosedError
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.jobs.stores.local_coordination import LocalCoordination
 from flyball_server.jobs.stores.planner_lock import PlannerLock
@@ -17,6 +18,7 @@ from flyball_server.jobs.stores.sql_forgetting import Forgetting
 from flyball_server.jobs.stores.sql_migrations import migrate
 from flyball_server.jobs.stores.sql_transaction import SqlTransaction
 from flyball_server.jobs.stores.sqlite_engine import (
+    BUSY_TIMEOUT_S,
     check_is_sqlite,
     make_sqlite_engine,
     sqlite_transaction,
@@ -40,8 +42,9 @@ class SqliteJobStore(LocalCoordination):
         self._engine: Engine | None = None
         self._forgetting = Forgetting(
             reading=lambda: self._connected(writes=False),
-            writing=lambda: self._connected(writes=True),
+            writing=self._writing,
         )
+        self._writers = threading.Lock()
 
     def open(self) -> None:
         """Make the file or bring it to the newest schema.
@@ -89,11 +92,25 @@ class SqliteJobStore(LocalCoordination):
     def writing(self, subject: str) -> Generator[JobWriter]:
         """A transaction that may change things; whatever the subject, one after another."""
         del subject
-        with self._connected(writes=True) as connection:
+        with self._writing() as connection:
             transaction = SqlTransaction(connection, insert)
             yield transaction
         if transaction.has_forgotten:
             self._forgetting.wake()
+
+    @contextmanager
+    def _writing(self) -> Generator[Connection]:
+        """A transaction that follows on those of this process.
+
+        SQLite would let it wait too, but looks only every 100 ms whether it is its turn.
+        """
+        if not self._writers.acquire(timeout=BUSY_TIMEOUT_S):
+            raise StoreBusyError(location=self._file)
+        try:
+            with self._connected(writes=True) as connection:
+                yield connection
+        finally:
+            self._writers.release()
 
     def _give_lock_back(self) -> None:
         if self._lock is not None:
