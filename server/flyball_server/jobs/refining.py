@@ -14,6 +14,9 @@ from flyball_server.planning.plan import PlanPrediction
 
 # Of energy or of time, predicted: a version that brings less is not worth its way to all ranks.
 LEAST_GAIN = 0.001
+# Of a certificate's gap, percentage points: a first plan's bound is loose, and how good a plan is
+# should be known of one that stays in force.
+LEAST_CERTAINTY_PERCENT = 1.0
 # Of a job; the oldest are forgotten, and searched for again.
 MAX_MADE = 32
 
@@ -51,12 +54,20 @@ def _wanted(in_force: InForce) -> object:
 
 
 def _is_better(refined: PacedPlan, first: PlanRecord) -> bool:
-    """Whether it needs less energy, or time, by enough."""
+    """Whether it needs less energy, or time, by enough; or as little, with a better certificate."""
     before, after = first.plan, refined.plan
     return not isinstance(before, PlanPrediction) or (
         after.energy_j < (1 - LEAST_GAIN) * before.energy_j
         or after.iteration_time_s < (1 - LEAST_GAIN) * before.iteration_time_s
+        or (after.energy_j <= before.energy_j and _is_surer(after, before))
     )
+
+
+def _is_surer(after: PlanPrediction, before: PlanPrediction) -> bool:
+    """Whether its certificate leaves less open by enough."""
+    if after.gap_percent is None or before.gap_percent is None:
+        return False
+    return after.gap_percent <= before.gap_percent - LEAST_CERTAINTY_PERCENT
 
 
 def with_planned(

@@ -31,7 +31,13 @@ def cancelled_by(check: Check) -> Generator[None]:
 
 
 def cancellation_point() -> None:
-    """Of a solver's loop, once each tenth of a second or more often.
+    """Where what solves can be ended: of a loop, once each tenth of a second or so.
+
+    There is one before each of several orders is built, before and after a network is, before
+    each relaxed problem and each begin of a first plan, in each step of the interior point, and
+    after each stretch of pivots and of annealing moves. What goes on until it is done: pipelines
+    of a request and networks that are built, half a second or so for tens of thousands of
+    instructions; HiGHS, which is taken only where another solver fails.
 
     Raises:
         Exception: whatever the check of `cancelled_by` raises; nobody is to catch it.

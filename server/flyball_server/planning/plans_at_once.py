@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.data_parallel import planned_pipelines
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.event_arcs import EventArcs, event_arcs
@@ -41,6 +42,19 @@ FIRST_PLANS_FROM = 3_000
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Running:
+    """Clocks that some of the pipelines that are alike run at now.
+
+    Attributes:
+        num_pipelines: how many of them.
+        assignment: the clocks.
+    """
+
+    num_pipelines: int
+    assignment: Assignment
+
+
+@dataclass(frozen=True, kw_only=True)
 class _PacedPipeline:
     """Pipelines that are alike, as they are now.
 
@@ -48,14 +62,15 @@ class _PacedPipeline:
         dp_ranks: those that they are.
         model: with their paces.
         planner: of first plans.
-        running: the clocks they run at; None: not known.
-        running_s: their durations, as they were profiled and as they are now.
+        running: the clocks they run at, of all of them; empty: not known.
+        running_s: durations of the clocks that most of them run at, as they were profiled and as
+            they are now, s.
     """
 
     dp_ranks: tuple[int, ...]
     model: PipelineModel
     planner: FirstPlanner
-    running: Assignment | None
+    running: tuple[_Running, ...]
     running_s: tuple[list[float], ...]
 
 
@@ -68,8 +83,9 @@ def make_plan_at_once(
 
     Args:
         paced: as for `make_paced_plan`, with the least effort.
-        running: what the ranks run now; None: not known. A first plan is begun from it, and is
-            given only if it needs no more energy than these clocks do by now.
+        running: what the ranks run now; None: not known. A first plan is begun from it. If these
+            clocks were planned for no longer an iteration and are known of all ranks, the plan is
+            given only if it needs no more energy than they do by now.
         report: told what is about to be done.
 
     Returns:
@@ -129,17 +145,32 @@ def _paced_pipeline(
     arcs: EventArcs,
     running: RunningClocks | None,
 ) -> _PacedPipeline:
-    of_dp_rank = None if running is None else running.assignment(dp_ranks[0], model)
+    cancellation_point()
+    now = () if running is None else _running(dp_ranks, model, running)
     durations_s: tuple[list[float], ...] = ()
-    if of_dp_rank is not None:
-        durations_s = (profiled.durations_s(of_dp_rank), model.durations_s(of_dp_rank))
+    if now:
+        of_most = max(now, key=lambda one: one.num_pipelines).assignment
+        durations_s = (profiled.durations_s(of_most), model.durations_s(of_most))
     return _PacedPipeline(
         dp_ranks=dp_ranks,
         model=model,
         planner=FirstPlanner(model, arcs),
-        running=of_dp_rank,
+        running=now,
         running_s=durations_s,
     )
+
+
+def _running(
+    dp_ranks: tuple[int, ...], model: PipelineModel, running: RunningClocks
+) -> tuple[_Running, ...]:
+    """What each of the pipelines runs now; empty where it is not known of one of them."""
+    now: list[_Running] = []
+    for alike in running.alike(dp_ranks):
+        assignment = running.assignment(alike[0], model)
+        if assignment is None:
+            return ()
+        now.append(_Running(num_pipelines=len(alike), assignment=assignment))
+    return tuple(now)
 
 
 def _target(request: PlanRequest) -> Target | None:
@@ -157,7 +188,7 @@ def _deadline_s(target: Target, pipelines: Sequence[_PacedPipeline]) -> float:
     if target.kind == "deadline":
         return target.value
     baseline_s = max(
-        time_and_energy(pipeline.model, pipeline.model.baseline())[0] for pipeline in pipelines
+        pipeline.planner.iteration_time_s(pipeline.model.baseline()) for pipeline in pipelines
     )
     return baseline_s * (1 + target.value)
 
@@ -169,15 +200,25 @@ def _is_dearer(
 ) -> bool:
     """Whether the clocks that run now need less energy, in whatever time they take by now.
 
-    Clocks that were planned for slower iterations than are wanted now may: that is no fault.
+    Clocks that were planned for slower iterations than are wanted now may: that is no fault. Nor
+    is anything found of clocks that are not known.
     """
-    left = [
-        (pipeline.model, pipeline.running) for pipeline in pipelines if pipeline.running is not None
-    ]
-    if len(left) < len(pipelines) or running.iteration_time_s > plan.iteration_time_s:
+    is_known = all(pipeline.running for pipeline in pipelines)
+    if not is_known or running.iteration_time_s > plan.iteration_time_s:
         return False
-    time_s = max(time_and_energy(model, assignment)[0] for model, assignment in left)
-    energy_j = sum(iteration_energy_j(model, assignment, time_s) for model, assignment in left)
+    time_s = max(
+        pipeline.planner.iteration_time_s(now.assignment)
+        for pipeline in pipelines
+        for now in pipeline.running
+    )
+    energy_j = sum(
+        # The model's energies are those of all the pipelines that it stands for.
+        now.num_pipelines
+        / len(pipeline.dp_ranks)
+        * iteration_energy_j(pipeline.model, now.assignment, time_s)
+        for pipeline in pipelines
+        for now in pipeline.running
+    )
     return plan.energy_j > energy_j
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import OperatingPoint
@@ -30,11 +30,19 @@ class RunningClocks:
     clocks_mhz: tuple[array[int], ...]
     pipeline_of: tuple[int, ...]
 
+    def alike(self, dp_ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The ranks by the pipeline whose clocks they run, by the first of each."""
+        of_pipeline: dict[int, tuple[int, ...]] = {}
+        for dp_rank in dp_ranks:
+            pipeline = self._pipeline_of(dp_rank)
+            of_pipeline[pipeline] = (*of_pipeline.get(pipeline, ()), dp_rank)
+        return tuple(of_pipeline.values())
+
     def assignment(self, dp_rank: int, model: PipelineModel) -> Assignment | None:
         """The clocks of a pipeline as an assignment; None: the model has other instructions."""
         if self.num_microbatches != model.schedule.num_microbatches or model.schedule.is_periodic:
             return None
-        clocks_mhz = self.clocks_mhz[self.pipeline_of[min(dp_rank, len(self.pipeline_of) - 1)]]
+        clocks_mhz = self.clocks_mhz[self._pipeline_of(dp_rank)]
         if len(clocks_mhz) != model.dag.num_nodes:
             return None
         choices: dict[int, Mapping[int, int]] = {}
@@ -48,6 +56,9 @@ class RunningClocks:
                 return None
             assignment.append(choice)
         return assignment
+
+    def _pipeline_of(self, dp_rank: int) -> int:
+        return self.pipeline_of[min(dp_rank, len(self.pipeline_of) - 1)]
 
 
 def running_clocks(plan: FrequencyPlan | DataParallelPlan) -> RunningClocks:

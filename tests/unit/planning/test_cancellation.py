@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.planner.samples import profile
 
+from flyball_server.planning import planner as planner_module
 from flyball_server.planning.cancellation import cancellation_point, cancelled_by
+from flyball_server.planning.frontier import parametric_simplex
+from flyball_server.planning.frontier.event_arcs import event_arcs
+from flyball_server.planning.frontier.first_plan import FirstPlanner
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier.rounding import MOVES_AT_A_STRETCH
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 
 
@@ -97,6 +104,53 @@ def test_the_interior_point_asks_in_each_of_its_steps() -> None:
         ending = EndsAt(number)
         with pytest.raises(NobodyWantsItError), cancelled_by(ending):
             relaxation.solve(solver.fastest_time_s * 1.02)
+
+
+def test_the_parametric_simplex_asks_after_each_stretch_of_pivots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of_request(request(num_microbatches=8))
+
+    def bound_j(stretch: int) -> tuple[int, float]:
+        monkeypatch.setattr(parametric_simplex, "PIVOTS_AT_A_STRETCH", stretch)
+        asked = EndsAt()
+        with cancelled_by(asked):
+            solver = DeadlineSolver(model)
+            relaxed = solver.relax(solver.fastest_time_s * 1.02)
+        return asked.num_asked, relaxed.lower_bound_j
+
+    num_asked, expected_j = bound_j(1_000_000)
+    num_asked_often, found_j = bound_j(1)
+    assert num_asked_often > num_asked + 10
+    assert found_j == expected_j
+
+
+def test_a_first_plan_asks_before_each_of_its_begins() -> None:
+    model = model_of_request(request())
+    planner = FirstPlanner(model, event_arcs(model.dag))
+    asked = EndsAt()
+    with cancelled_by(asked):
+        expected = planner.plan(planner.fastest_time_s * 1.02)
+    assert asked.num_asked >= 3
+    for number in (1, asked.num_asked):
+        with pytest.raises(NobodyWantsItError), cancelled_by(EndsAt(number)):
+            planner.plan(planner.fastest_time_s * 1.02)
+    assert planner.plan(planner.fastest_time_s * 1.02) == expected
+
+
+def test_each_order_that_is_looked_at_asks_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[str] = []
+
+    def note(asked: PlanRequest) -> PipelineModel:
+        built.append(asked.schedule)
+        return model_of_request(asked)
+
+    monkeypatch.setattr(planner_module, "model_of_request", note)
+    with pytest.raises(NobodyWantsItError), cancelled_by(EndsAt(2)):
+        make_plan(replace(request(), schedule="auto:gpipe"))
+    assert built == ["1f1b"]
 
 
 def test_a_frontier_asks_at_each_of_its_plans() -> None:

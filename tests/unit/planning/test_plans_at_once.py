@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.planning import plans_at_once
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import TargetUnreachableError
@@ -22,7 +25,7 @@ from flyball_server.planning.request_digest import request_digest
 from flyball_server.planning.running_clocks import RunningClocks, running_clocks
 from flyball_server.planning.simulator import time_and_energy
 
-from .tiny_pipelines import B, F, profile_of
+from .tiny_pipelines import B, F, any_requests, profile_of
 
 NUM_STAGES, NUM_MICROBATCHES = 4, 12
 CLOCKS_MHZ = (1400, 1300, 1200, 1100, 1000)
@@ -115,6 +118,46 @@ def test_pipelines_without_a_slow_gpu_have_clocks_of_their_own() -> None:
     assert len(again.pipelines) == 3
 
 
+def test_a_plan_for_a_late_deadline_has_a_bound_and_is_read_as_it_was_written() -> None:
+    """Slower clocks need more than they save, by what ranks draw that wait meanwhile."""
+    points = [(1400, 1.0, 110.0), (1200, 2.0, 150.0), (1000, 4.0, 250.0)]
+    asked = paced(
+        Pace(stage=1, slowdown=1.2),
+        profile=profile_of([{F: points, B: points}] * 4),
+        num_microbatches=8,
+        blocking_power_w=(100.0,),
+        target="slowdown:2.5",
+    )
+    plan = make_first_plan(asked)
+    assert plan is not None
+    assert 0.9 * plan.energy_j < (plan.lower_bound_j or 0.0) <= plan.energy_j
+    assert any_plan_from_document(any_plan_document(plan, solve_s=0.0)) == plan
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    any_requests(),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 2), st.floats(1.0, 6.0)), max_size=3),
+    st.sampled_from(["fastest", "slowdown:0.05", "slowdown:0.5", "slowdown:2", "slowdown:5"]),
+)
+def test_any_first_plan_is_in_time_and_is_read_as_it_was_written(
+    of: PlanRequest, num_pipelines: int, slow: list[tuple[int, float]], target: str
+) -> None:
+    paces = [
+        Pace(stage=stage % of.profile.num_stages, dp_rank=stage % num_pipelines, slowdown=slowdown)
+        for stage, slowdown in slow
+    ]
+    asked = paced(*paces, num_pipelines=num_pipelines, of=replace(of, target=target))
+    plan = make_first_plan(asked)
+    if plan is None:
+        return
+    allowed = 1.0 if target == "fastest" else 1.0 + float(target.removeprefix("slowdown:"))
+    assert plan.iteration_time_s <= allowed * plan.baseline_iteration_time_s
+    assert 0 < (plan.lower_bound_j or 0.0) <= plan.energy_j * (1 + 1e-9)
+    assert any_plan_from_document(any_plan_document(plan, solve_s=0.0)) == plan
+
+
 @pytest.mark.parametrize("target", ["slowdown:0.1", "deadline:9"])
 def test_other_targets_with_a_deadline_are_met(target: str) -> None:
     plan = make_first_plan(paced(SLOW, target=target))
@@ -163,6 +206,27 @@ def test_clocks_that_take_less_energy_than_a_first_plan_stay_until_the_search_is
     assert make_first_plan(paced(SLOW), running) is None
     # Planned for slow iterations, they are no measure of what a fast one needs.
     assert make_first_plan(paced(SLOW), replace(running, iteration_time_s=100.0)) is not None
+
+
+def test_each_pipeline_is_weighed_with_the_clocks_that_it_runs() -> None:
+    """All are slow by now; one ran apart from the others until now."""
+    all_slow = [Pace(stage=2, dp_rank=dp_rank, slowdown=1.4) for dp_rank in range(3)]
+    num_instructions = 2 * NUM_STAGES * NUM_MICROBATCHES
+    slowest, fastest = (array("q", [mhz] * num_instructions) for mhz in (1000, 1400))
+    running = RunningClocks(
+        schedule="1f1b",
+        num_microbatches=NUM_MICROBATCHES,
+        iteration_time_s=1.0,
+        clocks_mhz=(slowest, fastest),
+        pipeline_of=(0, 1, 1),
+    )
+    asked = paced(*all_slow, num_pipelines=3)
+    plan = make_first_plan(asked, running)
+    assert plan is not None, "two of three need more than it"
+    assert make_first_plan(asked, replace(running, pipeline_of=(1, 0, 0))) is None
+    # Of one that runs what the profile has not, nothing is known; then no plan is held back.
+    unknown = replace(running, clocks_mhz=(slowest, array("q", [7] * num_instructions)))
+    assert make_first_plan(asked, replace(unknown, pipeline_of=(0, 0, 1))) is not None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 For what cannot wait: a GPU of a large pipeline has become slow, and clocks from before make every
 iteration longer. Event times from a few places to begin (in the middle of what the highest clocks
-leave; the clocks that run now, stretched or squeezed to the deadline) are improved by sweeps
-(`relaxing_sweeps`) and rounded. Some percent above the optimum; nearer where little has changed.
+leave; the clocks that run now, stretched or squeezed to the deadline; and where an iteration had
+better end before the deadline, at several ends) are improved by sweeps (`relaxing_sweeps`) and
+rounded. Some percent above the optimum; nearer where little has changed.
 Its certificate is the `path_bound`, which is looser than the whole search's.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_arcs import END, EventArcs
@@ -23,6 +25,7 @@ from flyball_server.planning.frontier.path_bound import path_bound_j
 from flyball_server.planning.frontier.relaxing_sweeps import (
     arc_costs,
     brought_within,
+    cheapest_between,
     earliest_s,
     latest_s,
     sweep,
@@ -30,9 +33,14 @@ from flyball_server.planning.frontier.relaxing_sweeps import (
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
 
-# From each place to begin, then on from the best: on 64 stages x 256 microbatches a sweep takes
-# 2 ms, and four times as many bring half a percent.
-NUM_SWEEPS, NUM_MORE_SWEEPS = 12, 36
+# From each place to begin, then in so many turns on from the best: on 64 stages x 256 microbatches
+# a sweep takes 2 ms, and four times as many bring half a percent.
+NUM_SWEEPS, NUM_MORE_TURNS = 12, 3
+# Of the fastest iteration: where the deadline allows more than these, they are tried too. Most
+# profiles need least within them, and which end is best cannot be told before the sweeps.
+SHORTER_ENDS = (1.1, 1.2, 1.4)
+# An end that is less than this later than another is not tried besides it.
+MUCH = 1.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +68,7 @@ class FirstPlanner:
     """
 
     def __init__(self, model: PipelineModel, arcs: EventArcs) -> None:
-        self._dag, self._arcs = model.dag, arcs
+        self._model, self._dag, self._arcs = model, model.dag, arcs
         self._finish_times = FinishTimes(model.dag)
         self._curves = model_curves(model)
         self._power_w = sum(model.stage_blocking_power_w)
@@ -68,6 +76,8 @@ class FirstPlanner:
         self._rounding = self._new_rounding(is_wary=False)
         self._costs = arc_costs(self._curves, arcs, self._power_w)
         self.fastest_time_s = self._rounding.fastest().end_s
+        least_s = earliest_s(arcs, self._costs)
+        self._middle_s = (least_s + latest_s(arcs, self._costs, float(least_s[END]))) / 2
 
     def plan(self, deadline_s: float, running_s: Sequence[Sequence[float]] = ()) -> FirstPlan:
         """A plan for a deadline not below `fastest_time_s`.
@@ -83,40 +93,59 @@ class FirstPlanner:
             points = self._searched(self._new_rounding(is_wary=True), deadline_s, running_s)
         return FirstPlan(
             assignment=self._rounding.assignment(points),
-            lower_bound_j=path_bound_j(self._dag, self._curves, deadline_s, self._power_w),
+            lower_bound_j=path_bound_j(self._model, self._curves, deadline_s),
         )
+
+    def iteration_time_s(self, assignment: Assignment) -> float:
+        """What an assignment takes, to the last bit as the simulator has it, s."""
+        return max(self._finish_times.earliest_s(self._model.durations_s(assignment)))
 
     def _searched(
         self, rounding: Rounding, deadline_s: float, running_s: Sequence[Sequence[float]]
     ) -> IndexArray:
         """Per node, the row of its staircase."""
-        best = rounding.fastest()
-        best_time_s: FloatArray | None = None
-        for time_s in self._begins(deadline_s, running_s):
+        best, best_time_s = rounding.fastest(), self._middle_s
+        for begin_s in self._begins(deadline_s, running_s):
             for num_sweeps in (0, NUM_SWEEPS):
-                sweep(time_s, deadline_s, num_sweeps, self._arcs, self._costs)
+                time_s = self._swept(begin_s, num_sweeps)
                 rounded = self._rounded(rounding, time_s, deadline_s)
                 if rounded.cost_j < best.cost_j:
                     best, best_time_s = rounded, time_s
-        if best_time_s is not None:
-            sweep(best_time_s, deadline_s, NUM_MORE_SWEEPS, self._arcs, self._costs)
-            last = self._rounded(rounding, best_time_s, deadline_s)
-            best = min(best, last, key=lambda plan: plan.cost_j)
-        return rounding.points(best)
+        for _ in range(NUM_MORE_TURNS):
+            best_time_s = self._swept(self._ended_early(best_time_s), NUM_SWEEPS)
+        last = self._rounded(rounding, best_time_s, deadline_s)
+        return rounding.points(min(best, last, key=lambda plan: plan.cost_j))
 
     def _begins(
         self, deadline_s: float, running_s: Sequence[Sequence[float]]
     ) -> Iterator[FloatArray]:
         """Event times to begin from."""
-        least_s = earliest_s(self._arcs, self._costs)
-        fastest_s = float(least_s[END])
-        middle_s = (least_s + latest_s(self._arcs, self._costs, fastest_s)) / 2
-        most_s = latest_s(self._arcs, self._costs, deadline_s)
-        yield brought_within(middle_s * (deadline_s / fastest_s), most_s, self._arcs, self._costs)
+        fastest_s = float(self._middle_s[END])
+        late_s = self._stretched(self._middle_s, deadline_s)
+        yield late_s
+        early_s = self._ended_early(late_s)
+        if MUCH * early_s[END] < late_s[END]:
+            yield early_s
+        for factor in SHORTER_ENDS:
+            if MUCH * factor * fastest_s < early_s[END]:
+                yield self._stretched(self._middle_s, factor * fastest_s)
         for durations_s in running_s:
-            time_s = self._events_s(durations_s)
-            time_s *= deadline_s / time_s[END]
-            yield brought_within(time_s, most_s, self._arcs, self._costs)
+            yield self._ended_early(self._stretched(self._events_s(durations_s), deadline_s))
+
+    def _stretched(self, time_s: FloatArray, end_s: float) -> FloatArray:
+        """The event times stretched or squeezed to another end, as far as windows allow."""
+        wanted_s = time_s * (end_s / time_s[END])
+        most_s = latest_s(self._arcs, self._costs, end_s)
+        return brought_within(wanted_s, most_s, self._arcs, self._costs)
+
+    def _ended_early(self, time_s: FloatArray) -> FloatArray:
+        return cheapest_between(self._middle_s, time_s, self._arcs, self._costs)
+
+    def _swept(self, time_s: FloatArray, num_sweeps: int) -> FloatArray:
+        cancellation_point()
+        swept_s = time_s.copy()
+        sweep(swept_s, num_sweeps, self._arcs, self._costs)
+        return swept_s
 
     def _events_s(self, durations_s: Sequence[float]) -> FloatArray:
         """When the events are with such durations, in the middle of their floats."""

@@ -15,6 +15,7 @@ import math
 
 import numpy as np
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.frontier.event_network import (
     BEGIN,
     DEADLINE,
@@ -40,6 +41,8 @@ PERTURBATION = 1e-8  # of a mean instruction
 DEMAND = 1e-10  # of the median gain; a path's end has all its events' demands
 SEED = 20231
 MAX_PIVOTS_PER_CORNER = 30.0  # from the slowest to the fastest, one is usual
+# Between two moments in which a solve can be ended: of 3000 instructions a tenth of a second.
+PIVOTS_AT_A_STRETCH = 2_000
 
 
 class ParametricRelaxation:
@@ -90,9 +93,13 @@ class ParametricRelaxation:
         return time_s, self._flow_w()
 
     def _walk(self, deadline_s: float, stop_price_w: float) -> int:
-        why, entering = walk(
-            deadline_s, stop_price_w, self._max_pivots, self._basis, self._perturbed
-        )
+        why, entering = TOO_MANY_PIVOTS, NO_ARC
+        for first_pivot in range(0, self._max_pivots, PIVOTS_AT_A_STRETCH):
+            cancellation_point()
+            num_pivots = min(PIVOTS_AT_A_STRETCH, self._max_pivots - first_pivot)
+            why, entering = walk(deadline_s, stop_price_w, num_pivots, self._basis, self._perturbed)
+            if why != TOO_MANY_PIVOTS:
+                break
         if why == TOO_MANY_PIVOTS:
             raise ArithmeticError(
                 f"the simplex still moves after {self._max_pivots} pivots, at a deadline of"

@@ -85,9 +85,11 @@ class DeadlineSolver:
     def __init__(self, model: PipelineModel, *, reserve: float = 0.0) -> None:
         self._profiled = model
         self._reserve = reserve
+        cancellation_point()
         model = with_reserve(model, reserve)
         curves = model_curves(model)
         self._network = build_network(model, curves)
+        cancellation_point()
         self._relaxation: Relaxation = choose_relaxation(self._network)
         self._new_rounding = functools.partial(
             Rounding, model.dag, curves, self._network.waiting_power_w
