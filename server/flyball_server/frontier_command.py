@@ -10,7 +10,7 @@ from pathlib import Path
 from flyball_client.command import Command, CommandError
 from flyball_server import pipeline_arguments
 from flyball_server.frontier_plot import PLOT_SUFFIXES, write_frontier_plot
-from flyball_server.planning import planner
+from flyball_server.planning import planner, request_options
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import (
     DEFAULT_NUM_POINTS,
@@ -61,8 +61,8 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
         request = pipeline_arguments.request_of(
             arguments,
             policy="frontier",
-            reconfigure=planner.DEFAULT_RECONFIGURE,
-            target=planner.DEFAULT_TARGET,
+            reconfigure=request_options.DEFAULT_RECONFIGURE,
+            target=request_options.DEFAULT_TARGET,
         )
         progress.show("loading compiled code")
         warm_up()  # this is starting the program, not solving

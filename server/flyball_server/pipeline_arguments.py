@@ -9,7 +9,7 @@ from pathlib import Path
 from flyball_client.command import CommandError
 from flyball_server import offline_inputs
 from flyball_server.order_file import read_order
-from flyball_server.planning import planner
+from flyball_server.planning import request_options
 from flyball_server.planning.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
@@ -64,8 +64,8 @@ def _add_order(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help=f"{', '.join(names)} (default {planner.DEFAULT_SCHEDULE}); auto: the one of least"
-        " energy at the target among those that the profile and memory allow; auto:NAME,NAME:"
+        help=f"{', '.join(names)} (default {request_options.DEFAULT_SCHEDULE}); auto: the one of"
+        " least energy at the target among those that the profile and memory allow; auto:NAME,NAME:"
         " among these and 1f1b",
     )
     parser.add_argument(
@@ -128,13 +128,13 @@ def request_of(
         profile=profiles[0],
         num_microbatches=arguments.microbatches,
         blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
-        schedule=arguments.schedule or (EXPLICIT if order else planner.DEFAULT_SCHEDULE),
+        schedule=arguments.schedule or (EXPLICIT if order else request_options.DEFAULT_SCHEDULE),
         policy=policy,
         reconfigure=reconfigure,
         target=target,
         activation_memory=_activation_memory(arguments, profiles[0].num_stages),
         reconfigure_granularity_mhz=(
-            granularity_mhz or planner.DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+            granularity_mhz or request_options.DEFAULT_RECONFIGURE_GRANULARITY_MHZ
         ),
         effort=Effort(arguments.effort),
         checkpoint=arguments.checkpoint,

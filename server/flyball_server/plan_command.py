@@ -12,7 +12,7 @@ from flyball_client.command import Command
 from flyball_server import offline_inputs, pipeline_arguments
 from flyball_server.clock_colors import add_color_argument, color_system, row_colors
 from flyball_server.pipeline_blocks import pipeline_blocks
-from flyball_server.planning import planner
+from flyball_server.planning import planner, request_options
 from flyball_server.planning.data_parallel import (
     DataParallelRequest,
     make_data_parallel_plan,
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 def _configure(parser: argparse.ArgumentParser) -> None:
     pipeline_arguments.add_pipeline_arguments(parser)
     add_choice = pipeline_arguments.add_choice
-    add_choice(parser, "--policy", POLICIES, planner.DEFAULT_POLICY)
-    add_choice(parser, "--reconfigure", RECONFIGURATIONS, planner.DEFAULT_RECONFIGURE)
-    add_choice(parser, "--target", TARGET_FORMS, planner.DEFAULT_TARGET)
+    add_choice(parser, "--policy", POLICIES, request_options.DEFAULT_POLICY)
+    add_choice(parser, "--reconfigure", RECONFIGURATIONS, request_options.DEFAULT_RECONFIGURE)
+    add_choice(parser, "--target", TARGET_FORMS, request_options.DEFAULT_TARGET)
     parser.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from flyball_client.command import CommandError
 from flyball_server import pipeline_arguments
-from flyball_server.planning import planner
+from flyball_server.planning import request_options
 from flyball_server.planning.data_parallel import DataParallelRequest
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan_text import plan_rows
@@ -39,14 +39,14 @@ def _request(argv: Sequence[str] | None) -> PlanRequest:
     pipeline_arguments.add_pipeline_arguments(parser)
     parser.add_argument("--policy", choices=list(ENVPIPE_POLICIES), default="envelope")
     parser.add_argument(
-        "--reconfigure", choices=list(RECONFIGURATIONS), default=planner.DEFAULT_RECONFIGURE
+        "--reconfigure", choices=list(RECONFIGURATIONS), default=request_options.DEFAULT_RECONFIGURE
     )
     arguments = parser.parse_args(argv)
     request = pipeline_arguments.request_of(
         arguments,
         policy=arguments.policy,
         reconfigure=arguments.reconfigure,
-        target=planner.DEFAULT_TARGET,
+        target=request_options.DEFAULT_TARGET,
     )
     if isinstance(request, DataParallelRequest):
         raise CommandError("--data-parallel separate: pipelines are reconfigured one by one")

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import uvicorn
-from fastapi import FastAPI
 
 from flyball_client.command import Command, CommandError
-from flyball_server.app import create_app, release_long_polls
 from flyball_server.command_refusal import command_refusal
 from flyball_server.jobs.access import has_operators, list_tokens
 from flyball_server.jobs.errors import StoreError
@@ -21,7 +14,6 @@ from flyball_server.jobs.store import JobStore
 from flyball_server.jobs.stores.database_address import missing_file
 from flyball_server.jobs.stores.job_stores import make_job_store
 from flyball_server.listening import (
-    TLS_CIPHERS,
     address_of,
     check_certificate,
     check_operator_has_a_token,
@@ -30,9 +22,6 @@ from flyball_server.listening import (
     raise_file_limit,
 )
 from flyball_server.log_setup import LOG_FORMATS, set_up_logging
-from flyball_server.patient_protocol import patient_protocol
-from flyball_server.planning.warm_up import warm_up
-from flyball_server.rest.token import DOCS
 from flyball_server.settings import (
     ALLOW_OPEN_VARIABLE,
     DATABASE_VARIABLE,
@@ -50,33 +39,6 @@ from flyball_server.settings import (
     SettingsError,
     load_settings,
 )
-
-# A plan being made, or an answer being sent, may take so long to end at shutdown.
-_GRACE_S = 10
-# Ranks that post each step, or every half minute, need not connect each time.
-_KEEP_ALIVE_S = 75
-
-
-class _PlannerServer(uvicorn.Server):
-    """uvicorn, which also says where it listens and does not wait for long polls at its end."""
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI, address: str) -> None:
-        super().__init__(config)
-        self._app = app
-        self._address = address
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            print(
-                f"Flyball planner listening on {self._address} (API: {self._address}{DOCS})",
-                flush=True,
-            )
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn first waits for open calls, and only then ends the app's lifespan.
-        release_long_polls(self._app)
-        await super().shutdown(sockets)
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -186,47 +148,12 @@ def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -
             )
         _warn_of(settings, listener, has_tokens=has_tokens)
         raise_file_limit(settings)
-        if settings.planning_processes == 0:
-            warm_up()  # the first plan is then not made to wait for the compiler
-        _serve(settings, store, listener)
+        # Seconds of imports, which nobody waits for who asked for help or has a setting wrong.
+        from flyball_server.planner_server import serve_planner  # noqa: PLC0415
+
+        serve_planner(settings, store, listener)
     finally:
         store.close()
-
-
-def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    app = create_app(settings, store)
-    if must_ask(listener, settings):
-        app.state.planner.gate.ask_always()
-    config = uvicorn.Config(
-        app,
-        log_config=None,  # nor log_level: uvicorn would set its own loggers' levels again
-        access_log=settings.log_level == "debug",
-        timeout_graceful_shutdown=_GRACE_S,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        http=patient_protocol(settings.body_timeout_s),
-        ws="none",
-        h11_max_incomplete_event_size=settings.max_header_bytes,
-        limit_concurrency=settings.max_connections,
-        server_header=False,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        ssl_ciphers=TLS_CIPHERS,
-    )
-    try:
-        with _ended_by_sigterm_as_by_ctrl_c():
-            _PlannerServer(config, app, address_of(listener, settings)).run(sockets=[listener])
-    except KeyboardInterrupt:
-        return  # Ctrl-C is how a planner in a terminal is ended; uvicorn has shut down by now
-
-
-@contextmanager
-def _ended_by_sigterm_as_by_ctrl_c() -> Iterator[None]:
-    """Exit handlers run too: uvicorn raises the signal that ended it again, when it is done."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _warn_of(settings: Settings, listener: socket.socket, *, has_tokens: bool) -> None:

@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flyball_server.jobs.job_life import LifeTimes
-from flyball_server.jobs.presence import KEEP_PERIOD_S
+from flyball_server.jobs.job_life import KEEP_PERIOD_S, LifeTimes
 from flyball_server.jobs.stores.database_address import SQLITE_PREFIX, database_problem
 from flyball_server.log_setup import LOG_FORMATS, TEXT
-from flyball_server.solving.choosing import default_num_processes, executor_problem
+from flyball_server.solving.executor_options import default_num_processes, executor_problem
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_HOST = "127.0.0.1"

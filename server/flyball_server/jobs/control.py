@@ -12,7 +12,7 @@ from flyball_client.wire_loop import ProbedPointView, Timetable
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_RANKS, Record
-from flyball_server.planning.paced_pipelines import MAX_SLOWDOWN
+from flyball_server.planning.request_options import MAX_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)

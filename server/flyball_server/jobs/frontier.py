@@ -16,7 +16,8 @@ from flyball_server.jobs.solve import SupersededError, solve
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
-from flyball_server.planning.planner import DEFAULT_TARGET, PlanRequest, with_named_schedule
+from flyball_server.planning.planner import PlanRequest, with_named_schedule
+from flyball_server.planning.request_options import DEFAULT_TARGET
 
 MAX_REMEMBERED = 64
 

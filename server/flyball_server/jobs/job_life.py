@@ -10,6 +10,8 @@ from flyball_server.jobs.job_state import OVER, JobInput, JobState
 from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
 from flyball_server.jobs.store import JobReader
 
+# Thousands of ranks call every step: the store is told that they did so often, s.
+KEEP_PERIOD_S = 5.0
 _SHOWN = 8
 
 

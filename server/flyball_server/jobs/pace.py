@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from flyball_server.jobs.control import RankPace, StagePace
 from flyball_server.jobs.pace_steps import RankStep, Ratio, reason_of, window_ratio
 from flyball_server.jobs.records import RankRecord
-from flyball_server.planning.paced_pipelines import MAX_SLOWDOWN, MIN_SLOWDOWN
+from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ from flyball_server.jobs.records import (
 from flyball_server.planning.dag import build_dag
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.planner import (
-    DEFAULT_POLICY,
-    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    PlanRequest,
-)
+from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_server.planning.request_options import (
+    DEFAULT_POLICY,
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+)
 from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import ActivationMemory

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from flyball_server.jobs.errors import StoreError
+from flyball_server.jobs.job_life import KEEP_PERIOD_S
 from flyball_server.jobs.services import JobServices
 
 _LOG = logging.getLogger(__name__)
 
-# Thousands of ranks call every step: not each call is worth a write.
-KEEP_PERIOD_S = 5.0
 _STOP_TIMEOUT_S = 5.0
 
 

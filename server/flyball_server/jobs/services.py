@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
 from flyball_server.jobs.job_life import DEFAULT_LIFE, LifeTimes
+from flyball_server.jobs.moments import utc_now
 from flyball_server.jobs.store import JobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -49,11 +50,6 @@ def _nobody_looks(job_id: str) -> None:
 
 def _nobody_notes(job_id: str, ranks: Iterable[int]) -> None:
     del job_id, ranks
-
-
-def utc_now() -> datetime:
-    """The time of day, UTC."""
-    return datetime.now(UTC)
 
 
 def planning_turn(job_id: str) -> str:

@@ -12,7 +12,7 @@ from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.timetable import check_timetable, next_change
-from flyball_server.planning.planner import DEFAULT_POLICY, DEFAULT_TARGET
+from flyball_server.planning.request_options import DEFAULT_POLICY, DEFAULT_TARGET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,7 @@ from flyball_server.planning.planner import (
     with_named_schedule,
 )
 from flyball_server.planning.policies import choose
-
-# Beyond these a GPU is not slow or fast but another one, or stopped.
-MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
+from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from flyball_server.planning.plan import (
     PlannedPipeline,
     PlanPrediction,
 )
-from flyball_server.planning.planner import DEFAULT_TARGET
+from flyball_server.planning.request_options import DEFAULT_TARGET
 
 # Far above any real job; a broken document must not fill the memory.
 MAX_PIPELINES = 1_048_576

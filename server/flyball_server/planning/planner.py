@@ -7,14 +7,22 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.reserve import check_reserve
 from flyball_server.planning.kept_results import kept_by_digest, profile_digest
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.request_options import (
+    DEFAULT_POLICY,
+    DEFAULT_RECONFIGURE,
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    DEFAULT_SCHEDULE,
+    DEFAULT_TARGET,
+    check_reserve,
+)
 from flyball_server.planning.schedule_choice import (
     ScheduleChoice,
     candidate_schedules,
@@ -31,11 +39,6 @@ from flyball_server.planning.schedules._base import (
 from flyball_server.planning.schedules.virtual_stages import VirtualStages, one_chunk_each
 from flyball_server.planning.simulator import time_and_energy
 
-DEFAULT_POLICY = "frontier"
-DEFAULT_RECONFIGURE = "balanced"
-DEFAULT_SCHEDULE = "1f1b"
-DEFAULT_TARGET = "fastest"
-DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 # What a report says.
 BUILDING, SEARCHING = "building the pipeline", "searching for clocks"
 
@@ -120,6 +123,7 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
         )
     models: dict[str, PipelineModel | PlanningError] = {}
     for name in candidate_schedules(request.schedule):
+        cancellation_point()
         try:
             models[name] = model_of_request(replace(request, schedule=name))
         except PlanningError as error:

@@ -8,7 +8,7 @@ from flyball_client import wire_views
 from flyball_server.jobs.stage_steps import StagesSummary
 from flyball_server.metrics.job_figures import JobFigures
 from flyball_server.metrics.job_totals import NewestSteps
-from flyball_server.planning.planner import DEFAULT_POLICY
+from flyball_server.planning.request_options import DEFAULT_POLICY
 from flyball_server.rest.plan_view_mapping import predicted_iteration
 from flyball_server.rest.report_mapping import estimate, percent_estimate
 

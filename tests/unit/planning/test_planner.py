@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlannedInstruction
-from flyball_server.planning.planner import (
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.request_options import (
     DEFAULT_POLICY,
     DEFAULT_RECONFIGURE,
     DEFAULT_SCHEDULE,
     DEFAULT_TARGET,
-    PlanRequest,
-    make_plan,
 )
 
 from .tiny_pipelines import B, F, equal_profile, profiles

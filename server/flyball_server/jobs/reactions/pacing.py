@@ -20,7 +20,7 @@ from flyball_server.jobs.steering import steer
 from flyball_server.jobs.store import JobReader
 from flyball_server.jobs.stragglers import paces_at
 from flyball_server.planning.effort import Effort
-from flyball_server.planning.planner import DEFAULT_POLICY
+from flyball_server.planning.request_options import DEFAULT_POLICY
 
 # A plan holds for so many steps before what is measured on it may change it.
 MIN_STEPS = 10

@@ -17,25 +17,13 @@ from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.request_options import check_reserve
 from flyball_server.planning.simulator import latest_finish_s
 
-MAX_RESERVE = 0.5
 # Shares are rounded down to so many, that instructions go on sharing their tables of points.
 _NUM_LEVELS = 16
 # Each round gives out what the one before has left.
 _ROUNDS = 6
-
-
-def check_reserve(reserve: float) -> None:
-    """Let a reserve pass that can be planned with.
-
-    Raises:
-        PlanningError: it is none.
-    """
-    if not 0 <= reserve <= MAX_RESERVE:
-        raise PlanningError(
-            f"must be a share from 0 to {MAX_RESERVE:g}, not {reserve:g}", field="reserve"
-        )
 
 
 def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:

@@ -1,0 +1,34 @@
+"""What refuses a setting, or makes a token, does not first load a planner: seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"numba", "numpy", "scipy", "fastapi", "pydantic", "uvicorn"}
+IMPORT = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def _loaded_by(module: str) -> set[str]:
+    command = [sys.executable, "-c", IMPORT, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("command", ["serve_command", "token_command"])
+def test_a_command_that_may_only_refuse_loads_no_planner(command: str) -> None:
+    loaded = _loaded_by(f"flyball_server.{command}")
+
+    assert f"flyball_server.{command}" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_the_planner_itself_would_be_noticed() -> None:
+    assert _loaded_by("flyball_server.planner_server") >= HEAVY
