@@ -17,12 +17,18 @@ from flyball_client.wire import MeasurementBatch, StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
+_Batch = tuple[StepMeasurement, ...]
+
 # Refusals of the content itself, or since a new run of the job has begun: the same batch would be
 # refused for ever.
 _OTHER_RUN_STATUS = 409
 _HOPELESS_STATUSES = frozenset({400, _OTHER_RUN_STATUS, 413, 422})
-# A planner that does not know a field refuses the batch, and names it.
-_NEWER_FIELD, _UNKNOWN_FIELD_STATUS = "sm_clock_mhz", 422
+_INVALID_STATUS = 422
+# A planner that does not know a field refuses the batch in these words, and names it. It gets what
+# is left without those that planners of before did not know.
+_UNKNOWN_FIELD = "Unexpected keyword"
+_CLOCK, _RUN = "sm_clock_mhz", "run_id"
+_NEWER_FIELDS = frozenset({_CLOCK, _RUN})
 _MAX_STEPS_PER_POST = 256
 # Entries of steps' details. Of one post: Python's lock is held for the 3 ms or so in which so many
 # become JSON, and a hook may have to wait. Of all: some 15 MB.
@@ -82,8 +88,8 @@ class MeasurementOutbox:
         # Of all steps in the queue.
         self._num_details = 0
         self._num_dropped = 0
-        # Whether the planner takes the field that older ones do not know.
-        self._tells_clocks = True
+        # Newer fields that this planner does not know.
+        self._untold: frozenset[str] = frozenset()
         self._is_of_other_run = False
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -131,9 +137,8 @@ class MeasurementOutbox:
                 self._put_back_encodable(batch, error)
                 continue
             except FlyballError as error:
-                if self._is_for_newer_field(error):
-                    self._tells_clocks = False
-                    self._put_back(batch)
+                if (mended := self._without_refused_field(error, batch)) is not None:
+                    self._put_back(mended)
                     continue
                 self._on_failure(error, batch)
                 return False
@@ -147,15 +152,20 @@ class MeasurementOutbox:
             self._backoff.reset()
         return True
 
-    def _is_for_newer_field(self, error: FlyballError) -> bool:
-        return (
-            self._tells_clocks
-            and isinstance(error, PlannerRefusedError)
-            and error.status == _UNKNOWN_FIELD_STATUS
-            and _NEWER_FIELD in str(error)
-        )
+    def _without_refused_field(self, error: FlyballError, batch: _Batch) -> _Batch | None:
+        """What can be posted instead of a batch that was refused for a field; None: nothing."""
+        if not isinstance(error, PlannerRefusedError) or error.status != _INVALID_STATUS:
+            return None
+        text = str(error)
+        if _UNKNOWN_FIELD in text:
+            unknown = {name for name in _NEWER_FIELDS - self._untold if name in text}
+            self._untold |= unknown
+            return batch if unknown else None
+        # It knows the field, and a clock in this batch is none.
+        has_clocks = any(step.sm_clock_mhz is not None for step in batch)
+        return _without_clocks(batch) if has_clocks and _CLOCK in text else None
 
-    def _on_failure(self, error: FlyballError, batch: tuple[StepMeasurement, ...]) -> None:
+    def _on_failure(self, error: FlyballError, batch: _Batch) -> None:
         if isinstance(error, PlannerRefusedError) and error.status in _HOPELESS_STATUSES:
             with self._lock:
                 self._num_dropped += len(batch)
@@ -172,10 +182,10 @@ class MeasurementOutbox:
             return
         self._put_back(batch)
         # One that comes back may be a newer one.
-        self._tells_clocks = True
+        self._untold = frozenset()
         self._presence.lost("measurements", error)
 
-    def _put_back_encodable(self, batch: tuple[StepMeasurement, ...], error: CodecError) -> None:
+    def _put_back_encodable(self, batch: _Batch, error: CodecError) -> None:
         encodable = tuple(step for step in batch if _is_encodable(step))
         if len(encodable) == len(batch):
             # Whatever it is, it would be so again.
@@ -186,7 +196,7 @@ class MeasurementOutbox:
         _logger.warning("rank %d: %d measurements dropped: %s", self._rank, num_lost, error)
         self._put_back(encodable)
 
-    def _take_batch(self) -> tuple[StepMeasurement, ...]:
+    def _take_batch(self) -> _Batch:
         batch: list[StepMeasurement] = []
         num_in_batch = 0
         with self._lock:
@@ -197,13 +207,14 @@ class MeasurementOutbox:
                 batch.append(self._pop_oldest())
         return tuple(batch)
 
-    def _told(self, batch: tuple[StepMeasurement, ...]) -> MeasurementBatch:
+    def _told(self, batch: _Batch) -> MeasurementBatch:
         """The batch as this planner takes it."""
-        if self._tells_clocks:
-            return MeasurementBatch(steps=batch, run_id=self._run_id())
-        return MeasurementBatch(steps=tuple(replace(step, sm_clock_mhz=None) for step in batch))
+        return MeasurementBatch(
+            steps=_without_clocks(batch) if _CLOCK in self._untold else batch,
+            run_id=None if _RUN in self._untold else self._run_id(),
+        )
 
-    def _put_back(self, batch: tuple[StepMeasurement, ...]) -> None:
+    def _put_back(self, batch: _Batch) -> None:
         with self._lock:
             self._queue.extendleft(reversed(batch))
             self._num_details += sum(map(num_details, batch))
@@ -220,6 +231,10 @@ class MeasurementOutbox:
         oldest = self._queue.popleft()
         self._num_details -= num_details(oldest)
         return oldest
+
+
+def _without_clocks(batch: _Batch) -> _Batch:
+    return tuple(replace(step, sm_clock_mhz=None) for step in batch)
 
 
 def _is_encodable(step: StepMeasurement) -> bool:

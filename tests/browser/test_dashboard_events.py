@@ -363,6 +363,45 @@ def test_older_steps_do_not_overwrite_newer_ones_and_missed_ones_are_asked_for(
     assert found["last"] == "limit=2000&after_step=17"
 
 
+def test_steps_that_could_not_be_had_are_asked_for_again_with_the_next_ones(
+    modules: Modules,
+) -> None:
+    """Those before the first, and all that were missed since until an answer comes."""
+    body = """
+        const found = [];
+        const note = () => found.push([question("stages").path.split("=").at(-1), numbers()]);
+        const refuse = async () => {
+            question("stages").reject(new Error("cut off"));
+            await drawn();
+        };
+        tell("overview", job);
+        tell("steps", [steps[3]]);
+        await refuse();
+        tell("steps", [steps[4]]);
+        note();
+        question("stages").resolve(steps.slice(0, 5));
+        await drawn();
+        tell("steps", [steps[8], steps[9]]);
+        await refuse();
+        tell("steps", [steps[9]]);
+        await refuse();
+        tell("steps", [steps[12], { ...steps[13], time_s: 7 }]);
+        note();
+        question("stages").resolve(steps.slice(5, 14));
+        await drawn();
+        const num_asked = asked.length;
+        tell("steps", [steps[14]]);
+        await drawn();
+        note();
+        return [...found, asked.length - num_asked, page.state.steps[13].time_s];
+    """
+    found = on_page(modules, body, steps=[step(number) for number in range(15)])
+    assert found[0] == ["-1", [3, 4]]
+    assert found[1] == ["4", [0, 1, 2, 3, 4, 8, 9, 12, 13]]
+    assert found[2] == ["4", [*range(15)]]
+    assert found[3:] == [0, 7]
+
+
 def test_a_new_run_under_the_same_name_has_nothing_of_what_was_chosen_before(
     modules: Modules,
 ) -> None:

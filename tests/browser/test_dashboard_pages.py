@@ -16,6 +16,7 @@ from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
 from tests.browser.page_watch import PageWatch
 from tests.deploy.proxy import CADDY, free_port, needs_caddy
+from tests.planner.listening import listening
 from tests.planner.live import PATIENCE_S, LivePlanner, wait_until
 from tests.planner.samples import profile_csv, rank_registration
 
@@ -25,6 +26,8 @@ OPERATOR = "the-operators-own"
 # Neither may ever be more than text.
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 LARGE = (64, 256)
+# Lets an open page ask more often where it is held no more; a new one as ever.
+OFTEN = "import('/dashboard/scripts/event_stream.js').then((m) => { m.TIMES.poll_ms = 100; })"
 
 
 @pytest.fixture
@@ -210,6 +213,29 @@ def test_a_job_that_ended_while_it_was_profiled_has_nothing_to_draw(
     dashboard.open_job("job")
     expect(badges).to_contain_text("ended")
     expect(browser_page.locator("#panel-timeline")).to_contain_text("no plan")
+
+
+def test_a_page_that_the_planner_does_not_hold_shows_what_there_is(
+    browser_page: Page, page_watch: PageWatch, start_planner: StartPlanner
+) -> None:
+    page_watch.allow("status of 503")
+    planner = start_planner(max_waiting=1, max_wait_s=600)
+    planner.put_planned_job()
+    dashboard = dashboard_of(planner, browser_page)
+    with listening(planner.http, routes.EVENTS, wait_s=500) as other:
+        other.wait_for("overview")
+        dashboard.open()
+        expect(dashboard.row("job")).to_contain_text("planned")
+        browser_page.evaluate(OFTEN)
+        browser_page.get_by_role("link", name="job", exact=True).click()
+        expect(dashboard.fact("Steps measured")).to_have_text("0")
+        for rank in (0, 1):
+            path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+            measured = {"step": 0, "plan_version": None, "time_s": 0.9, "energy_j": 100.0}
+            planner.http.post(path, json={"steps": [measured]}).raise_for_status()
+        expect(dashboard.fact("Steps measured")).to_have_text("1")
+        expect(dashboard.connection).to_have_text("live")
+        assert not other.is_over
 
 
 def test_the_theme_is_chosen_and_kept(browser_page: Page, planner: LivePlanner) -> None:

@@ -136,3 +136,24 @@ def test_of_a_job_that_is_not_there_it_is_said_that_it_is_unknown(planner: LiveP
     other = routes.fill(routes.RANK_MEASUREMENTS, job_id="other", rank=0)
     assert planner.http.post(other, json=body).status_code == 404
     assert post(planner, 7, run_id=register(planner, 0)).status_code == 404
+
+
+def test_a_rank_that_a_job_put_again_does_not_know_is_to_register_first(
+    planner: LivePlanner,
+) -> None:
+    """Its planner has lost the job meanwhile, and another rank has put it again."""
+    planner.put_profile().raise_for_status()
+    old = {register(planner, rank) for rank in (0, 1)}.pop()
+    for rank in (0, 1):
+        leave(planner, rank).raise_for_status()
+    planner.http.delete(path(routes.JOB)).raise_for_status()
+    planner.put_job(policy="uniform").raise_for_status()
+    planner.put_profile().raise_for_status()
+    register(planner, 0)
+    held = {"version": 1, "current_step": 4, "run_id": old}
+    for rank, status in ((0, 409), (1, 404)):
+        assert post(planner, rank, run_id=old).status_code == status
+        answer = planner.http.post(path(routes.RANK_ACKNOWLEDGEMENT, rank=rank), json=held)
+        assert answer.status_code == status
+    # What was refused so is kept by the rank, and posted when it has registered.
+    assert post(planner, 1, run_id=register(planner, 1)).json() == {"stored": 1}

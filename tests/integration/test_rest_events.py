@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.step_window import KEPT_STEPS
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.jobs.stores.postgres_store import PostgresJobStore
-from flyball_server.rest import event_stream, live_events
+from flyball_server.rest import dependencies, event_stream, live_events
 
 JOB = routes.fill(routes.JOB, job_id="job")
 EVENTS = routes.fill(routes.JOB_EVENTS, job_id="job")
@@ -99,7 +99,8 @@ def test_a_stream_of_no_time_tells_what_there_is_and_ends(planner: LivePlanner) 
     assert [step.step for step in decode_list(StagesOfStep, events["steps"].data)] == [0, 1]
     assert events["steps"].event_id == "1"
     wait_until(lambda: planner.state.live_events.num_followed == 0)
-    assert planner.state.waiters.num_waiting == 0
+    waiters = planner.state.waiters
+    assert (waiters.num_waiting, waiters.num_at_once) == (0, 0)
 
 
 def test_events_say_what_the_calls_of_the_same_name_do(planner: LivePlanner) -> None:
@@ -224,6 +225,27 @@ def test_stragglers_and_comparisons_are_told_when_they_change(planner: LivePlann
         comparison = {"num_pairs": 20}
         planner.http.put(f"{JOB}/comparison", json=comparison).raise_for_status()
         listener.wait_for("comparison", lambda data: data["num_pairs"] == 20)
+
+
+def test_the_pairs_of_a_comparison_that_begins_while_somebody_follows_are_told(
+    planner: LivePlanner,
+) -> None:
+    """Its version is there for a while before a step is named from which it holds."""
+    planner.put_planned_job()
+    for rank in (0, 1):
+        planner.acknowledge(rank, 1, 0).raise_for_status()
+    with listening(planner.http, EVENTS, **LONG) as listener:
+        listener.wait_for("comparison")
+        planner.http.put(f"{JOB}/comparison", json={"num_pairs": 50}).raise_for_status()
+        listener.wait_for("comparison", lambda data: data["version"] == 2)
+        for rank in (0, 1):
+            activation = planner.acknowledge(rank, 2, 4).raise_for_status().json()
+        first = activation["first_step"]
+        for rank in (0, 1):
+            post(planner, rank, *range(first, first + 60), plan_version=2)
+        told = listener.wait_for("comparison", lambda data: data["num_measured_pairs"] > 0)
+        assert told == planner.http.get(f"{JOB}/comparison").json()
+        assert told["state"] == "running"
 
 
 def test_a_new_run_under_the_same_name_is_told_with_its_steps(planner: LivePlanner) -> None:
@@ -380,19 +402,40 @@ def test_one_stream_more_than_calls_are_held_is_a_503() -> None:
         with listening(planner.http, EVENTS) as listener:
             listener.wait_for("overview")
             for path in (EVENTS, routes.EVENTS):
-                for query in ({}, {"wait_s": "0"}):
+                for query in ({}, {"wait_s": "0.05"}):
                     answer = planner.http.get(path, params=query)
                     assert answer.status_code == 503
                     assert answer.headers["Retry-After"] == "5"
-            # What need not be held is answered as ever.
+                # What there is now need not be waited for, and is told.
+                text = planner.http.get(path, params={"wait_s": "0"}).raise_for_status().text
+                assert parse_events(text)[0].name == "overview"
             assert planner.http.get(routes.OVERVIEW).status_code == 200
+            assert planner.state.waiters.num_waiting == 1
 
 
-def test_a_client_that_goes_before_all_was_looked_at_is_held_no_longer(
-    planner: LivePlanner,
+def test_one_stream_of_no_time_more_than_are_held_is_a_503(
+    planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a stream of no time, which begins when the history has been read."""
+    """Such streams leave the places of those that wait, and have their own."""
+    monkeypatch.setattr(dependencies, "MOST_ANSWERED_AT_ONCE", 1)
     planner.put_planned_job()
+    waiters = planner.state.waiters
+    with planner_reads_no_history(planner) as connection:
+        for path in (EVENTS, routes.EVENTS):
+            answer = planner.http.get(path, params={"wait_s": "0"})
+            assert answer.status_code == 503
+            assert answer.headers["Retry-After"] == "5"
+        with listening(planner.http, EVENTS, **LONG) as listener:
+            listener.wait_for("overview")
+            assert (waiters.num_at_once, waiters.num_waiting) == (1, 1)
+        connection.close()
+        wait_until(lambda: waiters.num_at_once == 0)
+        assert planner.http.get(routes.EVENTS, params={"wait_s": "0"}).status_code == 200
+
+
+@contextmanager
+def planner_reads_no_history(planner: LivePlanner) -> Iterator[socket.socket]:
+    """A stream of no time of `job` that does not begin as long as the block lasts."""
     may_go_on = threading.Event()
 
     def slowly(record: PlanRecord, profile: StageProfile | None) -> history.PlanSummary:
@@ -407,11 +450,20 @@ def test_a_client_that_goes_before_all_was_looked_at_is_held_no_longer(
             url = planner.http.base_url
             connection.connect((url.host, url.port))
             connection.sendall(f"GET {EVENTS}?wait_s=0 HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-            wait_until(lambda: planner.state.waiters.num_waiting == 1)
-            connection.close()
-            wait_until(lambda: planner.state.waiters.num_waiting == 0)
+            wait_until(lambda: planner.state.waiters.num_at_once == 1)
+            yield connection
     finally:
         may_go_on.set()
+
+
+def test_a_client_that_goes_before_all_was_looked_at_is_held_no_longer(
+    planner: LivePlanner,
+) -> None:
+    """Of a stream of no time, which begins when the history has been read."""
+    planner.put_planned_job()
+    with planner_reads_no_history(planner) as connection:
+        connection.close()
+        wait_until(lambda: planner.state.waiters.num_at_once == 0)
     wait_until(lambda: planner.state.live_events.num_followed == 0)
 
 

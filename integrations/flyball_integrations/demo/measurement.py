@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from flyball_client.wire import StepView
 
@@ -14,8 +14,9 @@ class Measurement:
     """The steps of one phase of the run, without its warm-up.
 
     Attributes:
-        num_steps: steps averaged.
-        iteration_time_s: mean, emulated s.
+        num_steps: steps that the figures are over.
+        iteration_time_s: median, emulated s: a step in which the computer was busy elsewhere
+            says nothing of the clocks.
         energy_j: mean over the steps, summed over the ranks, emulated J.
         num_overruns: instructions whose computation outlasted its emulated time.
         num_unplanned: instructions that the plan did not expect.
@@ -43,7 +44,7 @@ def steps_of(
 
 
 def measure(steps: Sequence[StepView]) -> Measurement | None:
-    """Means over one phase's steps; the first is its warm-up and dropped.
+    """Over one phase's steps; the first is its warm-up and dropped.
 
     None where nothing is left, or a rank could not read its energy.
     """
@@ -53,7 +54,7 @@ def measure(steps: Sequence[StepView]) -> Measurement | None:
         return None
     return Measurement(
         num_steps=len(kept),
-        iteration_time_s=fmean(step.time_s for step in kept),
+        iteration_time_s=median(step.time_s for step in kept),
         energy_j=fmean(energies_j),
         num_overruns=sum(step.num_overruns for step in kept),
         num_unplanned=sum(step.num_unplanned for step in kept),

@@ -64,8 +64,8 @@ def print_report(
     num_overruns = comparison.measured_baseline.num_overruns + comparison.measured_plan.num_overruns
     console.print(result_table(comparison))
     console.print(
-        "Baseline: every instruction at its highest clock. Means over the steps given; the first"
-        " step of each phase is its warm-up and left out."
+        "Baseline: every instruction at its highest clock. Median time and mean energy of the"
+        " steps given; the first step of each phase is its warm-up and left out."
         f" Loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps."
         f" Instructions that outlasted their emulated time (overruns): {num_overruns}.",
         highlight=False,

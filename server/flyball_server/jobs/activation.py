@@ -20,7 +20,7 @@ from flyball_server.jobs.inspection import (
     require_plan,
     require_rank,
 )
-from flyball_server.jobs.launch import check_run_id
+from flyball_server.jobs.launch import check_run_of_rank
 from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
@@ -119,7 +119,7 @@ def _note_held(
     """What is wrong with an acknowledgement, which is noted otherwise."""
     try:
         if job is not None:
-            check_run_id(job, held.run_id)
+            check_run_of_rank(writer, job, held.rank, held.run_id)
         record = require_rank(writer, job_id, held.rank)
         activation_of(activations, job_id, held.version)
         # A late repetition of an older one takes nothing back.

@@ -107,7 +107,8 @@ class Following(Generic[State]):
         """
         await self.looked()
         if self.error is not None:
-            raise self.error
+            # It is one for all who come: without this each would lengthen its traceback.
+            raise self.error.with_traceback(None)
 
     def stop(self) -> None:
         """Follow no more; where nobody does, nothing is looked at."""

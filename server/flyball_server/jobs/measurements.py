@@ -9,7 +9,7 @@ from itertools import groupby
 from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
 from flyball_server.jobs.inspection import require_job, require_rank
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.launch import check_run_id
+from flyball_server.jobs.launch import check_run_of_rank
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobWriter
@@ -83,7 +83,7 @@ def _store_together(
         for post in posts:
             try:
                 if job is not None:
-                    check_run_id(job, post.run_id)
+                    check_run_of_rank(writer, job, post.rank, post.run_id)
                 if looks_at_ranks or not post.steps:
                     require_rank(writer, job_id, post.rank)
             except (UnknownError, OtherRunError) as error:

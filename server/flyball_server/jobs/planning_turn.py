@@ -126,12 +126,12 @@ def _store_plan(
         if after != control:
             writer.save_control(after)
         summary = summarise(writer, now)
-    if is_kept:
-        _LOG.info("job %s: plan %d stays; none is better by enough", job.job_id, record.version)
-        return summary
     services.wake(job.job_id)
     services.notice(job.job_id)
-    _log_version(record, planned)
+    if is_kept:
+        _LOG.info("job %s: plan %d stays; none is better by enough", job.job_id, record.version)
+    else:
+        _log_version(record, planned)
     return summary
 
 

@@ -60,7 +60,7 @@ def solve(
         try:
             return _awaited(services, job, future)
         except SolverAwayError as error:
-            problem = f"{error}; put the profile or the target again when it does"
+            problem = f"{error}; put the profile or the target again when that is over"
             raise PlanningError(problem, field=PLANNING_FIELD) from error
         except SolverLostError as error:
             lost = error

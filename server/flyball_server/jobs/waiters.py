@@ -22,6 +22,7 @@ class JobWaiters:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._watching: dict[str, list[Callable[[], None]]] = {}
         self._num_held = 0
+        self._num_at_once = 0
         self._is_closed = False
 
     @property
@@ -29,6 +30,12 @@ class JobWaiters:
         """Long polls that wait now, and calls that are held."""
         with self._lock:
             return self._num_held + sum(len(futures) for futures in self._waiting.values())
+
+    @property
+    def num_at_once(self) -> int:
+        """Calls that are held no longer than it takes to see what there is now."""
+        with self._lock:
+            return self._num_at_once
 
     @property
     def is_closed(self) -> bool:
@@ -45,6 +52,17 @@ class JobWaiters:
         finally:
             with self._lock:
                 self._num_held -= 1
+
+    @contextmanager
+    def answering_at_once(self) -> Generator[None]:
+        """Count a call that waits for nothing new, as long as the block lasts."""
+        with self._lock:
+            self._num_at_once += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_at_once -= 1
 
     @contextmanager
     def watching(self, job_id: str, woken: Callable[[], None]) -> Generator[None]:

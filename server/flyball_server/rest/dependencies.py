@@ -32,6 +32,9 @@ from flyball_server.settings import Settings
 JSON = "application/json"
 # When a call that cannot be held is to come again, s.
 RETRY_AFTER_S = 5
+# Streams of no time that are held at once, beside the calls that wait: who is refused a stream asks
+# for these. Each lasts as long as a look, which may be a minute where the history is read first.
+MOST_ANSWERED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ async def granted_wait_s(
     """
     granted_s = min(wait_s, state.settings.max_wait_s)
     if granted_s > 0:
-        _refuse_too_many(state)
+        _refuse_too_many(state.waiters.num_waiting, state.settings.max_waiting)
     return granted_s
 
 
@@ -133,17 +136,22 @@ async def granted_stream_s(
 ) -> float:
     """How long a stream of events lasts, s: as asked, or as long as the planner grants.
 
-    Also one of no time is held: until what it tells has been looked at.
+    Also one of no time is held, until what it tells has been looked at: these have a limit of
+    their own.
 
     Raises:
         TooManyWaitingError: no more are held.
     """
-    _refuse_too_many(state)
-    return min(math.inf if wait_s is None else wait_s, state.settings.max_wait_s)
+    granted_s = min(math.inf if wait_s is None else wait_s, state.settings.max_wait_s)
+    if granted_s > 0:
+        _refuse_too_many(state.waiters.num_waiting, state.settings.max_waiting)
+    else:
+        _refuse_too_many(state.waiters.num_at_once, MOST_ANSWERED_AT_ONCE)
+    return granted_s
 
 
-def _refuse_too_many(state: PlannerState) -> None:
-    if state.waiters.num_waiting >= state.settings.max_waiting:
+def _refuse_too_many(num_held: int, most: int) -> None:
+    if num_held >= most:
         raise TooManyWaitingError(retry_after_s=RETRY_AFTER_S)
 
 

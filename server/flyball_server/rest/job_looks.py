@@ -110,9 +110,11 @@ class ComparisonLook:
                 return _comparison_event(ComparisonProgress(state="none"))
             seen = (job.created_at, comparison)
             if seen != self._seen:
-                self._counted = _paired_steps(reader, job, comparison)
+                self._counted = None
             elif comparison.is_done:
                 return self._event
+            if self._counted is None:
+                self._counted = _paired_steps(reader, job, comparison)
             num_measured = 0 if self._counted is None else self._counted.read(reader)
         self._event = _comparison_event(progress_of(comparison, num_measured))
         self._seen = seen
@@ -120,7 +122,10 @@ class ComparisonLook:
 
 
 def _paired_steps(reader: JobReader, job: JobRecord, comparison: Comparison) -> PairedSteps | None:
-    if comparison.version is None:
+    """What counts them; None: no step is named yet from which the comparison's version holds."""
+    activations = reader.list_activations(job.job_id)
+    named = {each.version for each in activations if each.first_step is not None}
+    if comparison.version is None or comparison.version not in named:
         return None
     record = reader.find_plan(job.job_id, comparison.version)
     return None if record is None else PairedSteps(record, job.in_force.num_ranks)

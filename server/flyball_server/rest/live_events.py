@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from flyball_server.jobs.access import Access
@@ -26,7 +26,8 @@ from flyball_server.rest.job_looks import ComparisonLook, HistoryLook, JobLook
 from flyball_server.rest.overviews import EVERYTHING, Overviews, RenderedOverview
 
 _JOBS_AT_ONCE, _SLOW_AT_ONCE = 2, 4
-# Of all jobs no client is sent more than this, B/s: where there are thousands it comes less often.
+# Of all jobs no client is sent more than this, B/s: where there are thousands they come less often.
+# They come every MOST_PAUSE_S all the same: where they are more than 30 MiB it is more.
 OVERVIEW_BYTES_A_SECOND = 2**20
 # After so much silence a client is told that the stream is still there, s.
 HEARTBEAT_S = 10.0
@@ -42,7 +43,7 @@ class LiveEvents:
         reading: reads jobs at a glance.
         overviews: renders all of them.
         histories: remembers plan versions.
-        waiters: wake what is followed; streams count among those that wait.
+        waiters: wake what is followed; streams count among those that wait, those of no time apart.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class LiveEvents:
             StoreError: they cannot be read.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._waiters.holding())
+            stack.enter_context(self._holding(wait_s))
             changed = asyncio.Event()
             followed = self._all.follow(EVERYTHING, changed)
             stack.callback(followed.stop)
@@ -106,7 +107,7 @@ class LiveEvents:
             StoreError: it cannot be read.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._waiters.holding())
+            stack.enter_context(self._holding(wait_s))
             changed = asyncio.Event()
             job = self._jobs.follow(job_id, changed)
             stack.callback(job.stop)
@@ -122,6 +123,10 @@ class LiveEvents:
             source = JobSource(job=job, slow=slow, changed=changed, after_step=after_step)
             ready = all_looked_at if wait_s == 0 else None
             return _stream(source, stack, wait_s=wait_s, ready=ready)
+
+    def _holding(self, wait_s: float) -> AbstractContextManager[None]:
+        """Counts a stream as long as it lasts."""
+        return self._waiters.holding() if wait_s > 0 else self._waiters.answering_at_once()
 
     async def stop(self) -> None:
         """Return when nothing is looked at any more; to be called when the waiters are closed."""

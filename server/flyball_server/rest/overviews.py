@@ -74,8 +74,9 @@ class Overviews:
 
     def look(self) -> RenderedOverview:
         """The same, on a thread of the caller's."""
-        figures = self._reading.figures()
         with self._guard:
+            # Not before it: else another's newer ones could be rendered first, and be lost.
+            figures = self._reading.figures()
             if figures is not self._figures:
                 jobs = ((each.job.job_id, job_overview(each)) for each in figures)
                 self._rendered = RenderedOverview.of(

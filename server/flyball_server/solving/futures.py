@@ -18,7 +18,12 @@ class SolverLostError(Exception):
 
 
 class SolverAwayError(SolverLostError):
-    """What was to solve cannot be reached."""
+    """What was to solve cannot be reached, or not be started."""
+
+
+def no_thread_error(cause: RuntimeError) -> SolverAwayError:
+    """What a solve fails with where the process has no more threads."""
+    return SolverAwayError(f"no thread for it could be started ({cause})")
 
 
 class StoppableFuture(Future[ResultT], Generic[ResultT]):

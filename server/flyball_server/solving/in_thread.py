@@ -9,7 +9,7 @@ from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
 from flyball_server.planning.cancellation import cancelled_by
-from flyball_server.solving.futures import SolveStoppedError, StoppableFuture
+from flyball_server.solving.futures import SolveStoppedError, StoppableFuture, no_thread_error
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -36,7 +36,7 @@ class PlannerThreads(Executor):
     def submit(
         self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
     ) -> StoppableFuture[ResultT]:
-        """The future of a solve, which has begun.
+        """The future of a solve, which has begun; it fails where no thread can be started.
 
         Raises:
             RuntimeError: the executor is shut down.
@@ -61,9 +61,14 @@ class PlannerThreads(Executor):
                 future.set_result(result)
 
         # Its log lines are about what the caller's are. The planner does not wait for it to end.
-        threading.Thread(
+        thread = threading.Thread(
             target=copy_context().run, args=(solve,), name="flyball-solve", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._forget(future)
+            future.set_exception(no_thread_error(error))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:

@@ -12,7 +12,12 @@ from multiprocessing.connection import wait
 from typing import Any, ParamSpec, TypeVar
 
 from flyball_server.solving import worker
-from flyball_server.solving.futures import SolverLostError, SolveStoppedError, StoppableFuture
+from flyball_server.solving.futures import (
+    SolverLostError,
+    SolveStoppedError,
+    StoppableFuture,
+    no_thread_error,
+)
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -69,7 +74,7 @@ class PlanningProcesses(Executor):
     def submit(
         self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
     ) -> StoppableFuture[ResultT]:
-        """The future of a solve.
+        """The future of a solve; it fails where no thread can be started.
 
         Raises:
             RuntimeError: the executor is shut down.
@@ -80,7 +85,13 @@ class PlanningProcesses(Executor):
                 raise RuntimeError("the planning processes are shut down")
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._num_processes, "flyball-planning")
-            self._threads.submit(self._run, future, (fn, args, kwargs))
+            try:
+                self._threads.submit(self._run, future, (fn, args, kwargs))
+            except RuntimeError as error:
+                future.cancel()  # it is among those that wait, and a thread may come later
+                failed: StoppableFuture[ResultT] = StoppableFuture(self._stop)
+                failed.set_exception(no_thread_error(error))
+                return failed
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:

@@ -17,11 +17,12 @@ from flyball_client.wire import MeasurementBatch, StepMeasurement
 class Inbox:
     """Takes batches, after failing as often as the test wants."""
 
-    def __init__(self, *statuses: int, is_older: bool = False) -> None:
+    def __init__(self, *statuses: int, unknown: tuple[str, ...] = ()) -> None:
         self._statuses = list(statuses)
-        # Of a Flyball that does not know `sm_clock_mhz`, which it says as a served planner does.
-        self.is_older = is_older
+        # Fields that its Flyball does not know, which it says as a served planner does.
+        self.unknown = unknown
         self.batches: list[list[int]] = []
+        self.run_ids: list[str | None] = []
         self.steps: list[StepMeasurement] = []
         self.num_refused = 0
         self.posted = threading.Condition()
@@ -29,16 +30,25 @@ class Inbox:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         body = request.read()
         batch = decode(MeasurementBatch, strict_json(body))
-        if self.is_older and b"sm_clock_mhz" in body:
+        if (problem := self._problem(batch, body)) is not None:
             self.num_refused += 1
-            detail = "steps[0].sm_clock_mhz: Unexpected keyword argument"
-            return httpx.Response(422, json={"detail": detail})
+            return httpx.Response(422, json={"detail": problem})
         with self.posted:
+            self.run_ids.append(batch.run_id)
             self.batches.append([step.step for step in batch.steps])
             self.steps += batch.steps
             self.posted.notify_all()
         status = self._statuses.pop(0) if self._statuses else 200
         return httpx.Response(status, json={"stored": len(batch.steps)})
+
+    def _problem(self, batch: MeasurementBatch, body: bytes) -> str | None:
+        unknown = next((name for name in self.unknown if name.encode() in body), None)
+        if unknown is not None:
+            place = unknown if unknown == "run_id" else f"steps.0.{unknown}"
+            return f"{place}: Unexpected keyword argument"
+        if any((step.sm_clock_mhz or 0) > 10_000 for step in batch.steps):
+            return "sm_clock_mhz must be at most 10000"
+        return None
 
 
 def make_outbox(
@@ -48,6 +58,7 @@ def make_outbox(
     max_details: int = 100,
     max_details_per_post: int = 100,
     is_registered: bool = True,
+    run_id: str | None = None,
 ) -> MeasurementOutbox:
     may_post = threading.Event()
     if is_registered:
@@ -61,6 +72,7 @@ def make_outbox(
         job_id="gpt",
         rank=0,
         may_post=may_post,
+        run_id=lambda: run_id,
         presence=PlannerPresence("rank 0"),
         backoff=Backoff(first_s=0.001, longest_s=0.002),
         capacity=capacity,
@@ -180,12 +192,13 @@ def test_a_batch_that_the_planner_finds_wrong_is_dropped_and_told(
 def test_an_older_planner_gets_all_but_the_clocks_and_is_asked_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    inbox = Inbox(is_older=True)
-    outbox = make_outbox(inbox, capacity=1000)
+    inbox = Inbox(unknown=("sm_clock_mhz",))
+    outbox = make_outbox(inbox, capacity=1000, run_id="7")
     for step in range(300):
         outbox.put(with_clock(step))
     outbox.start()
     outbox.stop(10.0)
+    assert inbox.run_ids == ["7", "7"]
     assert [step.step for step in inbox.steps] == list(range(300))
     assert {(step.sm_clock_mhz, step.time_s) for step in inbox.steps} == {(None, 1.5)}
     assert (inbox.num_refused, outbox.num_dropped) == (1, 0)
@@ -193,13 +206,13 @@ def test_an_older_planner_gets_all_but_the_clocks_and_is_asked_once(
 
 
 def test_a_planner_that_comes_back_newer_gets_the_clocks() -> None:
-    inbox = Inbox(200, 503, is_older=True)
+    inbox = Inbox(200, 503, unknown=("sm_clock_mhz",))
     outbox = make_outbox(inbox)
     outbox.put(with_clock(0))
     outbox.start()
     with inbox.posted:
         assert inbox.posted.wait_for(lambda: len(inbox.batches) == 1, 30.0)
-        inbox.is_older = False
+        inbox.unknown = ()
     outbox.put(with_clock(1))
     with inbox.posted:
         assert inbox.posted.wait_for(lambda: len(inbox.batches) == 3, 30.0)
@@ -210,13 +223,48 @@ def test_a_planner_that_comes_back_newer_gets_the_clocks() -> None:
     assert outbox.num_dropped == 0
 
 
-def test_a_clock_that_the_planner_finds_wrong_costs_no_measurement() -> None:
-    inbox = Inbox(is_older=True)  # which names the field, whatever is wrong with it
-    outbox = make_outbox(inbox)
-    outbox.put(replace(with_clock(0), sm_clock_mhz=1e9))
+@pytest.mark.parametrize(
+    ("unknown", "num_refused", "run_id", "clock_mhz"),
+    [
+        (("run_id",), 1, None, 1305.0),
+        (("run_id", "sm_clock_mhz"), 2, None, None),
+        (("sm_clock_mhz", "run_id"), 2, None, None),
+    ],
+)
+def test_a_planner_that_does_not_know_the_run_gets_all_that_it_does_know(
+    unknown: tuple[str, ...], num_refused: int, run_id: str | None, clock_mhz: float | None
+) -> None:
+    inbox = Inbox(unknown=unknown)
+    outbox = make_outbox(inbox, run_id="7")
+    outbox.put(with_clock(0))
     outbox.start()
     outbox.stop(10.0)
-    assert (inbox.batches, outbox.num_dropped) == ([[0]], 0)
+    assert (inbox.batches, inbox.run_ids) == ([[0]], [run_id])
+    assert inbox.steps[0].sm_clock_mhz == clock_mhz
+    assert (inbox.num_refused, outbox.num_dropped) == (num_refused, 0)
+
+
+def test_a_batch_with_a_field_that_was_always_there_is_dropped_where_it_is_not_known() -> None:
+    inbox = Inbox(unknown=("time_s",))
+    outbox = make_outbox(inbox)
+    put(outbox, range(1))
+    outbox.start()
+    outbox.stop(10.0)
+    assert (inbox.batches, inbox.num_refused, outbox.num_dropped) == ([], 1, 1)
+
+
+def test_a_clock_that_the_planner_finds_wrong_costs_no_measurement_and_no_later_clock() -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox, run_id="7")
+    outbox.put(replace(with_clock(0), sm_clock_mhz=1e9))
+    outbox.start()
+    with inbox.posted:
+        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 1, 30.0)
+    outbox.put(with_clock(1))
+    outbox.stop(10.0)
+    assert (inbox.batches, inbox.run_ids) == ([[0], [1]], ["7", "7"])
+    assert [step.sm_clock_mhz for step in inbox.steps] == [None, 1305.0]
+    assert (inbox.num_refused, outbox.num_dropped) == (1, 0)
 
 
 def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,15 +39,16 @@ def test_steps_of_a_phase_are_those_that_all_ranks_ran_on_exactly_its_version() 
     assert [step.step for step in steps_of(steps, plan_version=None, num_ranks=4)] == [0]
 
 
-def test_the_warm_up_step_is_left_out_of_the_means() -> None:
+def test_time_is_the_median_and_energy_the_mean_without_the_warm_up_step() -> None:
     steps = [
         _step(0, time_s=100.0, energy_j=1000.0),
         _step(1, time_s=1.0, energy_j=10.0),
-        _step(2, time_s=2.0, energy_j=40.0),
+        _step(2, time_s=9.0, energy_j=40.0),
+        _step(3, time_s=2.0, energy_j=25.0),
     ]
 
     assert measure(steps) == Measurement(
-        num_steps=2, iteration_time_s=1.5, energy_j=25.0, num_overruns=4, num_unplanned=2
+        num_steps=3, iteration_time_s=2.0, energy_j=25.0, num_overruns=6, num_unplanned=3
     )
 
 

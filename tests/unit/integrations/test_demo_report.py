@@ -44,7 +44,9 @@ def test_the_report_has_measured_and_predicted_beside_each_other_and_says_emulat
 def test_the_report_shows_the_loss_the_plan_as_it_is_and_where_to_look() -> None:
     lines = _report().splitlines()
 
-    assert "Loss 4.50 -> 3.50 in 3 steps" in " ".join(line.strip() for line in lines)
+    text = " ".join(line.strip() for line in lines)
+    assert "Median time and mean energy of the steps given" in text
+    assert "Loss 4.50 -> 3.50 in 3 steps" in text
     assert "Stage 0 | [F0 1410 0.0]  B0 1200 1.5" in lines
     assert "look at http://127.0.0.1:1/docs" in lines
 

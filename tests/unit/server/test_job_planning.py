@@ -321,6 +321,26 @@ def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None
     assert put_profile(services.jobs, "job", profile()).newest_version == 1
 
 
+def test_without_a_thread_to_plan_in_a_job_is_not_planned_and_says_why(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(PlanningFailedError, match="no thread for it could be started"):
+            put_profile(services.jobs, "job", profile())
+    job = get_job(services.jobs, "job").job
+    assert job.state is JobState.PLANNING_FAILED
+    assert job.problem == (
+        "planning: no thread for it could be started (can't start new thread);"
+        " put the profile or the target again when that is over"
+    )
+    put_profile(services.jobs, "job", profile())
+    assert get_job(services.jobs, "job").job.state is JobState.PLANNED
+
+
 def test_many_ranks_that_put_the_same_profile_at_once_get_one_version(
     services: Services, planner: CountingPlanner
 ) -> None:

@@ -242,6 +242,20 @@ def test_a_look_that_fails_is_told_and_looked_again(caplog: pytest.LogCaptureFix
     assert caplog.text.count("Traceback") == 1
 
 
+def test_an_error_that_many_are_told_says_no_more_to_the_last_than_to_the_first() -> None:
+    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
+        del waiters
+        subject.error = ZeroDivisionError("nobody has foreseen it")
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError) as refused:
+                await feed.follow("job", asyncio.Event()).first()
+            lengths.append(len(refused.traceback))
+        assert len(set(lengths)) == 1
+
+    run(scenario)
+
+
 def test_closing_ends_all_at_once_even_while_it_is_looked() -> None:
     async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
         following, changed = await followed(feed)

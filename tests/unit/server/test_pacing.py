@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,13 @@ from flyball_server.jobs.stragglers import (
     list_stragglers,
     withdraw_straggler,
 )
-from flyball_server.planning.paced_pipelines import PacedRequest, pace_classes, paced_model
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.paced_pipelines import (
+    PacedRequest,
+    make_paced_plan,
+    pace_classes,
+    paced_model,
+)
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import model_of_request, plan_of_choice
 from flyball_server.planning.policies._base import PolicyChoice
@@ -78,8 +85,67 @@ def test_a_plan_that_was_made_at_once_stays_where_more_effort_brings_too_little(
     stored = get_job(job.services, "job").job
     assert stored.planned_revision == stored.inputs_revision
     assert stored.state is JobState.PLANNED
+
+
+def test_a_plan_that_stays_is_told_to_whoever_waits_for_the_job_to_be_planned() -> None:
+    """A comparison begins only then, and pages say until then that it is being planned."""
+    job = Running()
+    told: dict[str, list[bool]] = {"wake": [], "notice": []}
+
+    def is_planned(name: str) -> Callable[[str], None]:
+        def note(job_id: str) -> None:
+            stored = get_job(job.services, job_id).job
+            told[name].append(stored.planned_revision == stored.inputs_revision)
+
+        return note
+
+    job.announce(1, 1.2)
+    job.react()
+    job.acknowledged()
+    version = job.newest.version
+    job.services = replace(job.services, wake=is_planned("wake"), notice=is_planned("notice"))
+    job.react()
+    assert job.newest.version == version
+    assert {name: known[-1] for name, known in told.items()} == {"wake": True, "notice": True}
     job.settle()
     assert job.newest.version == 2
+
+
+@pytest.mark.parametrize(
+    ("bound_factor", "energy_factor", "version"),
+    [
+        pytest.param(0.9, 1.0, 3, id="a loose bound"),
+        pytest.param(0.995, 1.0, 2, id="a bound that is good enough"),
+        pytest.param(0.9, 0.9999, 2, id="a loose bound of a plan that needs less"),
+    ],
+)
+def test_a_plan_as_good_comes_after_where_little_was_known_of_the_one_at_once(
+    monkeypatch: pytest.MonkeyPatch, bound_factor: float, energy_factor: float, version: int
+) -> None:
+    made: list[FrequencyPlan] = []
+
+    def the_same_with_a_loose_bound(
+        paced: PacedRequest, running: RunningClocks | None
+    ) -> FrequencyPlan:
+        del running
+        own = replace(paced.request, effort=Effort.NORMAL)
+        plan = make_paced_plan(replace(paced, request=own))
+        assert isinstance(plan, FrequencyPlan)
+        assert plan.lower_bound_j is not None
+        made.append(plan)
+        return replace(
+            plan,
+            lower_bound_j=bound_factor * plan.lower_bound_j,
+            energy_j=energy_factor * plan.energy_j,
+        )
+
+    monkeypatch.setattr(paced_plan, "make_plan_at_once", the_same_with_a_loose_bound)
+    job = Running()
+    job.announce(1, 1.2)
+    job.settle()
+    assert job.newest.version == version
+    assert job.control.in_force.effort is None
+    assert (job.plan.gap_percent == made[0].gap_percent) is (version == 3)
 
 
 def test_what_was_planned_before_is_taken_again_without_another_search(

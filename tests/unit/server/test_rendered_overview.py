@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from tests.planner.live import PATIENCE_S, wait_until
 
 from flyball_server.jobs.access import OPERATOR, Access
-from flyball_server.rest.overviews import RenderedOverview
+from flyball_server.metrics.shared_reading import SharedReading
+from flyball_server.rest import overviews
+from flyball_server.rest.overviews import Overviews, RenderedOverview
 
 JOBS = tuple((name, json.dumps({"job_id": name}).encode()) for name in ("b", "a@1", "a", "ab"))
 
@@ -31,3 +39,62 @@ def test_operators_are_given_the_same_bytes() -> None:
     rendered = RenderedOverview.of(iter(JOBS))
     assert rendered.seen_by(OPERATOR) is rendered.seen_by(OPERATOR)
     assert rendered.jobs == JOBS
+
+
+class SlowReading:
+    """Figures of which the older are told when newer ones are there already."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.may_tell_older = threading.Event()
+        self._newer = (_figures("newer"),)
+
+    def figures(self) -> tuple[SimpleNamespace, ...]:
+        self.num_asked += 1
+        if self.num_asked > 1:
+            return self._newer
+        assert self.may_tell_older.wait(PATIENCE_S)
+        return (_figures("older"),)
+
+
+def _figures(job_id: str) -> SimpleNamespace:
+    return SimpleNamespace(job=SimpleNamespace(job_id=job_id))
+
+
+class NotedLock:
+    """A lock that notes how often it was wanted."""
+
+    def __init__(self) -> None:
+        self.num_wanted = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.num_wanted += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_older_figures_are_not_rendered_after_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def rendered(_: object, job_id: str) -> bytes:
+        shown.append(job_id)
+        return job_id.encode()
+
+    monkeypatch.setattr(overviews, "job_overview", attrgetter("job.job_id"))
+    monkeypatch.setattr(overviews, "rendered", rendered)
+    reading, lock = SlowReading(), NotedLock()
+    looking = Overviews(cast("SharedReading", reading))
+    monkeypatch.setattr(looking, "_guard", lock)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(looking.look)
+        wait_until(lambda: reading.num_asked == 1)
+        second = threads.submit(looking.look)
+        wait_until(lambda: second.done() or lock.num_wanted == 2)
+        reading.may_tell_older.set()
+        seen = [each.result().whole for each in (first, second)]
+    assert seen == [b'{"jobs":[older]}', b'{"jobs":[newer]}']
+    assert looking.look().whole == seen[1]
+    assert shown == ["older", "newer"]

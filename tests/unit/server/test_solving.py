@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor
 from pathlib import Path
 
@@ -17,13 +17,9 @@ from tests.planner import solves
 from tests.planner.live import PATIENCE_S, wait_until
 
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.solving.choosing import (
-    default_num_processes,
-    executor_problem,
-    make_executor,
-    num_frontiers_at_once,
-)
-from flyball_server.solving.futures import SolverLostError, SolveStoppedError
+from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
+from flyball_server.solving.executor_options import default_num_processes, executor_problem
+from flyball_server.solving.futures import SolverAwayError, SolverLostError, SolveStoppedError
 from flyball_server.solving.in_thread import PlannerThreads
 from flyball_server.solving.on_dask import DaskWorkers
 from flyball_server.solving.processes import PlanningProcesses
@@ -179,6 +175,25 @@ def test_a_cancelled_solve_in_a_thread_ends_where_it_asks_and_another_goes_on(
         executor.submit(abs, -1)
     executor.start()
     assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+
+
+@pytest.mark.parametrize("make", [PlannerThreads, lambda: PlanningProcesses(1)])
+def test_without_a_thread_a_solve_fails_and_says_so_and_the_next_one_goes_on(
+    make: Callable[[], Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        future = executor.submit(abs, -1)
+    with pytest.raises(SolverAwayError, match=r"no thread .* \(can't start new thread\)"):
+        future.result(PATIENCE_S)
+    assert not future.cancel()
+    assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+    executor.shutdown()
 
 
 _PLANNER = """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Row, inspect
+from tests.planner.live import PATIENCE_S
 from tests.planner.one_rank import acknowledge
 from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, rank_record
 
@@ -21,7 +24,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stores import sql_rows, sql_transaction
+from flyball_server.jobs.stores import sql_rows, sql_transaction, sqlite_engine, sqlite_store
 from flyball_server.jobs.stores.sql_migrations import NEWEST_SCHEMA
 from flyball_server.jobs.stores.sql_tables import METADATA
 from flyball_server.jobs.stores.sqlite_engine import make_sqlite_engine
@@ -176,4 +179,42 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
         assert activation.first_step is None
     assert read == list(range(7))
     assert acknowledge(services, "job", 7, version=1, current_step=0).first_step is not None
+    store.close()
+
+
+def test_writers_of_one_process_wait_for_each_other_and_not_in_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite may not wait here; where it does, it is in steps of up to 100 ms."""
+    monkeypatch.setattr(sqlite_engine, "BUSY_TIMEOUT_S", 0)
+    store = SqliteJobStore(tmp_path / "planner.sqlite")
+    store.open()
+    start = threading.Barrier(4)
+
+    def write_and_delete(name: str) -> None:
+        start.wait(PATIENCE_S)
+        for _ in range(20):
+            with store.writing(name) as writer:
+                writer.save_job(job_record(name))
+            with store.writing(name) as writer:
+                writer.delete_job(name)
+
+    with ThreadPoolExecutor(4) as threads:
+        for ended in [threads.submit(write_and_delete, name) for name in "abcd"]:
+            ended.result(PATIENCE_S)
+    with store.reading() as reader:
+        assert reader.list_jobs() == ()
+    store.close()
+
+
+def test_a_writer_that_waits_too_long_for_another_is_told_that_the_store_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0.01)
+    store = SqliteJobStore(tmp_path / "planner.sqlite")
+    store.open()
+    with store.writing("job"), pytest.raises(StoreBusyError), store.writing("other"):
+        pass
+    with store.writing("other") as writer:
+        writer.save_job(job_record("other"))
     store.close()

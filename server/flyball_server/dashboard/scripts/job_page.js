@@ -19,6 +19,11 @@ import { createTimelinePanel } from "./timeline_panel.js";
  * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
  * @typedef {import("./wire_types.js").Panel} Panel
  * @typedef {import("./wire_types.js").PanelContext} PanelContext
+ *
+ * @typedef {object} Gap
+ * @property {number} after steps after this one are to be asked for
+ * @property {number} last the newest that was known
+ * @property {number} told from this step on the events have told
  */
 
 // So many steps of single stages are asked for beside those that the events begin with.
@@ -76,6 +81,8 @@ class JobPage {
     this.questions = new AbortController();
     // Steps may be numbered with gaps: none is missing where two lie no further apart than this.
     this.usualGap = 1;
+    /** @type {Gap | null} asked for in vain */
+    this.missing = null;
     setChildren(main, make("p", { class: "note page" }, "Asking the planner\u2026"));
   }
 
@@ -123,6 +130,7 @@ class JobPage {
     this.close();
     this.questions = new AbortController();
     this.usualGap = 1;
+    this.missing = null;
     const { api, announce } = this.shell;
     const page = make("div", { class: "page job-page" });
     setChildren(this.main, page);
@@ -134,38 +142,62 @@ class JobPage {
       guard(() => this.panels.push({ element, panel: create(element, context) }));
     }
     // Those before the first that the events tell.
-    void this.askForSteps(state.overview.num_stages, -1, 0);
+    void this.fill({ after: -1, last: -1, told: 0 }, state.overview.num_stages);
   }
 
   /**
    * Ask for what has been missed, as while nobody looked: the events begin with the newest steps.
+   * What was asked for in vain is asked for again, with all that came after it.
    * @param {JobPageState} before
    * @param {StagesOfStep[]} told
    */
-  async fillGap({ steps, overview }, told) {
-    const last = steps[steps.length - 1]?.step;
-    const first = told[0]?.step;
-    if (last === undefined || first === undefined || first <= last) return;
-    const gap = first - last;
-    this.usualGap = Math.min(this.usualGap, gap);
-    if (gap <= this.usualGap) return;
-    // Some of the last ones may have been heard of before all ranks had posted them.
-    const whole = steps.filter(({ num_ranks }) => num_ranks === overview.num_ranks);
-    const after = whole[whole.length - 1]?.step ?? -1;
-    const asked = await this.askForSteps(overview.num_stages, after, first);
-    if (asked && !asked.some(({ step }) => step > last && step < first)) this.usualGap = gap;
+  async fillGap(before, told) {
+    const gap = this.gapAfter(before, told);
+    const missing = this.missing ?? gap;
+    this.missing = null;
+    if (missing !== null) await this.fill(missing, before.overview.num_stages);
   }
 
   /**
+   * @param {JobPageState} before
+   * @param {StagesOfStep[]} told
+   * @returns {Gap | null} null: nothing lies between
+   */
+  gapAfter({ steps, overview }, told) {
+    const last = steps[steps.length - 1]?.step;
+    const first = told[0]?.step;
+    if (last === undefined || first === undefined || first <= last) return null;
+    this.usualGap = Math.min(this.usualGap, first - last);
+    if (first - last <= this.usualGap) return null;
+    // Some of the last ones may have been heard of before all ranks had posted them.
+    const whole = steps.filter(({ num_ranks }) => num_ranks === overview.num_ranks);
+    return { after: whole[whole.length - 1]?.step ?? -1, last, told: first };
+  }
+
+  /**
+   * @param {Gap} gap
    * @param {number} num_stages
-   * @param {number} after only steps after this one
-   * @param {number} told from this step on the events have told
+   */
+  async fill(gap, num_stages) {
+    const { signal } = this.questions;
+    const asked = await this.askForSteps(gap, num_stages, signal);
+    if (signal.aborted) return;
+    if (asked === null) {
+      if (this.missing === null || gap.after < this.missing.after) this.missing = gap;
+    } else if (!asked.some(({ step }) => step > gap.last && step < gap.told)) {
+      this.usualGap = Math.max(this.usualGap, gap.told - gap.last);
+    }
+  }
+
+  /**
+   * @param {Gap} gap
+   * @param {number} num_stages
+   * @param {AbortSignal} signal
    * @returns {Promise<StagesOfStep[] | null>} null: they did not come
    */
-  async askForSteps(num_stages, after, told) {
+  async askForSteps({ after, told }, num_stages, signal) {
     const limit = Math.max(1, Math.min(FIRST_STEPS, Math.floor(FIRST_STAGE_STEPS / num_stages)));
     const job = encodeURIComponent(this.jobId);
-    const { signal } = this.questions;
     const path = `api/v1/jobs/${job}/steps/stages?limit=${limit}&after_step=${after}`;
     try {
       const steps = await this.shell.api.get(path, { signal });
