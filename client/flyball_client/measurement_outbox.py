@@ -91,6 +91,8 @@ class MeasurementOutbox:
         # Newer fields that this planner does not know.
         self._untold: frozenset[str] = frozenset()
         self._is_of_other_run = False
+        # Nothing that is put back is posted any more.
+        self._is_over = False
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -99,7 +101,7 @@ class MeasurementOutbox:
 
     @property
     def num_dropped(self) -> int:
-        """Measurements that were lost: the queue was full, or they were refused, or no JSON."""
+        """Measurements that were lost: the queue was full, they were refused, no JSON, or left."""
         return self._num_dropped
 
     def put(self, measurement: StepMeasurement) -> None:
@@ -114,9 +116,21 @@ class MeasurementOutbox:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Post what is left, for `timeout_s` at most; the rest is dropped."""
+        """Post what is left, for `timeout_s` at most; the rest is dropped, counted and told."""
         self._stopping.set()
         self._thread.join(timeout_s)
+        with self._lock:
+            self._is_over = True
+            num_left = len(self._queue)
+            self._queue.clear()
+            self._num_details = 0
+            self._num_dropped += num_left
+        if num_left:
+            _logger.warning(
+                "rank %d: %d measurements dropped: the planner has not taken them before the end",
+                self._rank,
+                num_left,
+            )
 
     def _run(self) -> None:
         while not self._stopping.wait(self._period_s):
@@ -216,6 +230,9 @@ class MeasurementOutbox:
 
     def _put_back(self, batch: _Batch) -> None:
         with self._lock:
+            if self._is_over:
+                self._num_dropped += len(batch)
+                return
             self._queue.extendleft(reversed(batch))
             self._num_details += sum(map(num_details, batch))
             self._drop_surplus()

@@ -15,7 +15,8 @@ from tests.acceptance.training_ranks import (
     TrainingRanks,
     trained_profile,
 )
-from tests.planner.live import PATIENCE_S, SERVE, serve_environment, wait_until
+from tests.planner.live import SERVE, serve_environment
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.planner_client import PlannerClient
 from flyball_client.wire import JobRegistration, JobView, TargetChange
@@ -111,8 +112,19 @@ def await_version(ranks: TrainingRanks, version: int) -> None:
     wait_until(lambda: ranks.versions() == {version})
 
 
+def await_measured(planner: Planner, step: int) -> None:
+    """Wait until all ranks have posted up to this step: at their end they post for seconds only."""
+
+    def is_there() -> bool:
+        steps = planner.client.list_steps(JOB, limit=100)
+        return any(one.step >= step and one.num_ranks == NUM_RANKS for one in steps)
+
+    wait_until(is_there)
+
+
 def assert_all_is_measured(planner: Planner, ranks: TrainingRanks) -> None:
     """Every step of every rank is at the planner, once."""
+    await_measured(planner, min(ranks.num_steps()) - 1)
     trained = ranks.stop()
     assert ranks.num_dropped() == 0
     (num_steps,) = set(trained)

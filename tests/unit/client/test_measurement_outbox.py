@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
 import pytest
+from tests.planner.patience import wait_until
 
 from flyball_client.codec import decode
 from flyball_client.measurement_outbox import MeasurementOutbox
@@ -52,7 +54,7 @@ class Inbox:
 
 
 def make_outbox(
-    inbox: Inbox,
+    inbox: Callable[[httpx.Request], httpx.Response],
     *,
     capacity: int = 100,
     max_details: int = 100,
@@ -288,6 +290,40 @@ def test_nothing_is_posted_for_a_rank_that_the_planner_does_not_know() -> None:
     outbox.start()
     outbox.stop(10.0)
     assert inbox.batches == []
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_what_the_planner_has_not_taken_before_the_end_is_counted_and_told(
+    is_registered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = make_outbox(Inbox(*[503] * 10_000), is_registered=is_registered)
+    put(outbox, range(7))
+    outbox.start()
+    outbox.stop(10.0)
+
+    assert outbox.num_dropped == 7
+    assert "7 measurements dropped" in caplog.text
+
+
+def test_a_batch_that_fails_after_the_end_is_counted_too() -> None:
+    begun, going_on = threading.Event(), threading.Event()
+
+    def hold(request: httpx.Request) -> httpx.Response:
+        del request
+        begun.set()
+        going_on.wait(60.0)
+        return httpx.Response(503)
+
+    outbox = make_outbox(hold)
+    put(outbox, range(3))
+    outbox.start()
+    assert begun.wait(60.0)
+    put(outbox, range(3, 5))
+    outbox.stop(0.01)
+    assert outbox.num_dropped == 2
+
+    going_on.set()
+    wait_until(lambda: outbox.num_dropped == 5)
 
 
 def test_pauses_double_up_to_the_longest_and_begin_again() -> None:
