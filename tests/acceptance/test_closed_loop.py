@@ -23,7 +23,12 @@ from tests.acceptance.closed_loop import (
     emulated_training,
     one_forward_one_backward,
 )
-from tests.planner.live import SERVE, ServeProcess, serve_environment, serve_process
+from tests.planner.live import (
+    SERVE,
+    ServeProcess,
+    serve_environment,
+    serve_process,
+)
 
 from flyball_client.wire import JobRegistration
 from flyball_client.wire_loop import StragglerReport

@@ -15,7 +15,7 @@ from tests.acceptance.training_ranks import JOB, NUM_RANKS, TrainingRanks, train
 from tests.browser.accessibility import assert_accessible
 from tests.browser.dashboard import Dashboard
 from tests.browser.page_watch import PageWatch
-from tests.planner.live import wait_until
+from tests.planner.patience import wait_until
 
 PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not answer")
 

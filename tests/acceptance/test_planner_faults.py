@@ -28,7 +28,8 @@ from tests.acceptance.killed_planners import (
     registration,
 )
 from tests.acceptance.training_ranks import JOB, NUM_RANKS, training_ranks
-from tests.planner.live import PATIENCE_S, SERVE, serve_environment, wait_until
+from tests.planner.live import SERVE, serve_environment
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client import routes
 from flyball_client.errors import PlannerError

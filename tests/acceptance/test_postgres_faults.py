@@ -9,7 +9,7 @@ from tests.acceptance.killed_planners import (
     planner_on,
 )
 from tests.acceptance.training_ranks import JOB, training_ranks
-from tests.planner.live import wait_until
+from tests.planner.patience import wait_until
 from tests.postgres.server import PostgresServer
 
 from flyball_client import routes

@@ -15,7 +15,7 @@ from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier, Event
 from typing import Any
 
-from tests.planner.live import wait_until
+from tests.planner.patience import wait_until
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.planner_client import PlannerClient

@@ -13,7 +13,8 @@ from tests.browser.fixtures import StartPlanner
 from tests.browser.frontier_views import FRONTIER, PREDICTED, state, summary
 from tests.browser.modules import Modules, modules
 from tests.browser.page_watch import PageWatch
-from tests.planner.live import LivePlanner, wait_until
+from tests.planner.live import LivePlanner
+from tests.planner.patience import wait_until
 from tests.planner.samples import CountingPlanner, profile_csv
 
 from flyball_client import routes

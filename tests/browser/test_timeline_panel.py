@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
-from tests.planner.live import LivePlanner, wait_until
+from tests.planner.live import LivePlanner
+from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 
 from flyball_client import routes

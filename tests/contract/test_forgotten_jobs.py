@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, Table, create_engine, func, select, text
 from sqlalchemy.exc import IntegrityError
-from tests.planner.live import wait_until
+from tests.planner.patience import wait_until
 from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
 
 from flyball_server.jobs.control import JobControl

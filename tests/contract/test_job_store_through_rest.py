@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.contract import visible_stores
 from tests.contract.visible_stores import LONG_S, VisibleJob, VisibleStore
-from tests.planner.live import PATIENCE_S
+from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import profile, profile_csv, registration
 
 from flyball_client import routes

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deploy.become_container import Plan
-from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 _PROCESS_1 = Path(__file__).with_name("become_container.py")

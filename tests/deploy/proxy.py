@@ -15,7 +15,7 @@ import httpx
 import pytest
 import trustme
 from tests.deploy.container import ROOT
-from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client import routes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests import debian_packages
 from tests.debian_packages import MissingProgramError, find_or_install
-from tests.planner.live import PATIENCE_S
+from tests.planner.patience import PATIENCE_S
 
 NUM_LOOKING = 4
 

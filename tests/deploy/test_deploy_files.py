@@ -17,7 +17,7 @@ from tests.architecture.test_documentation import commands, parser_of
 from tests.deploy.compose import COMPOSE, MUST_BE_SET, SECRETS, read_compose
 from tests.deploy.container import ROOT
 from tests.deploy.dockerfile import read_dockerfile
-from tests.planner.live import PATIENCE_S
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client import routes
 from flyball_server.settings import SettingsError, load_settings

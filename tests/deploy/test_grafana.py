@@ -19,7 +19,8 @@ from tests.deploy.prometheus import (
     private_prometheus,
 )
 from tests.deploy.trained_job import NUM_VERSIONS, put_jobs, told_labels, train
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 
 from flyball_client import routes
 from flyball_client.wire import TOKEN_HEADER

@@ -21,7 +21,7 @@ from tests.deploy.compose import read_compose
 from tests.deploy.container import ROOT
 from tests.deploy.grafana import Target
 from tests.deploy.prometheus import CONFIG
-from tests.planner.live import PATIENCE_S
+from tests.planner.patience import PATIENCE_S
 
 TARGETS = tuple(grafana.targets())
 PREDICTED = re.compile(r"flyball_(predicted_|plan_lower_bound)")

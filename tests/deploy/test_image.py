@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.deploy.container import ROOT, Container, container, why_no_container
 from tests.deploy.dockerfile import read_dockerfile
-from tests.planner.live import PATIENCE_S
+from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import profile_csv, rank_registration, registration
 
 IMAGE = read_dockerfile(ROOT / "Dockerfile")

@@ -12,7 +12,8 @@ import httpx
 import pytest
 import uvicorn
 from tests.deploy.proxy import CADDYFILE, caddy, free_port, needs_caddy
-from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv
 
 from flyball_client import routes

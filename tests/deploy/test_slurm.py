@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.deploy.container import ROOT
-from tests.planner.live import PATIENCE_S, serve_environment, wait_until
+from tests.planner.live import serve_environment
+from tests.planner.patience import PATIENCE_S, wait_until
 
 SCRIPT = ROOT / "deploy/slurm/train.sbatch"
 SHIMS = Path(__file__).parent / "slurm"

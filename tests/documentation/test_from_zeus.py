@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.documentation.blocks import ROOT, blocks_of
-from tests.planner.live import live_planner, wait_until
+from tests.planner.live import live_planner
+from tests.planner.patience import wait_until
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
 PAGE = ROOT / "docs" / "from-zeus.md"

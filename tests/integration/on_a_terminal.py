@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyte
-from tests.planner.live import PATIENCE_S, serve_environment
+from tests.planner.live import serve_environment
+from tests.planner.patience import PATIENCE_S
 
 # The terminal becomes the command's own, so that Ctrl-C and Ctrl-Z are its signals.
 _LAUNCH = (

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.planner.live import live_planner, wait_until
+from tests.planner.live import live_planner
+from tests.planner.patience import wait_until
 from tests.unit.client.recording_gpu import RecordingGpu
 
 from flyball_client import routes

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library
 from tests.false_nvml.library import FalseNvml
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")

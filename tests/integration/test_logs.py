@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from tests.integration.test_serve_process import refused
-from tests.planner.live import LivePlanner, live_planner, serve_process, wait_until
+from tests.planner.live import LivePlanner, live_planner, serve_process
+from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_client import routes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 from tests.planner.samples import rank_registration
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 

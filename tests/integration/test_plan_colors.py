@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.integration.command_in_process import Flyball, in_process, refusal, two_pipelines
 from tests.integration.on_a_terminal import FLYBALL, on_a_terminal
-from tests.planner.live import PATIENCE_S, serve_environment
+from tests.planner.live import serve_environment
+from tests.planner.patience import PATIENCE_S
 
 ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
 SEPARATE = ("--data-parallel", "separate")

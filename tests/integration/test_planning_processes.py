@@ -17,14 +17,13 @@ import httpx
 import pytest
 from tests.planner import solves
 from tests.planner.live import (
-    PATIENCE_S,
     LivePlanner,
     ServeProcess,
     live_planner,
     serve_environment,
     serve_process,
-    wait_until,
 )
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, registration
 
 from flyball_client import routes

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.integration.command_in_process import Flyball, in_process, refusal
-from tests.planner.live import PATIENCE_S, LivePlanner, live_planner
+from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client import comparison_wait, routes
 

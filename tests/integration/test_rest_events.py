@@ -15,7 +15,8 @@ from unittest.mock import patch
 import httpx
 import pytest
 from tests.planner.listening import Listener, listening, parse_events
-from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, serve_process, wait_until
+from tests.planner.live import LivePlanner, live_planner, serve_process
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import rank_record, registration, step_record
 
 from flyball_client import routes

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 
 from flyball_client import routes

@@ -13,7 +13,8 @@ from contextlib import closing, contextmanager
 import pytest
 import uvicorn
 from starlette.types import Receive, Send
-from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import registration
 
 from flyball_client import routes

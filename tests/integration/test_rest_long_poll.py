@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client import routes
 

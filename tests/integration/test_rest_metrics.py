@@ -15,7 +15,8 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 
 from flyball_client import routes
 from flyball_client.wire import TOKEN_HEADER

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.planner.live import PATIENCE_S, LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record
 
 from flyball_client import routes

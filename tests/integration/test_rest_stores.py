@@ -12,13 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.planner.live import (
-    PATIENCE_S,
     ServeProcess,
     live_planner,
     serve_environment,
     serve_process,
-    wait_until,
 )
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
 from tests.postgres.server import PostgresServer
 

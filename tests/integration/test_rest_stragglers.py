@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import TypeAdapter
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 
 from flyball_client import routes
 from flyball_client.planner_client import PlannerClient

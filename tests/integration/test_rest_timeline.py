@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.integration.command_in_process import Flyball, in_process
-from tests.planner.live import LivePlanner, live_planner, wait_until
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 from tests.planner.samples import HEADER, profile_csv, rank_registration
 
 import flyball_profiles

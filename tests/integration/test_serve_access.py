@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from tests.planner.live import (
-    PATIENCE_S,
-    ServeProcess,
-    serve_environment,
-    serve_process,
-)
+from tests.planner.live import ServeProcess, serve_environment, serve_process
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client import routes
 from flyball_client.__main__ import main

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.planner.live import PATIENCE_S, SERVE, ServeProcess, serve_environment, serve_process
+from tests.planner.live import (
+    SERVE,
+    ServeProcess,
+    serve_environment,
+    serve_process,
+)
+from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_client import routes

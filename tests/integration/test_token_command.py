@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.planner.live import PATIENCE_S, SERVE, serve_environment, serve_process
+from tests.planner.live import SERVE, serve_environment, serve_process
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client import routes
 from flyball_client.__main__ import main

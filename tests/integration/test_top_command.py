@@ -16,8 +16,9 @@ import pytest
 from tests.integration.command_in_process import Flyball, in_process, refusal
 from tests.integration.on_a_terminal import FLYBALL, CommandOnTerminal, on_a_terminal
 from tests.planner.jobs_to_show import NEW, PLANNED, READING
-from tests.planner.live import PATIENCE_S, live_planner, serve_environment, wait_until
+from tests.planner.live import live_planner, serve_environment
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.pretended_planner import Answers, answers_about, pretended_planner
 
 from flyball_client import routes

@@ -9,8 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_client import routes
@@ -31,7 +31,6 @@ from flyball_server.planning.planner import make_plan
 from flyball_server.rest.dependencies import PlannerState
 from flyball_server.settings import Settings
 
-PATIENCE_S = 60.0
 # For clients of plain HTTP, which else read all authorities' certificates when they are made.
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -183,11 +182,3 @@ def serve_process(
         if process.poll() is None:
             process.kill()
         process.communicate(timeout=PATIENCE_S)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return when it is so; fail after a long while."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it never came to be"
-        time.sleep(0.005)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from tests.planner.live import LivePlanner, wait_until
+from tests.planner.live import LivePlanner
+from tests.planner.patience import wait_until
 
 from flyball_client import routes
 from flyball_client.wire import RankPlan

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from tests.planner.jobs_to_show import READING
-from tests.planner.live import PATIENCE_S
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client import routes
 from flyball_client.codec import encode

@@ -21,7 +21,7 @@ from tests.planner.first_schema import (
     job_stored_in,
     write_first_schema,
 )
-from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record, step_record
 
 from flyball_server.jobs.errors import (

@@ -13,7 +13,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record, rank_record
 from tests.postgres.server import PASSWORD, PostgresServer
 

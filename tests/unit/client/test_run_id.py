@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import rank_registration
 
 from flyball_client.codec import decode

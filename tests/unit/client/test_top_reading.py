@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 from tests.planner.jobs_to_show import HISTORY, NEW, PLANNED, READING, STEPS, stages_of_step
-from tests.planner.live import wait_until
+from tests.planner.patience import wait_until
 from tests.planner.pretended_planner import Answers, answer_of, answers_about
 
 from flyball_client import routes

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock, patch
 
 import pytest
-from tests.planner.live import wait_until
+from tests.planner.patience import wait_until
 from tests.planner.samples import (
     MOMENT,
     CountingPlanner,

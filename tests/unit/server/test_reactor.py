@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from tests.planner.live import wait_until
+from tests.planner.patience import wait_until
 from tests.planner.samples import (
     CountingPlanner,
     Services,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_server.jobs.access import OPERATOR, Access
 from flyball_server.metrics.shared_reading import SharedReading

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.planner import solves
-from tests.planner.live import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.solving.choosing import make_executor, num_frontiers_at_once

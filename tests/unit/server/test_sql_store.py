@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Row, inspect
-from tests.planner.live import PATIENCE_S
 from tests.planner.one_rank import acknowledge
+from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, rank_record
 
 from flyball_server.jobs.errors import (
