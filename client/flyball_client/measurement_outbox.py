@@ -126,7 +126,9 @@ class MeasurementOutbox:
             self._num_details = 0
             self._num_dropped += num_left
         if num_left:
-            _logger.warning(
+            # That a planner is lost was said.
+            _logger.log(
+                logging.DEBUG if self._presence.is_lost else logging.WARNING,
                 "rank %d: %d measurements dropped: the planner has not taken them before the end",
                 self._rank,
                 num_left,

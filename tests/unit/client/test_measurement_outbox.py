@@ -292,17 +292,31 @@ def test_nothing_is_posted_for_a_rank_that_the_planner_does_not_know() -> None:
     assert inbox.batches == []
 
 
-@pytest.mark.parametrize("is_registered", [True, False])
 def test_what_the_planner_has_not_taken_before_the_end_is_counted_and_told(
-    is_registered: bool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    outbox = make_outbox(Inbox(*[503] * 10_000), is_registered=is_registered)
+    outbox = make_outbox(Inbox(), is_registered=False)
     put(outbox, range(7))
     outbox.start()
     outbox.stop(10.0)
 
     assert outbox.num_dropped == 7
-    assert "7 measurements dropped" in caplog.text
+    assert [line.getMessage() for line in caplog.records] == [
+        "rank 0: 7 measurements dropped: the planner has not taken them before the end"
+    ]
+
+
+def test_of_a_planner_that_is_lost_nothing_more_is_told_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outbox = make_outbox(Inbox(*[503] * 10_000))
+    put(outbox, range(7))
+    outbox.start()
+    outbox.stop(10.0)
+
+    assert outbox.num_dropped == 7
+    (line,) = caplog.records
+    assert "planner lost" in line.getMessage()
 
 
 def test_a_batch_that_fails_after_the_end_is_counted_too() -> None:
