@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from flyball_client.errors import CodecError
@@ -18,6 +18,7 @@ from flyball_client.errors import CodecError
 T = TypeVar("T")
 
 _NO_FIELDS: frozenset[str] = frozenset()
+_PLAIN = frozenset({str, int, bool, types.NoneType})
 _TYPE_NAMES: dict[object, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -36,7 +37,10 @@ def encode(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
     Raises:
         CodecError: a number is not finite, or a value has no JSON form.
     """
-    return _encode(value, "")
+    try:
+        return _encode(value)
+    except _NoJsonError as error:
+        raise CodecError(error.text()) from None
 
 
 def decode(target: type[T], data: object) -> T:
@@ -64,25 +68,86 @@ def decode_list(target: type[T], data: object) -> tuple[T, ...]:
     return tuple(cast("T", _decode(target, item, f"[{i}]")) for i, item in enumerate(items))
 
 
-def _encode(value: object, path: str) -> object:
-    if value is None or isinstance(value, str | bool | int):
+class _NoJsonError(Exception):
+    """What has no JSON form; where it is, is found out on the way back from it.
+
+    Args:
+        problem: what is wrong.
+        whole: what to call it where it is no part of anything.
+    """
+
+    def __init__(self, problem: str, whole: str = "the value") -> None:
+        super().__init__(problem)
+        self._problem, self._whole = problem, whole
+        self._path = ""
+
+    def within(self, step: str) -> _NoJsonError:
+        """The same as part of something larger, under this name or `[index]`."""
+        is_next_item = not self._path or self._path.startswith("[")
+        self._path = step + self._path if is_next_item else f"{step}.{self._path}"
+        return self
+
+    def text(self) -> str:
+        return f"{self._path or self._whole} {self._problem}"
+
+
+def _encode(value: object) -> object:
+    # A plan has tens of thousands of numbers: no path is made for what is as it should be.
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, str | int):
         return value
     if isinstance(value, float):
-        return _finite(value, path)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        left_out = cast("frozenset[str]", getattr(value, "LEFT_OUT_IF_NULL", _NO_FIELDS))
-        return {
-            field.name: _encode(item, _member(path, field.name))
-            for field in dataclasses.fields(value)
-            if (item := getattr(value, field.name)) is not None or field.name not in left_out
-        }
-    if isinstance(value, Mapping):
-        entries = cast("Mapping[object, object]", value)
-        return {_key(key, path): _encode(item, _member(path, key)) for key, item in entries.items()}
+        if not math.isfinite(value):
+            raise _NoJsonError(f"must be a finite number, not {value}")
+        return value
     if isinstance(value, tuple | list):
-        items = cast("tuple[object, ...]", value)
-        return [_encode(item, f"{path}[{i}]") for i, item in enumerate(items)]
-    raise CodecError(f"{path or 'the value'} has no JSON form ({type(value).__name__})")
+        return _encode_items(cast("Sequence[object]", value))
+    names = _encoded_fields(cast("Hashable", kind))
+    if names is not None:
+        pairs = ((name, getattr(value, name), is_left_out) for name, is_left_out in names)
+        return _encode_members(
+            (name, item) for name, item, is_left_out in pairs if item is not None or not is_left_out
+        )
+    if isinstance(value, Mapping):
+        return _encode_members(cast("Mapping[object, object]", value).items())
+    raise _NoJsonError(f"has no JSON form ({kind.__name__})")
+
+
+def _encode_items(items: Sequence[object]) -> list[object]:
+    kinds = set(map(type, items))
+    if kinds <= _PLAIN or (
+        kinds == {float} and all(map(math.isfinite, cast("Sequence[float]", items)))
+    ):
+        return list(items)
+    encoded: list[object] = []
+    for index, item in enumerate(items):
+        try:
+            encoded.append(_encode(item))
+        except _NoJsonError as error:
+            raise error.within(f"[{index}]") from None
+    return encoded
+
+
+def _encode_members(members: Iterable[tuple[object, object]]) -> dict[str, object]:
+    encoded: dict[str, object] = {}
+    for name, item in members:
+        if not isinstance(name, str):
+            raise _NoJsonError(f"has a key that is not text: {name!r}", "the object")
+        try:
+            encoded[name] = _encode(item)
+        except _NoJsonError as error:
+            raise error.within(name) from None
+    return encoded
+
+
+@functools.cache
+def _encoded_fields(kind: Hashable) -> tuple[tuple[str, bool], ...] | None:
+    """Of a dataclass its fields, and whether one is left out where it is None; else None."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    left_out = cast("frozenset[str]", getattr(kind, "LEFT_OUT_IF_NULL", _NO_FIELDS))
+    fields = dataclasses.fields(cast("Any", kind))
+    return tuple((field.name, field.name in left_out) for field in fields)
 
 
 def _decode(target: object, data: object, path: str) -> object:

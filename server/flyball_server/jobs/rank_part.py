@@ -79,12 +79,20 @@ def intended_times_s(
     drifts = {
         pace.kind: pace.slowdown for pace in planned_for.stage_paces if pace.stage == rank.stage
     }
+    # Instructions are many, kinds and clocks few.
+    of_alike: dict[tuple[str, int, int], float | None] = {}
     times_s: list[float] = []
     for instruction in instructions:
-        time_s = _time_s(_points(profile, rank.stage, instruction), instruction.frequency_mhz)
-        if time_s is None:
+        alike = (instruction.kind, instruction.chunk, instruction.frequency_mhz)
+        if alike not in of_alike:
+            points = _points(profile, rank.stage, instruction)
+            time_s = _time_s(points, instruction.frequency_mhz)
+            drift = drifts.get(str(instruction.kind), 1.0)
+            of_alike[alike] = None if time_s is None else time_s * slowdown * drift
+        intended_s = of_alike[alike]
+        if intended_s is None:
             return None
-        times_s.append(time_s * slowdown * drifts.get(str(instruction.kind), 1.0))
+        times_s.append(intended_s)
     return tuple(times_s)
 
 

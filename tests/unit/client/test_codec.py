@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -196,6 +197,14 @@ def test_free_form_parts_refuse_numbers_that_json_does_not_know() -> None:
         ({"a": [1.0, float("inf")]}, r"a\[1\] must be a finite number"),
         ({1: "a"}, "has a key that is not text: 1"),
         ({"a": {2, 3}}, r"a has no JSON form \(set\)"),
+        (
+            {"a": [{"b": [[1], [math.inf]]}]},
+            r"^a\[0\]\.b\[1\]\[0\] must be a finite number, not inf$",
+        ),
+        ([0.5, math.nan], r"^\[1\] must be a finite number"),
+        (math.inf, "^the value must be a finite number"),
+        ({1: "a"}, "^the object has a key"),
+        ({"a": {1: "a"}}, "^a has a key"),
     ],
 )
 def test_what_has_no_json_form_is_not_sent(value: object, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,11 @@ from flyball_profiles.stage_profile_csv import (
     stage_profile_rows,
     write_stage_profile,
 )
-from flyball_server.jobs.stores.profile_document import profile_document, profile_from_document
+from flyball_server.jobs.stores.profile_document import (
+    profile_document,
+    profile_from_document,
+    profile_from_text,
+)
 
 FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
 HEADER = "stage,instruction,frequency,time,energy,chunk\n"
@@ -252,6 +257,7 @@ def test_writing_and_reading_gives_the_chunks_back(profile: StageProfile) -> Non
     assert parse_stage_profile(write_stage_profile(profile)) == profile
     assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
     assert profile_from_document(profile_document(profile)) == profile
+    assert profile_from_text(json.dumps(profile_document(profile))) == profile
 
 
 def test_summed_whole_stages_are_written_and_read_as_what_they_are() -> None:

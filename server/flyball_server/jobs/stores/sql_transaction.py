@@ -27,7 +27,7 @@ from flyball_server.jobs.records import (
     StepTotals,
 )
 from flyball_server.jobs.stage_totals import StageTotals
-from flyball_server.jobs.stores.profile_document import profile_document, profile_from_document
+from flyball_server.jobs.stores.profile_document import profile_document, profile_from_text
 from flyball_server.jobs.stores.sql_rows import (
     control_of,
     control_values,
@@ -121,7 +121,7 @@ class SqlTransaction:
     def find_profile(self, job_id: str) -> StageProfile | None:
         query = select(PROFILES.c.document).where(PROFILES.c.job_id == self._key(job_id))
         document = self._connection.execute(query).scalar_one_or_none()
-        return None if document is None else profile_from_document(json.loads(document))
+        return None if document is None else profile_from_text(document)
 
     def has_profile(self, job_id: str) -> bool:
         query = select(PROFILES.c.job_id).where(PROFILES.c.job_id == self._key(job_id))
