@@ -21,21 +21,21 @@ class JobWaiters:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._watching: dict[str, list[Callable[[], None]]] = {}
-        self._num_held = 0
-        self._num_at_once = 0
+        # By whether they are held `at_once`.
+        self._num_held = {False: 0, True: 0}
         self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
         """Long polls that wait now, and calls that are held."""
         with self._lock:
-            return self._num_held + sum(len(futures) for futures in self._waiting.values())
+            return self._num_held[False] + sum(len(futures) for futures in self._waiting.values())
 
     @property
     def num_at_once(self) -> int:
         """Calls that are held no longer than it takes to see what there is now."""
         with self._lock:
-            return self._num_at_once
+            return self._num_held[True]
 
     @property
     def is_closed(self) -> bool:
@@ -43,26 +43,19 @@ class JobWaiters:
         return self._is_closed
 
     @contextmanager
-    def holding(self) -> Generator[None]:
-        """Count a call that waits otherwise than by `until`, as long as the block lasts."""
-        with self._lock:
-            self._num_held += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_held -= 1
+    def holding(self, *, at_once: bool = False) -> Generator[None]:
+        """Count a call that waits otherwise than by `until`, as long as the block lasts.
 
-    @contextmanager
-    def answering_at_once(self) -> Generator[None]:
-        """Count a call that waits for nothing new, as long as the block lasts."""
+        Args:
+            at_once: it waits for nothing new.
+        """
         with self._lock:
-            self._num_at_once += 1
+            self._num_held[at_once] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._num_at_once -= 1
+                self._num_held[at_once] -= 1
 
     @contextmanager
     def watching(self, job_id: str, woken: Callable[[], None]) -> Generator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 from flyball_server.jobs.access import Access
@@ -86,7 +86,7 @@ class LiveEvents:
             StoreError: they cannot be read.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._holding(wait_s))
+            stack.enter_context(self._waiters.holding(at_once=wait_s == 0))
             changed = asyncio.Event()
             followed = self._all.follow(EVERYTHING, changed)
             stack.callback(followed.stop)
@@ -107,7 +107,7 @@ class LiveEvents:
             StoreError: it cannot be read.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._holding(wait_s))
+            stack.enter_context(self._waiters.holding(at_once=wait_s == 0))
             changed = asyncio.Event()
             job = self._jobs.follow(job_id, changed)
             stack.callback(job.stop)
@@ -123,10 +123,6 @@ class LiveEvents:
             source = JobSource(job=job, slow=slow, changed=changed, after_step=after_step)
             ready = all_looked_at if wait_s == 0 else None
             return _stream(source, stack, wait_s=wait_s, ready=ready)
-
-    def _holding(self, wait_s: float) -> AbstractContextManager[None]:
-        """Counts a stream as long as it lasts."""
-        return self._waiters.holding() if wait_s > 0 else self._waiters.answering_at_once()
 
     async def stop(self) -> None:
         """Return when nothing is looked at any more; to be called when the waiters are closed."""
