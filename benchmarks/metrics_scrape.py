@@ -30,7 +30,8 @@ from flyball_server.metrics.job_reading import BUDGET_S, JobReading
 from flyball_server.metrics.jobs_collector import JobsCollector
 from flyball_server.metrics.process_metrics import ProcessMetrics
 from flyball_server.metrics.shared_reading import SharedReading
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planned_instructions import PlannedInstruction
 
 NUM_STAGES = 8
 NEW_STEPS = 15
@@ -150,7 +151,7 @@ def _add_job(store: JobStore, job_id: str, num_ranks: int) -> None:
             JobRecord(job_id=job_id, registered=spec, in_force=spec, created_at=_MOMENT)
         )
         for rank in range(num_ranks):
-            writer.save_rank(_rank(job_id, rank))
+            writer.save_ranks([_rank(job_id, rank)])
         writer.add_plan(
             PlanRecord(job_id=job_id, version=1, created_at=_MOMENT, solve_s=0.1, plan=_plan())
         )

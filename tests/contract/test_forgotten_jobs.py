@@ -70,7 +70,7 @@ def fill(store: JobStore, job_id: str, num_steps: int = NUM_STEPS) -> None:
         writer.save_profile(job_id, profile())
         for version in (1, 2, 3):
             writer.add_plan(plan_record(version, job_id=job_id))
-        writer.save_rank(rank_record(0, job_id=job_id))
+        writer.save_ranks([rank_record(0, job_id=job_id)])
         writer.save_steps(tuple(step_record(number, job_id=job_id) for number in range(num_steps)))
         writer.save_step_details((StepDetail(job_id=job_id, rank=0, step=5),))
         writer.save_control(JobControl(job_id=job_id))

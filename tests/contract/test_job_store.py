@@ -38,7 +38,7 @@ class TestJobStore:
         with store.reading() as reader:
             assert reader.list_jobs() == ()
             assert reader.find_job("job") is None
-            assert reader.find_rank("job", 0) is None
+            assert not reader.find_ranks("job", [0])
             assert reader.list_ranks("job") == ()
             assert reader.count_ranks_holding("job", 1) == 0
             assert reader.find_profile("job") is None
@@ -98,20 +98,45 @@ class TestJobStore:
             1, acknowledged_version=2, current_step=2**53 - 1, dp_rank=3, tp_rank=1, cp_rank=2
         )
         with store_with_job.writing("job") as writer:
-            writer.save_rank(rank_record(1))
-            writer.save_rank(rank_record(0))
-            writer.save_rank(second)
+            writer.save_ranks([rank_record(1)])
+            writer.save_ranks([rank_record(0)])
+            writer.save_ranks([second])
         with store_with_job.reading() as reader:
             assert reader.list_ranks("job") == (rank_record(0), second)
-            assert reader.find_rank("job", 1) == second
-            assert reader.find_rank("job", 2) is None
+            assert reader.find_ranks("job", [1]) == (second,)
+            assert not reader.find_ranks("job", [2])
+
+    def test_ranks_are_saved_together_and_found_among_thousands_of_numbers(
+        self, store_with_job: JobStore
+    ) -> None:
+        far = rank_record(0).evolve(rank=15_000)
+        second = rank_record(1, current_step=3)
+        with store_with_job.writing("job") as writer:
+            writer.save_job(job_record("other"))
+            writer.save_ranks([far, rank_record(2), rank_record(1), rank_record(0), second])
+            writer.save_ranks(())
+        with store_with_job.reading() as reader:
+            found = reader.find_ranks("job", [*reversed(range(20_000)), 1])
+            assert found == (rank_record(0), second, rank_record(2), far)
+            assert reader.find_ranks("job", [2, 1, 7]) == (second, rank_record(2))
+            assert not reader.find_ranks("job", ())
+            assert not reader.find_ranks("other", [0, 1])
+
+    def test_ranks_of_an_unknown_job_are_none_of_them_saved(self, store_with_job: JobStore) -> None:
+        with (
+            pytest.raises(ValueError, match="no job other"),
+            store_with_job.writing("job") as writer,
+        ):
+            writer.save_ranks([rank_record(0), rank_record(0, job_id="other")])
+        with store_with_job.reading() as reader:
+            assert not reader.list_ranks("job")
 
     def test_ranks_are_counted_that_hold_just_this_version(self, store_with_job: JobStore) -> None:
         with store_with_job.writing("job") as writer:
             writer.save_job(job_record("other"))
-            writer.save_rank(rank_record(0, job_id="other", acknowledged_version=2))
+            writer.save_ranks([rank_record(0, job_id="other", acknowledged_version=2)])
             for rank, version in enumerate((2, 1, None, 2)):
-                writer.save_rank(rank_record(rank, acknowledged_version=version))
+                writer.save_ranks([rank_record(rank, acknowledged_version=version)])
             assert writer.count_ranks_holding("job", 2) == 2
         with store_with_job.reading() as reader:
             assert [reader.count_ranks_holding("job", version) for version in (1, 3)] == [1, 0]
@@ -175,8 +200,8 @@ class TestJobStore:
     def test_the_newest_steps_come_out_by_step_then_rank(self, store_with_job: JobStore) -> None:
         steps = tuple(step_record(step, rank) for step in (1, 5, 9) for rank in (0, 1))
         with store_with_job.writing("job") as writer:
-            writer.save_rank(rank_record(0))
-            writer.save_rank(rank_record(1))
+            writer.save_ranks([rank_record(0)])
+            writer.save_ranks([rank_record(1)])
             writer.save_steps(steps[::-1])
         with store_with_job.reading() as reader:
             assert reader.list_newest_steps("job", 2) == steps[2:]
@@ -187,8 +212,8 @@ class TestJobStore:
     ) -> None:
         with store_with_job.writing("job") as writer:
             assert writer.newest_step("job") is None
-            writer.save_rank(rank_record(0))
-            writer.save_rank(rank_record(1))
+            writer.save_ranks([rank_record(0)])
+            writer.save_ranks([rank_record(1)])
             writer.save_steps((step_record(0, 1), step_record(5, 1, plan_version=1)))
             writer.save_steps((step_record(9, plan_version=2), step_record(7, plan_version=1)))
         with store_with_job.reading() as reader:
@@ -206,7 +231,7 @@ class TestJobStore:
     ) -> None:
         newer = step_record(3, time_s=1 / 3, energy_j=None, plan_version=2)
         with store_with_job.writing("job") as writer:
-            writer.save_rank(rank_record(0))
+            writer.save_ranks([rank_record(0)])
             writer.save_steps((step_record(3), step_record(4, energy_j=None), newer))
         with store_with_job.reading() as reader:
             assert reader.list_newest_steps("job", 10) == (newer, step_record(4, energy_j=None))
@@ -216,7 +241,7 @@ class TestJobStore:
             3, time_s=1 / 3, energy_j=None, plan_version=2, num_overruns=4, num_power_capped=2
         )
         with store_with_job.writing("job") as writer:
-            writer.save_rank(rank_record(0))
+            writer.save_ranks([rank_record(0)])
             writer.save_steps((step_record(3),))
             writer.save_steps((newer,))
             writer.save_steps(())
@@ -226,8 +251,8 @@ class TestJobStore:
     def test_steps_come_out_between_two_numbers(self, store_with_job: JobStore) -> None:
         steps = tuple(step_record(step, rank) for step in (7, 8, 9) for rank in (0, 1))
         with store_with_job.writing("job") as writer:
-            writer.save_rank(rank_record(0))
-            writer.save_rank(rank_record(1))
+            writer.save_ranks([rank_record(0)])
+            writer.save_ranks([rank_record(1)])
             writer.save_steps(steps[::-1])
         with store_with_job.reading() as reader:
             assert reader.list_steps("job", 7, 9) == steps[:4]
@@ -237,8 +262,8 @@ class TestJobStore:
         self, store_with_job: JobStore
     ) -> None:
         with store_with_job.writing("job") as writer:
-            writer.save_rank(rank_record(0))
-            writer.save_rank(rank_record(1))
+            writer.save_ranks([rank_record(0)])
+            writer.save_ranks([rank_record(1)])
             writer.save_steps(
                 (
                     step_record(9, 1, plan_version=2, time_s=1 / 3, energy_j=0.5, num_unplanned=2),
@@ -310,7 +335,7 @@ class TestJobStore:
         )
         replacing = StepDetail(job_id="job", rank=0, step=5)
         with store_with_job.writing("job") as writer:
-            writer.save_rank(rank_record(0))
+            writer.save_ranks([rank_record(0)])
             writer.save_step_details(details)
             writer.save_step_details((replacing,))
             assert writer.list_step_details("job", 5) == (replacing, details[2])
@@ -365,7 +390,7 @@ class TestJobStore:
     def test_jobs_do_not_see_each_others_things(self, store_with_job: JobStore) -> None:
         with store_with_job.writing("job") as writer:
             writer.save_job(job_record("other"))
-            writer.save_rank(rank_record(0))
+            writer.save_ranks([rank_record(0)])
             writer.save_profile("job", profile())
             writer.add_plan(plan_record(1))
             writer.save_steps((step_record(1),))
@@ -377,7 +402,7 @@ class TestJobStore:
 
     def test_nothing_can_belong_to_a_job_that_is_not_there(self, store: JobStore) -> None:
         with pytest.raises(ValueError), store.writing("job") as writer:
-            writer.save_rank(rank_record())
+            writer.save_ranks([rank_record()])
         with pytest.raises(ValueError), store.writing("job") as writer:
             writer.save_profile("job", profile())
         with pytest.raises(ValueError), store.writing("job") as writer:
@@ -395,7 +420,7 @@ class TestJobStore:
 
         with pytest.raises(InterruptionError), store_with_job.writing("job") as writer:
             writer.save_job(job_record(problem="half"))
-            writer.save_rank(rank_record())
+            writer.save_ranks([rank_record()])
             raise InterruptionError
         with store_with_job.reading() as reader:
             assert reader.find_job("job") == job_record()

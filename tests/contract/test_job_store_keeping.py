@@ -32,7 +32,7 @@ def fill(store: JobStore, job_id: str) -> None:
         writer.add_plan(plan_record(1, job_id=job_id, first_step=3))
         writer.add_plan(plan_record(2, job_id=job_id))
         for rank in (0, 1):
-            writer.save_rank(rank_record(rank, job_id=job_id, last_seen_at=MOMENT))
+            writer.save_ranks([rank_record(rank, job_id=job_id, last_seen_at=MOMENT)])
             writer.save_steps((step_record(5, rank, job_id=job_id),))
         writer.save_step_details((StepDetail(job_id=job_id, rank=1, step=5),))
         writer.save_control(JobControl(job_id=job_id, detected=(SLOW,)))
@@ -120,7 +120,7 @@ def test_ranks_that_were_heard_of_say_when_and_nothing_else_of_them_changes(
     fill(store, "other")
     with store.writing("job") as writer:
         writer.touch_ranks("job", (), LATER)
-        assert writer.find_rank("job", 0) == rank_record(0, last_seen_at=MOMENT)
+        assert writer.find_ranks("job", [0]) == (rank_record(0, last_seen_at=MOMENT),)
         writer.touch_ranks("job", {1, 7}, LATER)
     with store.reading() as reader:
         assert reader.list_ranks("job") == (
@@ -142,12 +142,12 @@ def test_whole_numbers_up_to_the_largest_are_asked_for_and_kept(store: JobStore)
     job = job_record(inputs_revision=MAX_COUNT, planned_revision=MAX_COUNT)
     with store.writing("job") as writer:
         writer.save_job(job)
-        writer.save_rank(rank_record(0, acknowledged_version=MAX_COUNT, current_step=MAX_COUNT))
+        writer.save_ranks([rank_record(0, acknowledged_version=MAX_COUNT, current_step=MAX_COUNT)])
         writer.save_steps((step_record(MAX_COUNT, plan_version=MAX_COUNT, num_overruns=MAX_COUNT),))
     with store.reading() as reader:
         assert reader.find_job("job") == job
         assert reader.find_plan("job", MAX_COUNT) is None
-        assert reader.find_rank("job", MAX_COUNT) is None
+        assert not reader.find_ranks("job", [MAX_COUNT])
         assert reader.count_ranks_holding("job", MAX_COUNT) == 1
         assert reader.newest_step("job", version=MAX_COUNT) == MAX_COUNT
         assert reader.list_steps("job", MAX_COUNT, MAX_COUNT + 1)[0].num_overruns == MAX_COUNT

@@ -21,7 +21,7 @@ def ranks(store: JobStore) -> JobStore:
         with store.writing(job_id) as writer:
             writer.save_job(job_record(job_id))
             for rank, stage in enumerate(STAGE_OF):
-                writer.save_rank(rank_record(rank, job_id=job_id, stage=stage))
+                writer.save_ranks([rank_record(rank, job_id=job_id, stage=stage)])
     return store
 
 
@@ -143,5 +143,5 @@ def test_the_newest_steps_after_one_rising(ranks: JobStore) -> None:
 def test_a_rank_that_has_registered_for_another_stage_counts_there(ranks: JobStore) -> None:
     post(ranks, step_record(0, 0), step_record(0, 2))
     with ranks.writing("job") as writer:
-        writer.save_rank(rank_record(0, stage=1))
+        writer.save_ranks([rank_record(0, stage=1)])
     assert [(each.stage, each.num_ranks) for each in totals(ranks)] == [(1, 2)]

@@ -357,7 +357,7 @@ def test_a_client_that_takes_nothing_is_given_up(
         planner.put_job(num_stages=16, num_ranks=16).raise_for_status()
         with planner.state.services.store.writing("job") as writer:
             for rank in range(16):
-                writer.save_rank(rank_record(rank))
+                writer.save_ranks([rank_record(rank)])
             writer.save_steps(
                 tuple(step_record(step, rank) for step in range(100) for rank in range(16))
             )

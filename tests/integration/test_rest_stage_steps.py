@@ -24,7 +24,7 @@ def planner() -> Iterator[LivePlanner]:
         live.put_job(num_ranks=4).raise_for_status()
         with live.state.services.store.writing("job") as writer:
             for rank in range(4):
-                writer.save_rank(rank_record(rank, stage=rank // 2, dp_rank=rank % 2))
+                writer.save_ranks([rank_record(rank, stage=rank // 2, dp_rank=rank % 2)])
         yield live
 
 

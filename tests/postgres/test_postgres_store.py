@@ -293,7 +293,7 @@ def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
     with store.reading() as reader:
         assert reader.list_jobs() == (job_record(),)
     with store.writing("job") as writer:
-        writer.save_rank(rank_record())
+        writer.save_ranks([rank_record()])
     assert is_free(store, "plan job")
     # What was signalled meanwhile may have been sent before the other one listened again.
     wait_until(lambda: all(None in jobs for jobs in heard))

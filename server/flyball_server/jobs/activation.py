@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flyball_server.jobs.called_ranks import CalledRanks
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
@@ -18,10 +19,8 @@ from flyball_server.jobs.inspection import (
     newest_version,
     require_job,
     require_plan,
-    require_rank,
 )
-from flyball_server.jobs.launch import check_run_of_rank
-from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, StepReport
+from flyball_server.jobs.records import ActivationRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader, JobWriter
 
@@ -87,8 +86,9 @@ def acknowledge_together(
     """
     with services.store.writing(job_id) as writer:
         activations = writer.list_activations(job_id)
-        job = writer.find_job(job_id) if any(one.run_id for one in held) else None
-        outcomes = [_note_held(writer, job_id, one, activations, job) for one in held]
+        ranks = CalledRanks(writer, job_id, (one.rank for one in held))
+        outcomes = [_note_held(ranks, job_id, one, activations) for one in held]
+        ranks.save(writer)
         noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
         settled = [v for v in sorted(noted) if _settle(services, writer, job_id, v)]
         if settled:
@@ -110,17 +110,15 @@ def margin_steps(iteration_time_s: float) -> int:
 
 
 def _note_held(
-    writer: JobWriter,
+    ranks: CalledRanks,
     job_id: str,
     held: HeldVersion,
     activations: tuple[ActivationRecord, ...],
-    job: JobRecord | None,
 ) -> JobsError | None:
     """What is wrong with an acknowledgement, which is noted otherwise."""
     try:
-        if job is not None:
-            check_run_of_rank(writer, job, held.rank, held.run_id)
-        record = require_rank(writer, job_id, held.rank)
+        ranks.check_run_of(held.rank, held.run_id)
+        record = ranks.require(held.rank)
         activation_of(activations, job_id, held.version)
         # A late repetition of an older one takes nothing back.
         if held.version >= (record.acknowledged_version or 0):
@@ -130,7 +128,7 @@ def _note_held(
                 step = max(step, record.current_step or 0)
             changed = record.evolve(acknowledged_version=held.version, current_step=step)
             # What said that it leaves was then an earlier process of this rank, and came late.
-            writer.save_rank(changed.evolve(has_left=False))
+            ranks.change(changed.evolve(has_left=False))
     except (UnknownError, InvalidFieldError, OtherRunError) as error:
         return error
     return None

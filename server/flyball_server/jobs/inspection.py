@@ -134,7 +134,12 @@ def require_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord:
         UnknownRankError: no such rank in it.
     """
     require_job(reader, job_id)
-    record = reader.find_rank(job_id, rank)
+    record = find_rank(reader, job_id, rank)
     if record is None:
         raise UnknownRankError(job_id=job_id, rank=rank)
     return record
+
+
+def find_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord | None:
+    """The rank of a job, or None."""
+    return next(iter(reader.find_ranks(job_id, (rank,))), None)

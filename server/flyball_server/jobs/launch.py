@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_server.jobs.errors import OtherRunError
-from flyball_server.jobs.inspection import require_rank
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.store import JobReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +75,3 @@ def check_run_id(job: JobRecord, run_id: str | None) -> None:
     """
     if run_id not in (None, job.run_id):
         raise OtherRunError(job_id=job.job_id)
-
-
-def check_run_of_rank(reader: JobReader, job: JobRecord, rank: int, run_id: str | None) -> None:
-    """The same of a rank, which is to register first where the job does not know it.
-
-    A process whose job has begun anew without it has yet to hear of that, and of its new run.
-
-    Raises:
-        UnknownRankError: no such rank in it, and it is another run's.
-        OtherRunError: it is another run's.
-    """
-    try:
-        check_run_id(job, run_id)
-    except OtherRunError:
-        require_rank(reader, job.job_id, rank)
-        raise

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from flyball_server.jobs.called_ranks import CalledRanks
 from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
-from flyball_server.jobs.inspection import require_job, require_rank
+from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.launch import check_run_of_rank
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobWriter
@@ -79,13 +79,12 @@ def _store_together(
     details: dict[tuple[int, int], StepDetail] = {}
     outcomes: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
-        job = writer.find_job(job_id) if any(post.run_id for post in posts) else None
+        ranks = CalledRanks(writer, job_id, (post.rank for post in posts))
         for post in posts:
             try:
-                if job is not None:
-                    check_run_of_rank(writer, job, post.rank, post.run_id)
+                ranks.check_run_of(post.rank, post.run_id)
                 if looks_at_ranks or not post.steps:
-                    require_rank(writer, job_id, post.rank)
+                    ranks.require(post.rank)
             except (UnknownError, OtherRunError) as error:
                 outcomes.append(error)
                 continue

@@ -67,8 +67,7 @@ def _keep(writer: JobWriter, job: JobRecord) -> str:
         writer.delete_job(f"{stem}{number}")
     kept_as = f"{stem}{numbers[-1] + 1 if numbers else 1}"
     writer.rename_job(job.job_id, kept_as)
-    for rank in writer.list_ranks(kept_as):
-        writer.save_rank(rank.evolve(has_left=True))
+    writer.save_ranks(rank.evolve(has_left=True) for rank in writer.list_ranks(kept_as))
     kept = require_job(writer, kept_as)
     if kept.state not in OVER:
         writer.save_job(kept.moved(JobState.ENDED, problem=kept.problem))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -38,8 +38,6 @@ _LOG = logging.getLogger(__name__)
 # A job's newest version is all that its ranks ask for. Parsed, one of 64 stages and 256
 # microbatches takes some 10 MB.
 KEPT_JOBS = 32
-# Up to so many ranks are read one by one, more with all others of their job.
-_FEW_RANKS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +114,8 @@ class RankPlans:
                 return tuple(UnknownJobError(job_id=job_id) for _ in questions)
             activations = reader.list_activations(job_id)
             newest = newest_version(activations) or 0
-            ranks = _find_ranks(
-                reader, job_id, {rank for asked in questions for rank in asked.ranks}
-            )
+            called = {rank for asked in questions for rank in asked.ranks}
+            ranks = {rank.rank: rank for rank in reader.find_ranks(job_id, called)}
             version = None
             if any(asked.after_version < newest for asked in questions):
                 version = self._version(reader, job, activations[-1])
@@ -219,11 +216,3 @@ class _Version:
         if key not in self.parts:
             self.parts[key] = render(stage_plan(self.plan, rank, self.profile, self.planned_for))
         return self.parts[key]
-
-
-def _find_ranks(reader: JobReader, job_id: str, wanted: Collection[int]) -> dict[int, RankRecord]:
-    """Those of these ranks that are known."""
-    if len(wanted) > _FEW_RANKS:
-        return {rank.rank: rank for rank in reader.list_ranks(job_id) if rank.rank in wanted}
-    found = (reader.find_rank(job_id, rank) for rank in wanted)
-    return {rank.rank: rank for rank in found if rank is not None}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from flyball_server.jobs.bounds import check_count
+from flyball_server.jobs.called_ranks import CalledRanks
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
@@ -14,7 +15,7 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     WrongStateError,
 )
-from flyball_server.jobs.inspection import JobSummary, require_job, summarise
+from flyball_server.jobs.inspection import JobSummary, find_rank, require_job, summarise
 from flyball_server.jobs.job_life import come_back, is_silent
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.launch import Launch, check_not_over, check_run, check_run_id
@@ -89,15 +90,17 @@ def register_together(
     """
     outcomes: list[KnownRank | JobsError] = []
     with services.store.writing(job_id) as writer:
-        job = writer.find_job(job_id)
+        known = CalledRanks(writer, job_id, (rank.rank for rank, _ in ranks))
+        job = known.job
         if job is None:
             return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
         for rank, launch in ranks:
             try:
-                record = _take_rank(services, writer, job, rank, launch)
+                record = _take_rank(services, known, job, rank, launch)
                 outcomes.append(KnownRank(record=record, run_id=job.run_id))
             except (WrongStateError, InvalidFieldError) as error:
                 outcomes.append(error)
+        known.save(writer)
         returned = come_back(writer, job)
         if returned != job and not all(isinstance(outcome, JobsError) for outcome in outcomes):
             writer.save_job(returned)
@@ -114,22 +117,22 @@ def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None
     """
     with services.store.writing(job_id) as writer:
         check_run_id(require_job(writer, job_id), run_id)
-        known = writer.find_rank(job_id, rank)
+        known = find_rank(writer, job_id, rank)
         if known is None or known.has_left:
             return
-        writer.save_rank(known.evolve(has_left=True, last_seen_at=services.now()))
+        writer.save_ranks([known.evolve(has_left=True, last_seen_at=services.now())])
     services.notice(job_id)
 
 
 def _take_rank(
-    services: JobServices, writer: JobWriter, job: JobRecord, rank: RankRecord, launch: Launch
+    services: JobServices, known: CalledRanks, job: JobRecord, rank: RankRecord, launch: Launch
 ) -> RankRecord:
     check_run(job, launch)
     _check_place(rank, job.in_force)
-    _tell_if_taken_over(services, writer.find_rank(rank.job_id, rank.rank), rank)
-    known = rank.evolve(last_seen_at=services.now(), has_left=False)
-    writer.save_rank(known)
-    return known
+    _tell_if_taken_over(services, known.find(rank.rank), rank)
+    taken = rank.evolve(last_seen_at=services.now(), has_left=False)
+    known.change(taken)
+    return taken
 
 
 def _check_place(rank: RankRecord, spec: JobSpec) -> None:

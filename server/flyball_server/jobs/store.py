@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
@@ -36,8 +36,8 @@ class JobReader(Protocol):
         """All jobs in the order of their creation, then of their names."""
         ...
 
-    def find_rank(self, job_id: str, rank: int) -> RankRecord | None:
-        """The rank, or None."""
+    def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
+        """Those of these ranks that the job has, by number."""
         ...
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
@@ -129,8 +129,8 @@ class JobWriter(JobReader, Protocol):
         """Insert the job or replace it."""
         ...
 
-    def save_rank(self, rank: RankRecord) -> None:
-        """Insert the rank or replace it."""
+    def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
+        """Insert ranks or replace them; of one that is there twice the later one counts."""
         ...
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:

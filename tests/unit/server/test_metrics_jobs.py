@@ -69,7 +69,7 @@ def put_job(
     with services.store.writing(job_id) as writer:
         writer.save_job(job)
         for rank in (0, 1):
-            writer.save_rank(rank_record(rank, job_id=job_id, emulated=emulated))
+            writer.save_ranks([rank_record(rank, job_id=job_id, emulated=emulated)])
         writer.add_plan(plan_record(job_id=job_id, plan=frequency_plan()))
         writer.name_first_step(job_id, 1, 0)
     post(services, job_id, range(num_steps), energy_j=energy_j)
@@ -151,7 +151,7 @@ def test_emulated_jobs_and_real_ones_are_never_added_up(
 def test_a_job_is_emulated_where_one_of_its_ranks_is(services: JobServices, clock: Clock) -> None:
     put_job(services, "job", emulated=False)
     with services.store.writing("job") as writer:
-        writer.save_rank(rank_record(0, emulated=True))
+        writer.save_ranks([rank_record(0, emulated=True)])
     told = metrics(reading(services, clock))
     assert samples(told["flyball_ranks_expected"], "job", "emulated") == {("job", "true"): 2}
 
@@ -236,7 +236,7 @@ def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: 
     with services.store.writing("job") as writer:
         writer.save_job(job_record(registered=spec, in_force=spec))
         for stage in range(num_stages):
-            writer.save_rank(rank_record(stage))
+            writer.save_ranks([rank_record(stage)])
         writer.save_steps(
             tuple(
                 step_record(0, rank, time_s=1.0 + rank, sm_clock_mhz=900.0 + rank)

@@ -26,7 +26,7 @@ def store() -> MemoryJobStore:
     with made.writing("job") as writer:
         writer.save_job(job_record())
         for rank in range(NUM_RANKS):
-            writer.save_rank(rank_record(rank))
+            writer.save_ranks([rank_record(rank)])
     return made
 
 

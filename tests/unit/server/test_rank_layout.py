@@ -99,10 +99,10 @@ def test_ranks_of_an_earlier_flyballs_database_stand_at_the_beginning(tmp_path: 
     try:
         with store.reading() as reader:
             expected = rank_record(1, acknowledged_version=2, current_step=17)
-            assert reader.find_rank("job", 1) == expected
+            assert reader.find_ranks("job", [1]) == (expected,)
         with store.writing("job") as writer:
             moved = expected.evolve(dp_rank=1, tp_rank=2, cp_rank=3)
-            writer.save_rank(moved)
+            writer.save_ranks([moved])
         with store.reading() as reader:
             assert reader.list_ranks("job") == (moved,)
     finally:

@@ -58,7 +58,7 @@ def put_job(services: JobServices, job_id: str = "job", *, created_s: float = 0.
     with services.store.writing(job_id) as writer:
         writer.save_job(job_record(job_id, seconds_later=created_s))
         for rank in (0, 1):
-            writer.save_rank(rank_record(rank, job_id=job_id))
+            writer.save_ranks([rank_record(rank, job_id=job_id)])
         writer.add_plan(plan_record(job_id=job_id))
         writer.name_first_step(job_id, 1, 10)
 

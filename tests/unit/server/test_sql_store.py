@@ -165,7 +165,7 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
         writer.save_job(job_record(registered=spec, in_force=spec))
         writer.add_plan(plan_record())
         for rank in range(8):
-            writer.save_rank(rank_record(rank, stage=rank % 2, sm_clocks_mhz=(1410, 1395)))
+            writer.save_ranks([rank_record(rank, stage=rank % 2, sm_clocks_mhz=(1410, 1395))])
     read: list[int] = []
 
     def noted(row: Row[Any], job_id: str) -> RankRecord:

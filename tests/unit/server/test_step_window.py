@@ -29,7 +29,7 @@ def services() -> JobServices:
     with made.store.writing("job") as writer:
         writer.save_job(job_record())
         for rank in (0, 1):
-            writer.save_rank(rank_record(rank))
+            writer.save_ranks([rank_record(rank)])
     return made
 
 
@@ -151,7 +151,7 @@ def test_another_run_under_the_same_name_begins_with_nothing_and_new_revisions(
         writer.delete_job("job")
         writer.save_job(job_record(seconds_later=60))
         for rank in (0, 1):
-            writer.save_rank(rank_record(rank))
+            writer.save_ranks([rank_record(rank)])
     assert window.look(services, "job") == ()
     # The very same figures are news all the same.
     post(services, measured(0, 0), measured(0, 1))

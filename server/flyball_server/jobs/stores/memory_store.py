@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -105,8 +105,9 @@ class _MemoryTransaction:
         jobs = self._tables.jobs.values()
         return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
 
-    def find_rank(self, job_id: str, rank: int) -> RankRecord | None:
-        return self._tables.ranks.get((job_id, rank))
+    def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
+        found = (self._tables.ranks.get((job_id, rank)) for rank in sorted(set(ranks)))
+        return tuple(rank for rank in found if rank is not None)
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
         ranks = (rank for rank in self._tables.ranks.values() if rank.job_id == job_id)
@@ -215,9 +216,10 @@ class _MemoryTransaction:
     def save_job(self, job: JobRecord) -> None:
         self._tables.jobs[job.job_id] = job
 
-    def save_rank(self, rank: RankRecord) -> None:
-        self._check_job(rank.job_id)
-        self._tables.ranks[rank.job_id, rank.rank] = rank
+    def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
+        for rank in ranks:
+            self._check_job(rank.job_id)
+            self._tables.ranks[rank.job_id, rank.rank] = rank
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         self._check_job(job_id)
@@ -259,10 +261,8 @@ class _MemoryTransaction:
         self._tables.controls[control.job_id] = control
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
-        for number in ranks:
-            rank = self.find_rank(job_id, number)
-            if rank is not None:
-                self._tables.ranks[job_id, number] = rank.evolve(last_seen_at=seen_at)
+        for rank in self.find_ranks(job_id, ranks):
+            self._tables.ranks[job_id, rank.rank] = rank.evolve(last_seen_at=seen_at)
 
     def rename_job(self, job_id: str, new_job_id: str) -> None:
         self._check_job(job_id)

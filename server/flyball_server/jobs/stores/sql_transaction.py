@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import json
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -103,10 +103,14 @@ class SqlTransaction:
         jobs = [job_of(row) for row in self._connection.execute(named)]
         return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
 
-    def find_rank(self, job_id: str, rank: int) -> RankRecord | None:
-        query = select(RANKS).where(RANKS.c.job_id == self._key(job_id), RANKS.c.rank == rank)
-        row = self._connection.execute(query).one_or_none()
-        return None if row is None else rank_of(row, job_id)
+    def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
+        of_job = select(RANKS).where(RANKS.c.job_id == self._key(job_id)).order_by(RANKS.c.rank)
+        rows = (
+            row
+            for some in _some_at_a_time(ranks)
+            for row in self._connection.execute(of_job.where(RANKS.c.rank.in_(some)))
+        )
+        return tuple(rank_of(row, job_id) for row in rows)
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
         query = select(RANKS).where(RANKS.c.job_id == self._key(job_id)).order_by(RANKS.c.rank)
@@ -259,8 +263,8 @@ class SqlTransaction:
             self._connection.execute(JOBS.insert().values(values))
             self._keys[job.job_id] = key
 
-    def save_rank(self, rank: RankRecord) -> None:
-        self._upsert(RANKS, [self._of_job(rank_values(rank))])
+    def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
+        self._upsert(RANKS, [self._of_job(rank_values(rank)) for rank in ranks])
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         document = json.dumps(profile_document(profile))
@@ -289,12 +293,10 @@ class SqlTransaction:
             raise ValueError(f"plan version {version} of {job_id} is unknown or already named")
 
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
-        if steps:
-            self._upsert(STEPS, [self._of_job(vars(step)) for step in steps])
+        self._upsert(STEPS, [self._of_job(vars(step)) for step in steps])
 
     def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
-        if details:
-            self._upsert(STEP_DETAILS, [self._of_job(detail_values(each)) for each in details])
+        self._upsert(STEP_DETAILS, [self._of_job(detail_values(each)) for each in details])
 
     def drop_step_details(self, job_id: str, before_step: int) -> None:
         self._connection.execute(
@@ -308,9 +310,7 @@ class SqlTransaction:
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
         seen = RANKS.update().values(last_seen_at=seen_at.isoformat())
-        numbers = sorted(ranks)
-        for start in range(0, len(numbers), _MOST_IN_A_QUERY):
-            some = numbers[start : start + _MOST_IN_A_QUERY]
+        for some in _some_at_a_time(ranks):
             self._connection.execute(
                 seen.where(RANKS.c.job_id == self._key(job_id), RANKS.c.rank.in_(some))
             )
@@ -367,7 +367,15 @@ class SqlTransaction:
         return {**values, "job_id": key}
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
-        self._connection.execute(_inserting(table, self._insert), rows)
+        if rows:
+            self._connection.execute(_inserting(table, self._insert), rows)
+
+
+def _some_at_a_time(numbers: Collection[int]) -> Iterator[list[int]]:
+    """The numbers, rising, as many at a time as a statement takes."""
+    rising = sorted(set(numbers))
+    for start in range(0, len(rising), _MOST_IN_A_QUERY):
+        yield rising[start : start + _MOST_IN_A_QUERY]
 
 
 @functools.cache
