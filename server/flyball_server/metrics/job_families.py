@@ -268,6 +268,12 @@ def _of_stages(jobs: AllJobs) -> list[Family]:
         "Measured energy of a stage in an iteration, J, all its ranks: mean of newest steps.",
         labels=labels,
     )
+    planned = GaugeMetricFamily(
+        "flyball_planned_stage_sm_clock_hertz",
+        "SM clock that the active plan asks of a stage's GPUs, Hz: mean over its instructions, each"
+        " by its time in the profile.",
+        labels=labels,
+    )
     clocks = GaugeMetricFamily(
         "flyball_measured_stage_sm_clock_hertz",
         "Measured SM clock of a stage's GPUs, Hz, as read back while they were busy: mean of newest"
@@ -280,8 +286,10 @@ def _of_stages(jobs: AllJobs) -> list[Family]:
         _add_stages(predicted, key, [stage.energy_j for stage in facts.stages], sum)
         _add_stages(times, key, [stage.time_s for stage in facts.measured_stages], max)
         _add_stages(energies, key, [stage.energy_j for stage in facts.measured_stages], sum)
+        planned_hz = [clock_mhz * _HZ_PER_MHZ for clock_mhz in facts.planned_clocks_mhz]
+        _add_stages(planned, key, planned_hz, fmean)
         _add_stages(clocks, key, [_clock_hz(stage) for stage in facts.measured_stages], fmean)
-    return [busy, predicted, times, energies, clocks]
+    return [busy, predicted, times, energies, planned, clocks]
 
 
 def _clock_hz(stage: StageMeasurement) -> float | None:

@@ -69,6 +69,7 @@ class JobFacts:
     Attributes:
         activations: of all its plan versions, rising.
         stages: predicted, of the version that `prediction` is of.
+        planned_clocks_mhz: by stage, the mean clock that this version asks for, MHz.
         measured_stages: by stage, of the newest steps.
         is_caught_up: whether all settled steps are in `totals`.
         planned_target: what a timetable made of the target, of the newest planning; None: the
@@ -86,6 +87,7 @@ class JobFacts:
     active_version: int | None = None
     prediction: Prediction | None = None
     stages: tuple[StagePrediction, ...] = ()
+    planned_clocks_mhz: tuple[float, ...] = ()
     newest: NewestSteps | None = None
     measured_stages: tuple[StageMeasurement, ...] = ()
     saved_j: Interval | None = None
@@ -276,6 +278,7 @@ def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool])
     known = None if told is None else facts.plans.get(told)
     facts.prediction = None if known is None else known.prediction
     facts.stages = () if known is None else known.stages
+    facts.planned_clocks_mhz = () if known is None else known.stage_clocks_mhz
     for entry in activations:
         if entry.first_step is not None and entry.version in facts.plans:
             plan = facts.plans[entry.version]

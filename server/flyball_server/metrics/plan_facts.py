@@ -13,6 +13,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.recorded_plan import model_of_plan
+from flyball_server.planning.stage_clocks import mean_stage_clocks_mhz
 
 # The sum of the stages' energies is the plan's, unless the profile is not the one it was made of.
 _RELATIVE_TOLERANCE = 1e-6
@@ -62,6 +63,7 @@ class PlanFacts:
         kinds: which of its steps run at the highest clocks, as if its first step were 0.
         prediction: None: it was made to learn from.
         stages: by stage; empty where that is not known.
+        stage_clocks_mhz: the mean clock that it asks of each stage, MHz.
         highest_mhz: per stage, of the first row of a cycle that was made to learn from; else
             empty.
     """
@@ -69,6 +71,7 @@ class PlanFacts:
     kinds: StepKinds
     prediction: Prediction | None = None
     stages: tuple[StagePrediction, ...] = ()
+    stage_clocks_mhz: tuple[float, ...]
     highest_mhz: tuple[int, ...] = ()
 
     def kinds_from(self, first_step: int | None) -> StepKinds:
@@ -91,12 +94,17 @@ def plan_facts(
         highest = tuple(highest_mhz) or tuple(
             max(clocks_mhz, default=0) for clocks_mhz in plan.cycle_mhz[0]
         )
-        return PlanFacts(kinds=step_kinds(record, highest), highest_mhz=highest)
+        return PlanFacts(
+            kinds=step_kinds(record, highest),
+            stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
+            highest_mhz=highest,
+        )
     is_alike = isinstance(plan, FrequencyPlan) and profile is not None
     return PlanFacts(
         kinds=step_kinds(record),
         prediction=Prediction(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS}),
         stages=_stages(plan, profile) if is_alike else (),  # type: ignore[arg-type]  # so checked
+        stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
         highest_mhz=tuple(highest_mhz),
     )
 

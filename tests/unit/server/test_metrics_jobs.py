@@ -271,6 +271,21 @@ def test_a_stages_clock_is_the_mean_of_what_was_read_and_not_told_where_nothing_
     assert samples(told, "emulated") == {("true",): 1252.5e6}
 
 
+def test_the_clock_that_the_plan_asks_of_a_stage_is_told_beside_what_was_read(
+    services: JobServices, clock: Clock
+) -> None:
+    put_job(services, "job")
+    plan = frequency_plan()
+    forward, backward = plan.stages[0]
+    slower = (forward, backward._replace(frequency_mhz=1200))
+    with services.store.writing("job") as writer:
+        writer.add_plan(plan_record(2, plan=replace(plan, stages=(slower, plan.stages[1]))))
+        writer.name_first_step("job", 2, 10)
+    told = metrics(reading(services, clock))["flyball_planned_stage_sm_clock_hertz"]
+    # There is no profile that tells how long the two take: each counts the same.
+    assert samples(told, "stage") == {("0",): 1305e6, ("1",): 1410e6}
+
+
 def test_ranks_that_were_heard_of_lately_are_present(services: JobServices, clock: Clock) -> None:
     put_job(services, "job")
     with services.store.writing("job") as writer:
