@@ -17,7 +17,6 @@ from typing import Any
 from flyball_client.planner_client import PlannerClient
 from flyball_client.wire import JobRegistration
 from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.demo_errors import DemoFailedError
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.planner_process import start_planner, wait_for_planner
@@ -74,7 +73,7 @@ def measure_training(gpus: FalseGpus, *, num_pairs: int, num_steps: int) -> Trai
     Raises:
         BenchmarkError: DeepSpeed cannot run here, or the run failed.
     """
-    missing = missing_prerequisites(os.environ)
+    missing = missing_prerequisites()
     if missing:
         raise BenchmarkError(f"DeepSpeed cannot run here; missing: {', '.join(missing)}")
     gpus.record.begin(set_latency_us=SET_LATENCY_US)
@@ -82,7 +81,6 @@ def measure_training(gpus: FalseGpus, *, num_pairs: int, num_steps: int) -> Trai
     try:
         with Interruption() as interruption, tempfile.TemporaryDirectory() as path:
             folder = RunFolder(Path(path))
-            compile_deepspeed_helper(environment, log=folder.helper_log, interruption=interruption)
             with start_planner(folder, environment) as planner:
                 url = wait_for_planner(planner, interruption)
                 registration = _register(url)

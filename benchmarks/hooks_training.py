@@ -23,6 +23,7 @@ from torch import nn
 
 from flyball_client.rank_session import RankSession
 from flyball_integrations.deepspeed_pipeline import attach, detach
+from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
 
 NUM_BLOCKS, WIDTH, NUM_HEADS, SEQUENCE_LENGTH, MICROBATCH_SIZE = 4, 256, 4, 128, 4
 NUM_MICROBATCHES = 4
@@ -115,6 +116,7 @@ def _all_say(decision: bool) -> bool:
 def _engine() -> PipelineEngine:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
+    leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     model = PipelineModule(
         layers=[

@@ -27,7 +27,12 @@ from tests.acceptance.killed_planners import (
     planner_on,
     registration,
 )
-from tests.acceptance.training_ranks import JOB, NUM_RANKS, training_ranks
+from tests.acceptance.training_ranks import (
+    JOB,
+    NUM_RANKS,
+    TIME_SCALE_OF_LONG_STEPS,
+    training_ranks,
+)
 from tests.planner.live import SERVE, serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
 
@@ -81,7 +86,9 @@ def test_a_planner_that_is_killed_while_it_plans_plans_by_itself_when_it_is_back
             planner.client.put_profile_csv(JOB, PROFILE)
 
     planner.start()
-    with training_ranks([planner.url], num_microbatches=MANY_MICROBATCHES) as ranks:
+    with training_ranks(
+        [planner.url], num_microbatches=MANY_MICROBATCHES, time_scale=TIME_SCALE_OF_LONG_STEPS
+    ) as ranks:
         planner.client.put_job(JOB, registration(MANY_MICROBATCHES))
         wait_until(lambda: len(planner.job().ranks) == NUM_RANKS)
         putting = threading.Thread(target=put_profile)

@@ -25,8 +25,10 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 
 NUM_RANKS = 4
-# Of an emulated GPU, for one microbatch: a step takes some tens of milliseconds.
-TIME_SCALE = 0.08
+# Of an emulated GPU, for one microbatch: a step takes some tens of milliseconds, and what the
+# ranks compute themselves, which grows with the instructions, little of them.
+TIME_SCALE = 0.2
+TIME_SCALE_OF_LONG_STEPS = 1.0
 BLOCKING_POWER_W = 83.64
 JOB = "trained"
 _LINK_TIMES = LinkTimes(poll_wait_s=2.0, gather_s=0.02, first_retry_s=0.05, longest_retry_s=0.2)
@@ -95,7 +97,7 @@ class TrainingRanks:
 
 @contextmanager
 def training_ranks(
-    planner_urls: Sequence[str], *, num_microbatches: int = 4
+    planner_urls: Sequence[str], *, num_microbatches: int = 4, time_scale: float = TIME_SCALE
 ) -> Iterator[TrainingRanks]:
     """Ranks that train with these planners, each with the next; killed if they still run."""
     spawning = multiprocessing.get_context("spawn")
@@ -119,6 +121,7 @@ def training_ranks(
                 planner_urls[rank % len(planner_urls)],
                 rank,
                 num_microbatches,
+                time_scale,
                 vars(shared[rank]),
             ),
         )
@@ -135,13 +138,15 @@ def training_ranks(
             process.join(_BARRIER_TIMEOUT_S)
 
 
-def _train(planner_url: str, rank: int, num_microbatches: int, told: dict[str, Any]) -> None:
+def _train(
+    planner_url: str, rank: int, num_microbatches: int, time_scale: float, told: dict[str, Any]
+) -> None:
     shared = _Shared(**told)
     gpu = EmulatedGpu(
         trained_profile(),
         rank,
         blocking_power_w=BLOCKING_POWER_W,
-        time_scale=TIME_SCALE / num_microbatches,
+        time_scale=time_scale / num_microbatches,
     )
     with PlannerClient(planner_url) as planner:
         session = RankSession(

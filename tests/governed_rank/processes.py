@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Between two looks at all processes; they cost some milliseconds each.
-SCAN_PAUSE_S = 0.02
+SCAN_PAUSE_S = 0.05
 # On a busy machine; what is waited for takes far less.
 PATIENCE_S = 20.0
 
@@ -63,7 +63,7 @@ def wait_until(
     what: str,
     *,
     patience_s: float = PATIENCE_S,
-    pause_s: float = 0.001,
+    pause_s: float = 0.005,
 ) -> float:
     """Wait for it, looking again after each pause; how long that took, s.
 

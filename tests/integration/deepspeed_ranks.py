@@ -19,7 +19,7 @@ import torch.distributed
 import torch.multiprocessing
 
 from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
+from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
@@ -44,7 +44,7 @@ def findings_by_num_ranks(
         num_ranks: of the runs, one after the other.
         variables: added to the environment, which has none of Flyball's.
     """
-    missing = missing_prerequisites(os.environ)
+    missing = missing_prerequisites()
     if missing:
         pytest.skip(f"DeepSpeed cannot run here; missing: {missing}")
     environment = {
@@ -52,17 +52,20 @@ def findings_by_num_ranks(
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
         # Nothing is compiled here, and loading torch's compiler takes a rank seconds.
         "TORCHDYNAMO_DISABLE": "1",
+        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
         **variables,
     }
     log = folder / "ranks.log"
     arguments = [str(folder), *map(str, num_ranks)]
-    with Interruption() as interruption:
-        compile_deepspeed_helper(environment, log=folder / "helper.log", interruption=interruption)
-        with ChildProcess(
+    with (
+        Interruption() as interruption,
+        ChildProcess(
             ["-m", f"tests.integration.{module}", *arguments], environment=environment, log=log
-        ) as run:
-            status = run.wait(interruption, timeout_s=_TIMEOUT_S)
+        ) as run,
+    ):
+        status = run.wait(interruption, timeout_s=_TIMEOUT_S)
     assert status == 0, log.read_text()[-4000:]
+    assert not (folder / "extensions").exists(), "DeepSpeed compiled something"
     return {
         number: [json.loads(_place(folder, number, rank).read_text()) for rank in range(number)]
         for number in num_ranks
@@ -95,6 +98,7 @@ def _run_rank(rank: int, num_ranks: int, folder: Path, scenarios: Scenarios) -> 
     }
     store = f"file://{folder / f'store-of-{num_ranks}'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
+    leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     findings = {}
     for name, found in scenarios():

@@ -18,6 +18,7 @@ import torch.distributed
 from torch import nn
 
 import flyball_integrations.envpipe as deepspeed
+from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
 
 _WIDTH = 8
 _NUM_COMPARED_STEPS = 3
@@ -40,6 +41,7 @@ def main() -> None:
     args = deepspeed.add_config_arguments(parser).parse_args()
 
     torch.set_num_threads(1)
+    leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     model = _model()
     plain, *_ = stock.initialize(args, model=model, model_parameters=model.parameters())

@@ -1,4 +1,4 @@
-"""What both ranks of test_huggingface_stages.py run under torchrun; the test reads the findings.
+"""What both ranks of test_huggingface_stages.py run; the test reads the findings.
 
 Each model is trained whole, as two stages of DeepSpeed and as two stages of torch, from the
 same weights on the same text.
@@ -7,7 +7,6 @@ same weights on the same text.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from deepspeed.pipe import PipelineModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
+from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_integrations.huggingface import (
     build_causal_lm,
     deepspeed_layers,
@@ -144,6 +144,7 @@ def trained_by_torch(config: PretrainedConfig) -> Findings:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     findings = {
         name: {
@@ -169,7 +170,3 @@ def _text() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def _numbers(weight: torch.Tensor) -> list[float]:
     numbers: list[float] = weight.detach().flatten().tolist()
     return numbers
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

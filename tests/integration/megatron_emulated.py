@@ -80,10 +80,13 @@ def main(folder: Path) -> None:
     rank = torch.distributed.get_rank()
     planner_url = os.environ["PLANNER_URL"]
     with PlannerClient(planner_url) as planner, cuda_is_cpu():
-        findings = {
-            "1f1b": _train(planner_url, planner, num_chunks=1, hooks="timers"),
-            "interleaved": _train(planner_url, planner, num_chunks=NUM_CHUNKS, hooks="patch"),
-        }
+        findings: Findings = {}
+        if "1f1b" in os.environ["SCHEDULES"]:
+            findings["1f1b"] = _train(planner_url, planner, num_chunks=1, hooks="timers")
+        if "interleaved" in os.environ["SCHEDULES"]:
+            findings["interleaved"] = _train(
+                planner_url, planner, num_chunks=NUM_CHUNKS, hooks="patch"
+            )
     (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -169,7 +172,3 @@ def _rank_0_says(decision: bool) -> bool:
     said = torch.tensor([int(decision)])
     torch.distributed.broadcast(said, src=0)
     return bool(said.item())
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

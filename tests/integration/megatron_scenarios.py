@@ -1,4 +1,4 @@
-"""What each rank of test_megatron_pipeline.py runs under torchrun; the tests read its findings.
+"""What each rank of test_megatron_pipeline.py runs; the tests read its findings.
 
 Importing Megatron takes seconds, so one run goes through both schedules and both ways of hooking
 and writes a JSON file per rank.
@@ -7,7 +7,6 @@ and writes a JSON file per rank.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -148,7 +147,3 @@ def _gpu(stage: int) -> EmulatedGpu:
 def _num_stages() -> int:
     num_ranks: int = torch.distributed.get_world_size()
     return num_ranks
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

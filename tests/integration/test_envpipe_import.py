@@ -18,7 +18,6 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from flyball_client import routes
 from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
@@ -49,14 +48,11 @@ _CONFIG = {
 def test_a_script_of_envpipes_trains_governed_with_its_import_changed(
     false_nvml: FalseNvml, tmp_path: Path
 ) -> None:
-    missing = missing_prerequisites(os.environ)
+    missing = missing_prerequisites()
     if missing:
         pytest.skip(f"DeepSpeed cannot run here; missing: {missing}")
     with live_planner() as planner, Interruption() as interruption:
         environment = _environment(false_nvml, planner, tmp_path)
-        compile_deepspeed_helper(
-            environment, log=tmp_path / "helper.log", interruption=interruption
-        )
         with _training(environment, tmp_path) as run:
             wait_until(lambda: _is_known(planner) or run.exit_status() is not None)
             if run.exit_status() is None:

@@ -6,13 +6,13 @@ import difflib
 import json
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.two_ranks import run_on_two_ranks
-from tests.planner.live import live_planner
+from tests.planner.live import LivePlanner, live_planner
 
 from flyball_client import routes
 
@@ -30,13 +30,21 @@ Findings = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+def planner() -> Iterator[LivePlanner]:
+    """That of the last example which is run."""
+    with live_planner() as planner:
+        yield planner
+
+
+@pytest.fixture(scope="module")
+def ranks(planner: LivePlanner, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
     """What each rank saw of every example, with a planner's address where nobody listens."""
     folder = tmp_path_factory.mktemp("examples")
+    url = str(planner.http.base_url)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    run_on_two_ranks(folder, str(_RANKS), str(folder), FLYBALL_PLANNER_URL=nobody)
+    run_on_two_ranks(folder, str(_RANKS), str(folder), url, FLYBALL_PLANNER_URL=nobody)
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -88,15 +96,11 @@ def test_a_planner_that_is_away_costs_a_line_a_rank_and_one_for_the_job(
         assert all("planner" in line or "not registered yet" in line for line in warnings)
 
 
-def test_an_example_registers_at_the_planner_that_the_environment_names(tmp_path: Path) -> None:
-    script = str(EXAMPLES / "train_llama_flyball.py")
-    # As many steps as give the ranks time to register, which happens beside the training.
-    sizes = ("--tiny", "--steps", "20", "--microbatches", "3")
-    with live_planner() as planner:
-        url = str(planner.http.base_url)
-        log = run_on_two_ranks(tmp_path, script, *sizes, FLYBALL_PLANNER_URL=url)
-        job = planner.http.get(routes.fill(routes.JOB, job_id="llama")).raise_for_status().json()
-    assert "step 1: loss" in log
+def test_an_example_registers_at_the_planner_that_the_environment_names(
+    planner: LivePlanner, ranks: Sequence[Findings]
+) -> None:
+    job = planner.http.get(routes.fill(routes.JOB, job_id="llama")).raise_for_status().json()
+    assert ranks[0]["with a planner"]["steps"][1].startswith("step 1: loss")
     registered = job["registration"]
     assert (registered["num_stages"], registered["num_microbatches"]) == (2, 3)
     assert registered["emulated"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.two_ranks import run_on_two_ranks
+from tests.integration.torch_launch import findings_of_ranks
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 pytest.importorskip("transformers", reason="needs the extra 'huggingface'")
@@ -25,8 +24,7 @@ Findings = dict[str, Any]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
     """What each of the two ranks found."""
     folder = tmp_path_factory.mktemp("huggingface")
-    run_on_two_ranks(folder, str(_SCENARIOS), str(folder))
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return findings_of_ranks(_SCENARIOS, folder, num_ranks=2, timeout_s=500)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -13,7 +13,6 @@ from tests.integration.torch_launch import findings_of_ranks
 if find_spec("megatron") is None:
     pytest.skip("needs megatron-core", allow_module_level=True)
 
-_ROOT = Path(__file__).parents[2]
 _SCENARIOS = Path(__file__).with_name("megatron_scenarios.py")
 _WAYS = ("patch", "timers")
 
@@ -66,7 +65,6 @@ def ranks(
         tmp_path_factory.mktemp("megatron"),
         num_ranks=request.param,
         timeout_s=200,
-        environment={"PYTHONPATH": str(_ROOT)},
     )
 
 

@@ -22,7 +22,6 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from flyball_integrations.demo.child_process import ChildProcess
 from flyball_integrations.demo.clock_witness import read_witnessed_clocks
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
@@ -58,7 +57,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    missing = missing_prerequisites(os.environ)
+    missing = missing_prerequisites()
     if missing:
         pytest.skip(f"DeepSpeed cannot run here; missing: {missing}")
     folder = tmp_path_factory.mktemp("two-nodes")
@@ -77,7 +76,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def _train(nodes: TwoNodes, folder: Path, interruption: Interruption) -> None:
     environment = child_environment(os.environ) | {"FLYBALL_TOKEN": "a-token"}
-    compile_deepspeed_helper(environment, log=folder / "helper.log", interruption=interruption)
     first = nodes.nodes[0]
     url = f"http://{first.address}:{nodes.planner_port}"
     where = ("--host", first.address, "--port", str(nodes.planner_port))

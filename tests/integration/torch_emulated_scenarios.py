@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -320,7 +319,3 @@ def _profile(
     chunks: tuple[StageProfile, ...] = (),
 ) -> StageProfile:
     return StageProfile(points=points, num_ranks_per_stage=(1,) * num_ranks, chunks=chunks)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

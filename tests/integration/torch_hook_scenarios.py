@@ -1,4 +1,4 @@
-"""What each rank of test_torch_pipelining.py runs under torchrun; the tests read its findings.
+"""What each rank of test_torch_pipelining.py runs; the tests read its findings.
 
 Starting ranks takes seconds, so one run goes through all schedules in a few tiny steps each and
 writes a JSON file per rank.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -363,7 +362,3 @@ def main(folder: Path) -> None:
     (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -12,6 +12,8 @@ from flyball_integrations.demo.child_process import ChildProcess
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment
 
+_ROOT = Path(__file__).parents[2]
+
 
 def findings_of_ranks(
     script: Path,
@@ -21,18 +23,25 @@ def findings_of_ranks(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """What each rank wrote into `folder/rank-N.json`, by rank."""
-    log = folder / "torchrun.log"
+    """What each rank wrote into `folder/rank-N.json`, by rank.
+
+    Args:
+        script: in this folder; its `main(folder)` is what a rank runs.
+        folder: for findings and logs.
+        num_ranks: forks of one process.
+        timeout_s: for all of them.
+        environment: added to the environment, which has none of Flyball's.
+    """
+    log = folder / "ranks.log"
+    path = {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
     with (
         Interruption() as interruption,
         ChildProcess(
             [
-                *("-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
-                *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
-                *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "torchrun")),
-                *(str(script), str(folder)),
+                *("-m", "tests.integration.forked_ranks"),
+                *(script.stem, str(folder), str(num_ranks)),
             ],
-            environment=child_environment(os.environ) | dict(environment or {}),
+            environment=child_environment(os.environ) | path | dict(environment or {}),
             log=log,
         ) as run,
     ):

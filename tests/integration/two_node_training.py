@@ -27,6 +27,7 @@ from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.planner_client import PlannerClient
 from flyball_integrations.deepspeed_pipeline import attach, detach
 from flyball_integrations.demo.clock_witness import ClockWitness
+from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
@@ -63,6 +64,7 @@ def profile() -> StageProfile:
 
 def main(folder: Path, planner_url: str) -> None:
     torch.set_num_threads(1)
+    leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     engine = _engine()
     gpu = EmulatedGpu(

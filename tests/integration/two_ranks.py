@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
 
@@ -23,14 +22,14 @@ def run_on_two_ranks(folder: Path, *command: str, **variables: str) -> str:
         command: the script and its arguments.
         variables: added to the environment, which has none of Flyball's.
     """
-    missing = missing_prerequisites(os.environ)
+    missing = missing_prerequisites()
     if missing:
         pytest.skip(f"DeepSpeed cannot run here; missing: {missing}")
     environment = child_environment(os.environ) | variables
     log = folder / "torchrun.log"
-    with Interruption() as interruption:
-        compile_deepspeed_helper(environment, log=folder / "helper.log", interruption=interruption)
-        with ChildProcess(
+    with (
+        Interruption() as interruption,
+        ChildProcess(
             [
                 *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
                 *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
@@ -39,7 +38,8 @@ def run_on_two_ranks(folder: Path, *command: str, **variables: str) -> str:
             ],
             environment=environment,
             log=log,
-        ) as run:
-            status = run.wait(interruption, timeout_s=_TIMEOUT_S)
+        ) as run,
+    ):
+        status = run.wait(interruption, timeout_s=_TIMEOUT_S)
     assert status == 0, log.read_text()[-4000:]
     return log.read_text()

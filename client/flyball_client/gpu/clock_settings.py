@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flyball_client.gpu._base import SmClockRange
-from flyball_client.gpu.zeusd_connection import check_endpoint, check_token
+from flyball_client.gpu.zeusd_endpoint import check_endpoint, check_token
 
 _CONTROLS = ("auto", "nvml", "zeusd")
 

@@ -19,7 +19,6 @@ from flyball_client.gpu._base import (
 )
 from flyball_client.gpu.clock_settings import ClockSettings
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
-from flyball_client.gpu.zeusd import ZeusdGpu
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +38,9 @@ def open_gpu(address: GpuAddress) -> GpuDevice:
         return NvmlGpu.open(uuid=address.uuid, return_range=address.return_range)
     if address.endpoint is None:
         raise ValueError(f"the address of {address.uuid} does not say where zeusd is")
+    # Its HTTP would take a third of the start of a governor, which mostly needs NVML alone.
+    from flyball_client.gpu.zeusd import ZeusdGpu  # noqa: PLC0415
+
     return ZeusdGpu.open(
         uuid=address.uuid,
         endpoint=address.endpoint,

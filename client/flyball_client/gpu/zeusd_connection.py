@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import re
 import socket
 from dataclasses import dataclass
 from typing import Any
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
-
-DEFAULT_PORT = 4938
+from flyball_client.gpu.zeusd_endpoint import check_endpoint, check_token, parse_endpoint
 
 # What zeusd answers is a few hundred bytes; whatever is longer is not read.
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_TEXT_LENGTH = 200
-_LABEL = r"[A-Za-z0-9_-]{1,63}"
-_HOST_AND_PORT = re.compile(rf"(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?")
 
 # status -> (error, what to do)
 _REFUSALS: dict[int, tuple[type[GpuError], str]] = {
@@ -156,7 +152,7 @@ class ZeusdConnection:
         return ZeusdAnswer(status=response.status, body=body)
 
     def _new(self) -> http.client.HTTPConnection:
-        place = _parse_endpoint(self.endpoint)
+        place = parse_endpoint(self.endpoint)
         if place is None:
             return _UnixConnection(self.endpoint, timeout_s=self._timeout_s)
         host, port = place
@@ -209,39 +205,6 @@ class _UnixConnection(http.client.HTTPConnection):
             sock.close()
             raise
         self.sock = sock
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Whether it is the path of a socket, or `HOST:PORT`.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    _parse_endpoint(endpoint)
-
-
-def check_token(token: str) -> None:
-    """Whether it can be sent.
-
-    Raises:
-        ValueError: it cannot; the text does not show it.
-    """
-    if not (token.isascii() and token.isprintable() and token.strip()):
-        raise ValueError("zeusd's token must be printable ASCII")
-
-
-def _parse_endpoint(endpoint: str) -> tuple[str, int] | None:
-    """Host and port; None: the path of a Unix socket."""
-    if "/" in endpoint and endpoint.isprintable():
-        return None
-    found = _HOST_AND_PORT.fullmatch(endpoint)
-    port = int(found[2] or DEFAULT_PORT) if found else 0
-    if found is None or not 0 < port < 1 << 16:
-        raise ValueError(
-            "zeusd's address must be the path of a socket or HOST:PORT,"
-            f" not {endpoint[:_MAX_TEXT_LENGTH]!r}"
-        )
-    return found[1].strip("[]"), port
 
 
 def _not_there(where: str, why: str) -> GpuNotFoundError:

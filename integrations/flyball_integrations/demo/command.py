@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -58,7 +57,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    missing = missing_prerequisites(os.environ)
+    missing = missing_prerequisites()
     if missing:
         raise CommandError(f"missing: {'; '.join(missing)}")
     try:

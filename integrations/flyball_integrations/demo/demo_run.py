@@ -8,7 +8,6 @@ from collections.abc import Callable
 from flyball_client.errors import PlannerError
 from flyball_client.planner_client import PlannerClient
 from flyball_integrations.demo.clock_witness import read_witnessed_clocks
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.measurement import measure
 from flyball_integrations.demo.options import NUM_STAGES, DemoOptions, demo_profile
@@ -57,9 +56,6 @@ def run_demo(
     environment = child_environment(os.environ)
     profile_csv = write_stage_profile(demo_profile())
     folder.profile_csv.write_text(profile_csv)
-    with progress:
-        progress.say("preparing DeepSpeed's helper (compiled the first time, half a minute)")
-        compile_deepspeed_helper(environment, log=folder.helper_log, interruption=interruption)
     with start_planner(folder, environment) as planner:
         try:
             with progress:

@@ -43,11 +43,6 @@ class RunFolder:
         return self.path / "torchrun.log"
 
     @property
-    def helper_log(self) -> Path:
-        """All that compiling DeepSpeed's helper printed."""
-        return self.path / "deepspeed-helper.log"
-
-    @property
     def profile_csv(self) -> Path:
         """The stage profile of the emulated pipeline."""
         return self.path / "profile.csv"

@@ -15,6 +15,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_integrations.deepspeed_pipeline import attach, detach
 from flyball_integrations.demo.clock_witness import ClockWitness
+from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_integrations.demo.language_model import (
     language_model_layers,
     next_token_loss,
@@ -73,6 +74,7 @@ def train(folder: RunFolder, options: DemoOptions, *, planner_url: str) -> None:
 def _pipeline_engine(options: DemoOptions) -> PipelineEngine:
     torch.set_num_threads(1)
     torch.manual_seed(_SEED)
+    leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     model = PipelineModule(
         layers=language_model_layers(),

@@ -13,8 +13,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scipy.special import stdtrit
-
 _PROBABILITY = 0.975
 
 
@@ -67,6 +65,9 @@ class MeanEstimate:
 
 def quantile_of_t(degrees_of_freedom: float) -> float:
     """What Student's t stays below with a probability of 97.5 %."""
+    # Loaded with the first interval, which a planner gives long after its start.
+    from scipy.special import stdtrit  # noqa: PLC0415
+
     return float(stdtrit(degrees_of_freedom, _PROBABILITY))
 
 

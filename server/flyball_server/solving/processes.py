@@ -191,7 +191,8 @@ class _Process:
         # A fork of the planner would hold its locks and listen on its socket.
         context = multiprocessing.get_context("forkserver")
         with _CHILDREN:
-            context.set_forkserver_preload([worker.__name__])
+            # numba, which all will need, would else be loaded by each anew.
+            context.set_forkserver_preload([worker.__name__, "numba"])
             self._connection, theirs = context.Pipe()
             self._process = context.Process(
                 target=worker.serve, args=(theirs,), name="flyball-planning", daemon=True

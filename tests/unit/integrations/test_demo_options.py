@@ -47,7 +47,7 @@ def test_a_bad_size_ends_the_command_before_anything_starts(
     def start(*_: object, **__: object) -> int:
         raise AssertionError("the demo was started")
 
-    monkeypatch.setattr(command, "missing_prerequisites", lambda _: [])
+    monkeypatch.setattr(command, "missing_prerequisites", list)
     monkeypatch.setattr(command, "_run_in", start)
     parser = argparse.ArgumentParser()
     command.COMMAND.configure(parser)

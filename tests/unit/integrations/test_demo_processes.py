@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flyball_integrations.demo import deepspeed_helper
 from flyball_integrations.demo.child_process import ChildProcess
 from flyball_integrations.demo.clock_witness import read_witnessed_clocks
-from flyball_integrations.demo.deepspeed_helper import compile_deepspeed_helper
 from flyball_integrations.demo.demo_errors import DemoFailedError
 from flyball_integrations.demo.interruption import Interruption
 from flyball_integrations.demo.process_tree import kill_tree
@@ -129,56 +127,6 @@ def test_an_interruption_gives_the_signals_back() -> None:
     with Interruption():
         assert signal.getsignal(signal.SIGINT) != before[0]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def _fake_build(text: str) -> str:
-    """A build that writes a library of this text where DeepSpeed's would be."""
-    return (
-        "import os, pathlib; folder = pathlib.Path(os.environ['TORCH_EXTENSIONS_DIR'], 'helper');"
-        f" folder.mkdir(exist_ok=True); (folder / 'helper.so').write_text({text!r})"
-    )
-
-
-def _compile(folder: Path) -> None:
-    environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(folder)}
-    with Interruption() as interruption:
-        compile_deepspeed_helper(
-            environment, log=folder.with_name("helper.log"), interruption=interruption
-        )
-
-
-def test_the_helper_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = tmp_path / "extensions" / "helper" / "helper.so"
-    monkeypatch.setattr(deepspeed_helper, "_BUILD", _fake_build("first"))
-    _compile(tmp_path / "extensions")
-    monkeypatch.setattr(deepspeed_helper, "_BUILD", _fake_build("second"))
-    _compile(tmp_path / "extensions")
-
-    assert library.read_text() == "first"
-
-
-def test_a_lock_left_by_a_killed_build_is_removed_and_the_build_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "extensions" / "helper"
-    folder.mkdir(parents=True)
-    (folder / "helper.so").write_text("half wri")
-    (folder / "lock").touch()
-    monkeypatch.setattr(deepspeed_helper, "_BUILD", _fake_build("whole"))
-    _compile(tmp_path / "extensions")
-
-    assert (folder / "helper.so").read_text() == "whole"
-    assert not (folder / "lock").exists()
-
-
-def test_a_helper_that_cannot_be_compiled_shows_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deepspeed_helper, "_BUILD", "raise SystemExit('no compiler, alas')")
-
-    with pytest.raises(DemoFailedError, match=r"cannot be compiled") as failure:
-        _compile(tmp_path / "extensions")
-    assert failure.value.log_tail == "no compiler, alas"
 
 
 @pytest.mark.parametrize(
