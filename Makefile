@@ -1,4 +1,5 @@
-# Two commands need nothing but Python 3.11 with venv, make and g++: `make demo`, `make test`.
+# Two commands need nothing but Python 3.11 with venv and make: `make demo`, `make test`. The second
+# needs gcc too.
 # PIP_ARGS names an index or a CPU build of torch, where the default one is not wanted:
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
@@ -16,16 +17,17 @@ BIN := $(VENV)/bin
 # The oldest DeepSpeed that is supported, in an environment of its own.
 OLDEST_DEEPSPEED := 0.15.4
 OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
-# DeepSpeed's helper is compiled at its first start and looks for ninja on PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Set, it would let each of some hundred processes compile every module of ours anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-oldest check bench soak screenshots docs serve wheel clean prerequisites
+.PHONY: demo test test-oldest check bench soak screenshots docs serve wheel clean prerequisites compiler
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
 # Two files at a time: many tests wait for emulated GPUs. PYTEST_ARGS="-n 0" runs one by one.
-test: $(VENV)/installed
+test: compiler $(VENV)/installed
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # All that touches DeepSpeed, on the oldest one: some five minutes.
@@ -91,8 +93,10 @@ prerequisites:
 	  || { echo "missing: Python 3.11 or newer as '$(PYTHON)' (or say make PYTHON=python3.11)" >&2; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 	  || { echo "missing: Python's venv module (Debian: apt-get install python3-venv)" >&2; exit 2; }
-	@command -v g++ >/dev/null \
-	  || { echo "missing: g++, with which DeepSpeed compiles a helper (Debian: apt-get install g++)" >&2; exit 2; }
+
+compiler:
+	@command -v gcc >/dev/null || command -v cc >/dev/null \
+	  || { echo "missing: gcc, with which the tests build a false NVML (Debian: apt-get install gcc libc6-dev)" >&2; exit 2; }
 
 # torch first and pinned: asked for by deepspeed alone, pip would take its newest CUDA build.
 $(VENV)/installed: pyproject.toml | prerequisites

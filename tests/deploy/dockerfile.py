@@ -26,6 +26,7 @@ class Image:
         health_command: what HEALTHCHECK runs.
         copied: (from, to) of each COPY from the build context, in any stage.
         requirement: what the build stage installs, with its extras.
+        compiling: the shell's line with which the build stage compiles the solver.
     """
 
     environment: dict[str, str]
@@ -37,6 +38,7 @@ class Image:
     health_command: tuple[str, ...]
     copied: tuple[tuple[str, str], ...]
     requirement: str
+    compiling: str
 
 
 def read_dockerfile(file: Path) -> Image:
@@ -49,7 +51,7 @@ def read_dockerfile(file: Path) -> Image:
     environment = dict(word.split("=", 1) for word in shlex.split(final["ENV"]))
     environment["PATH"] = environment["PATH"].replace("$PATH", BASE_PATH)
     copies = [words[1] for words in instructions if words[0] == "COPY"]
-    runs = " ".join(words[1] for words in instructions[:last] if words[0] == "RUN")
+    installing, compiling = (words[1] for words in instructions[:last] if words[0] == "RUN")
     return Image(
         environment=environment,
         user=final["USER"],
@@ -59,10 +61,11 @@ def read_dockerfile(file: Path) -> Image:
         process=(*json.loads(final["ENTRYPOINT"]), *json.loads(final["CMD"])),
         health_command=tuple(json.loads(final["HEALTHCHECK"].partition("CMD ")[2])),
         copied=tuple(pair for line in copies if "--from" not in line for pair in _pairs(line)),
-        requirement=runs.rpartition("wheels/")[2].strip(' "'),
+        requirement=installing.rpartition("wheels/")[2].strip(' "'),
+        compiling=compiling,
     )
 
 
 def _pairs(line: str) -> list[tuple[str, str]]:
-    *sources, target = line.split()
+    *sources, target = (word for word in line.split() if not word.startswith("--"))
     return [(source, target) for source in sources]

@@ -113,6 +113,7 @@ def unit_lines(section: str) -> list[tuple[str, str]]:
         ("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"),
         ("yamllint", "--strict", "-c", "deploy/.yamllint.yml", "docker-compose.yml", "deploy"),
         ("shellcheck", "deploy/slurm/train.sbatch"),
+        ("shellcheck", "deploy/docker/start.sh"),
         ("kubernetes-validate", "--strict", *(str(file) for file in KUBERNETES)),
     ],
     ids=lambda command: command[0],

@@ -15,8 +15,6 @@ from flyball_server.planning.frontier.event_network import (
     FloatArray,
     build_network,
 )
-from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
-from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.reserve import with_reserve
@@ -39,6 +37,8 @@ MOST_COUNTED = 9_000
 # In a tiny pipeline a single clock matters, and a single annealing may miss it: of so many
 # instructions or fewer, several attempts, with other random numbers.
 TINY_INSTRUCTIONS, MAX_ATTEMPTS = 64, 8
+# Bounds are up to this share below the optimum that they prove: no plan is to be sought there.
+AS_GOOD_AS_THE_BOUND = 1e-9
 # A plan of a whole frontier starts near its neighbour, and needs fewer.
 SWEEP_MOVES_PER_INSTRUCTION = {Effort.LOW: 0, Effort.NORMAL: 2, Effort.HIGH: 300}
 
@@ -126,7 +126,7 @@ class DeadlineSolver:
             return self._relaxation.solve(deadline_s)
         except ArithmeticError:
             # Never seen but in tests. A general solver takes longer, and a plan is owed.
-            self._relaxation = HighsRelaxation(self._network)
+            self._relaxation = _highs_relaxation(self._network)
             return self._relaxation.solve(deadline_s)
 
     def bound_j(self, relaxed: RelaxedOptimum) -> float:
@@ -198,14 +198,7 @@ class DeadlineSolver:
         neighbour: DeadlinePlan | None,
     ) -> DeadlinePlan:
         deadline_s = relaxed.deadline_s
-        rounded = rounding.round_down(self._finish_s(relaxed), deadline_s)
-        rounded = min(
-            (
-                rounding.improve(rounded, deadline_s, num_moves, is_hot=True, seed=seed)
-                for seed in range(SEED, SEED + self._num_attempts)
-            ),
-            key=lambda attempt: attempt.cost_j,
-        )
+        rounded = self._annealed(rounding, relaxed, num_moves)
         if neighbour is not None:
             factor = deadline_s / neighbour.relaxed.deadline_s
             stretched = rounding.stretch(neighbour.rounded, factor)
@@ -223,6 +216,17 @@ class DeadlineSolver:
             energy_j=as_measured.cost_j,
         )
 
+    def _annealed(self, rounding: Rounding, relaxed: RelaxedOptimum, num_moves: int) -> RoundedPlan:
+        """The best of the attempts; none follows a plan that is as good as the bound."""
+        deadline_s = relaxed.deadline_s
+        begun = best = rounding.round_down(self._finish_s(relaxed), deadline_s)
+        for seed in range(SEED, SEED + self._num_attempts):
+            if best.cost_j <= relaxed.lower_bound_j * (1 + AS_GOOD_AS_THE_BOUND):
+                break
+            attempt = rounding.improve(begun, deadline_s, num_moves, is_hot=True, seed=seed)
+            best = min(best, attempt, key=lambda plan: plan.cost_j)
+        return best
+
     def _finish_s(self, relaxed: RelaxedOptimum) -> FloatArray:
         """Per node, when the relaxed optimum finishes it, s."""
         finish_s: FloatArray = relaxed.event_time_s[self._network.head[: self.num_instructions]]
@@ -235,5 +239,17 @@ def choose_relaxation(network: EventNetwork) -> Relaxation:
         try:
             return ParametricRelaxation(network)
         except ArithmeticError:
-            return HighsRelaxation(network)
+            return _highs_relaxation(network)
+    # scipy is loaded for large pipelines alone: it takes as long as a small one's whole plan.
+    from flyball_server.planning.frontier.interior_point import (  # noqa: PLC0415
+        InteriorPointRelaxation,
+    )
+
     return InteriorPointRelaxation(network)
+
+
+def _highs_relaxation(network: EventNetwork) -> Relaxation:
+    # As with scipy: hardly ever needed, and slow to load.
+    from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation  # noqa: PLC0415
+
+    return HighsRelaxation(network)

@@ -35,6 +35,7 @@ def profile_of(file: str) -> StageProfile:
     return read_stage_profile(PUBLISHED / file)
 
 
+@cache
 def plan_of(
     file: str, blocking_power_w: float, num_microbatches: int, target: str = "fastest"
 ) -> FrequencyPlan:
