@@ -23,7 +23,8 @@ from flyball_server.jobs.history import HistoryMemory, plan_summaries
 from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.rest.timeline_answers import TimelineAnswers, uncompressed
 from tiled_profile import tile_profile
@@ -164,7 +165,7 @@ def _plan(profile: StageProfile, num_microbatches: int) -> FrequencyPlan:
 
     def drawn(stage: int, item: PlannedInstruction) -> PlannedInstruction:
         point = chance.choice(profile.points[stage, item.kind])
-        return replace(item, frequency_mhz=point.frequency_mhz)
+        return item._replace(frequency_mhz=point.frequency_mhz)
 
     return replace(
         plan,

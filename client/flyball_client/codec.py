@@ -212,6 +212,9 @@ def _tuple(members: tuple[Any, ...], data: object, path: str) -> tuple[object, .
         raise CodecError(f"{path} must be a list, not {_describe(data)}")
     items = cast("list[object]", data)
     if len(members) == 2 and members[1] is Ellipsis:
+        taken = _taken(members[0], items)
+        if taken is not None:
+            return taken
         kinds = (members[0],) * len(items)
     elif len(members) == len(items):
         kinds = members
@@ -219,6 +222,36 @@ def _tuple(members: tuple[Any, ...], data: object, path: str) -> tuple[object, .
         raise CodecError(f"{path} must have {len(members)} items, not {len(items)}")
     pairs = zip(kinds, items, strict=True)
     return tuple(_decode(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(pairs))
+
+
+def _taken(kind: object, items: Sequence[object]) -> tuple[object, ...] | None:
+    """The items where all are as they should be; None: look at one after the other.
+
+    A plan has tens of thousands of numbers: no path is made for them, nor a call.
+    """
+    plain = _plain_types(kind)
+    if plain is not None:
+        return tuple(items) if plain.issuperset(map(type, items)) else None
+    if kind is float:
+        is_good = set(map(type, items)) == {float} and all(
+            map(math.isfinite, cast("Sequence[float]", items))
+        )
+        return tuple(items) if is_good else None
+    within = get_args(kind) if get_origin(kind) is tuple else ()
+    plain = _plain_types(within[0]) if len(within) == 2 and within[1] is Ellipsis else None
+    if plain is None or set(map(type, items)) != {list}:
+        return None
+    lists = cast("Sequence[list[object]]", items)
+    are_good = all(plain.issuperset(map(type, item)) for item in lists)
+    return tuple(map(tuple, lists)) if are_good else None
+
+
+@functools.cache
+def _plain_types(target: Hashable) -> frozenset[object] | None:
+    """The types of what is taken as it is, where `target` allows nothing else."""
+    is_union = get_origin(target) in {Union, types.UnionType}
+    members = get_args(target) if is_union else (target,)
+    return frozenset(members) if _PLAIN.issuperset(members) else None
 
 
 def _dict(members: tuple[Any, ...], data: object, path: str) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from collections.abc import Iterator
@@ -63,6 +64,15 @@ def _ended_by_sigterm_as_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _spare_garbage_collection() -> None:
+    """What is there by now stays: looking through it for garbage takes a tenth of a second.
+
+    That would come when a large plan does, with ranks waiting for it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class _PlannerServer(uvicorn.Server):
     """uvicorn, which also says where it listens and does not wait for long polls at its end."""
 
@@ -74,6 +84,7 @@ class _PlannerServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            _spare_garbage_collection()
             print(
                 f"Flyball planner listening on {self._address} (API: {self._address}{DOCS})",
                 flush=True,

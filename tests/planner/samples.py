@@ -12,7 +12,8 @@ from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest
 
 MOMENT = datetime(2026, 1, 5, 9, 30, 0, 123456, tzinfo=UTC)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.control import InForce
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
-from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction
+from flyball_server.planning.plan import DataParallelPlan
+from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.probe_plan import ProbePlan
 
 
@@ -80,20 +81,15 @@ def intended_times_s(
         pace.kind: pace.slowdown for pace in planned_for.stage_paces if pace.stage == rank.stage
     }
     # Instructions are many, kinds and clocks few.
-    of_alike: dict[tuple[str, int, int], float | None] = {}
-    times_s: list[float] = []
-    for instruction in instructions:
-        alike = (instruction.kind, instruction.chunk, instruction.frequency_mhz)
-        if alike not in of_alike:
-            points = _points(profile, rank.stage, instruction)
-            time_s = _time_s(points, instruction.frequency_mhz)
-            drift = drifts.get(str(instruction.kind), 1.0)
-            of_alike[alike] = None if time_s is None else time_s * slowdown * drift
-        intended_s = of_alike[alike]
-        if intended_s is None:
+    alikes = [(kind, chunk, clock_mhz) for kind, _microbatch, clock_mhz, chunk in instructions]
+    of_alike: dict[tuple[InstructionKind, int, int], float] = {}
+    for alike, instruction in dict(zip(alikes, instructions, strict=True)).items():
+        points = _points(profile, rank.stage, instruction)
+        time_s = _time_s(points, instruction.frequency_mhz)
+        if time_s is None:
             return None
-        times_s.append(intended_s)
-    return tuple(times_s)
+        of_alike[alike] = time_s * slowdown * drifts.get(str(instruction.kind), 1.0)
+    return tuple(map(of_alike.__getitem__, alikes))
 
 
 def _points(

@@ -31,7 +31,8 @@ from flyball_server.jobs.rank_part import (
 from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store import JobReader
-from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction
+from flyball_server.planning.plan import DataParallelPlan
+from flyball_server.planning.planned_instructions import PlannedInstruction
 
 _LOG = logging.getLogger(__name__)
 

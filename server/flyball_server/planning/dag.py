@@ -12,11 +12,17 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import Instruction, Schedule
+from flyball_server.planning.schedules.virtual_stages import VirtualStages
 
 NONE = -1  # "no predecessor" in the arrays below
+AlikeNodes = tuple[int, InstructionKind, int]
+"""Stage, kind and chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,26 @@ class DependencyDag:
         """Each stage's last node; what ends an iteration is among them."""
         followed = set(self.order_predecessor)
         return tuple(node for node in range(self.num_nodes) if node not in followed)
+
+    @functools.cached_property
+    def order_array(self) -> NDArray[np.int64]:
+        """`topological_order`, for compiled code; shape (num_nodes,)."""
+        return np.array(self.topological_order, dtype=np.int64)
+
+    @functools.cached_property
+    def predecessor_array(self) -> NDArray[np.int64]:
+        """`order_predecessor` and `data_predecessor`, likewise; shape (2, num_nodes)."""
+        return np.array([self.order_predecessor, self.data_predecessor], dtype=np.int64)
+
+    @functools.cached_property
+    def alike(self) -> tuple[tuple[AlikeNodes, ...], tuple[int, ...]]:
+        """What nodes that a profile has the same points for have in common, and per node which."""
+        keys = [
+            (stage, instruction.kind, instruction.chunk)
+            for stage, instruction in zip(self.stage, self.instruction, strict=True)
+        ]
+        number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        return tuple(number), tuple(map(number.__getitem__, keys))
 
     def predecessors(self, node: int) -> tuple[int, ...]:
         """The nodes that must finish before this one starts."""
@@ -90,33 +116,44 @@ _BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
 
 
 def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
-    number = {node: index for index, node in enumerate(nodes)}
-    virtual_stages = schedule.virtual_stages
-    holder = {
-        virtual: (stage, chunk)
-        for stage, of_stage in enumerate(virtual_stages)
-        for chunk, virtual in enumerate(of_stage)
+    number: dict[tuple[int, tuple[InstructionKind, int, int]], int] = {
+        node: index for index, node in enumerate(nodes)
     }
+    alike = {(stage, kind, chunk) for stage, (kind, _, chunk) in nodes}
+    sources = {one: _sources(one, schedule.virtual_stages) for one in alike}
+    data_predecessor: list[int] = []
+    for stage, (kind, microbatch, chunk) in nodes:
+        predecessor = NONE
+        for before, of_kind, its_chunk in sources[stage, kind, chunk]:
+            # Microbatches are many, and a plain tuple is found as an Instruction is.
+            predecessor = number.get((before, (of_kind, microbatch, its_chunk)), NONE)
+            if predecessor != NONE:
+                break
+        data_predecessor.append(predecessor)
+    return data_predecessor
 
-    def source_of(stage: int, instruction: Instruction) -> int:
-        kind, microbatch, chunk = instruction
-        virtual = virtual_stages[stage][chunk]
-        own_forward = (stage, Instruction(InstructionKind.FORWARD, microbatch, chunk))
-        if kind is InstructionKind.FORWARD:
-            if virtual == 0:
-                return NONE
-            before, its_chunk = holder[virtual - 1]
-            return number[before, Instruction(kind, microbatch, its_chunk)]
-        if kind is InstructionKind.BACKWARD_WEIGHT:
-            return number[stage, Instruction(InstructionKind.BACKWARD_INPUT, microbatch, chunk)]
-        if kind is InstructionKind.RECOMPUTE or virtual == len(holder) - 1:
-            return number[own_forward]
-        after, its_chunk = holder[virtual + 1]
-        sources = [(after, Instruction(of_kind, microbatch, its_chunk)) for of_kind in _BACKWARDS]
-        # A schedule is complete: one of them is always there.
-        return next(number[source] for source in sources if source in number)
 
-    return [source_of(stage, instruction) for stage, instruction in nodes]
+def _sources(one: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes, ...]:
+    """What may make the input of such nodes; a schedule is complete: for each one of them does."""
+    stage, kind, chunk = one
+    virtual = virtual_stages[stage][chunk]
+    if kind is InstructionKind.FORWARD:
+        return () if virtual == 0 else (_place_of(virtual - 1, virtual_stages, kind),)
+    if kind is InstructionKind.BACKWARD_WEIGHT:
+        return ((stage, InstructionKind.BACKWARD_INPUT, chunk),)
+    is_last = virtual == sum(map(len, virtual_stages)) - 1
+    if kind is InstructionKind.RECOMPUTE or is_last:
+        return ((stage, InstructionKind.FORWARD, chunk),)
+    return tuple(_place_of(virtual + 1, virtual_stages, of_kind) for of_kind in _BACKWARDS)
+
+
+def _place_of(virtual: int, virtual_stages: VirtualStages, kind: InstructionKind) -> AlikeNodes:
+    """Instructions of this kind on a virtual stage."""
+    return next(
+        (stage, kind, of_stage.index(virtual))
+        for stage, of_stage in enumerate(virtual_stages)
+        if virtual in of_stage
+    )
 
 
 def _topological_order(

@@ -15,6 +15,7 @@ from typing import TypeVar
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.dag import NONE, DependencyDag
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.finish_times import predicted_time_and_energy
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
 from flyball_server.planning.planner import (
@@ -38,7 +39,6 @@ from flyball_server.planning.simulator import (
     Simulation,
     iteration_energy_j,
     simulate,
-    time_and_energy,
 )
 
 ItemT = TypeVar("ItemT")
@@ -162,8 +162,8 @@ def plan_models(
     joint = join_pipelines(models)
     report(SEARCHING)
     choice = _choose(request, models, joint)
-    iteration_time_s, energy_j = time_and_energy(joint, choice.assignment)
-    baseline_time_s, baseline_energy_j = time_and_energy(joint, joint.baseline())
+    iteration_time_s, energy_j = predicted_time_and_energy(joint, choice.assignment)
+    baseline_time_s, baseline_energy_j = predicted_time_and_energy(joint, joint.baseline())
     return DataParallelPlan(
         policy=request.policy,
         reconfigure=request.reconfigure,
@@ -205,7 +205,7 @@ def planned_pipelines(
     return tuple(
         PlannedPipeline(
             dp_rank=stands_for[0],
-            iteration_time_s=time_and_energy(model, assignment)[0],
+            iteration_time_s=predicted_time_and_energy(model, assignment)[0],
             energy_j=iteration_energy_j(model, assignment, iteration_time_s),
             stages=planned_stages(model, assignment),
             dp_ranks=stands_for if len(stands_for) > 1 else (),

@@ -12,23 +12,31 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.dag import DependencyDag
 from flyball_server.planning.frontier.compilation import compiled_function
-from flyball_server.planning.simulator import earliest_finish_s, latest_finish_s
+from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.simulator import (
+    earliest_finish_s,
+    iteration_energy_j,
+    latest_finish_s,
+)
 
 # Below, Python is about as fast, and nothing need be loaded.
 COMPILED_FROM = 4_000
 
 
 class FinishTimes:
-    """Finish times of one DAG for whatever durations."""
+    """Finish times of one DAG for whatever durations.
 
-    def __init__(self, dag: DependencyDag) -> None:
+    Args:
+        dag: whose nodes they are.
+        compiled_from: with so many nodes, by compiled code; None: COMPILED_FROM.
+    """
+
+    def __init__(self, dag: DependencyDag, *, compiled_from: int | None = None) -> None:
         self._dag = dag
-        self._is_compiled = dag.num_nodes >= COMPILED_FROM
+        least = COMPILED_FROM if compiled_from is None else compiled_from
+        self._is_compiled = dag.num_nodes >= least
         if self._is_compiled:
-            self._order = np.array(dag.topological_order, dtype=np.int64)
-            self._predecessors = np.array(
-                [dag.order_predecessor, dag.data_predecessor], dtype=np.int64
-            )
+            self._order, self._predecessors = dag.order_array, dag.predecessor_array
 
     def earliest_s(self, durations_s: Sequence[float]) -> list[float]:
         """Per node, when it finishes if all start as early as they can, s."""
@@ -47,6 +55,15 @@ class FinishTimes:
             self._order, self._predecessors, durations, iteration_time_s
         ).tolist()
         return finish_s
+
+
+def predicted_time_and_energy(
+    model: PipelineModel, assignment: Sequence[int]
+) -> tuple[float, float]:
+    """Iteration time, s, and energy, J: to the last bit as the simulator has them."""
+    durations_s = model.durations_s(assignment)
+    iteration_time_s = max(FinishTimes(model.dag).earliest_s(durations_s))
+    return iteration_time_s, iteration_energy_j(model, assignment, iteration_time_s)
 
 
 @compiled_function

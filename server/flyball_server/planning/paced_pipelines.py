@@ -155,24 +155,21 @@ def pace_classes(
 
 def paced_model(model: PipelineModel, paces: Sequence[Pace], *, share: float) -> PipelineModel:
     """The model with these paces, of such a share of the ranks that the profile merges."""
-    made: dict[tuple[int, InstructionKind, int], tuple[OperatingPoint, ...]] = {}
-    for stage, instruction, points in zip(
-        model.dag.stage, model.dag.instruction, model.points, strict=True
-    ):
-        key = (stage, instruction.kind, instruction.chunk)
-        if key not in made:
-            slowdown = math.prod(
-                pace.slowdown
-                for pace in paces
-                if pace.stage == stage and pace.kind in (None, instruction.kind)
-            )
-            made[key] = _paced_points(points, slowdown, share)
+    alike, alike_of_node = model.dag.alike
+    profiled = dict(zip(alike_of_node, model.points, strict=True))
+    made = [
+        _paced_points(
+            profiled[number],
+            math.prod(
+                pace.slowdown for pace in paces if pace.stage == stage and pace.kind in (None, kind)
+            ),
+            share,
+        )
+        for number, (stage, kind, _) in enumerate(alike)
+    ]
     return replace(
         model,
-        points=tuple(
-            made[stage, instruction.kind, instruction.chunk]
-            for stage, instruction in zip(model.dag.stage, model.dag.instruction, strict=True)
-        ),
+        points=tuple(map(made.__getitem__, alike_of_node)),
         # What a stage's ranks draw while they wait is what counts, and a share of the ranks that
         # a profile holds need not be a whole number.
         blocking_power_w=tuple(share * power_w for power_w in model.blocking_power_w),
@@ -180,8 +177,10 @@ def paced_model(model: PipelineModel, paces: Sequence[Pace], *, share: float) ->
 
 
 def _paced_points(
-    points: Sequence[OperatingPoint], slowdown: float, share: float
+    points: tuple[OperatingPoint, ...], slowdown: float, share: float
 ) -> tuple[OperatingPoint, ...]:
+    if slowdown == share == 1:
+        return points
     try:
         return tuple(
             replace(

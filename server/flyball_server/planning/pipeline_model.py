@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
+from flyball_profiles.stage_profile import (
+    InstructionKind,
+    OperatingPoint,
+    ProfileError,
+    StageProfile,
+)
 from flyball_server.planning.dag import DependencyDag, build_dag
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction, Schedule
+from flyball_server.planning.schedules._base import Schedule
 
 # No GPU comes near it; beyond it is another unit, and sums could overflow.
 MAX_BLOCKING_POWER_W = 100_000
@@ -77,36 +82,26 @@ def build_model(
     except ProfileError as error:
         raise PlanningError(error.message.removeprefix("the profile "), field="profile") from None
     dag = build_dag(schedule)
-    by_instruction = {
-        (stage, instruction.kind, instruction.chunk): _points_of(chunks, stage, instruction)
-        for stage, instruction in zip(dag.stage, dag.instruction, strict=True)
-    }
+    alike, alike_of_node = dag.alike
+    of_alike = [_points_of(chunks, stage, kind, chunk) for stage, kind, chunk in alike]
     if schedule.is_periodic:
-        by_instruction = {
-            key: _repeated(points, schedule.num_microbatches)
-            for key, points in by_instruction.items()
-        }
+        of_alike = [_repeated(points, schedule.num_microbatches) for points in of_alike]
     return PipelineModel(
         schedule=schedule,
         dag=dag,
-        points=tuple(
-            by_instruction[stage, instruction.kind, instruction.chunk]
-            for stage, instruction in zip(dag.stage, dag.instruction, strict=True)
-        ),
+        points=tuple(map(of_alike.__getitem__, alike_of_node)),
         blocking_power_w=_per_stage(blocking_power_w, profile.num_stages),
         num_ranks=profile.num_ranks_per_stage,
     )
 
 
 def _points_of(
-    chunks: Sequence[StageProfile], stage: int, instruction: Instruction
+    chunks: Sequence[StageProfile], stage: int, kind: InstructionKind, chunk: int
 ) -> tuple[OperatingPoint, ...]:
-    points = chunks[instruction.chunk].points.get((stage, instruction.kind))
+    points = chunks[chunk].points.get((stage, kind))
     if points is None:
-        where = f"stage {stage}" + (f", chunk {instruction.chunk}" if len(chunks) > 1 else "")
-        raise PlanningError(
-            f"has no {instruction.kind} of {where}, which the schedule runs", field="profile"
-        )
+        where = f"stage {stage}" + (f", chunk {chunk}" if len(chunks) > 1 else "")
+        raise PlanningError(f"has no {kind} of {where}, which the schedule runs", field="profile")
     return points
 
 

@@ -6,33 +6,15 @@ pipelines that each have clocks of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.planned_instructions import (
+    PlannedInstruction,
+    packed_stages,
+    unpacked_stages,
+)
 from flyball_server.planning.schedules.virtual_stages import VirtualStages
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedInstruction:
-    """One instruction of a stage and the SM clock it runs at."""
-
-    kind: InstructionKind
-    microbatch: int
-    frequency_mhz: int
-    chunk: int = 0
-
-    def __reduce__(self) -> tuple[Callable[..., PlannedInstruction], tuple[object, ...]]:
-        """How it is pickled: tens of thousands of them come from a planning process at once."""
-        return _planned, (self.kind, self.microbatch, self.frequency_mhz, self.chunk)
-
-
-def _planned(
-    kind: InstructionKind, microbatch: int, frequency_mhz: int, chunk: int
-) -> PlannedInstruction:
-    return PlannedInstruction(
-        kind=kind, microbatch=microbatch, frequency_mhz=frequency_mhz, chunk=chunk
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +106,14 @@ class FrequencyPlan(PlanPrediction):
         """Number of pipeline stages."""
         return len(self.stages)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: stages as columns."""
+        return vars(self) | {"stages": packed_stages(self.stages)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled."""
+        vars(self).update(state, stages=unpacked_stages(state["stages"]))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPipeline:
@@ -148,6 +138,14 @@ class PlannedPipeline:
     def stands_for(self) -> tuple[int, ...]:
         """The data-parallel ranks that run it, rising."""
         return self.dp_ranks or (self.dp_rank,)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: stages as columns."""
+        return vars(self) | {"stages": packed_stages(self.stages)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled."""
+        vars(self).update(state, stages=unpacked_stages(state["stages"]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ nothing in it is ever evaluated.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -25,9 +27,12 @@ from flyball_server.planning.plan import (
     ConsideredSchedule,
     DataParallelPlan,
     FrequencyPlan,
-    PlannedInstruction,
     PlannedPipeline,
     PlanPrediction,
+)
+from flyball_server.planning.planned_instructions import (
+    PlannedInstruction,
+    planned_instructions,
 )
 from flyball_server.planning.request_options import DEFAULT_TARGET
 
@@ -35,6 +40,7 @@ from flyball_server.planning.request_options import DEFAULT_TARGET
 MAX_PIPELINES = 1_048_576
 _PLAIN_COUNT = 1_000_000_000
 _KINDS = {str(kind): kind for kind in InstructionKind}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
@@ -65,7 +71,12 @@ def instruction_entries(
     instructions: tuple[PlannedInstruction, ...],
 ) -> tuple[tuple[str | int, ...], ...]:
     """`[kind, microbatch, MHz]` of each, and a fourth element for a chunk other than 0."""
-    return tuple(tuple(_entry(instruction)) for instruction in instructions)
+    return tuple(
+        (_NAMES[kind], microbatch, clock_mhz, chunk)
+        if chunk
+        else (_NAMES[kind], microbatch, clock_mhz)
+        for kind, microbatch, clock_mhz, chunk in instructions
+    )
 
 
 def plan_from_document(document: object) -> FrequencyPlan:
@@ -237,7 +248,7 @@ def stage_entries(
     stages: tuple[tuple[PlannedInstruction, ...], ...],
 ) -> list[list[list[str | int]]]:
     """Per stage, `[kind, microbatch, MHz]` of each instruction, and a chunk other than 0."""
-    return [[_entry(instruction) for instruction in stage] for stage in stages]
+    return [list(map(list, instruction_entries(stage))) for stage in stages]
 
 
 def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruction, ...], ...]:
@@ -254,34 +265,26 @@ def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruc
 
 def _instructions(entries: list[object], where: str) -> tuple[PlannedInstruction, ...]:
     """Those of a stage; place by place only where one of them may be wrong."""
-    planned: list[PlannedInstruction] = []
-    for position, entry in enumerate(entries):
-        match entry:
-            case [str(name), int(microbatch), int(clock_mhz)] if (
-                name in _KINDS and _is_count(microbatch) and _is_count(clock_mhz)
-            ):
-                planned.append(
-                    PlannedInstruction(
-                        kind=_KINDS[name], microbatch=microbatch, frequency_mhz=clock_mhz
-                    )
-                )
-            case _:
-                planned.append(_instruction(entry, f"{where}[{position}]"))
-    return tuple(planned)
+    if set(map(type, entries)) == {list}:
+        lists = cast("list[list[Any]]", entries)
+        if set(map(len, lists)) == {3}:
+            names, microbatches, clocks_mhz = zip(*lists, strict=True)
+            if _are_kinds(names) and _are_counts(microbatches) and _are_counts(clocks_mhz):
+                kinds = map(_KINDS.__getitem__, names)
+                chunks = itertools.repeat(0, len(names))
+                return tuple(planned_instructions(kinds, microbatches, clocks_mhz, chunks))
+    return tuple(
+        _instruction(entry, f"{where}[{position}]") for position, entry in enumerate(entries)
+    )
 
 
-def _is_count(value: int) -> bool:
-    """Whether it is one beyond doubt; a truth value is none."""
-    return type(value) is int and 0 <= value <= _PLAIN_COUNT
+def _are_kinds(values: Sequence[object]) -> bool:
+    return set(map(type, values)) == {str} and _KINDS.keys() >= set(values)
 
 
-def _entry(instruction: PlannedInstruction) -> list[str | int]:
-    entry: list[str | int] = [
-        str(instruction.kind),
-        instruction.microbatch,
-        instruction.frequency_mhz,
-    ]
-    return [*entry, instruction.chunk] if instruction.chunk else entry
+def _are_counts(values: Sequence[Any]) -> bool:
+    """Whether they are counts beyond doubt; truth values are none."""
+    return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= _PLAIN_COUNT
 
 
 def _instruction(entry: object, where: str) -> PlannedInstruction:

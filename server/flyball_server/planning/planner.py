@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
+from operator import itemgetter
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.finish_times import predicted_time_and_energy
 from flyball_server.planning.kept_results import kept_by_digest, profile_digest
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planned_instructions import (
+    PlannedInstruction,
+    in_stages,
+    planned_instructions,
+)
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.request_options import (
@@ -37,7 +43,6 @@ from flyball_server.planning.schedules._base import (
     ScheduleContext,
 )
 from flyball_server.planning.schedules.virtual_stages import VirtualStages, one_chunk_each
-from flyball_server.planning.simulator import time_and_energy
 
 # What a report says.
 BUILDING, SEARCHING = "building the pipeline", "searching for clocks"
@@ -183,8 +188,8 @@ def plan_of_choice(
     request: PlanRequest, model: PipelineModel, choice: PolicyChoice
 ) -> FrequencyPlan:
     """What a policy chose for the model, with its prediction there."""
-    iteration_time_s, energy_j = time_and_energy(model, choice.assignment)
-    baseline_time_s, baseline_energy_j = time_and_energy(model, model.baseline())
+    iteration_time_s, energy_j = predicted_time_and_energy(model, choice.assignment)
+    baseline_time_s, baseline_energy_j = predicted_time_and_energy(model, model.baseline())
     return FrequencyPlan(
         policy=request.policy,
         reconfigure=request.reconfigure,
@@ -219,29 +224,22 @@ def planned_stages(
     model: PipelineModel, assignment: Assignment
 ) -> tuple[tuple[PlannedInstruction, ...], ...]:
     """Per stage, its instructions in the order of execution, with their clocks."""
-    nodes = zip(model.dag.instruction, model.points, assignment, strict=True)
+    nodes = model.dag.instruction
+    clocks_mhz = [
+        points[choice].frequency_mhz
+        for points, choice in zip(model.points, assignment, strict=True)
+    ]
     if not model.schedule.is_periodic:  # one node for each instruction, in their order
-        planned = [
-            PlannedInstruction(
-                kind=instruction.kind,
-                microbatch=instruction.microbatch,
-                frequency_mhz=points[choice].frequency_mhz,
-                chunk=instruction.chunk,
-            )
-            for instruction, points, choice in nodes
-        ]
-        in_order = iter(planned)
-        return tuple(tuple(islice(in_order, len(stage))) for stage in model.schedule.stages)
-    clocks_mhz = {
-        (stage, instruction): points[choice].frequency_mhz
-        for stage, (instruction, points, choice) in zip(model.dag.stage, nodes, strict=True)
-    }
+        columns = [map(itemgetter(column), nodes) for column in range(3)]
+        planned = planned_instructions(columns[0], columns[1], clocks_mhz, columns[2])
+        return in_stages(planned, map(len, model.schedule.stages))
+    clock_of = dict(zip(zip(model.dag.stage, nodes, strict=True), clocks_mhz, strict=True))
     return tuple(
         tuple(
             PlannedInstruction(
                 kind=instruction.kind,
                 microbatch=instruction.microbatch,
-                frequency_mhz=clocks_mhz[stage, model.schedule.node_of(instruction)],
+                frequency_mhz=clock_of[stage, model.schedule.node_of(instruction)],
                 chunk=instruction.chunk,
             )
             for instruction in instructions

@@ -6,72 +6,26 @@ A plan at T' is wanted now; a better one may follow (`make_paced_plan` with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
 
-from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.data_parallel import planned_pipelines
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.event_arcs import EventArcs, event_arcs
-from flyball_server.planning.frontier.first_plan import FirstPlan, FirstPlanner
 from flyball_server.planning.frontier.targets import Target, parse_target
-from flyball_server.planning.paced_pipelines import (
-    PacedRequest,
-    make_paced_plan,
-    pace_classes,
-    paced_model,
-)
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.paced_first_plans import PacedFirstPlans
+from flyball_server.planning.paced_pipelines import PacedRequest, make_paced_plan, pace_classes
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.planner import (
-    SEARCHING,
-    PhaseReport,
-    PlanRequest,
-    chunk_places,
-    model_of_request,
-    plan_of_choice,
-)
-from flyball_server.planning.policies._base import PolicyChoice
+from flyball_server.planning.planner import SEARCHING, PhaseReport, PlanRequest, model_of_request
 from flyball_server.planning.running_clocks import RunningClocks
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.simulator import iteration_energy_j, time_and_energy
 
 # Of all pipelines that are planned apart: below, the search with the least effort takes no more
 # than half a second, and comes nearer to the bound.
 FIRST_PLANS_FROM = 3_000
+# For a power budget; each plan takes as long as one for a deadline.
+POWER_ROUNDS = 4
+# A deadline for a budget is not looked for more closely than this share.
+SAME_DEADLINE = 0.002
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Running:
-    """Clocks that some of the pipelines that are alike run at now.
-
-    Attributes:
-        num_pipelines: how many of them.
-        assignment: the clocks.
-    """
-
-    num_pipelines: int
-    assignment: Assignment
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PacedPipeline:
-    """Pipelines that are alike, as they are now.
-
-    Attributes:
-        dp_ranks: those that they are.
-        model: with their paces.
-        planner: of first plans.
-        running: the clocks they run at, of all of them; empty: not known.
-        running_s: durations of the clocks that most of them run at, as they were profiled and as
-            they are now, s.
-    """
-
-    dp_ranks: tuple[int, ...]
-    model: PipelineModel
-    planner: FirstPlanner
-    running: tuple[_Running, ...]
-    running_s: tuple[list[float], ...]
+AnyPlan = FrequencyPlan | DataParallelPlan
 
 
 def make_plan_at_once(
@@ -83,9 +37,11 @@ def make_plan_at_once(
 
     Args:
         paced: as for `make_paced_plan`, with the least effort.
-        running: what the ranks run now; None: not known. A first plan is begun from it. If these
-            clocks were planned for no longer an iteration and are known of all ranks, the plan is
-            given only if it needs no more energy than they do by now.
+        running: what the ranks run now; None: not known. A first plan is begun from it. Where
+            these clocks are known of all ranks, the plan is given only if it is better at what
+            the target asks for: if it needs no more energy than they do by now, unless they were
+            planned for a longer iteration than a deadline allows; for a power budget, if they are
+            beyond it by now or slower.
         report: told what is about to be done.
 
     Returns:
@@ -110,159 +66,86 @@ def make_first_plan(
     target = _target(request)
     if target is None:
         return None
-    classes = pace_classes(paced.paces, paced.num_pipelines)
-    profiled = model_of_request(request)
-    if profiled.dag.num_nodes * len(classes) < FIRST_PLANS_FROM:
+    num_pipelines = len(pace_classes(paced.paces, paced.num_pipelines))
+    if model_of_request(request).dag.num_nodes * num_pipelines < FIRST_PLANS_FROM:
         return None
     report(SEARCHING)
-    arcs = event_arcs(profiled.dag)
-    pipelines = [
-        _paced_pipeline(
-            dp_ranks,
-            profiled,
-            paced_model(profiled, paces, share=len(dp_ranks) / paced.num_pipelines),
-            arcs,
-            running if running is not None and running.schedule == request.schedule else None,
-        )
-        for paces, dp_ranks in classes.items()
-    ]
-    fastest_s = max(pipeline.planner.fastest_time_s for pipeline in pipelines)
-    deadline_s = _deadline_s(target, pipelines)
-    if deadline_s < fastest_s:
-        return None  # the search says what can be met
-    first = [pipeline.planner.plan(deadline_s, pipeline.running_s) for pipeline in pipelines]
-    plan = _plan(request, pipelines, first)
-    is_late = plan.iteration_time_s > deadline_s
-    if is_late or (running is not None and _is_dearer(plan, pipelines, running)):
-        return None
-    return plan
-
-
-def _paced_pipeline(
-    dp_ranks: tuple[int, ...],
-    profiled: PipelineModel,
-    model: PipelineModel,
-    arcs: EventArcs,
-    running: RunningClocks | None,
-) -> _PacedPipeline:
-    cancellation_point()
-    now = () if running is None else _running(dp_ranks, model, running)
-    durations_s: tuple[list[float], ...] = ()
-    if now:
-        of_most = max(now, key=lambda one: one.num_pipelines).assignment
-        durations_s = (profiled.durations_s(of_most), model.durations_s(of_most))
-    return _PacedPipeline(
-        dp_ranks=dp_ranks,
-        model=model,
-        planner=FirstPlanner(model, arcs),
-        running=now,
-        running_s=durations_s,
-    )
-
-
-def _running(
-    dp_ranks: tuple[int, ...], model: PipelineModel, running: RunningClocks
-) -> tuple[_Running, ...]:
-    """What each of the pipelines runs now; empty where it is not known of one of them."""
-    now: list[_Running] = []
-    for alike in running.alike(dp_ranks):
-        assignment = running.assignment(alike[0], model)
-        if assignment is None:
-            return ()
-        now.append(_Running(num_pipelines=len(alike), assignment=assignment))
-    return tuple(now)
+    plans = PacedFirstPlans(paced, running)
+    # Where none is found the search says what can be met.
+    if target.kind == "power":
+        plan = _plan_for_power(plans, target.value)
+    else:
+        plan = plans.plan(_deadline_s(target, plans))
+    is_useful = plan is not None and not _is_worse(plan, plans, target, running)
+    return plan if is_useful else None
 
 
 def _target(request: PlanRequest) -> Target | None:
     """What is aimed at; None: nothing for which a first plan can be made."""
-    if request.policy != "frontier" or request.reserve or is_auto(request.schedule):
+    if request.policy != "frontier" or is_auto(request.schedule):
         return None
     try:
-        target = parse_target(request.target)
+        return parse_target(request.target)
     except PlanningError:
         return None  # the search says so
-    return target if target.kind in {"fastest", "slowdown", "deadline"} else None
 
 
-def _deadline_s(target: Target, pipelines: Sequence[_PacedPipeline]) -> float:
-    if target.kind == "deadline":
-        return target.value
-    baseline_s = max(
-        pipeline.planner.iteration_time_s(pipeline.model.baseline()) for pipeline in pipelines
-    )
-    return baseline_s * (1 + target.value)
+def _deadline_s(target: Target, plans: PacedFirstPlans) -> float:
+    return {
+        "fastest": plans.baseline_s,
+        "slowdown": plans.baseline_s * (1 + target.value),
+        "deadline": target.value,
+        "least-energy": math.inf,
+    }[target.kind]
 
 
-def _is_dearer(
-    plan: FrequencyPlan | DataParallelPlan,
-    pipelines: Sequence[_PacedPipeline],
-    running: RunningClocks,
-) -> bool:
-    """Whether the clocks that run now need less energy, in whatever time they take by now.
+def _plan_for_power(plans: PacedFirstPlans, budget_w: float) -> AnyPlan | None:
+    """The fastest plan that is found, not faster than the baseline, with this power on average.
 
-    Clocks that were planned for slower iterations than are wanted now may: that is no fault. Nor
-    is anything found of clocks that are not known.
+    Along the frontier energy falls with time, and convexly. So between a deadline that is too
+    short for the budget and one that is long enough, the straight line between their energies
+    crosses the budget's at one that is long enough too, and nearer to the shortest there is.
     """
-    is_known = all(pipeline.running for pipeline in pipelines)
-    if not is_known or running.iteration_time_s > plan.iteration_time_s:
+    plan = plans.plan(plans.baseline_s)
+    if plan is None or _excess_j(plan, budget_w) <= 0:
+        return plan
+    within = plans.plan(math.inf)
+    if within is None or _excess_j(within, budget_w) > 0:
+        return None
+    too_short_s, too_much_j = plans.baseline_s, _excess_j(plan, budget_w)
+    for _ in range(POWER_ROUNDS):
+        left_s = within.iteration_time_s - too_short_s
+        if left_s < SAME_DEADLINE * too_short_s:
+            break
+        deadline_s = too_short_s + left_s * too_much_j / (too_much_j - _excess_j(within, budget_w))
+        plan = plans.plan(deadline_s)
+        if plan is None:
+            break
+        if _excess_j(plan, budget_w) > 0:
+            too_short_s, too_much_j = deadline_s, _excess_j(plan, budget_w)
+        else:
+            within = min(plan, within, key=lambda one: one.iteration_time_s)
+    return within
+
+
+def _excess_j(plan: AnyPlan, budget_w: float) -> float:
+    """How much more an iteration takes than the budget allows it, J."""
+    return plan.energy_j - budget_w * plan.iteration_time_s
+
+
+def _is_worse(
+    plan: AnyPlan, plans: PacedFirstPlans, target: Target, running: RunningClocks | None
+) -> bool:
+    """Whether the clocks that run now are better by now than the plan, at what is aimed at.
+
+    Clocks that were planned for slower iterations than a deadline allows may need less energy:
+    that is no fault. Nor is anything found of clocks that are not known.
+    """
+    if running is None or plans.now is None:
         return False
-    time_s = max(
-        pipeline.planner.iteration_time_s(now.assignment)
-        for pipeline in pipelines
-        for now in pipeline.running
-    )
-    energy_j = sum(
-        # The model's energies are those of all the pipelines that it stands for.
-        now.num_pipelines
-        / len(pipeline.dp_ranks)
-        * iteration_energy_j(pipeline.model, now.assignment, time_s)
-        for pipeline in pipelines
-        for now in pipeline.running
-    )
+    time_s, energy_j = plans.now
+    if target.kind == "power":
+        return energy_j <= target.value * time_s and time_s <= plan.iteration_time_s
+    if target.kind != "least-energy" and running.iteration_time_s > plan.iteration_time_s:
+        return False
     return plan.energy_j > energy_j
-
-
-def _plan(
-    request: PlanRequest, pipelines: Sequence[_PacedPipeline], first: Sequence[FirstPlan]
-) -> FrequencyPlan | DataParallelPlan:
-    lower_bound_j = sum(one.lower_bound_j for one in first)
-    if len(pipelines) == 1:
-        choice = PolicyChoice(assignment=first[0].assignment, lower_bound_j=lower_bound_j)
-        return plan_of_choice(request, pipelines[0].model, choice)
-    models = [pipeline.model for pipeline in pipelines]
-    assignments = [one.assignment for one in first]
-    iteration_time_s, energy_j = _joint_time_and_energy(models, assignments)
-    baseline_time_s, baseline_energy_j = _joint_time_and_energy(
-        models, [model.baseline() for model in models]
-    )
-    model = model_of_request(request)
-    return DataParallelPlan(
-        policy=request.policy,
-        reconfigure=request.reconfigure,
-        schedule=request.schedule,
-        target=request.target,
-        num_microbatches=request.num_microbatches,
-        blocking_power_w=model.blocking_power_w * len(models),
-        iteration_time_s=iteration_time_s,
-        energy_j=energy_j,
-        baseline_iteration_time_s=baseline_time_s,
-        baseline_energy_j=baseline_energy_j,
-        lower_bound_j=lower_bound_j,
-        virtual_stages=chunk_places(model.schedule),
-        weight_versions=model.schedule.weight_versions,
-        pipelines=planned_pipelines(
-            models,
-            assignments,
-            iteration_time_s,
-            [pipeline.dp_ranks for pipeline in pipelines],
-        ),
-    )
-
-
-def _joint_time_and_energy(
-    models: Sequence[PipelineModel], assignments: Sequence[Assignment]
-) -> tuple[float, float]:
-    """Of an iteration that ends with the slowest pipeline, s and J."""
-    of_each = list(zip(models, assignments, strict=True))
-    time_s = max(time_and_energy(model, assignment)[0] for model, assignment in of_each)
-    return time_s, sum(iteration_energy_j(*one, time_s) for one in of_each)

@@ -11,10 +11,10 @@ from flyball_server.planning.pipeline_model import Assignment, PipelineModel, bu
 from flyball_server.planning.plan import (
     DataParallelPlan,
     FrequencyPlan,
-    PlannedInstruction,
     PlannedPipeline,
     PlanPrediction,
 )
+from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.schedules._base import Instruction, Schedule
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planned_instructions import PlannedInstruction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,9 +86,9 @@ def iteration_energy_j(
     """Energy of one iteration that takes `iteration_time_s`, J (formula above)."""
     power_w = model.stage_blocking_power_w
     busy_j = 0.0
-    for node, choice in enumerate(assignment):
-        point = model.points[node][choice]
-        busy_j += point.energy_j - power_w[model.dag.stage[node]] * point.time_s
+    for stage, points, choice in zip(model.dag.stage, model.points, assignment, strict=True):
+        point = points[choice]
+        busy_j += point.energy_j - power_w[stage] * point.time_s
     return busy_j + iteration_time_s * sum(power_w)
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedInstruction
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules.virtual_stages import VirtualStages
 

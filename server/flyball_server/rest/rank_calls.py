@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Sequence
 
-from flyball_client.codec import encode
+from flyball_client.wire import RankPlan
 from flyball_server.jobs.activation import HeldVersion, acknowledge_together, list_activations
 from flyball_server.jobs.errors import JobsError, PlannerFaultError
 from flyball_server.jobs.launch import Launch
@@ -19,6 +18,7 @@ from flyball_server.jobs.registration import KnownRank, register_together
 from flyball_server.jobs.services import JobServices
 from flyball_server.rest.gathering import Gathering, Item, Outcome
 from flyball_server.rest.mapping import rank_plan
+from flyball_server.rest.rendering import rendered
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,4 +88,4 @@ def _activations(
 
 
 def _rendered(part: StagePlan) -> bytes:
-    return json.dumps(encode(rank_plan(part)), separators=(",", ":")).encode()
+    return rendered(RankPlan, rank_plan(part))

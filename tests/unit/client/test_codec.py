@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_client import wire, wire_loop
+from flyball_client import codec, wire, wire_loop
 from flyball_client.codec import decode, decode_list, encode
 from flyball_client.errors import CodecError
 
@@ -260,3 +260,55 @@ def test_a_choice_is_one_of_its_values_and_of_their_type() -> None:
     for wrong in ("On", True, 1.0, None):
         with pytest.raises(CodecError, match="state must be one of on, off, 1"):
             decode(Chosen, {"state": wrong})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    counts: tuple[int, ...] = ()
+    times_s: tuple[float, ...] = ()
+    rows: tuple[tuple[str | int, ...], ...] = ()
+    clocks_mhz: tuple[tuple[int, ...], ...] = ()
+    places: tuple[int | None, ...] = ()
+
+
+def test_long_lists_come_back_as_they_went_without_a_call_for_each_item(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank's part of a plan has a thousand items; a path for each took 9 ms."""
+    sent = _Columns(
+        counts=(1, 2),
+        times_s=(0.5, 1.5),
+        rows=(("forward", 0, 1410), ("backward", 0, 900, 1)),
+        clocks_mhz=((1410, 1400), ()),
+        places=(None, 3),
+    )
+    encoded = encode(sent)
+    monkeypatch.setattr(codec, "_scalar", None)
+    monkeypatch.setattr(codec, "_union", None)
+    assert decode(_Columns, encoded) == sent
+
+
+@pytest.mark.parametrize(
+    ("field", "items", "text"),
+    [
+        ("counts", [1, True], r"counts\[1\] must be a whole number, not true or false"),
+        ("counts", [1, 2.0], r"counts\[1\] must be a whole number, not a number"),
+        ("times_s", [0.5, float("nan")], r"times_s\[1\] must be a finite number, not nan"),
+        ("times_s", [0.5, "1"], r"times_s\[1\] must be a number, not text"),
+        ("rows", [["forward", 0], ["backward", None]], r"rows\[1\]\[1\] must be text or a whole"),
+        ("rows", [["forward", 0], "backward"], r"rows\[1\] must be a list, not text"),
+        ("clocks_mhz", [[1], [2, "3"]], r"clocks_mhz\[1\]\[1\] must be a whole number, not text"),
+        ("places", [None, "3"], r"places\[1\] must be a whole number, not text"),
+    ],
+)
+def test_an_item_of_a_long_list_that_is_wrong_is_named_by_its_place(
+    field: str, items: list[object], text: str
+) -> None:
+    with pytest.raises(CodecError, match=text):
+        decode(_Columns, {field: items})
+
+
+def test_whole_numbers_among_numbers_are_taken_as_numbers() -> None:
+    decoded = decode(_Columns, {"times_s": [0.5, 2]})
+    assert decoded.times_s == (0.5, 2.0)
+    assert [type(time_s) for time_s in decoded.times_s] == [float, float]

@@ -26,13 +26,14 @@ from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction
+from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.plan_document import (
     data_parallel_document,
     data_parallel_plan_from_document,
     is_data_parallel,
     plan_document,
 )
+from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.recorded_plan import models_of_data_parallel_plan

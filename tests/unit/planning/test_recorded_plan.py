@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import PlannedInstruction
+from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.recorded_plan import model_of_plan
 from flyball_server.planning.schedules.explicit import explicit_order
@@ -151,7 +151,7 @@ def test_a_period_with_several_clocks_for_one_kind_of_a_stage_is_refused() -> No
         )
     )
     first, *others = plan.stages[0]
-    mixed = (replace(first, frequency_mhz=1000), *others)
+    mixed = (first._replace(frequency_mhz=1000), *others)
     with pytest.raises(PlanningError, match="stage 0 runs forward at several clocks") as error:
         model_of_plan(equal_profile(2), replace(plan, stages=(mixed, *plan.stages[1:])))
     assert error.value.field == "stages"

@@ -61,7 +61,7 @@ def test_a_chunk_counts_by_its_own_time() -> None:
     profile = whole_stages(chunks)
     plan = make_plan(request_of(profile, 1, "interleaved-1f1b", "baseline"))
     forward, *others = plan.stages[0]
-    slowed = replace(plan, stages=((replace(forward, frequency_mhz=1000), *others),))
+    slowed = replace(plan, stages=((forward._replace(frequency_mhz=1000), *others),))
     expected = (2 * 1000 + (3 + 4 + 2) * 1410) / 11
     assert mean_stage_clocks_mhz(slowed, profile) == pytest.approx((expected,))
     # A profile of the whole stage alone does not know what a chunk takes.

@@ -29,6 +29,7 @@ from flyball_server.jobs.stragglers import (
     list_stragglers,
     withdraw_straggler,
 )
+from flyball_server.planning import plans_at_once
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.paced_pipelines import (
     PacedRequest,
@@ -38,6 +39,7 @@ from flyball_server.planning.paced_pipelines import (
 )
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import model_of_request, plan_of_choice
+from flyball_server.planning.plans_at_once import make_first_plan
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.running_clocks import RunningClocks
 
@@ -335,3 +337,24 @@ def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_ane
     assert [request.schedule for request in job.requests] == ["auto:gpipe"]
     change_target(job.services, "job", TargetUpdate(target="slowdown:0.1"))
     assert job.requests[-1].schedule == "auto:gpipe"
+
+
+def test_of_an_order_that_auto_has_chosen_there_are_first_plans_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[FrequencyPlan | DataParallelPlan | None] = []
+
+    def at_once(
+        paced: PacedRequest, running: RunningClocks | None
+    ) -> FrequencyPlan | DataParallelPlan | None:
+        made.append(make_first_plan(paced, running))
+        return made[-1]
+
+    monkeypatch.setattr(plans_at_once, "FIRST_PLANS_FROM", 1)
+    monkeypatch.setattr(paced_plan, "make_plan_at_once", at_once)
+    job = Running(schedule="auto:gpipe")
+    order = job.plan.schedule
+    job.announce(1, 1.3)
+    job.react()
+    assert made == [job.plan]
+    assert job.plan.schedule == order

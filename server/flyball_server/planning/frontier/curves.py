@@ -7,8 +7,12 @@ clocks stays above (Perseus, Chung et al., SOSP 2024, section 4, with the hull i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.pipeline_model import PipelineModel
@@ -53,6 +57,11 @@ class ModelCurves:
     curves: tuple[CostCurve, ...]
     curve_of_node: tuple[int, ...]
 
+    @functools.cached_property
+    def curve_array(self) -> NDArray[np.int64]:
+        """`curve_of_node` for compiled code; shape (num_nodes,)."""
+        return np.array(self.curve_of_node, dtype=np.int64)
+
     def of_node(self, node: int) -> CostCurve:
         """The node's curve."""
         return self.curves[self.curve_of_node[node]]
@@ -95,16 +104,15 @@ def _one_per_time(staircase: Sequence[CostPoint]) -> list[CostPoint]:
 def model_curves(model: PipelineModel) -> ModelCurves:
     """The curves of every instruction of a pipeline; those that share their points share one."""
     power_w = model.stage_blocking_power_w
-    curves: list[CostCurve] = []
-    index: dict[tuple[int, int], int] = {}
-    curve_of_node: list[int] = []
-    for stage, points in zip(model.dag.stage, model.points, strict=True):
-        key = (stage, id(points))
-        if key not in index:
-            index[key] = len(curves)
-            curves.append(cost_curve(points, power_w[stage]))
-        curve_of_node.append(index[key])
-    return ModelCurves(curves=tuple(curves), curve_of_node=tuple(curve_of_node))
+    keys = list(zip(model.dag.stage, map(id, model.points), strict=True))
+    points_of = dict(zip(keys, model.points, strict=True))
+    index = {key: number for number, key in enumerate(points_of)}
+    return ModelCurves(
+        curves=tuple(
+            cost_curve(points, power_w[stage]) for (stage, _), points in points_of.items()
+        ),
+        curve_of_node=tuple(map(index.__getitem__, keys)),
+    )
 
 
 def _is_above_chord(left: CostPoint, middle: CostPoint, right: CostPoint) -> bool:

@@ -46,7 +46,7 @@ class EventArcs(NamedTuple):
 
 def event_arcs(dag: DependencyDag) -> EventArcs:
     """The events and arcs of a pipeline."""
-    predecessors = np.array([dag.order_predecessor, dag.data_predecessor], dtype=np.int64)
+    predecessors = dag.predecessor_array
     start_event, finish_event, num_events = _events(predecessors)
     before, after = _order_arcs(predecessors, start_event, finish_event)
     tail = np.concatenate([start_event, before])

@@ -65,6 +65,7 @@ class FirstPlanner:
 
     Attributes:
         fastest_time_s: iteration time with every instruction at its fastest, s.
+        slowest_time_s: with every one at its slowest clock of any use, s.
     """
 
     def __init__(self, model: PipelineModel, arcs: EventArcs) -> None:
@@ -76,6 +77,7 @@ class FirstPlanner:
         self._rounding = self._new_rounding(is_wary=False)
         self._costs = arc_costs(self._curves, arcs, self._power_w)
         self.fastest_time_s = self._rounding.fastest().end_s
+        self.slowest_time_s = self._rounding.slowest_time_s
         least_s = earliest_s(arcs, self._costs)
         self._middle_s = (least_s + latest_s(arcs, self._costs, float(least_s[END]))) / 2
 

@@ -53,17 +53,19 @@ def path_bound_j(model: PipelineModel, curves: ModelCurves, deadline_s: float) -
     """
     paths = _Paths(model.dag, curves, sum(model.stage_blocking_power_w))
     prices_w = paths.prices_w(deadline_s)
-    return max(_least_busy_j(model), paths.bound_j(prices_w, deadline_s))
+    return max(least_busy_j(model), paths.bound_j(prices_w, deadline_s))
 
 
-def _least_busy_j(model: PipelineModel) -> float:
-    """Each instruction at the point at which it needs least while it runs, J."""
+def least_busy_j(model: PipelineModel) -> float:
+    """What no plan needs less than: each instruction at the point that needs least in itself, J."""
     least_j: dict[int, float] = {}
     total_j = 0.0
     for points in model.points:
-        if id(points) not in least_j:
-            least_j[id(points)] = min(point.energy_j for point in points)
-        total_j += least_j[id(points)]
+        least_of_points_j = least_j.get(id(points))
+        if least_of_points_j is None:
+            least_of_points_j = min(point.energy_j for point in points)
+            least_j[id(points)] = least_of_points_j
+        total_j += least_of_points_j
     return total_j
 
 
@@ -78,10 +80,9 @@ class _Paths:
 
     def __init__(self, dag: DependencyDag, curves: ModelCurves, waiting_power_w: float) -> None:
         self._curves, self._waiting_power_w = curves.curves, waiting_power_w
-        self._curve_of_node = np.array(curves.curve_of_node, dtype=np.int64)
+        self._curve_of_node = curves.curve_array
         fastest_s = np.array([curve.hull[0].time_s for curve in curves.curves])[self._curve_of_node]
-        order = np.array(dag.topological_order, dtype=np.int64)
-        predecessors = np.array([dag.order_predecessor, dag.data_predecessor], dtype=np.int64)
+        order, predecessors = dag.order_array, dag.predecessor_array
         finish_s = _finish_s(order, predecessors, fastest_s)
         after = _longest_after(order, predecessors, fastest_s)
         self._fastest_s = float(finish_s.max())
@@ -178,8 +179,10 @@ def _cheapest_j(
 ) -> float:
     """Over all nodes, the least of cost and price of a duration, J."""
     total_j = 0.0
-    for number, curve in enumerate(curves):
-        prices_w, counts = np.unique(flow_w[curve_of_node == number], return_counts=True)
+    by_curve = np.argsort(curve_of_node, kind="stable")
+    ends = np.cumsum(np.bincount(curve_of_node, minlength=len(curves)))
+    for curve, of_curve_w in zip(curves, np.split(flow_w[by_curve], ends[:-1]), strict=True):
+        prices_w, counts = np.unique(of_curve_w, return_counts=True)
         times_s = np.array([point.time_s for point in curve.hull])
         costs_j = np.array([point.cost_j for point in curve.hull])
         cheapest_j = (costs_j[:, None] + times_s[:, None] * prices_w[None, :]).min(axis=0)

@@ -18,7 +18,6 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.pipeline_model import PipelineModel
 from flyball_server.planning.request_options import check_reserve
-from flyball_server.planning.simulator import latest_finish_s
 
 # Shares are rounded down to so many, that instructions go on sharing their tables of points.
 _NUM_LEVELS = 16
@@ -26,7 +25,9 @@ _NUM_LEVELS = 16
 _ROUNDS = 6
 
 
-def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
+def with_reserve(
+    model: PipelineModel, reserve: float, *, iteration_time_s: float | None = None
+) -> PipelineModel:
     """The pipeline as it is to be planned; the same energy for each choice of clocks.
 
     An iteration of it takes no less than one of the model, and no more at the highest clocks.
@@ -35,6 +36,8 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
         model: as profiled.
         reserve: by how much each instruction may take longer, as a share of its time, 0 to
             MAX_RESERVE.
+        iteration_time_s: what an iteration takes at the highest clocks, s, where other pipelines
+            make it longer; None: what this one takes.
 
     Raises:
         PlanningError: the reserve is out of its bounds, or makes an instruction longer than any
@@ -46,7 +49,7 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
     power_w = model.stage_blocking_power_w
     made: dict[tuple[int, int, float], tuple[OperatingPoint, ...]] = {}
     points: list[tuple[OperatingPoint, ...]] = []
-    for node, share in enumerate(_shares(model, reserve)):
+    for node, share in enumerate(_shares(model, reserve, iteration_time_s)):
         stage, of_node = model.dag.stage[node], model.points[node]
         key = (stage, id(of_node), share)
         if key not in made:
@@ -69,7 +72,7 @@ def _longer(point: OperatingPoint, share: float, power_w: float) -> OperatingPoi
     )
 
 
-def _shares(model: PipelineModel, reserve: float) -> list[float]:
+def _shares(model: PipelineModel, reserve: float, iteration_time_s: float | None) -> list[float]:
     """Per node, by which share of its time it may take longer at the highest clocks.
 
     A node gets the share of its time that its float is of the iteration. No path gets longer than
@@ -79,14 +82,14 @@ def _shares(model: PipelineModel, reserve: float) -> list[float]:
     dag = model.dag
     profiled_s = model.durations_s(model.baseline())
     finish_times = FinishTimes(dag)
-    iteration_time_s = max(finish_times.earliest_s(profiled_s))
+    iteration_time_s = iteration_time_s or max(finish_times.earliest_s(profiled_s))
     shares = [0.0] * dag.num_nodes
     for _ in range(_ROUNDS):
         durations_s = [
             duration_s * (1 + share) for duration_s, share in zip(profiled_s, shares, strict=True)
         ]
         finish_s = finish_times.earliest_s(durations_s)
-        latest_s = latest_finish_s(dag, durations_s, iteration_time_s)
+        latest_s = finish_times.latest_s(durations_s, iteration_time_s)
         shares = [
             min(reserve, share + max(0.0, latest - finish) / iteration_time_s)
             for share, latest, finish in zip(shares, latest_s, finish_s, strict=True)

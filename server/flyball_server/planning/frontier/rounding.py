@@ -9,11 +9,11 @@ import numpy as np
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.dag import NONE, DependencyDag
+from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.frontier import annealing, compiled
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
 from flyball_server.planning.pipeline_model import Assignment
-from flyball_server.planning.simulator import earliest_finish_s
 
 # Of the slowest iteration. A window is a difference of two sums of durations; its rounding error
 # is below this.
@@ -156,7 +156,7 @@ class Rounding:
 def _node_tables(
     dag: DependencyDag, curves: ModelCurves, slowest_s: float, *, is_wary: bool
 ) -> compiled.NodeTables:
-    predecessors = np.column_stack([dag.order_predecessor, dag.data_predecessor]).astype(np.int64)
+    predecessors = np.ascontiguousarray(dag.predecessor_array.T)
     predecessors[predecessors == NONE] = compiled.NO_NODE
     times_s = _padded(
         [[point.time_s for point in curve.staircase] for curve in curves.curves], np.inf
@@ -164,10 +164,10 @@ def _node_tables(
     if is_wary:
         times_s[:, 1:] += WARY_MARGIN * slowest_s
     return compiled.NodeTables(
-        order=np.array(dag.topological_order, dtype=np.int64),
+        order=dag.order_array,
         predecessors=predecessors,
         successors=_successors(predecessors),
-        curve_of_node=np.array(curves.curve_of_node, dtype=np.int64),
+        curve_of_node=curves.curve_array,
         times_s=times_s,
         costs_j=_padded(
             [[point.cost_j for point in curve.staircase] for curve in curves.curves], 0.0
@@ -187,7 +187,8 @@ def _corners(curve: CostCurve) -> list[bool]:
 def _slowest_time_s(dag: DependencyDag, curves: ModelCurves) -> float:
     """The iteration time with every instruction at the slowest clock that is of any use, s."""
     slowest_s = [curve.staircase[-1].time_s for curve in curves.curves]
-    return max(earliest_finish_s(dag, [slowest_s[curve] for curve in curves.curve_of_node]))
+    durations_s = [slowest_s[curve] for curve in curves.curve_of_node]
+    return max(FinishTimes(dag).earliest_s(durations_s))
 
 
 def _padded(rows: Sequence[Sequence[float]], filling: float) -> FloatArray:
@@ -222,14 +223,14 @@ def _mean_cost_step_j(curves: ModelCurves) -> float:
 
 def _mean_hill_j(curves: ModelCurves) -> float:
     """How far the dearest point of a staircase is above its hull, on average over all curves, J."""
-    hills_j = [
-        max(
-            point.cost_j - float(np.interp(point.time_s, times_s, costs_j))
-            for point in curve.staircase
-        )
-        for curve in curves.curves
-        for times_s, costs_j in [
-            ([corner.time_s for corner in curve.hull], [corner.cost_j for corner in curve.hull])
-        ]
-    ]
-    return sum(hills_j) / len(hills_j)
+    return sum(map(_hill_j, curves.curves)) / len(curves.curves)
+
+
+def _hill_j(curve: CostCurve) -> float:
+    hull_j = np.interp(
+        [point.time_s for point in curve.staircase],
+        [corner.time_s for corner in curve.hull],
+        [corner.cost_j for corner in curve.hull],
+    )
+    costs_j = np.array([point.cost_j for point in curve.staircase])
+    return float((costs_j - hull_j).max())
