@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from tests.acceptance.training_ranks import (
 )
 from tests.planner.live import SERVE, serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.ports import free_port
 
 from flyball_client.planner_client import PlannerClient
 from flyball_client.wire import JobRegistration, JobView, TargetChange
@@ -33,12 +33,6 @@ def registration(num_microbatches: int = 4) -> JobRegistration:
         blocking_power_w=(BLOCKING_POWER_W,),
         emulated=True,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Planner:

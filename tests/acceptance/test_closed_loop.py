@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.planner.live import (
     serve_environment,
     serve_process,
 )
+from tests.planner.ports import free_port
 
 from flyball_client.wire import JobRegistration
 from flyball_client.wire_loop import StragglerReport
@@ -54,12 +54,6 @@ PATIENCE_S = 60.0
 def truth() -> StageProfile:
     """What the emulated GPUs take; the planner never sees it."""
     return load_example_profile().select_stages(tuple(range(NUM_STAGES)))
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def registration() -> JobRegistration:

@@ -15,10 +15,11 @@ from tests.browser.accessibility import assert_accessible, faint_texts, nameless
 from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
 from tests.browser.page_watch import PageWatch
-from tests.deploy.proxy import CADDY, free_port, needs_caddy
+from tests.deploy.proxy import CADDY, needs_caddy
 from tests.planner.listening import listening
 from tests.planner.live import LivePlanner
 from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.ports import free_port
 from tests.planner.samples import profile_csv, rank_registration
 
 from flyball_client import routes

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from tests.debian_packages import find_or_install, skipped_where_missing
 from tests.deploy.container import ROOT
-from tests.deploy.proxy import free_port
 from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.ports import free_port
 
 CONFIG = ROOT / "deploy/prometheus.yml"
 RULES = ROOT / "deploy/prometheus-rules.yml"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import trustme
 from tests.deploy.container import ROOT
 from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.ports import free_port
 
 from flyball_client import routes
 
@@ -25,14 +25,6 @@ CADDY = shutil.which("caddy")
 needs_caddy = pytest.mark.skipif(
     CADDY is None and not os.environ.get("CI"), reason="no caddy on PATH; the extra dev has it"
 )
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
 
 
 @contextmanager

@@ -16,9 +16,10 @@ from sqlalchemy.engine import make_url
 from tests.deploy.compose import SECRETS, read_compose
 from tests.deploy.container import ROOT
 from tests.deploy.dockerfile import read_dockerfile
-from tests.deploy.proxy import caddy, free_port, needs_caddy
+from tests.deploy.proxy import caddy, needs_caddy
 from tests.planner.live import serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.ports import free_port
 from tests.planner.samples import registration
 from tests.postgres.server import PostgresServer
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from tests.deploy.proxy import CADDYFILE, caddy, free_port, needs_caddy
+from tests.deploy.proxy import CADDYFILE, caddy, needs_caddy
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.ports import free_port
 from tests.planner.samples import profile_csv
 
 from flyball_client import routes

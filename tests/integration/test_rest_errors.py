@@ -365,6 +365,7 @@ def test_a_fault_of_the_planner_itself_is_a_500_that_tells_nothing(
         answer = planner.put_profile()
         assert "its log says where" in problem(answer, 500)
         assert "secret" not in answer.text
+        assert answer.headers["Connection"] == "close"
         assert planner.http.get(routes.HEALTH).status_code == 200
     assert "the secret of the fault" in caplog.text
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+from tests.planner.ports import free_port
 
 _TIMEOUT_S = 10.0
 _PORT_IN_NAMESPACE = 29517
@@ -112,16 +113,9 @@ def _on_loopback() -> TwoNodes:
     return TwoNodes(
         nodes=(node, node),
         described="loopback (network namespaces need root and iproute2)",
-        rendezvous_port=_free_port(),
-        planner_port=_free_port(),
+        rendezvous_port=free_port(),
+        planner_port=free_port(),
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _ip(*arguments: str) -> int:

@@ -17,7 +17,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -29,6 +28,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from tests.debian_packages import find_or_install
+from tests.planner.ports import free_port
 
 PATIENCE_S = 60.0
 USER = "flyball"
@@ -51,7 +51,7 @@ class PostgresServer:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
-        self.port = _free_port()
+        self.port = free_port()
 
     def make(self) -> None:
         """Make its files."""
@@ -174,10 +174,3 @@ def _as(account: pwd.struct_passwd | None) -> dict[str, Any]:
     if account is None:
         return {}
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

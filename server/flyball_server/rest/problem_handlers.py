@@ -115,8 +115,9 @@ def _allowed(request: Request) -> str:
 
 
 async def _handle_unknown(request: Request, _error: Exception) -> JSONResponse:
-    # It goes past all middleware of ours.
-    headers, where = dict(API_HEADERS), ""
+    # It goes past all middleware of ours. The server closes the connection after it: said, so that
+    # nobody sends the next call into that.
+    headers, where = {**API_HEADERS, "Connection": "close"}, ""
     if (request_id := request_id_of(request.scope)) is not None:
         headers[REQUEST_ID_HEADER] = request_id
         where = f", at request {request_id}"

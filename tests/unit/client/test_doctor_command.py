@@ -18,6 +18,7 @@ import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
 from tests.planner.live import live_planner
+from tests.planner.ports import free_port
 
 from flyball_client import routes
 from flyball_client.__main__ import main
@@ -85,12 +86,6 @@ def take_record(uuid: str, tmp_path: Path) -> LockRecord:
         ClockHolder(uuid=uuid, control="nvml", rank_name="llm rank 0", rank_pid=7, governor_pid=8)
     )
     return record
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 # ------------------------------------------------------------------ as a whole
