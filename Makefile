@@ -26,10 +26,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
-# Three files at a time: many tests wait for emulated GPUs. In the order of their folders, so that
-# those with the longest tests come first. PYTEST_ARGS="-n 0" runs one by one.
+# Two files at a time: many tests wait for emulated GPUs. PYTEST_ARGS="-n 0" runs one by one.
 test: compiler $(VENV)/installed
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # All that touches DeepSpeed, on the oldest one: some five minutes.
 test-oldest: $(OLDEST)/installed

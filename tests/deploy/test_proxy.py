@@ -101,4 +101,4 @@ def test_the_proxy_waits_longer_and_takes_more_than_a_planner_does() -> None:
     assert "write" not in text  # which would end long polls
     keepalive = re.search(r"keepalive (\d+)s", text)
     assert keepalive is not None
-    assert int(keepalive[1]) < uvicorn.Config(lambda: None).timeout_keep_alive
+    assert int(keepalive[1]) < uvicorn.Config(lambda: None, log_config=None).timeout_keep_alive

@@ -24,7 +24,7 @@ def test_what_is_there_once_it_is_up_is_not_looked_through_for_garbage(
 
     monkeypatch.setattr(uvicorn.Server, "startup", startup)
     app = FastAPI()
-    server = _PlannerServer(uvicorn.Config(app), app, "http://127.0.0.1:7787")
+    server = _PlannerServer(uvicorn.Config(app, log_config=None), app, "http://127.0.0.1:7787")
     gc.unfreeze()
     try:
         asyncio.run(server.startup())
