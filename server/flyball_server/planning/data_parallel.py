@@ -162,6 +162,31 @@ def plan_models(
     joint = join_pipelines(models)
     report(SEARCHING)
     choice = _choose(request, models, joint)
+    return plan_of_pipelines(
+        request,
+        models,
+        joint,
+        choice,
+        dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
+    )
+
+
+def plan_of_pipelines(
+    request: PlanRequest,
+    models: Sequence[PipelineModel],
+    joint: PipelineModel,
+    choice: PolicyChoice,
+    dp_ranks: Sequence[tuple[int, ...]],
+) -> DataParallelPlan:
+    """What was chosen for pipelines side by side, as a plan.
+
+    Args:
+        request: how it was planned; its own profile is not used.
+        models: of the pipelines.
+        joint: `join_pipelines` of these.
+        choice: for the joint model.
+        dp_ranks: of each model, the pipelines that it stands for.
+    """
     iteration_time_s, energy_j = predicted_time_and_energy(joint, choice.assignment)
     baseline_time_s, baseline_energy_j = predicted_time_and_energy(joint, joint.baseline())
     return DataParallelPlan(
@@ -179,16 +204,13 @@ def plan_models(
         virtual_stages=chunk_places(models[0].schedule),
         weight_versions=models[0].schedule.weight_versions,
         reserve=kept_reserve(request),
-        pipelines=planned_pipelines(
-            models,
-            split_assignment(models, choice.assignment),
-            iteration_time_s,
-            dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
+        pipelines=_planned_pipelines(
+            models, split_assignment(models, choice.assignment), iteration_time_s, dp_ranks
         ),
     )
 
 
-def planned_pipelines(
+def _planned_pipelines(
     models: Sequence[PipelineModel],
     assignments: Sequence[Assignment],
     iteration_time_s: float,

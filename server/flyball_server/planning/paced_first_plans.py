@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.data_parallel import planned_pipelines
+from flyball_server.planning.data_parallel import join_pipelines, plan_of_pipelines
 from flyball_server.planning.finish_times import FinishTimes, predicted_time_and_energy
 from flyball_server.planning.frontier.event_arcs import EventArcs, event_arcs
 from flyball_server.planning.frontier.first_plan import FirstPlan, FirstPlanner
@@ -17,9 +18,6 @@ from flyball_server.planning.paced_pipelines import PacedRequest, pace_classes, 
 from flyball_server.planning.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import (
-    PlanRequest,
-    chunk_places,
-    kept_reserve,
     model_of_request,
     plan_of_choice,
 )
@@ -75,15 +73,15 @@ class PacedFirstPlans:
         classes = pace_classes(paced.paces, paced.num_pipelines)
         if running is not None and running.schedule != paced.request.schedule:
             running = None
-        models = [
+        self._models = [
             paced_model(profiled, paces, share=len(dp_ranks) / paced.num_pipelines)
             for paces, dp_ranks in classes.items()
         ]
-        self.baseline_s = max(map(_baseline_s, models))
+        self.baseline_s = max(map(_baseline_s, self._models))
         arcs = event_arcs(profiled.dag)
         self._pipelines = [
             _paced_pipeline(dp_ranks, profiled, model, self._planner(model, arcs), running)
-            for dp_ranks, model in zip(classes.values(), models, strict=True)
+            for dp_ranks, model in zip(classes.values(), self._models, strict=True)
         ]
 
     def _planner(self, model: PipelineModel, arcs: EventArcs) -> FirstPlanner:
@@ -135,28 +133,29 @@ class PacedFirstPlans:
         )
         return time_s, energy_j
 
+    @functools.cached_property
+    def _joint(self) -> PipelineModel:
+        return join_pipelines(self._models)
+
     def _plan(
         self, first: Sequence[FirstPlan], deadline_s: float
     ) -> FrequencyPlan | DataParallelPlan:
-        request = self._request
-        models = [pipeline.model for pipeline in self._pipelines]
-        assignments = [one.assignment for one in first]
-        lower_bound_j = sum(one.lower_bound_j for one in first)
-        if len(models) == 1:
-            choice = PolicyChoice(assignment=assignments[0], lower_bound_j=lower_bound_j)
-            plan: FrequencyPlan | DataParallelPlan = plan_of_choice(request, models[0], choice)
-        else:
-            plan = _joint_plan(
-                request,
-                models,
-                assignments,
-                [pipeline.dp_ranks for pipeline in self._pipelines],
-                lower_bound_j,
-            )
+        assignment = list(itertools.chain.from_iterable(one.assignment for one in first))
+        bound_j = sum(one.lower_bound_j for one in first)
+        plan = self._plan_of_choice(PolicyChoice(assignment=assignment, lower_bound_j=bound_j))
         if not plan.reserve:
             return plan
-        bound_j = self._bound_with_reserve_j(lower_bound_j, plan.iteration_time_s, deadline_s)
+        bound_j = self._bound_with_reserve_j(bound_j, plan.iteration_time_s, deadline_s)
         return replace(plan, lower_bound_j=bound_j)
+
+    def _plan_of_choice(self, choice: PolicyChoice) -> FrequencyPlan | DataParallelPlan:
+        if len(self._models) == 1:
+            return plan_of_choice(self._request, self._models[0], choice)
+        dp_ranks = [pipeline.dp_ranks for pipeline in self._pipelines]
+        plan = plan_of_pipelines(self._request, self._models, self._joint, choice, dp_ranks)
+        # A GPU's, as it was profiled: the models hold shares of it.
+        power_w = model_of_request(self._request).blocking_power_w * len(self._models)
+        return replace(plan, blocking_power_w=power_w)
 
     def _bound_with_reserve_j(
         self, lower_bound_j: float, iteration_time_s: float, deadline_s: float
@@ -169,9 +168,10 @@ class PacedFirstPlans:
         """
         reserve = self._request.reserve
         added_s = min(deadline_s - iteration_time_s, reserve * deadline_s / (1 + reserve))
-        models = [pipeline.model for pipeline in self._pipelines]
-        waiting_w = sum(sum(model.stage_blocking_power_w) for model in models)
-        return max(lower_bound_j - waiting_w * max(0.0, added_s), sum(map(least_busy_j, models)))
+        waiting_w = sum(sum(model.stage_blocking_power_w) for model in self._models)
+        return max(
+            lower_bound_j - waiting_w * max(0.0, added_s), sum(map(least_busy_j, self._models))
+        )
 
 
 def _baseline_s(model: PipelineModel) -> float:
@@ -210,43 +210,3 @@ def _running(
             return ()
         now.append(_Running(num_pipelines=len(alike), assignment=assignment))
     return tuple(now)
-
-
-def _joint_plan(
-    request: PlanRequest,
-    models: Sequence[PipelineModel],
-    assignments: Sequence[Assignment],
-    dp_ranks: Sequence[tuple[int, ...]],
-    lower_bound_j: float,
-) -> DataParallelPlan:
-    iteration_time_s, energy_j = _joint_time_and_energy(models, assignments)
-    baseline_time_s, baseline_energy_j = _joint_time_and_energy(
-        models, [model.baseline() for model in models]
-    )
-    profiled = model_of_request(request)
-    return DataParallelPlan(
-        policy=request.policy,
-        reconfigure=request.reconfigure,
-        schedule=request.schedule,
-        target=request.target,
-        num_microbatches=request.num_microbatches,
-        blocking_power_w=profiled.blocking_power_w * len(models),
-        iteration_time_s=iteration_time_s,
-        energy_j=energy_j,
-        baseline_iteration_time_s=baseline_time_s,
-        baseline_energy_j=baseline_energy_j,
-        lower_bound_j=lower_bound_j,
-        virtual_stages=chunk_places(profiled.schedule),
-        weight_versions=profiled.schedule.weight_versions,
-        reserve=kept_reserve(request),
-        pipelines=planned_pipelines(models, assignments, iteration_time_s, dp_ranks),
-    )
-
-
-def _joint_time_and_energy(
-    models: Sequence[PipelineModel], assignments: Sequence[Assignment]
-) -> tuple[float, float]:
-    """Of an iteration that ends with the slowest pipeline, s and J."""
-    of_each = list(zip(models, assignments, strict=True))
-    time_s = max(predicted_time_and_energy(*one)[0] for one in of_each)
-    return time_s, sum(iteration_energy_j(*one, time_s) for one in of_each)

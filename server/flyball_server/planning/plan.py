@@ -7,13 +7,8 @@ pipelines that each have clocks of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from flyball_server.planning.planned_instructions import (
-    PlannedInstruction,
-    packed_stages,
-    unpacked_stages,
-)
+from flyball_server.planning.planned_instructions import PickledInColumns, PlannedStages
 from flyball_server.planning.schedules.virtual_stages import VirtualStages
 
 
@@ -92,31 +87,23 @@ class PlanPrediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrequencyPlan(PlanPrediction):
+class FrequencyPlan(PickledInColumns, PlanPrediction):
     """What a policy decided for one pipeline.
 
     Attributes:
         stages: per stage, its instructions in the order of execution.
     """
 
-    stages: tuple[tuple[PlannedInstruction, ...], ...]
+    stages: PlannedStages
 
     @property
     def num_stages(self) -> int:
         """Number of pipeline stages."""
         return len(self.stages)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: stages as columns."""
-        return vars(self) | {"stages": packed_stages(self.stages)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was pickled."""
-        vars(self).update(state, stages=unpacked_stages(state["stages"]))
-
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedPipeline:
+class PlannedPipeline(PickledInColumns):
     """One data-parallel pipeline's part of a plan.
 
     Attributes:
@@ -131,21 +118,13 @@ class PlannedPipeline:
     dp_rank: int
     iteration_time_s: float
     energy_j: float
-    stages: tuple[tuple[PlannedInstruction, ...], ...]
+    stages: PlannedStages
     dp_ranks: tuple[int, ...] = ()
 
     @property
     def stands_for(self) -> tuple[int, ...]:
         """The data-parallel ranks that run it, rising."""
         return self.dp_ranks or (self.dp_rank,)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: stages as columns."""
-        return vars(self) | {"stages": packed_stages(self.stages)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was pickled."""
-        vars(self).update(state, stages=unpacked_stages(state["stages"]))
 
 
 @dataclass(frozen=True, kw_only=True)

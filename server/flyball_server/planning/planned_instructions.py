@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flyball_profiles.stage_profile import InstructionKind
 
@@ -71,3 +71,17 @@ def unpacked_stages(packed: PackedStages) -> PlannedStages:
         map(kinds.__getitem__, of_kinds), microbatches, clocks_mhz, chunks
     )
     return in_stages(instructions, nums_instructions)
+
+
+class PickledInColumns:
+    """A plan's part that holds `stages: PlannedStages`, and is pickled with them as columns."""
+
+    stages: PlannedStages
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled."""
+        return vars(self) | {"stages": packed_stages(self.stages)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled."""
+        vars(self).update(state, stages=unpacked_stages(state["stages"]))
