@@ -37,7 +37,7 @@ from flyball_server.jobs.reactions.ageing import Ageing
 from flyball_server.jobs.reactions.replanning import replanning
 from flyball_server.jobs.reactions.timetabled import timetabled
 from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
-from flyball_server.jobs.registration import leave_rank, register_job
+from flyball_server.jobs.registration import leave_rank, register_job, register_together
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stores.memory_store import MemoryJobStore
 from flyball_server.jobs.timetables import get_timetable, put_timetable
@@ -176,6 +176,17 @@ def test_two_living_processes_that_claim_a_rank_are_told_of(
         "job job: rank 1 registers from node-2, and was heard of from node-1 lately;"
         " the newest holds"
     ]
+
+
+def test_of_two_processes_that_claim_a_rank_in_one_call_the_later_holds(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = [(rank_record(1, host=host), FIRST) for host in ("node-2", "node-3")]
+    with caplog.at_level(logging.WARNING):
+        register_together(life.services, "job", ranks)
+    told = "job job: rank 1 registers from {}, and was heard of from {} lately; the newest holds"
+    assert caplog.messages == [told.format("node-2", "node-1"), told.format("node-3", "node-2")]
+    assert get_job(life.services, "job").ranks[1].host == "node-3"
 
 
 def test_a_rank_that_moved_after_it_died_is_not_told_of(
