@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 # The oldest DeepSpeed that is supported, in an environment of its own.
 OLDEST_DEEPSPEED := 0.15.4
 OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
+# What is installed here is found by its name: ninja by DeepSpeed, tools by tests.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
