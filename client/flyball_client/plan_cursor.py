@@ -42,11 +42,12 @@ class CompiledPlan:
         return len(self.kinds) * (1 if self.cycle_mhz is None else len(self.cycle_mhz))
 
 
-PlannedRow = tuple[str, int, int, int]
-"""Kind, microbatch, chunk and SM clock, MHz, of one planned instruction."""
+PlannedRow = tuple[str, int, int, int, bool]
+"""Kind, microbatch, chunk and SM clock, MHz, of one planned instruction, and whether that is
+another clock than the one before it in the step has; of the first: yes."""
 
 # Matches no instruction: a kind has a name.
-_NOTHING: PlannedRow = ("", -1, -1, 0)
+_NOTHING: PlannedRow = ("", -1, -1, 0, True)
 _NO_ROWS = (_NOTHING,)
 
 
@@ -125,7 +126,7 @@ class PlanCursor:
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:
         """The clock for the instruction that begins now, MHz; microbatch None: by order."""
-        planned_kind, planned_microbatch, planned_chunk, sm_clock_mhz = self.rows[self.position]
+        planned_kind, planned_microbatch, planned_chunk, sm_clock_mhz, _ = self.rows[self.position]
         if (
             planned_kind == kind
             and planned_chunk == chunk
@@ -141,8 +142,14 @@ class PlanCursor:
         return self.plan.highest_sm_clock_mhz
 
     def _rows_at(self, clocks_mhz: tuple[int, ...]) -> tuple[PlannedRow, ...]:
-        pairs = zip(self._instructions, clocks_mhz, strict=True)
-        return (*((*instruction, clock_mhz) for instruction, clock_mhz in pairs), _NOTHING)
+        before_mhz = (0, *clocks_mhz[:-1]) if clocks_mhz else ()
+        rows = (
+            (*instruction, clock_mhz, clock_mhz != before)
+            for instruction, clock_mhz, before in zip(
+                self._instructions, clocks_mhz, before_mhz, strict=True
+            )
+        )
+        return (*rows, _NOTHING)
 
     def _leave_plan(self) -> None:
         self.rows, self.position = _NO_ROWS, 0

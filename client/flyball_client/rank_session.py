@@ -268,14 +268,18 @@ class RankSession:
             if self._begun is not None:
                 # Its end was not told.
                 self._note_begun()
+                self._governor.on_instruction_end()
             if cursor is not None:
-                name, number, part, sm_clock_mhz = cursor.rows[cursor.position]
+                name, number, part, sm_clock_mhz, is_change = cursor.rows[cursor.position]
                 if kind == name and microbatch == number and chunk == part:
                     cursor.position += 1
+                    # Of the clock that is asked for already, the last instruction's end has seen
+                    # whether it is in force.
+                    if is_change:
+                        self._governor.set_mhz(sm_clock_mhz)
                 else:
                     sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)
-                # Also where it is the clock of the last one: the lease begins anew.
-                self._governor.set_mhz(sm_clock_mhz)
+                    self._governor.set_mhz(sm_clock_mhz)
             else:
                 sm_clock_mhz = None
             if self._is_in_step:

@@ -364,6 +364,7 @@ def test_each_instruction_gets_the_clock_that_its_plan_says_by_whichever_way(
         gpu=RecordingGpu(), job_id=JOB_ID, rank=0, stage=0, planner=None, governor=governor
     )
     session._plans.put(plan, 0)
+    asked_mhz: list[int] = []
     wanted_mhz: list[int] = []
     for step in range(2):
         session.on_step_begin()
@@ -371,13 +372,33 @@ def test_each_instruction_gets_the_clock_that_its_plan_says_by_whichever_way(
         for kind, number, chunk, _ in planned if follows_plan else come:
             microbatch = number if names_microbatches else None
             session.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
+            asked_mhz.append(governor.asked_mhz[-1])
             session.on_instruction_end(kind, microbatch=microbatch, chunk=chunk)
             wanted_mhz.append(cursor.next_sm_clock_mhz(kind, microbatch, chunk))
         session.on_step_end()
         assert session.history[-1].num_unplanned == cursor.num_unplanned
         cursor.end_step()
-    assert governor.asked_mhz == wanted_mhz
+    assert asked_mhz == wanted_mhz
     assert governor.num_ends == len(wanted_mhz)
+
+
+def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    governor = RecordingGovernor()
+    session = make_session(gpu, planner=None, governor=governor)
+    clocks_mhz = (1200, 1200, 900, 900, 1200)
+    plan = compiled_plan(*(("forward", number, mhz) for number, mhz in enumerate(clocks_mhz)))
+    session._plans.put(plan, 0)
+    for _ in range(2):
+        session.on_step_begin()
+        for microbatch in range(5):
+            session.on_instruction_begin("forward", microbatch=microbatch)
+            session.on_instruction_end("forward", microbatch=microbatch)
+        session.on_step_end()
+    # What has become of it each instruction's end sees.
+    assert governor.asked_mhz == 2 * [1200, 900, 1200]
+    assert governor.num_ends == 10
 
 
 def test_a_clock_that_was_given_back_is_asked_for_again(
@@ -395,7 +416,7 @@ def test_a_clock_that_was_given_back_is_asked_for_again(
     assert governor.asked_mhz == [*4 * [1200], 0, 1200, 1200]
 
 
-def test_where_no_end_is_told_instructions_are_timed_and_their_clocks_asked_for(
+def test_where_no_end_is_told_instructions_are_timed_and_each_begin_ends_the_last_one(
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     governor = RecordingGovernor()
@@ -405,8 +426,8 @@ def test_where_no_end_is_told_instructions_are_timed_and_their_clocks_asked_for(
     for microbatch in range(3):
         session.on_instruction_begin("forward", microbatch=microbatch)
     session.on_step_end()
-    assert governor.asked_mhz == 3 * [900]
-    assert governor.num_ends == 0
+    assert governor.asked_mhz == [900]
+    assert governor.num_ends == 2
     assert [timing.microbatch for timing in session.last_step_timings] == [0, 1, 2]
 
 
@@ -441,27 +462,39 @@ class TestTheLease:
         words[words_of.SERVED] = words[words_of.REQUEST]
         words[words_of.IN_FORCE_MHZ] = in_force_mhz
 
-    def test_begins_anew_with_an_instruction_at_the_clock_of_the_last_one(
+    def test_begins_anew_with_the_end_of_an_instruction_at_the_clock_of_the_last_one(
         self, session: RankSession, governor: ProcessGovernor
     ) -> None:
         words = governor._words
         request = words[words_of.REQUEST]
-        words[words_of.HOOK_NS] = 1  # long ago
         session.on_instruction_begin("forward", microbatch=1)
+        words[words_of.HOOK_NS] = 1  # long ago
+        session.on_instruction_end("forward", microbatch=1)
         assert words[words_of.HOOK_NS] > words[words_of.REQUESTED_NS]
         assert words[words_of.REQUEST] == request
 
-    def test_expired_has_the_next_instruction_ask_for_its_clock_as_it_begins(
+    def test_begins_anew_with_the_next_instruction_where_no_end_is_told(
+        self, session: RankSession, governor: ProcessGovernor
+    ) -> None:
+        words = governor._words
+        session.on_instruction_begin("forward", microbatch=1)
+        words[words_of.HOOK_NS] = 1  # long ago
+        session.on_instruction_begin("forward", microbatch=2)
+        assert words[words_of.HOOK_NS] > words[words_of.REQUESTED_NS]
+
+    def test_expired_has_the_next_end_of_an_instruction_ask_for_its_clock(
         self, session: RankSession, governor: ProcessGovernor
     ) -> None:
         words = governor._words
         self.serve(governor, 0)  # given back
         number = words[words_of.REQUEST] >> 32
         session.on_instruction_begin("forward", microbatch=1)
+        assert words[words_of.REQUEST] >> 32 == number
+        session.on_instruction_end("forward", microbatch=1)
         assert words[words_of.REQUEST] == (number + 1) << 32 | 900
         # Not again before that is served.
-        session.on_instruction_end("forward", microbatch=1)
         session.on_instruction_begin("forward", microbatch=2)
+        session.on_instruction_end("forward", microbatch=2)
         assert words[words_of.REQUEST] == (number + 1) << 32 | 900
         self.serve(governor, 900)
         session.on_instruction_end("forward", microbatch=2)
