@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from hooks_deepspeed import TrainingFigure, measure_training
+from hooks_deepspeed import DEVICES, TrainingFigure, measure_training
 from hooks_figures import Distribution, SeriesFigure
 from hooks_gpus import FalseGpus
 from hooks_load import C_CALLER, C_THREAD, EAGER_TORCH, LOADS, PYTHON_THREAD, SLEEPING
@@ -306,20 +306,30 @@ def _memory(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
 
 
 def _training(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
-    show_progress("DeepSpeed, two stages")
-    figure = measure_training(gpus, num_pairs=NUM_PAIRS, num_steps=NUM_STEPS)
-    limits = [
-        at_most("DeepSpeed's median step, attached over alone", figure.ratio, MAX_STEP_RATIO),
-        at_most("instructions off the plan, and steps without one", figure.num_unplanned, 0),
-    ]
-    return asdict(figure), _training_text(figure), limits
+    figures: list[TrainingFigure] = []
+    limits: list[Limit] = []
+    for device in DEVICES:
+        show_progress(f"DeepSpeed, two stages on {device}")
+        figure = measure_training(gpus, device, num_pairs=NUM_PAIRS, num_steps=NUM_STEPS)
+        figures.append(figure)
+        limits += [
+            at_most(
+                f"DeepSpeed's step on {device}, attached over alone", figure.ratio, MAX_STEP_RATIO
+            ),
+            at_most("instructions off the plan, and steps without one", figure.num_unplanned, 0),
+        ]
+    return (
+        [asdict(figure) for figure in figures],
+        "\n\n".join(map(_training_text, figures)),
+        limits,
+    )
 
 
 def _training_text(figure: TrainingFigure) -> str:
     low, high = figure.ratio_interval
     is_open = low <= MAX_STEP_RATIO < high
     return (
-        f"DeepSpeed on the CPU, two stages, by turns {figure.num_pairs} times"
+        f"DeepSpeed, two stages on {figure.device}, by turns {figure.num_pairs} times"
         f" {figure.num_steps} steps each\n"
         f"median step alone {1000 * figure.alone_s:.1f} ms, attached"
         f" {1000 * figure.attached_s:.1f} ms; ratio of pairs {figure.ratio:.4f}, 95 % within"

@@ -29,6 +29,11 @@ from hooks_process import BENCHMARKS
 from measured_process import BenchmarkError
 
 NUM_STAGES = 2
+# What the ranks compute on: the machine's own cores, which Flyball's processes and the planner then
+# share with them; or a device that leaves the cores free, as a GPU does: their computations are
+# slept through.
+PROCESSOR, EMULATED = "the processor", "an emulated device"
+DEVICES = (PROCESSOR, EMULATED)
 # As NVML needs on a V100.
 SET_LATENCY_US = 5000
 # On a busy machine there are fewer pairs, and a wider interval.
@@ -44,6 +49,7 @@ class TrainingFigure:
     """Step times with Flyball attached, a plan in force, beside those without.
 
     Attributes:
+        device: one of DEVICES.
         num_pairs: of blocks.
         num_steps: of each block.
         alone_s: the median step without, s.
@@ -56,6 +62,7 @@ class TrainingFigure:
         num_failures: calls of NVML that failed.
     """
 
+    device: str
     num_pairs: int
     num_steps: int
     alone_s: float
@@ -67,8 +74,10 @@ class TrainingFigure:
     num_failures: int
 
 
-def measure_training(gpus: FalseGpus, *, num_pairs: int, num_steps: int) -> TrainingFigure:
-    """Train for about 4 minutes, `num_pairs` at the most.
+def measure_training(
+    gpus: FalseGpus, device: str, *, num_pairs: int, num_steps: int
+) -> TrainingFigure:
+    """Train on one of DEVICES for about 4 minutes, `num_pairs` at the most.
 
     Raises:
         BenchmarkError: DeepSpeed cannot run here, or the run failed.
@@ -94,6 +103,7 @@ def measure_training(gpus: FalseGpus, *, num_pairs: int, num_steps: int) -> Trai
                             "min_pairs": min(MIN_PAIRS, num_pairs),
                             "budget_s": BUDGET_S,
                             "num_steps": num_steps,
+                            "device": device,
                         }
                     ),
                     encoding="utf-8",
@@ -105,7 +115,7 @@ def measure_training(gpus: FalseGpus, *, num_pairs: int, num_steps: int) -> Trai
             ]
     except DemoFailedError as error:
         raise BenchmarkError(f"the DeepSpeed run failed: {error}: {error.log_tail}") from None
-    return _figure(ranks, num_steps=num_steps)
+    return _figure(ranks, device, num_steps=num_steps)
 
 
 def _run_ranks(
@@ -165,7 +175,7 @@ def _point(mhz: int, shortest_s: float, scaling: float) -> OperatingPoint:
     return OperatingPoint(frequency_mhz=mhz, time_s=time_s, energy_j=time_s * (80 + 220 * share**3))
 
 
-def _figure(ranks: list[list[dict[str, Any]]], *, num_steps: int) -> TrainingFigure:
+def _figure(ranks: list[list[dict[str, Any]]], device: str, *, num_steps: int) -> TrainingFigure:
     # A step is over when all ranks have the loss: any rank's clock tells how long it took.
     pairs = ranks[0]
     blocks = [pair for rank in ranks for pair in rank]
@@ -173,6 +183,7 @@ def _figure(ranks: list[list[dict[str, Any]]], *, num_steps: int) -> TrainingFig
         statistics.median(pair["attached_s"]) / statistics.median(pair["alone_s"]) for pair in pairs
     ]
     return TrainingFigure(
+        device=device,
         num_pairs=len(pairs),
         num_steps=num_steps,
         alone_s=statistics.median(step_s for pair in pairs for step_s in pair["alone_s"]),

@@ -2,7 +2,8 @@
 
 `hooks_training.py PROBLEM.json FOLDER`, with the environment of `FalseGpus.variables`; each rank
 writes FOLDER/rank-R.json. The problem: `planner_url`, `registration` (what `attach` is given),
-`num_pairs` at most, `min_pairs`, `budget_s` after which no pair begins, `num_steps`.
+`num_pairs` at most, `min_pairs`, `budget_s` after which no pair begins, `num_steps`, `device`: what
+computes, `hooks_deepspeed.PROCESSOR` or `EMULATED`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from torch import nn
 from flyball_client.rank_session import RankSession
 from flyball_integrations.deepspeed_pipeline import attach, detach
 from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
+from hooks_deepspeed import EMULATED
 
-NUM_BLOCKS, WIDTH, NUM_HEADS, SEQUENCE_LENGTH, MICROBATCH_SIZE = 4, 256, 4, 128, 4
+NUM_BLOCKS, NUM_HEADS, MICROBATCH_SIZE = 4, 4, 4
+# Of the model that the processor computes, and of one whose computations are slept through.
+WIDTH, SEQUENCE_LENGTH = 256, 128
+EMULATED_WIDTH, EMULATED_SEQUENCE_LENGTH = 32, 16
+# Of one block and microbatch on the emulated device; a step then lasts as long as the other's.
+EMULATED_FORWARD_S, EMULATED_BACKWARD_S = 0.010, 0.020
 NUM_MICROBATCHES = 4
 SEED = 1788
 # For the governor, its standby and the plan to be there; and for those before to be gone.
@@ -38,7 +45,8 @@ Samples = Iterator[tuple[torch.Tensor, torch.Tensor]]
 def main(problem_file: Path, folder: Path) -> None:
     """Train in pairs of blocks; in every other pair the attached one comes first."""
     problem: dict[str, Any] = json.loads(problem_file.read_text(encoding="utf-8"))
-    engine, samples = _engine(), _samples()
+    is_emulated = problem["device"] == EMULATED
+    engine, samples = _engine(is_emulated), _samples(is_emulated)
     _train(engine, samples, 3)
     pairs: list[dict[str, Any]] = []
     until_s = time.monotonic() + problem["budget_s"]
@@ -113,16 +121,40 @@ def _all_say(decision: bool) -> bool:
     return bool(said.item())
 
 
-def _engine() -> PipelineEngine:
+class _Computation(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """What the host sees of one on a device: it waits until that is over. Emulated."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's own
+        del ctx
+        time.sleep(EMULATED_FORWARD_S)
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's own
+        del ctx
+        time.sleep(EMULATED_BACKWARD_S)
+        return gradient
+
+
+class _EmulatedBlock(nn.TransformerEncoderLayer):  # type: ignore[misc]  # likewise
+    """A block so small that its computation is the one that is waited for."""
+
+    def forward(self, *inputs: Any, **options: Any) -> torch.Tensor:  # noqa: ANN401 - torch's own
+        hidden: torch.Tensor = _Computation.apply(super().forward(*inputs, **options))
+        return hidden
+
+
+def _engine(is_emulated: bool) -> PipelineEngine:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
+    width = EMULATED_WIDTH if is_emulated else WIDTH
+    block = _EmulatedBlock if is_emulated else nn.TransformerEncoderLayer
     model = PipelineModule(
         layers=[
-            nn.TransformerEncoderLayer(
-                WIDTH, NUM_HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
-            )
+            block(width, NUM_HEADS, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(NUM_BLOCKS)
         ],
         num_stages=torch.distributed.get_world_size(),
@@ -141,9 +173,10 @@ def _engine() -> PipelineEngine:
     return engine
 
 
-def _samples() -> Samples:
+def _samples(is_emulated: bool) -> Samples:
     generator = torch.Generator().manual_seed(SEED)
-    shape = (MICROBATCH_SIZE, SEQUENCE_LENGTH, WIDTH)
+    length = EMULATED_SEQUENCE_LENGTH if is_emulated else SEQUENCE_LENGTH
+    shape = (MICROBATCH_SIZE, length, EMULATED_WIDTH if is_emulated else WIDTH)
     while True:
         sample = torch.randn(*shape, generator=generator)
         yield sample, sample.roll(1, dims=1)
