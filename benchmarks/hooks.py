@@ -316,7 +316,11 @@ def _training(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
             at_most(
                 f"DeepSpeed's step on {device}, attached over alone", figure.ratio, MAX_STEP_RATIO
             ),
-            at_most("instructions off the plan, and steps without one", figure.num_unplanned, 0),
+            at_most(
+                f"off the plan on {device}: instructions, and steps without one",
+                figure.num_unplanned,
+                0,
+            ),
         ]
     return (
         [asdict(figure) for figure in figures],

@@ -62,7 +62,8 @@ class RankSession:
         observer: told of each instruction; None: the GPU itself if it is emulated.
         without_planner: what a planner that does not answer leaves in force: the last plan, or
             default clocks until it is back.
-        lease_s: without a hook for so long the clock is given back until the next one, s.
+        lease_s: without a sign of life for so long the clock is given back until the next one, s:
+            each hook is one, but for the begin of an instruction at the clock of the last one.
         polling_share: of one core, what the governor may take on average to look out for
             requests, so that hooks need not wake it; 0: nothing.
         choose_plan: of the plans whose first step has come, which is run from a step on, see
@@ -266,15 +267,12 @@ class RankSession:
         cursor = self._cursor
         try:
             if self._begun is not None:
-                # Its end was not told.
-                self._note_begun()
-                self._governor.on_instruction_end()
+                self._note_end_untold()
             if cursor is not None:
                 name, number, part, sm_clock_mhz, is_change = cursor.rows[cursor.position]
                 if kind == name and microbatch == number and chunk == part:
                     cursor.position += 1
-                    # Of the clock that is asked for already, the last instruction's end has seen
-                    # whether it is in force.
+                    # To the clock that is asked for already, the last instruction's end has seen.
                     if is_change:
                         self._governor.set_mhz(sm_clock_mhz)
                 else:
@@ -330,7 +328,8 @@ class RankSession:
         if self._is_closed or not self._is_in_step:
             return
         try:
-            self._note_begun()
+            if self._begun is not None:
+                self._note_end_untold()
             if 0 <= time_s < math.inf:
                 timings = self._recorder.timings
                 timings.add_transfer(transfer, kind, microbatch, chunk, float(time_s))
@@ -364,6 +363,11 @@ class RankSession:
         begun, self._begun = self._begun, None
         if begun is not None:
             self._recorder.timings.begin(begun)
+
+    def _note_end_untold(self) -> None:
+        """Likewise where another hook comes before its end, which may never be told."""
+        self._note_begun()
+        self._governor.on_instruction_end()
 
     def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
         """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""

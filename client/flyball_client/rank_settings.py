@@ -22,7 +22,7 @@ class RankSettings:
     Attributes:
         planner_url: `FLYBALL_PLANNER_URL`; None: no planner is asked.
         token: `FLYBALL_TOKEN`, for the planner.
-        lease_s: `FLYBALL_LEASE_S`: without a hook for so long the clock is given back, s.
+        lease_s: `FLYBALL_LEASE_S`: without a sign of life for so long the clock is given back, s.
         polling_share: `FLYBALL_POLLING_SHARE`: of one core, what the governor may take to look
             out for requests; 0: each wakes it.
         without_planner: `FLYBALL_WITHOUT_PLANNER`: what a lost planner leaves in force.

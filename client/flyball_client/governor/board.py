@@ -16,7 +16,7 @@ from typing import Final
 REQUEST: Final = 0
 """The number of the request times 2**32, plus its MHz, or GIVE_BACK or QUIT."""
 HOOK_NS: Final = 1
-"""CLOCK_MONOTONIC of the last hook that asked for nothing, ns: the rank's sign of life."""
+"""CLOCK_MONOTONIC of the rank's last sign of life without a request, ns."""
 REQUESTED_NS: Final = 2
 """CLOCK_MONOTONIC of the last request, ns: another one."""
 STEP_REQUEST: Final = 3

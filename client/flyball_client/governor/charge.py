@@ -26,7 +26,7 @@ class Charge:
         rank_name: the job and rank, for people.
         rank: the training process.
         launcher: whose end ends the governing too; None: nobody's.
-        lease_s: without a hook for so long, the clock is given back until the next one, s.
+        lease_s: without a sign of life for so long, the clock is given back until the next one, s.
         state_dir: where the record is.
         board_fd: shared memory, inherited.
         wake_fd: an eventfd that the rank writes, inherited.

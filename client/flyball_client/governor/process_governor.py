@@ -48,7 +48,7 @@ class ProcessGovernor:
     Args:
         address: of the GPU.
         rank_name: the job and rank, for the log and the record.
-        lease_s: with no hook for so long the clock is given back until the next one, s.
+        lease_s: without a sign of life for so long the clock is given back until the next one, s.
         launcher_pid: the process whose end ends the governing too; None: torchrun, where it
             started this process, else nobody.
         state_dir: where the record of a locked clock is kept; None: `default_state_dir`.

@@ -399,6 +399,18 @@ def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
     # What has become of it each instruction's end sees.
     assert governor.asked_mhz == 2 * [1200, 900, 1200]
     assert governor.num_ends == 10
+    # Given back with a failed step, it is asked for again in the next one; a newer plan asks too.
+    governor.asked_mhz.clear()
+    session.on_step_begin()
+    session.on_step_failed()
+    session._plans.put(compiled_plan(("forward", 0, 1200), ("forward", 1, 1200)), 0)
+    for _ in range(2):
+        session.on_step_begin()
+        for microbatch in range(2):
+            session.on_instruction_begin("forward", microbatch=microbatch)
+            session.on_instruction_end("forward", microbatch=microbatch)
+        session.on_step_end()
+    assert governor.asked_mhz == [0, 1200, 1200]
 
 
 def test_a_clock_that_was_given_back_is_asked_for_again(
@@ -425,6 +437,8 @@ def test_where_no_end_is_told_instructions_are_timed_and_each_begin_ends_the_las
     session.on_step_begin()
     for microbatch in range(3):
         session.on_instruction_begin("forward", microbatch=microbatch)
+        if microbatch == 0:
+            session.on_transfer("send", "forward", time_s=0.1, microbatch=microbatch)
     session.on_step_end()
     assert governor.asked_mhz == [900]
     assert governor.num_ends == 2
