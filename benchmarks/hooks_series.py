@@ -18,7 +18,7 @@ from hooks_load import loaded
 from measured_process import BenchmarkError
 
 NUM_MICROBATCHES = 100
-WARM_UP_STEPS = 2
+WARM_UP_STEPS = 5
 SETTLED_S = 0.1
 SETTLE_GIVE_UP_S = 20.0
 

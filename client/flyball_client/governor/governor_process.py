@@ -24,6 +24,7 @@ from flyball_client.governor.clock_keeper import ClockKeeper
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.request_wait import TICK_S, RequestWait
+from flyball_client.governor.scheduling import run_soon
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 
@@ -35,7 +36,6 @@ GIVE_BACK_ATTEMPTS = 3
 RETRY_PAUSE_S = 0.05
 # The last rank's standby may still be starting, on a node that is busy with eight ranks' start.
 TAKE_TIMEOUT_S = 5.0
-NICENESS = -10
 FIRST_STANDBY_PAUSE_S = 0.1
 LONGEST_STANDBY_PAUSE_S = 10.0
 
@@ -126,8 +126,7 @@ class GovernorProcess:
     def govern(self) -> None:
         """Serve the rank until it is gone or needs no clocks any more."""
         words = self._words
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        run_soon()
         words[words_of.ACTIVE_PID] = os.getpid()
         try:
             waiting = self._new_wait()

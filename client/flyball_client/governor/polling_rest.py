@@ -2,20 +2,23 @@
 
 A scheduler lets a process that has slept run at once when it is woken, and one that has just run
 queue up behind the others. So on a node without a free core polling would delay what it is meant
-to hasten; a governor that was held up while it polled goes back to being woken, for a while.
+to hasten; a governor that was held up in many of its windows goes back to being woken, for a
+while. In a few is chance: a kernel, or a hypervisor that lends the core, has pauses of its own.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 # A pause that lasts so much longer than asked for: somebody else had the core.
 HELD_UP_NS = 500_000
-# Once is chance, as often as this within so long a time is not.
-NUM_HELD_UP, WITHIN_NS = 2, 1_000_000_000
+# In so many of the last windows.
+NUM_HELD_UP, NUM_WINDOWS = 4, 16
 FIRST_REST_NS, LONGEST_REST_NS = 5_000_000_000, 80_000_000_000
 
 
 class PollingRest:
-    """Counts how often polling was held up; rests grow as long as each trial ends in another.
+    """Counts in how many windows polling was held up; rests grow as long as each trial fails.
 
     Args:
         held_up_ns: a pause that is over so much too late counts.
@@ -23,18 +26,21 @@ class PollingRest:
 
     def __init__(self, held_up_ns: int = HELD_UP_NS) -> None:
         self._least_ns = held_up_ns
-        self._held_up_ns: list[int] = []
+        self._was_held_up: deque[bool] = deque(maxlen=NUM_WINDOWS)
         self._rest_ns = FIRST_REST_NS
         # No rest yet: the first is a first one, whenever it comes.
         self._rests_until_ns = -2 * LONGEST_REST_NS
+
+    def begin_window(self) -> None:
+        """Polling begins."""
+        self._was_held_up.append(False)
 
     def note(self, now_ns: int, late_ns: int) -> bool:
         """A pause of polling was over so much too late; whether a rest begins now."""
         if late_ns <= self._least_ns:
             return False
-        recent_ns = [at_ns for at_ns in self._held_up_ns if now_ns - at_ns <= WITHIN_NS]
-        self._held_up_ns = [*recent_ns, now_ns]
-        if len(self._held_up_ns) < NUM_HELD_UP:
+        self._was_held_up[-1] = True
+        if sum(self._was_held_up) < NUM_HELD_UP:
             return False
         self._begin(now_ns)
         return True
@@ -48,4 +54,4 @@ class PollingRest:
         is_again = now_ns - self._rests_until_ns <= self._rest_ns
         self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS) if is_again else FIRST_REST_NS
         self._rests_until_ns = now_ns + self._rest_ns
-        self._held_up_ns = []
+        self._was_held_up.clear()

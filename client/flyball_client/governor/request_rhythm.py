@@ -16,9 +16,16 @@ SHORTEST_GAP_NS = 1_000_000
 # How far its usual half may be spread: of the gap, and at most. Requests that are farther apart
 # than that is precise for are so few that a wake-up for each is cheap.
 MAX_SPREAD, MAX_SPREAD_NS = 1 / 8, 4_000_000
-# How far ahead of the earliest moment a window opens: whatever the gap; of the gap, the less the
-# more gaps are remembered; and at most.
+# How far ahead of the earliest moment a window opens: whatever the gap, at first; of the gap, the
+# less the more gaps are remembered; and at most.
 LEAD_NS, LEAD, MAX_LEAD_NS = 100_000, 1 / 16, 3_000_000
+# The first of these follows how regular this rank's requests are: longer by so much where one came
+# just before its window, shorter by so much where one did not, so that one of 200 does; and at
+# most. A request that came sooner than MISSED_NS before it had other reasons.
+MORE_LEAD_NS, LESS_LEAD_NS, LONGEST_LEAD_NS = 100_000, 500, 300_000
+MISSED_NS = 300_000
+# From a window's begin until the governor really polls, about.
+OPENING_NS = 50_000
 # How long it stays open for a late request: of the gap, and at most.
 MAX_LATENESS, MAX_LATENESS_NS = 1 / 4, 10_000_000
 # So no window is longer, whatever the gap.
@@ -45,6 +52,8 @@ class RequestRhythm:
 
     def __init__(self) -> None:
         self._gaps_ns: dict[int, list[int]] = {}
+        self._lead_ns = LEAD_NS
+        self._window: RequestWindow | None = None
         self._number: int | None = None
         self._position = 0
         self._requested_ns = 0
@@ -59,12 +68,15 @@ class RequestRhythm:
             requested_ns: CLOCK_MONOTONIC, ns.
         """
         if self._number is not None and number == self._number + 1:
+            if self._window is not None:
+                self._learn_lead(self._window.begin_ns + OPENING_NS - requested_ns)
             gaps_ns = self._gaps_ns.setdefault(self._position, [])
             gaps_ns.append(requested_ns - self._requested_ns)
             if _has_changed(gaps_ns):
                 del gaps_ns[:-2]
             elif len(gaps_ns) > NUM_REMEMBERED:
                 del gaps_ns[0]
+        self._window = None
         self._number = number if 0 <= position < MAX_POSITIONS else None
         self._position = position
         self._requested_ns = requested_ns
@@ -84,14 +96,21 @@ class RequestRhythm:
         max_spread_ns = min(MAX_SPREAD * shortest_ns, MAX_SPREAD_NS)
         if shortest_ns < SHORTEST_GAP_NS or spread_ns > max_spread_ns:
             return None
-        lead_ns = LEAD_NS + spread_ns // 2 + int(LEAD * shortest_ns / len(gaps_ns))
+        lead_ns = self._lead_ns + spread_ns // 2 + int(LEAD * shortest_ns / len(gaps_ns))
         lead_ns = min(lead_ns, MAX_LEAD_NS)
         due_ns = self._requested_ns + median_ns + lead_ns
-        return RequestWindow(
+        self._window = RequestWindow(
             begin_ns=self._requested_ns + shortest_ns - lead_ns,
             due_ns=due_ns,
             end_ns=due_ns + min(int(MAX_LATENESS * median_ns), MAX_LATENESS_NS),
         )
+        return self._window
+
+    def _learn_lead(self, early_ns: int) -> None:
+        if early_ns <= 0:
+            self._lead_ns = max(self._lead_ns - LESS_LEAD_NS, 0)
+        elif early_ns <= MISSED_NS:
+            self._lead_ns = min(self._lead_ns + MORE_LEAD_NS, LONGEST_LEAD_NS)
 
 
 def _has_changed(gaps_ns: list[int]) -> bool:

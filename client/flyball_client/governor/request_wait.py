@@ -22,8 +22,6 @@ core is free it does not poll at all (see `polling_rest`).
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import select
 import time
@@ -41,17 +39,17 @@ from flyball_client.governor.board import (
 )
 from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.request_rhythm import RequestRhythm, RequestWindow
+from flyball_client.governor.scheduling import sleep_exactly
 
 TICK_S = 0.1
 POLL_PAUSE_S = 30e-6
 # Once a request is late, the longest pause, and what part of its lateness a pause may be.
-LONGEST_PAUSE_S, MAX_MORE_LATE = 60e-6, 1 / 8
+LONGEST_PAUSE_S, MAX_MORE_LATE = 40e-6, 1 / 8
 PARKING_NS = 100_000
 LOOK_AROUND_NS = 2_000_000
 # Of one core on average, polling's share; and how much of it may be saved up, in time.
 DEFAULT_POLLING_SHARE = 0.025
-SAVED_NS = 100_000_000
-_PR_SET_TIMERSLACK = 29
+SAVED_NS = 300_000_000
 
 
 class RequestWait:
@@ -92,7 +90,7 @@ class RequestWait:
         # A request may have come before this, and while somebody else polled.
         self._stop_polling()
         if polling_share > 0:
-            _sleep_exactly()
+            sleep_exactly()
 
     def wait(self, due_s: float = TICK_S) -> bool:
         """Wait until something happens, a tick at the most.
@@ -175,6 +173,7 @@ class RequestWait:
         """Look for a request until the window's end; whether there is one."""
         words, now_ns, sleep = self._words, time.monotonic_ns, time.sleep
         self._earn()
+        self._rest.begin_window()
         words[IS_POLLING] = 1
         served, due_ns, end_ns = words[SERVED], window.due_ns, window.end_ns
         wakes_ns = now_ns()
@@ -208,9 +207,3 @@ class RequestWait:
         """Whether polling's time is used up, or something other than a request has come."""
         taken_ns = time.process_time_ns() - self._used_ns
         return taken_ns >= self._credit_ns or bool(select.select(self._other_fds, (), (), 0)[0])
-
-
-def _sleep_exactly() -> None:
-    """Ask the kernel not to lengthen this thread's sleeps by the usual 50 us."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -7,16 +7,17 @@ from flyball_client.governor.polling_rest import (
     HELD_UP_NS,
     LONGEST_REST_NS,
     NUM_HELD_UP,
-    WITHIN_NS,
+    NUM_WINDOWS,
     PollingRest,
 )
 
 
 def held_up_until_it_rests(rest: PollingRest, from_ns: int) -> int:
-    """Hold it up as often as it takes; when the rest began, ns."""
+    """Hold it up in as many windows as it takes; when the rest began, ns."""
     now_ns = from_ns
     for number in range(1, NUM_HELD_UP + 1):
         assert not rest.lasts(now_ns)
+        rest.begin_window()
         assert rest.note(now_ns, HELD_UP_NS + 1) is (number == NUM_HELD_UP)
         now_ns += 1
     return now_ns - 1
@@ -25,19 +26,28 @@ def held_up_until_it_rests(rest: PollingRest, from_ns: int) -> int:
 def test_pauses_that_are_a_little_late_are_no_reason_to_rest() -> None:
     rest = PollingRest()
     for now_ns in range(1000):
+        rest.begin_window()
         assert not rest.note(now_ns, HELD_UP_NS)
     assert not rest.lasts(1000)
 
 
 def test_to_be_held_up_now_and_then_is_chance() -> None:
     rest = PollingRest()
-    for turn in range(100):
-        now_ns = turn * (WITHIN_NS + 1)
-        assert not rest.note(now_ns, HELD_UP_NS + 1)
+    for now_ns in range(NUM_WINDOWS * 100):
+        rest.begin_window()
+        is_held_up = now_ns % NUM_WINDOWS < NUM_HELD_UP - 1
+        assert not rest.note(now_ns, HELD_UP_NS + 1 if is_held_up else 0)
         assert not rest.lasts(now_ns)
 
 
-def test_to_be_held_up_again_at_once_begins_a_rest_that_ends() -> None:
+def test_a_window_that_is_held_up_often_counts_once() -> None:
+    rest = PollingRest()
+    rest.begin_window()
+    for now_ns in range(2 * NUM_HELD_UP):
+        assert not rest.note(now_ns, HELD_UP_NS + 1)
+
+
+def test_to_be_held_up_in_a_quarter_of_the_windows_begins_a_rest_that_ends() -> None:
     rest = PollingRest()
     began_ns = held_up_until_it_rests(rest, 0)
     assert rest.lasts(began_ns)

@@ -7,12 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_client.governor.request_rhythm import (
+    LEAD,
     LEAD_NS,
+    LESS_LEAD_NS,
+    LONGEST_LEAD_NS,
     MAX_LATENESS_NS,
     MAX_LEAD_NS,
     MAX_POSITIONS,
     MAX_SPREAD_NS,
     MAX_WINDOW_NS,
+    MISSED_NS,
+    MORE_LEAD_NS,
+    NUM_REMEMBERED,
+    OPENING_NS,
     RequestRhythm,
     RequestWindow,
 )
@@ -150,6 +157,53 @@ def test_a_window_opens_a_little_early_and_does_not_stay_open_for_long() -> None
     assert due_ns - 200 * MS // 8 < window.begin_ns < due_ns - LEAD_NS
     assert due_ns < window.due_ns < window.end_ns
     assert window.end_ns - window.due_ns == MAX_LATENESS_NS
+
+
+def lead_ns(rank: Rank, gap_ms: float) -> int:
+    """How much before its usual time the next request is expected, what every gap has aside, ns."""
+    window = rank.rhythm.next_window()
+    assert window is not None
+    usual_ns = rank.now_ns + int(gap_ms * MS)
+    return usual_ns - window.begin_ns - int(LEAD * gap_ms * MS / NUM_REMEMBERED)
+
+
+def test_windows_of_regular_requests_open_later_and_later() -> None:
+    rank = Rank()
+    for _ in range(NUM_REMEMBERED + 1):
+        rank.run_step([8])
+    leads_ns = []
+    for _ in range(2 * LEAD_NS // LESS_LEAD_NS):
+        leads_ns.append(lead_ns(rank, 8))
+        rank.run_step([8])
+    assert leads_ns[0] - leads_ns[1] == LESS_LEAD_NS
+    assert all(0 <= lead <= LEAD_NS for lead in leads_ns)
+    assert lead_ns(rank, 8) == 0
+
+
+def lead_after(early_ns: int, times: int = 1) -> int:
+    """The lead after so many requests so much before their windows, each followed by usual ones."""
+    rank = Rank()
+    for _ in range(times):
+        for _ in range(NUM_REMEMBERED + 1):
+            rank.run_step([8])
+        window = rank.rhythm.next_window()
+        assert window is not None
+        rank.run_step([(window.begin_ns - early_ns - rank.now_ns) / MS])
+    for _ in range(NUM_REMEMBERED + 1):
+        rank.run_step([8])
+    return lead_ns(rank, 8)
+
+
+def test_after_a_request_just_before_its_window_they_open_earlier_up_to_a_bound() -> None:
+    unmissed_ns = lead_after(-OPENING_NS - 1)
+    assert lead_after(0) > unmissed_ns + MORE_LEAD_NS // 2
+    assert lead_after(0, times=2) > lead_after(0)
+    assert lead_after(0, times=8) <= LONGEST_LEAD_NS
+
+
+def test_a_request_long_before_its_window_is_no_reason_to_open_the_others_earlier() -> None:
+    unmissed_ns = lead_after(-OPENING_NS - 1)
+    assert lead_after(MISSED_NS + 1) < unmissed_ns + MORE_LEAD_NS // 2
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 8])
