@@ -19,6 +19,7 @@ from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
 
 from flyball_client.governor import board as words_of
 from flyball_client.governor.process_governor import ProcessGovernor
+from flyball_client.governor.request_wait import SAVED_NS
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
 from flyball_client.rank_session import RankSession
 from hooks_gpus import CallRecord
@@ -43,21 +44,26 @@ class FlyballRank:
         self._words = governor._board.words
         self._last_request = 0
         self._began = self._polled()
+        self._began_ns = self._began[-1]
         # Of each step that ended.
         self.polling: list[dict[str, float]] = []
 
     def on_step_begin(self) -> None:
         """A step begins."""
-        self._began = self._polled()
+        self._began_ns = time.monotonic_ns()
         self._session.on_step_begin()
 
     def on_step_end(self) -> None:
         """A step is over: how many requests it had, how many of them woke nobody, and the rest."""
         self._session.on_step_end()
         began, ended = self._began, self._polled()
+        self._began = ended
         num_requests, num_unwoken, polling_ns, wall_ns = (
             now - before for now, before in zip(ended, began, strict=True)
         )
+        # The governor may save up for the step in the pause before it, and no longer than that.
+        step_ns = ended[-1] - self._began_ns
+        wall_ns = min(wall_ns, step_ns + SAVED_NS)
         self.polling.append(
             {
                 "num_requests": num_requests,

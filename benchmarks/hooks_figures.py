@@ -44,7 +44,8 @@ class SeriesFigure:
         series: what was run.
         others_share: what other processes used of the CPUs meanwhile, 0 to 1.
         controller_share: CPU time of the process that calls NVML, of one CPU, 0 to 1.
-        polling_share: of that, what looking out for requests took; None: it never does.
+        polling_share: what looking out for requests took of one CPU in the steps and in the pauses
+            before them as far as it may save up there, 0 to 1; None: it never does.
         unwoken_share: requests that found the governor looking out, 0 to 1; None likewise.
         change: the hook's call where its clock is another than before.
         same: where it is not.

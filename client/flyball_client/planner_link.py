@@ -32,7 +32,7 @@ class LinkTimes:
     """
 
     poll_wait_s: float = 10.0
-    gather_s: float = 0.5
+    gather_s: float = 1.0
     first_retry_s: float = 0.5
     longest_retry_s: float = 15.0
     flush_timeout_s: float = 2.0

@@ -1,9 +1,9 @@
 """When not to poll: while every core is busy, a process that polls waits for its turn.
 
-A scheduler lets a process that has slept run at once when it is woken, and one that has just run
-queue up behind the others. So on a node without a free core polling would delay what it is meant
-to hasten; a governor that was held up in many of its windows goes back to being woken, for a
-while. In a few is chance: a kernel, or a hypervisor that lends the core, has pauses of its own.
+A scheduler lets a process that has slept for long run soon when it is woken, and one that has just
+run queue up behind the others. So on a node without a free core polling would delay what it is
+meant to hasten; a governor that was held up in many of its windows goes back to being woken, for
+a while. In a few is chance: a kernel, or a hypervisor that lends the core, has pauses of its own.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class PollingRest:
     def __init__(self, held_up_ns: int = HELD_UP_NS) -> None:
         self._least_ns = held_up_ns
         self._was_held_up: deque[bool] = deque(maxlen=NUM_WINDOWS)
+        # Since the last rest; before the first one there was none.
+        self._num_windows = NUM_WINDOWS
         self._rest_ns = FIRST_REST_NS
-        # No rest yet: the first is a first one, whenever it comes.
-        self._rests_until_ns = -2 * LONGEST_REST_NS
+        self._rests_until_ns = 0
 
     def begin_window(self) -> None:
         """Polling begins."""
         self._was_held_up.append(False)
+        self._num_windows += 1
 
     def note(self, now_ns: int, late_ns: int) -> bool:
         """A pause of polling was over so much too late; whether a rest begins now."""
@@ -50,8 +52,9 @@ class PollingRest:
         return now_ns < self._rests_until_ns
 
     def _begin(self, now_ns: int) -> None:
-        # After a trial that went well for as long as the last rest, start small again.
-        is_again = now_ns - self._rests_until_ns <= self._rest_ns
+        # After a trial that went well for a while, start small again.
+        is_again = self._num_windows <= NUM_WINDOWS
+        self._num_windows = 0
         self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS) if is_again else FIRST_REST_NS
         self._rests_until_ns = now_ns + self._rest_ns
         self._was_held_up.clear()

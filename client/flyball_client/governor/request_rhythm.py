@@ -13,12 +13,12 @@ NUM_REMEMBERED = 5
 MAX_POSITIONS = 4096
 # Below, a window would be open most of the time; requests so close find the governor at work.
 SHORTEST_GAP_NS = 1_000_000
-# How far its usual half may be spread: of the gap, and at most. Requests that are farther apart
-# than that is precise for are so few that a wake-up for each is cheap.
-MAX_SPREAD, MAX_SPREAD_NS = 1 / 8, 4_000_000
+# How far its usual half may be spread: of the gap, and at most. To look out for longer takes more
+# of a core than a wake-up takes of the rank, tens of times as much.
+MAX_SPREAD, MAX_SPREAD_NS = 1 / 8, 1_000_000
 # How far ahead of the earliest moment a window opens: whatever the gap, at first; of the gap, the
 # less the more gaps are remembered; and at most.
-LEAD_NS, LEAD, MAX_LEAD_NS = 100_000, 1 / 16, 3_000_000
+LEAD_NS, LEAD, MAX_LEAD_NS = 100_000, 1 / 16, 1_000_000
 # The first of these follows how regular this rank's requests are: longer by so much where one came
 # just before its window, shorter by so much where one did not, so that one of 200 does; and at
 # most. A request that came sooner than MISSED_NS before it had other reasons.
@@ -27,7 +27,7 @@ MISSED_NS = 300_000
 # From a window's begin until the governor really polls, about.
 OPENING_NS = 50_000
 # How long it stays open for a late request: of the gap, and at most.
-MAX_LATENESS, MAX_LATENESS_NS = 1 / 4, 10_000_000
+MAX_LATENESS, MAX_LATENESS_NS = 1 / 4, 2_000_000
 # So no window is longer, whatever the gap.
 MAX_WINDOW_NS = MAX_SPREAD_NS + 2 * MAX_LEAD_NS + MAX_LATENESS_NS
 

@@ -8,9 +8,11 @@ import os
 import struct
 
 NICENESS = -10
-# How long it wants to run at a time. Since Linux 6.12 a process that asks for less than the one
-# that runs does not wait until that one's slice is over, 3 ms as a rule.
+# How long it wants to run at a time. Since Linux 6.6 a process that wakes waits until the slice of
+# the one that runs is over, 3 ms as a rule; since 6.12 not if it asks for a shorter one.
 SLICE_NS = 100_000
+# Whatever it starts begins with the usual niceness and slice, a standby's start too.
+_RESET_ON_FORK = 1
 _PR_SET_TIMERSLACK = 29
 # The C library has no name for it before glibc 2.41.
 _NR_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -27,9 +29,12 @@ def run_soon() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     number = _NR_SCHED_SETATTR.get(os.uname().machine)
-    if number is not None:
+    # What somebody started it as otherwise, it stays.
+    if number is not None and os.sched_getscheduler(0) == os.SCHED_OTHER:
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
-        wanted = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_OTHER, 0, niceness, 0, SLICE_NS, 0, 0)
+        wanted = _SCHED_ATTR.pack(
+            _SCHED_ATTR.size, os.SCHED_OTHER, _RESET_ON_FORK, niceness, 0, SLICE_NS, 0, 0
+        )
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).syscall(number, 0, wanted, 0)
 

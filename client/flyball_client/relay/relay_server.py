@@ -44,11 +44,11 @@ _RANK = re.compile(
     r"/api/v1/jobs/(?P<job_id>[^/?]+)/ranks/(?P<rank>\d{1,7})(?P<what>/\w+)?(?:\?(?P<query>.*))?$"
 )
 _ACTIVATION = re.compile(r"/api/v1/jobs/[^/?]+/plans/\d+/activation(?:\?(?P<query>.*))?$")
-# Ranks post every half second; within two of their turns they post together.
+# Ranks post every second; within two of their turns they post together.
 _GATHER_S: dict[str, float] = {
     "PUT ": 0.05,
     "POST /acknowledgement": 0.02,
-    "POST /measurements": 0.2,
+    "POST /measurements": 0.4,
 }
 _KINDS: dict[str, BatchKind] = {
     "PUT ": REGISTRATIONS,

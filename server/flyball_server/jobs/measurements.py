@@ -19,8 +19,9 @@ KEPT_DETAILS = 256
 # Profiling looks at all its steps, and short ones go on while it decides.
 KEPT_DETAILS_OF_PROFILING = 1024
 # Of those that hold single instructions, which take megabytes a step in a large pipeline, as many
-# as these instructions of all ranks make. Short steps need many: ranks post half a second of them
-# at a time, and one must not drop what another has yet to complete.
+# as these instructions of all ranks make. Short steps need many: ranks post a second of them
+# at a time, and one must not drop what another has yet to complete. So it is of 64 ranks x 32
+# instructions for steps of 31 ms and more, of fewer for shorter ones.
 KEPT_INSTRUCTIONS = 65_536
 FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
 

@@ -21,7 +21,7 @@ from flyball_server.jobs.step_pairs import (
 
 # Fewer steps at the highest clocks are no baseline where there are others.
 MIN_BASELINE_STEPS = 8
-# Ranks post twice a second or after each step: what is older and still not there will not come.
+# Ranks post once a second or after each step: what is older and still not there will not come.
 ON_THEIR_WAY_S = 5.0
 _FEWEST_ON_THEIR_WAY, _MOST_ON_THEIR_WAY = 2, 1024
 

@@ -20,7 +20,7 @@ from flyball_client.governor.board import (
     STEP_REQUEST,
     ClockBoard,
 )
-from flyball_client.governor.polling_rest import PollingRest
+from flyball_client.governor.polling_rest import NUM_HELD_UP, PollingRest
 from flyball_client.governor.request_rhythm import MAX_WINDOW_NS, RequestWindow
 from flyball_client.governor.request_wait import TICK_S, RequestWait
 
@@ -39,7 +39,9 @@ class Desk:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.other_fd, self.other_end = os.pipe()
 
-    def new_wait(self, polling_share: float = PLENTY, *more_fds: int) -> RequestWait:
+    def new_wait(
+        self, polling_share: float = PLENTY, *more_fds: int, rest: PollingRest | None = None
+    ) -> RequestWait:
         """A governor's, just started; other processes on the machine do not make it rest."""
         other_fds = [self.other_fd, *more_fds]
         return RequestWait(
@@ -47,7 +49,7 @@ class Desk:
             self.wake_fd,
             other_fds,
             polling_share=polling_share,
-            rest=PollingRest(held_up_ns=10**18),
+            rest=rest or PollingRest(held_up_ns=10**18),
         )
 
     def wait_until_polled(self) -> None:
@@ -222,7 +224,8 @@ def test_a_window_ends_where_the_time_that_polling_may_take_is_used_up(desk: Des
 
 
 def test_no_window_is_as_long_as_a_tick() -> None:
-    assert MAX_WINDOW_NS / 1e9 <= TICK_S / 5
+    assert MAX_WINDOW_NS == 5_000_000
+    assert MAX_WINDOW_NS / 1e9 < TICK_S
 
 
 def test_ticks_on_the_way_to_a_window_far_off_are_not_polling(desk: Desk) -> None:
@@ -306,6 +309,21 @@ def test_what_polling_costs_is_paid_for_before_it_goes_on(desk: Desk) -> None:
         assert wait._window is None
         wait.wait()
     assert desk.words[POLLING_NS] == taken_ns
+
+
+def test_polling_that_is_held_up_in_window_after_window_ends_for_a_while(desk: Desk) -> None:
+    # Every pause is too late.
+    wait = desk.new_wait(PLENTY, rest=PollingRest(held_up_ns=-(10**18)))
+    for _ in range(NUM_HELD_UP):
+        open_window(wait, 1_000_000)
+        assert not wait.wait()
+        assert desk.words[IS_POLLING] == 0
+    for _ in range(4):
+        desk.words[STEP_REQUEST] = desk.words[REQUEST] >> 32
+        desk.store_request()
+        desk.words[REQUESTED_NS] = 10_000_000 * (desk.words[REQUEST] >> 32)
+        desk.serve(wait)
+        assert wait._window is None
 
 
 def test_requests_that_are_served_again_are_noted_once(desk: Desk) -> None:

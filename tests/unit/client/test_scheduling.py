@@ -15,7 +15,7 @@ TOLD = """
 import ctypes, os, struct
 from flyball_client.governor.scheduling import NICENESS, run_soon, sleep_exactly
 try:
-    os.setpriority(os.PRIO_PROCESS, 0, -1)
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS + 1)
     wanted = NICENESS
 except PermissionError:
     wanted = os.getpriority(os.PRIO_PROCESS, 0)
