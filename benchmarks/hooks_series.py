@@ -189,7 +189,7 @@ def _num_set(record: CallRecord) -> int:
 
 
 def _samples(hooks: list[TimedHook], calls: list[NvmlCall], until_ns: int) -> dict[str, Any]:
-    """One step's times in us, each a list.
+    """One step's times in us, each a list; all but `arrival` without the step's first hook.
 
     `change` and `same`: the hook's call, where its clock is another than before and where not.
     `arrival`: from the hook's beginning to NVML being asked for its clock; `num_superseded` were
@@ -202,9 +202,11 @@ def _samples(hooks: list[TimedHook], calls: list[NvmlCall], until_ns: int) -> di
         until_ns: when the next step began, or all was over, ns.
     """
     arrivals = _arrivals_us(hooks, calls, until_ns)
+    # The step's first comes after a wait that is this benchmark's own and has no set length.
+    counted = hooks[1:]
     waited: list[float] = []
     in_call: list[float] = []
-    for hook in hooks:
+    for hook in counted:
         if hook.delivery_ns is not None:
             requested_ns, delivered_ns = hook.delivery_ns
             was_in_call = any(
@@ -212,8 +214,8 @@ def _samples(hooks: list[TimedHook], calls: list[NvmlCall], until_ns: int) -> di
             )
             (in_call if was_in_call else waited).append((delivered_ns - requested_ns) / 1e3)
     return {
-        "change_us": [(h.ended_ns - h.began_ns) / 1e3 for h in hooks if h.is_change],
-        "same_us": [(h.ended_ns - h.began_ns) / 1e3 for h in hooks if not h.is_change],
+        "change_us": [(h.ended_ns - h.began_ns) / 1e3 for h in counted if h.is_change],
+        "same_us": [(h.ended_ns - h.began_ns) / 1e3 for h in counted if not h.is_change],
         "arrival_us": arrivals,
         "num_superseded": sum(hook.is_change for hook in hooks) - len(arrivals),
         "delivery_us": waited,
