@@ -69,7 +69,7 @@ class MeasurementOutbox:
         capacity: int = 4096,
         max_details: int = _MAX_DETAILS,
         max_details_per_post: int = _MAX_DETAILS_PER_POST,
-        period_s: float = 1.0,
+        period_s: float,
         at_end: Callable[[], None] | None = None,
     ) -> None:
         self._planner = planner
