@@ -382,6 +382,16 @@ def test_each_instruction_gets_the_clock_that_its_plan_says_by_whichever_way(
     assert governor.num_ends == len(wanted_mhz)
 
 
+def run_forwards(session: RankSession, *, num_steps: int, num_microbatches: int) -> None:
+    """Steps of forwards alone, each with its end."""
+    for _ in range(num_steps):
+        session.on_step_begin()
+        for microbatch in range(num_microbatches):
+            session.on_instruction_begin("forward", microbatch=microbatch)
+            session.on_instruction_end("forward", microbatch=microbatch)
+        session.on_step_end()
+
+
 def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
@@ -390,12 +400,7 @@ def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
     clocks_mhz = (1200, 1200, 900, 900, 1200)
     plan = compiled_plan(*(("forward", number, mhz) for number, mhz in enumerate(clocks_mhz)))
     session._plans.put(plan, 0)
-    for _ in range(2):
-        session.on_step_begin()
-        for microbatch in range(5):
-            session.on_instruction_begin("forward", microbatch=microbatch)
-            session.on_instruction_end("forward", microbatch=microbatch)
-        session.on_step_end()
+    run_forwards(session, num_steps=2, num_microbatches=5)
     # What has become of it each instruction's end sees.
     assert governor.asked_mhz == 2 * [1200, 900, 1200]
     assert governor.num_ends == 10
@@ -404,12 +409,7 @@ def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
     session.on_step_begin()
     session.on_step_failed()
     session._plans.put(compiled_plan(("forward", 0, 1200), ("forward", 1, 1200)), 0)
-    for _ in range(2):
-        session.on_step_begin()
-        for microbatch in range(2):
-            session.on_instruction_begin("forward", microbatch=microbatch)
-            session.on_instruction_end("forward", microbatch=microbatch)
-        session.on_step_end()
+    run_forwards(session, num_steps=2, num_microbatches=2)
     assert governor.asked_mhz == [0, 1200, 1200]
 
 

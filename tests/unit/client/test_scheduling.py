@@ -10,6 +10,7 @@ import pytest
 
 from flyball_client.governor.scheduling import SLICE_NS
 
+RESET_ON_FORK = 1
 NR_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 TOLD = """
 import ctypes, os, struct
@@ -23,8 +24,8 @@ run_soon()
 sleep_exactly()
 libc, told = ctypes.CDLL(None), ctypes.create_string_buffer(48)
 assert libc.syscall({number}, 0, told, 48, 0) == 0
-_, policy, _, niceness, _, runtime_ns, _, _ = struct.unpack("=IIQiIQQQ", told.raw)
-print(policy, niceness == wanted, runtime_ns, libc.prctl(30, 0, 0, 0, 0))
+_, policy, flags, niceness, _, runtime_ns, _, _ = struct.unpack("=IIQiIQQQ", told.raw)
+print(policy, flags, niceness == wanted, runtime_ns, libc.prctl(30, 0, 0, 0, 0))
 """
 
 
@@ -44,8 +45,9 @@ def test_a_governor_runs_before_others_in_short_slices_and_sleeps_exactly() -> N
         text=True,
         check=True,
     )
-    policy, is_as_nice_as_it_may, slice_ns, timer_slack_ns = told.stdout.split()
+    policy, flags, is_as_nice_as_it_may, slice_ns, timer_slack_ns = told.stdout.split()
     assert int(policy) == os.SCHED_OTHER
+    assert int(flags) == RESET_ON_FORK  # a standby's start runs before nobody
     assert is_as_nice_as_it_may == "True"
     assert int(timer_slack_ns) == 1
     if slices_are_heeded():
