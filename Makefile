@@ -112,7 +112,7 @@ $(OLDEST)/installed: pyproject.toml Makefile | prerequisites
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) deepspeed==$(OLDEST_DEEPSPEED)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot,postgres]' \
-	  pytest pytest-timeout hypothesis
+	  pytest pytest-timeout hypothesis pyyaml
 	@$(OLDEST)/bin/python -c "from importlib.metadata import version as v; \
 	  assert v('deepspeed') == '$(OLDEST_DEEPSPEED)', v('deepspeed')"
 	@touch $@

@@ -10,6 +10,7 @@ from tests.unit.planning.tiny_pipelines import B, F, context_of, profile_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron's own, at its import
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
     from megatron.core.pipeline_parallel import schedules
 
 from flyball_integrations.megatron_order import interleaved

@@ -3,6 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'huggingface'")
+pytest.importorskip("transformers", reason="needs the extra 'huggingface'")
+
 import torch
 from torch import nn
 from transformers import LlamaConfig
