@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -237,6 +238,22 @@ def test_a_rank_that_asks_in_rhythm_wakes_nobody_in_the_end(
     wait_until(is_unwoken_after_a_step, "requests are found without a wake-up")
     wait_until(lambda: nvml.locked_mhz() == 900, "the last one is in force")
     assert own_governor._words[words_of.POLLING_NS] > 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_a_governor_that_is_woken_keeps_off_the_core_of_its_rank(
+    own_governor: ProcessGovernor,
+) -> None:
+    cores = os.sched_getaffinity(0)
+    own_governor.start()
+
+    def is_beside_its_rank() -> bool:
+        # Too irregular to be looked out for: no step begins.
+        own_governor.set_mhz(1410 if own_governor._requested_mhz == 1200 else 1200)
+        governor, core = own_governor.pids[0], own_governor._words[words_of.RANK_CORE] - 1
+        return governor > 0 and os.sched_getaffinity(governor) == cores - {core} != cores
+
+    wait_until(is_beside_its_rank, "the governor leaves one core to its rank")
 
 
 @pytest.mark.parametrize("polling_share", [-0.01, 1.0, float("nan")])

@@ -21,6 +21,8 @@ REQUESTED_NS: Final = 2
 """CLOCK_MONOTONIC of the last request, ns: another one."""
 STEP_REQUEST: Final = 3
 """How many requests there were when the running step began."""
+RANK_CORE: Final = 4
+"""1 more than the core on which the rank last woke the governor; 0: it has not."""
 
 # ------------------------------------------------------------------ written by the governor
 STATE: Final = 8

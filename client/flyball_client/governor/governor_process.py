@@ -24,7 +24,7 @@ from flyball_client.governor.clock_keeper import ClockKeeper
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.request_wait import TICK_S, RequestWait
-from flyball_client.governor.scheduling import run_soon
+from flyball_client.governor.scheduling import OtherCores, run_soon
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 
@@ -69,6 +69,7 @@ class GovernorProcess:
         self._is_told_of_ends = self._rank.fd is not None and (
             self._launcher is None or self._launcher.fd is not None
         )
+        self._cores = OtherCores(charge.rank.pid)
         self._stop_fd = _stop_signals()
         self._is_stopped = False
         # The last that was seen of the active one's work, and since when it is so.
@@ -148,7 +149,12 @@ class GovernorProcess:
             self._charge.wake_fd,
             [fd for fd in others if fd is not None],
             polling_share=self._charge.polling_share,
+            look_out=self._choose_cores,
         )
+
+    def _choose_cores(self, is_looking_out: bool) -> None:
+        rank_core = self._words[words_of.RANK_CORE] - 1
+        self._cores.leave_out(None if is_looking_out or rank_core < 0 else rank_core)
 
     def _serve_once(self, waiting: RequestWait) -> bool:
         """Wait for something to happen and see to it; whether to go on."""

@@ -18,6 +18,7 @@ from flyball_client.governor.board import (
     IN_FORCE_MHZ,
     IS_POLLING,
     MHZ_MASK,
+    RANK_CORE,
     REQUEST,
     REQUESTED_NS,
     SERVED,
@@ -85,7 +86,9 @@ class ProcessGovernor:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Not os.eventfd_write: that lets go of Python's lock, and a thread that takes it would keep
         # the hook waiting for milliseconds.
-        self._write_eventfd = ctypes.PyDLL(None).eventfd_write
+        libc = ctypes.PyDLL(None)
+        self._core = libc.sched_getcpu
+        self._write_eventfd = libc.eventfd_write
         self._write_eventfd.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self._requested_mhz = 0
         self._num_requests = 0
@@ -150,6 +153,7 @@ class ProcessGovernor:
         words[REQUEST] = request
         # In this order: see `request_wait`.
         if not words[IS_POLLING]:
+            words[RANK_CORE] = self._core() + 1
             self._write_eventfd(self._wake_fd, 1)
 
     def on_instruction_end(self) -> None:

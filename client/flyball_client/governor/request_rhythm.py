@@ -38,12 +38,12 @@ class RequestWindow:
 
     Attributes:
         begin_ns: hardly before.
-        due_ns: mostly before, and more and more seldom after it.
+        usual_ns: about then.
         end_ns: what has not come by then is not waited for in particular.
     """
 
     begin_ns: int
-    due_ns: int
+    usual_ns: int
     end_ns: int
 
 
@@ -98,11 +98,12 @@ class RequestRhythm:
             return None
         lead_ns = self._lead_ns + spread_ns // 2 + int(LEAD * shortest_ns / len(gaps_ns))
         lead_ns = min(lead_ns, MAX_LEAD_NS)
-        due_ns = self._requested_ns + median_ns + lead_ns
+        usual_ns = self._requested_ns + median_ns
+        lateness_ns = min(int(MAX_LATENESS * median_ns), MAX_LATENESS_NS)
         self._window = RequestWindow(
             begin_ns=self._requested_ns + shortest_ns - lead_ns,
-            due_ns=due_ns,
-            end_ns=due_ns + min(int(MAX_LATENESS * median_ns), MAX_LATENESS_NS),
+            usual_ns=usual_ns,
+            end_ns=usual_ns + lead_ns + lateness_ns,
         )
         return self._window
 

@@ -5,12 +5,14 @@ training. So shortly before a request is due the governor polls the board in sho
 the request is there or the window is over; meanwhile `IS_POLLING` tells the hook to leave it at
 the request. Else the governor sleeps until the hook writes to its eventfd.
 
+What it found is served before all else: what the window cost is reckoned up afterwards.
+
 No request is overlooked. The rank stores its request and then reads `IS_POLLING`; the governor
 clears `IS_POLLING` and then looks at the request once more. Were that look to come at once, a
 processor (x86 too) could still hold the rank's store back behind its read, and both would miss
 each other. So it comes `PARKING_NS` later, which the governor spends in serving what it found or
-else asleep: on x86 and arm64 a store leaves its processor within less than microseconds, or at
-the latest when its thread is interrupted. CPython keeps the order of the two accesses, each a
+else asleep: on x86 and arm64 a store leaves its processor within about a microsecond, or at the
+latest when its thread is interrupted. CPython keeps the order of the two accesses, each a
 plain one of an aligned word. Behind that stands the governor's tick, which looks at the request
 ten times a second anyway.
 
@@ -25,7 +27,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flyball_client.governor.board import (
     IS_POLLING,
@@ -37,19 +39,20 @@ from flyball_client.governor.board import (
     STEP_REQUEST,
     ClockBoard,
 )
+from flyball_client.governor.polling_credit import PollingCredit
 from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.request_rhythm import RequestRhythm, RequestWindow
 from flyball_client.governor.scheduling import sleep_exactly
 
 TICK_S = 0.1
-POLL_PAUSE_S = 30e-6
-# Once a request is late, the longest pause, and what part of its lateness a pause may be.
-LONGEST_PAUSE_S, MAX_MORE_LATE = 40e-6, 1 / 8
-PARKING_NS = 100_000
+# A pause costs some 20 us of a virtual core, however short. Most requests come so near to the usual
+# moment that short ones are worth that; before and after, a little more lateness matters less.
+NEAR_NS = 100_000
+NEAR_PAUSE_S, FAR_PAUSE_S = 10e-6, 40e-6
+PARKING_NS = 20_000
 LOOK_AROUND_NS = 2_000_000
-# Of one core on average, polling's share; and how much of it may be saved up, in time.
+# Of one core, on average.
 DEFAULT_POLLING_SHARE = 0.025
-SAVED_NS = 300_000_000
 
 
 class RequestWait:
@@ -60,6 +63,8 @@ class RequestWait:
         wake_fd: the eventfd that the rank writes.
         other_fds: what else to wait for.
         polling_share: CPU time that polling may take on average, of one core; 0: never poll.
+        look_out: told whether a request is looked out for, or else the rank is going to wake this
+            process; each time that it may have changed.
         rest: when not to poll; None: as usual.
     """
 
@@ -70,6 +75,7 @@ class RequestWait:
         other_fds: Sequence[int],
         *,
         polling_share: float,
+        look_out: Callable[[bool], None],
         rest: PollingRest | None = None,
     ) -> None:
         self._words = board.words
@@ -77,19 +83,22 @@ class RequestWait:
         self._wake_fd = os.dup(wake_fd)
         self._fds = [self._wake_fd, *other_fds]
         self._other_fds = list(other_fds)
+        self._look_out = look_out
         self._rhythm = RequestRhythm()
         self._window: RequestWindow | None = None
         self._rest = rest or PollingRest()
         self._noted = 0
-        self._share = polling_share
-        self._credit_ns = 0.0
-        self._credited_ns = time.monotonic_ns()
-        self._used_ns = time.process_time_ns()
-        # When the last look is due that ends polling, CLOCK_MONOTONIC, ns; None: it is done.
-        self._looks_again_ns: int | None = None
-        # A request may have come before this, and while somebody else polled.
-        self._stop_polling()
-        if polling_share > 0:
+        self._may_poll = polling_share > 0
+        self._credit = PollingCredit(polling_share)
+        # Of a window that is over, whether a request was found; None: it is reckoned up.
+        self._was_found: bool | None = None
+        # By how much its last pause was too long, ns; None: it was left before its end.
+        self._late_ns: int | None = None
+        # A request may have come before this, and while somebody else polled: when the last look
+        # is due that ends polling, CLOCK_MONOTONIC, ns; None: it is done.
+        self._looks_again_ns: int | None = time.monotonic_ns() + PARKING_NS
+        self._words[IS_POLLING] = 0
+        if self._may_poll:
             sleep_exactly()
 
     def wait(self, due_s: float = TICK_S) -> bool:
@@ -102,6 +111,7 @@ class RequestWait:
         Returns:
             Whether it is a request and nothing else: what else there is to wait for was quiet.
         """
+        self._reckon_up()
         words = self._words
         if self._looks_again_ns is not None:
             parking_ns = self._looks_again_ns - time.monotonic_ns()
@@ -109,7 +119,8 @@ class RequestWait:
                 return self._is_request(ready)
             self._looks_again_ns = None
             if words[REQUEST] != words[SERVED]:
-                return not self._ready_within(0)
+                ready = self._ready_within(0)
+                return not ready or self._is_request(ready)
         ready = self._ready_within(self._timeout_s(due_s))
         if ready:
             return self._is_request(ready)
@@ -118,40 +129,41 @@ class RequestWait:
             return False
         if time.monotonic_ns() < window.begin_ns:
             # What ticks cost on the way to a window that is far off is not polling's.
-            self._used_ns = time.process_time_ns()
+            self._credit.begin()
             return False
         self._window = None
         is_found = self._poll(window)
-        self._stop_polling()
+        if not is_found:
+            self._reckon_up()
+            self._look_out(False)
         return is_found
 
     def on_served(self) -> None:
         """What was asked is served: the next request is expected from now on."""
-        # Nor is what the caller had to do.
-        self._used_ns = time.process_time_ns()
+        self._reckon_up()
+        # What the caller had to do is not polling's.
+        self._credit.begin()
         words = self._words
         request, requested_ns = words[SERVED], words[REQUESTED_NS]
-        if request == self._noted or self._share <= 0 or words[REQUEST] != request:
+        if request == self._noted or words[REQUEST] != request:
             return  # none came, or a newer one is there already, and the time may be its
         self._noted = request
-        number = request >> 32
-        self._rhythm.note(number, number - words[STEP_REQUEST] - 1, requested_ns)
-        self._earn()
-        may_poll = self._credit_ns > 0 and not self._rest.lasts(time.monotonic_ns())
-        self._window = self._rhythm.next_window() if may_poll else None
-        self._used_ns = time.process_time_ns()
+        self._window = self._next_window(request, requested_ns)
+        self._look_out(self._window is not None)
+        self._credit.begin()
 
     # ------------------------------------------------------------------ inside
 
-    def _earn(self) -> None:
-        now_ns = time.monotonic_ns()
-        earned_ns = self._share * (now_ns - self._credited_ns)
-        self._credited_ns = now_ns
-        self._credit_ns = min(self._credit_ns + earned_ns, self._share * SAVED_NS)
-
-    def _stop_polling(self) -> None:
-        self._words[IS_POLLING] = 0
-        self._looks_again_ns = time.monotonic_ns() + PARKING_NS
+    def _next_window(self, request: int, requested_ns: int) -> RequestWindow | None:
+        """When to look out for the request after this one; None: it will wake this process."""
+        if not self._may_poll:
+            return None
+        number = request >> 32
+        self._rhythm.note(number, number - self._words[STEP_REQUEST] - 1, requested_ns)
+        self._credit.earn()
+        if self._credit.left_ns <= 0 or self._rest.lasts(time.monotonic_ns()):
+            return None
+        return self._rhythm.next_window()
 
     def _ready_within(self, timeout_s: float) -> list[int]:
         return select.select(self._fds, (), (), timeout_s)[0]
@@ -172,12 +184,13 @@ class RequestWait:
     def _poll(self, window: RequestWindow) -> bool:
         """Look for a request until the window's end; whether there is one."""
         words, now_ns, sleep = self._words, time.monotonic_ns, time.sleep
-        self._earn()
+        self._credit.earn()
         self._rest.begin_window()
         words[IS_POLLING] = 1
-        served, due_ns, end_ns = words[SERVED], window.due_ns, window.end_ns
+        served, usual_ns, end_ns = words[SERVED], window.usual_ns, window.end_ns
         wakes_ns = now_ns()
         look_around_ns = wakes_ns + LOOK_AROUND_NS
+        self._late_ns = None
         while words[REQUEST] == served and (looked_ns := now_ns()) < end_ns:
             if self._rest.note(looked_ns, looked_ns - wakes_ns):
                 break
@@ -185,25 +198,28 @@ class RequestWait:
                 if self._must_stop():
                     break
                 look_around_ns = looked_ns + LOOK_AROUND_NS
-            # The later it is already, the less a little more matters.
-            more_s = MAX_MORE_LATE * (looked_ns - due_ns) / 1e9
-            pause_s = min(max(POLL_PAUSE_S, more_s), LONGEST_PAUSE_S)
+            pause_s = NEAR_PAUSE_S if abs(looked_ns - usual_ns) < NEAR_NS else FAR_PAUSE_S
             wakes_ns = looked_ns + int(pause_s * 1e9)
             sleep(pause_s)
         else:
             # It may have come while this was held up.
-            found_ns = now_ns()
-            self._rest.note(found_ns, found_ns - wakes_ns)
-        # All since the last request was served: also going to sleep and waking in between.
-        taken_ns = time.process_time_ns() - self._used_ns
-        self._used_ns += taken_ns
-        self._credit_ns -= taken_ns
-        words[POLLING_NS] += taken_ns
-        is_found = words[REQUEST] != served
-        words[NUM_UNWOKEN] += is_found
-        return is_found
+            self._late_ns = now_ns() - wakes_ns
+        words[IS_POLLING] = 0
+        self._looks_again_ns = now_ns() + PARKING_NS
+        self._credit.end()
+        self._was_found = words[REQUEST] != served
+        return self._was_found
+
+    def _reckon_up(self) -> None:
+        """Note what the last window cost, and how it went."""
+        if self._was_found is None:
+            return
+        if self._late_ns is not None:
+            self._rest.note(time.monotonic_ns(), self._late_ns)
+        self._words[POLLING_NS] += self._credit.pay()
+        self._words[NUM_UNWOKEN] += self._was_found
+        self._was_found = None
 
     def _must_stop(self) -> bool:
         """Whether polling's time is used up, or something other than a request has come."""
-        taken_ns = time.process_time_ns() - self._used_ns
-        return taken_ns >= self._credit_ns or bool(select.select(self._other_fds, (), (), 0)[0])
+        return self._credit.is_used_up() or bool(select.select(self._other_fds, (), (), 0)[0])

@@ -43,3 +43,34 @@ def sleep_exactly() -> None:
     """Ask the kernel not to lengthen this thread's sleeps by the usual 50 us."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+class OtherCores:
+    """Keeps this thread off its rank's core, where that is going to wake it.
+
+    On virtual cores, whose sleep looks to the scheduler like somebody else's turn, it runs whoever
+    is woken on the core of the one who wakes him, although others are free; and who runs soon
+    runs at once. The rank's hook would then wait until its governor's work is done.
+
+    Args:
+        rank_pid: this thread may use the cores that it may use now.
+    """
+
+    def __init__(self, rank_pid: int) -> None:
+        self._cores: set[int] = set()
+        with contextlib.suppress(OSError):  # the rank is gone
+            self._cores = os.sched_getaffinity(rank_pid)
+        # None of them: this thread may have begun with those that another one left it.
+        self._left_out: int | None = -1
+
+    def leave_out(self, core: int | None) -> None:
+        """Run on other cores than this one, where there are any; None: on each of them.
+
+        Costs nothing where that is so already.
+        """
+        if core == self._left_out:
+            return
+        self._left_out = core
+        if others := self._cores - {core}:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, others)

@@ -153,10 +153,10 @@ def test_a_window_opens_a_little_early_and_does_not_stay_open_for_long() -> None
         rank.run_step([200])
     window = rank.rhythm.next_window()
     assert window is not None
-    due_ns = rank.now_ns + 200 * MS
-    assert due_ns - 200 * MS // 8 < window.begin_ns < due_ns - LEAD_NS
-    assert due_ns < window.due_ns < window.end_ns
-    assert window.end_ns - window.due_ns == MAX_LATENESS_NS
+    assert window.usual_ns == rank.now_ns + 200 * MS
+    lead_ns = window.usual_ns - window.begin_ns
+    assert LEAD_NS < lead_ns < 200 * MS // 8
+    assert window.end_ns - window.usual_ns == lead_ns + MAX_LATENESS_NS
 
 
 def lead_ns(rank: Rank, gap_ms: float) -> int:

@@ -38,6 +38,7 @@ class Desk:
         self.words = self.board.words
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.other_fd, self.other_end = os.pipe()
+        self.looked_out: list[bool] = []
 
     def new_wait(
         self, polling_share: float = PLENTY, *more_fds: int, rest: PollingRest | None = None
@@ -49,6 +50,7 @@ class Desk:
             self.wake_fd,
             other_fds,
             polling_share=polling_share,
+            look_out=self.looked_out.append,
             rest=rest or PollingRest(held_up_ns=10**18),
         )
 
@@ -93,7 +95,7 @@ def open_window(wait: RequestWait, lasting_ns: int) -> None:
     now_ns = time.monotonic_ns()
     wait._looks_again_ns = None
     wait._window = RequestWindow(
-        begin_ns=now_ns, due_ns=now_ns + lasting_ns, end_ns=now_ns + lasting_ns
+        begin_ns=now_ns, usual_ns=now_ns + lasting_ns, end_ns=now_ns + lasting_ns
     )
 
 
@@ -141,6 +143,7 @@ def test_a_window_that_opens_first_comes_first(desk: Desk) -> None:
     rank = in_another_thread(ask_when_polled)
     assert wait.wait(TICK_S / 2)
     rank.join()
+    desk.serve(wait)
     assert desk.words[NUM_UNWOKEN] == 1
 
 
@@ -165,9 +168,25 @@ def test_within_a_window_a_request_is_found_and_nobody_is_woken(desk: Desk) -> N
     rank.join()
     with pytest.raises(BlockingIOError):
         os.eventfd_read(desk.wake_fd)
+    assert desk.words[IS_POLLING] == 0
+    assert desk.words[POLLING_NS] == 0  # it is served before all else
+    desk.serve(wait)
     assert desk.words[NUM_UNWOKEN] == 1
     assert desk.words[POLLING_NS] > 0
-    assert desk.words[IS_POLLING] == 0
+
+
+def test_what_a_window_cost_is_told_once_also_where_its_request_is_not_served(desk: Desk) -> None:
+    wait = desk.new_wait()
+    open_window(wait, PATIENCE_NS)
+    desk.store_request()  # seen at the first look
+    assert wait.wait()
+    assert wait.wait()  # still there
+    assert not wait.wait()  # told of often enough: a tick
+    polling_ns = desk.words[POLLING_NS]
+    assert polling_ns > 0
+    desk.serve(wait)
+    assert desk.words[NUM_UNWOKEN] == 1
+    assert desk.words[POLLING_NS] == polling_ns
 
 
 def test_a_signal_within_a_window_ends_it(desk: Desk) -> None:
@@ -216,7 +235,7 @@ def test_a_window_ends_where_the_time_that_polling_may_take_is_used_up(desk: Des
     end_ns = time.monotonic_ns() + PATIENCE_NS
     assert not wait.wait()
     assert time.monotonic_ns() < end_ns
-    assert wait._credit_ns < 0
+    assert wait._credit.left_ns < 0
     assert desk.words[POLLING_NS] > 0
     # A request that comes now wakes.
     desk.ask()
@@ -233,11 +252,11 @@ def test_ticks_on_the_way_to_a_window_far_off_are_not_polling(desk: Desk) -> Non
     now_ns = time.monotonic_ns()
     wait._looks_again_ns = None
     wait._window = RequestWindow(
-        begin_ns=now_ns + PATIENCE_NS, due_ns=now_ns + PATIENCE_NS, end_ns=now_ns + PATIENCE_NS
+        begin_ns=now_ns + PATIENCE_NS, usual_ns=now_ns + PATIENCE_NS, end_ns=now_ns + PATIENCE_NS
     )
-    wait._used_ns = 0  # as if all this process did had come since the last request
+    wait._credit._begun_ns = 0  # as if all this process did had come since the last request
     assert not wait.wait()
-    used_ns = wait._used_ns
+    used_ns = wait._credit._begun_ns
     assert used_ns > 0
     open_window(wait, 0)
     assert not wait.wait()
@@ -286,6 +305,20 @@ def test_requests_in_rhythm_open_windows_and_without_a_share_none(desk: Desk) ->
         assert (wait._window is not None) == is_expected
 
 
+def test_it_is_told_whether_a_request_is_looked_out_for(desk: Desk) -> None:
+    wait = desk.new_wait()
+    for number in range(1, 5):
+        desk.words[STEP_REQUEST] = desk.words[REQUEST] >> 32
+        desk.store_request()
+        desk.words[REQUESTED_NS] = 10_000_000 * number
+        desk.serve(wait)
+        assert desk.looked_out[-1] == (wait._window is not None)
+    assert desk.looked_out[-1]
+    open_window(wait, 1_000_000)
+    assert not wait.wait()
+    assert not desk.looked_out[-1]
+
+
 def test_what_polling_costs_is_paid_for_before_it_goes_on(desk: Desk) -> None:
     wait = desk.new_wait(1e-6)
     gap_ns = 10_000_000
@@ -324,6 +357,7 @@ def test_polling_that_is_held_up_in_window_after_window_ends_for_a_while(desk: D
         desk.words[REQUESTED_NS] = 10_000_000 * (desk.words[REQUEST] >> 32)
         desk.serve(wait)
         assert wait._window is None
+        assert not desk.looked_out[-1]
 
 
 def test_requests_that_are_served_again_are_noted_once(desk: Desk) -> None:

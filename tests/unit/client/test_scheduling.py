@@ -1,4 +1,4 @@
-"""What a governor asks of the scheduler, as the kernel tells it afterwards."""
+"""What a governor asks of the scheduler, in a process of its own, as the kernel tells it after."""
 
 from __future__ import annotations
 
@@ -52,3 +52,60 @@ def test_a_governor_runs_before_others_in_short_slices_and_sleeps_exactly() -> N
     assert int(timer_slack_ns) == 1
     if slices_are_heeded():
         assert int(slice_ns) == SLICE_NS
+
+
+ON_CORES = "import os; os.sched_setaffinity(0, {cores}); print(flush=True); "
+ELSEWHERE = """
+from flyball_client.governor.scheduling import OtherCores
+chosen = OtherCores({rank_pid})
+for core in ({first}, {first}, None, {last}, None, {nowhere}):
+    chosen.leave_out(core)
+    print(*sorted(os.sched_getaffinity(0)))
+"""
+NO_CORE = 1_000_000
+ALL = os.sched_getaffinity(0)
+several_cores = pytest.mark.skipif(len(ALL) < 2, reason="there is one core only")
+
+
+def cores_told(rank_pid: int, begins_on: set[int]) -> list[set[int]]:
+    """Where a governor runs each time that it leaves out a core of those that there are."""
+    script = ON_CORES.format(cores=begins_on) + ELSEWHERE.format(
+        rank_pid=rank_pid, first=min(ALL), last=max(ALL), nowhere=NO_CORE
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return [{int(number) for number in line.split()} for line in told.stdout.splitlines()[1:]]
+
+
+@several_cores
+def test_a_core_is_left_out_until_none_or_another_is() -> None:
+    first, last = {min(ALL)}, {max(ALL)}
+    told = cores_told(os.getpid(), ALL)
+    assert told == [ALL - first, ALL - first, ALL, ALL - last, ALL, ALL]
+
+
+@several_cores
+def test_what_the_governor_before_left_out_is_not_left_out_for_good() -> None:
+    assert cores_told(os.getpid(), {max(ALL)})[2] == ALL
+
+
+def test_the_only_core_of_a_rank_is_not_left_out() -> None:
+    only = {min(ALL)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ON_CORES.format(cores=only) + "input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        told = cores_told(rank.pid, only)
+        rank.communicate(b"\n")
+    assert told == [only] * 6
+
+
+def test_where_the_rank_is_gone_no_core_is_chosen() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as rank:
+        rank.wait()
+    told = cores_told(rank.pid, ALL)
+    assert told == [ALL] * 6
