@@ -63,8 +63,8 @@ class RequestWait:
         wake_fd: the eventfd that the rank writes.
         other_fds: what else to wait for.
         polling_share: CPU time that polling may take on average, of one core; 0: never poll.
-        look_out: told whether a request is looked out for, or else the rank is going to wake this
-            process; each time that it may have changed.
+        look_out: told that a request is looked out for; or that none is, after one that has woken
+            this process, so that the board says on which core the rank is.
         rest: when not to poll; None: as usual.
     """
 
@@ -96,8 +96,8 @@ class RequestWait:
         self._late_ns: int | None = None
         # A request may have come before this, and while somebody else polled: when the last look
         # is due that ends polling, CLOCK_MONOTONIC, ns; None: it is done.
-        self._looks_again_ns: int | None = time.monotonic_ns() + PARKING_NS
         self._words[IS_POLLING] = 0
+        self._looks_again_ns: int | None = time.monotonic_ns() + PARKING_NS
         if self._may_poll:
             sleep_exactly()
 
@@ -135,11 +135,11 @@ class RequestWait:
         is_found = self._poll(window)
         if not is_found:
             self._reckon_up()
-            self._look_out(False)
         return is_found
 
     def on_served(self) -> None:
         """What was asked is served: the next request is expected from now on."""
+        was_woken = not self._was_found
         self._reckon_up()
         # What the caller had to do is not polling's.
         self._credit.begin()
@@ -149,7 +149,8 @@ class RequestWait:
             return  # none came, or a newer one is there already, and the time may be its
         self._noted = request
         self._window = self._next_window(request, requested_ns)
-        self._look_out(self._window is not None)
+        if self._window is not None or was_woken:
+            self._look_out(self._window is not None)
         self._credit.begin()
 
     # ------------------------------------------------------------------ inside
@@ -204,11 +205,11 @@ class RequestWait:
         else:
             # It may have come while this was held up.
             self._late_ns = now_ns() - wakes_ns
+        self._was_found = words[REQUEST] != served
         words[IS_POLLING] = 0
         self._looks_again_ns = now_ns() + PARKING_NS
         self._credit.end()
-        self._was_found = words[REQUEST] != served
-        return self._was_found
+        return words[REQUEST] != served
 
     def _reckon_up(self) -> None:
         """Note what the last window cost, and how it went."""

@@ -53,14 +53,14 @@ class OtherCores:
     runs at once. The rank's hook would then wait until its governor's work is done.
 
     Args:
-        rank_pid: this thread may use the cores that it may use now.
+        rank_pid: this thread may use the cores that it may use, beside those it begins with.
     """
 
     def __init__(self, rank_pid: int) -> None:
-        self._cores: set[int] = set()
-        with contextlib.suppress(OSError):  # the rank is gone
-            self._cores = os.sched_getaffinity(rank_pid)
-        # None of them: this thread may have begun with those that another one left it.
+        self._rank_pid = rank_pid
+        # Perhaps without one that the governor before has left out.
+        self._own = os.sched_getaffinity(0)
+        # None of them, nor None: nothing is chosen yet.
         self._left_out: int | None = -1
 
     def leave_out(self, core: int | None) -> None:
@@ -70,7 +70,9 @@ class OtherCores:
         """
         if core == self._left_out:
             return
-        self._left_out = core
-        if others := self._cores - {core}:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, others)
+        cores = set(self._own)
+        with contextlib.suppress(OSError):  # the rank is gone
+            cores |= os.sched_getaffinity(self._rank_pid)
+        with contextlib.suppress(OSError):  # an administrator has taken them away
+            os.sched_setaffinity(0, cores - {core} or cores)
+            self._left_out = core

@@ -12,6 +12,7 @@ RANK_WORDS = (
     words_of.HOOK_NS,
     words_of.REQUESTED_NS,
     words_of.STEP_REQUEST,
+    words_of.RANK_CORE,
 )
 GOVERNOR_WORDS = (
     words_of.STATE,

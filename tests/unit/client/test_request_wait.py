@@ -314,9 +314,20 @@ def test_it_is_told_whether_a_request_is_looked_out_for(desk: Desk) -> None:
         desk.serve(wait)
         assert desk.looked_out[-1] == (wait._window is not None)
     assert desk.looked_out[-1]
-    open_window(wait, 1_000_000)
-    assert not wait.wait()
-    assert not desk.looked_out[-1]
+
+
+def test_where_the_rank_is_is_known_only_after_it_has_woken_the_governor(desk: Desk) -> None:
+    wait = desk.new_wait()
+    open_window(wait, PATIENCE_NS)
+    desk.store_request()  # found without a wake-up, and the first one: none is expected
+    assert wait.wait()
+    desk.serve(wait)
+    assert desk.looked_out == []
+    desk.store_request()
+    os.eventfd_write(desk.wake_fd, 1)
+    assert wait.wait()
+    desk.serve(wait)
+    assert desk.looked_out == [False]
 
 
 def test_what_polling_costs_is_paid_for_before_it_goes_on(desk: Desk) -> None:

@@ -58,7 +58,7 @@ ON_CORES = "import os; os.sched_setaffinity(0, {cores}); print(flush=True); "
 ELSEWHERE = """
 from flyball_client.governor.scheduling import OtherCores
 chosen = OtherCores({rank_pid})
-for core in ({first}, {first}, None, {last}, None, {nowhere}):
+for core in (None, {first}, {first}, None, {last}, {nowhere}):
     chosen.leave_out(core)
     print(*sorted(os.sched_getaffinity(0)))
 """
@@ -82,30 +82,45 @@ def cores_told(rank_pid: int, begins_on: set[int]) -> list[set[int]]:
 def test_a_core_is_left_out_until_none_or_another_is() -> None:
     first, last = {min(ALL)}, {max(ALL)}
     told = cores_told(os.getpid(), ALL)
-    assert told == [ALL - first, ALL - first, ALL, ALL - last, ALL, ALL]
+    assert told == [ALL, ALL - first, ALL - first, ALL, ALL - last, ALL]
 
 
 @several_cores
 def test_what_the_governor_before_left_out_is_not_left_out_for_good() -> None:
-    assert cores_told(os.getpid(), {max(ALL)})[2] == ALL
+    assert cores_told(os.getpid(), {max(ALL)})[0] == ALL
 
 
-def test_the_only_core_of_a_rank_is_not_left_out() -> None:
-    only = {min(ALL)}
-    with subprocess.Popen(
-        [sys.executable, "-c", ON_CORES.format(cores=only) + "input()"],
+def rank_on(cores: set[int]) -> subprocess.Popen[bytes]:
+    """A process that runs on these cores until it is sent a line."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", ON_CORES.format(cores=cores) + "input()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    ) as rank:
-        assert rank.stdout is not None
-        rank.stdout.readline()
+    )
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    return rank
+
+
+def test_the_only_core_of_a_rank_and_its_governor_is_not_left_out() -> None:
+    only = {min(ALL)}
+    with rank_on(only) as rank:
         told = cores_told(rank.pid, only)
         rank.communicate(b"\n")
     assert told == [only] * 6
 
 
-def test_where_the_rank_is_gone_no_core_is_chosen() -> None:
+def test_where_the_rank_is_gone_there_are_the_cores_that_it_began_with() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as rank:
         rank.wait()
-    told = cores_told(rank.pid, ALL)
-    assert told == [ALL] * 6
+    only = {max(ALL)}
+    assert cores_told(rank.pid, only) == [only] * 6
+
+
+@several_cores
+def test_a_rank_that_keeps_to_one_core_leaves_the_others_to_its_governor() -> None:
+    only = {min(ALL)}
+    with rank_on(only) as rank:
+        told = cores_told(rank.pid, ALL)
+        rank.communicate(b"\n")
+    assert told[1] == ALL - only
