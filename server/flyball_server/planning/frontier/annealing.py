@@ -60,8 +60,7 @@ def anneal(
         sinks: the nodes that nothing waits for; the last of them ends the iteration.
         waiting_power_w: what each second of the iteration costs, W.
         moves: which are tried now, from the first (0 begins the annealing) to before the second.
-        num_moves: how many moves there are in all; it alone bounds the work, so that the same
-            input gives the same result.
+        num_moves: in all; it alone bounds the work, so that the same input gives the same result.
         temperature_j: before the first of these moves.
         cooling: what each move makes of the temperature, a share.
         seed: of the random numbers.
@@ -75,36 +74,41 @@ def anneal(
     group, affected = np.empty(MAX_GROUP, np.int64), np.empty(MAX_AFFECTED, np.int64)
     old_finish_s, new_cost_j = np.empty(MAX_GROUP), np.empty(MAX_AFFECTED)
     end_s = _end_of(finish_s, sinks)
-    # All of a move stands here: a call for each would make the annealing a fifth slower.
+    # Most of a move stands here: a call for each would make the annealing a fifth slower.
     for move in range(moves[0], moves[1]):
-        temperature_j *= cooling
-        if move >= num_moves * (1.0 - GREEDY_SHARE):
-            temperature_j = 0.0
+        temperature_j *= cooling if move < num_moves * (1.0 - GREEDY_SHARE) else 0.0
         is_patch = np.random.random() < PATCH_SHARE
         group_size = _choose_patch(group, tables) if is_patch else _choose_group(group, tables)
         num_affected = _collect_affected(affected, group, group_size, tables)
         shift_s, is_fitting = _choose_shift(affected, num_affected, group_size, finish_s, tables)
         if not is_fitting:
             continue
-        for index in range(group_size):
-            old_finish_s[index] = finish_s[group[index]]
+        _copy(old_finish_s, finish_s, group, group_size)
         if not _shift(finish_s, group, group_size, shift_s, is_patch, deadline_s):
             continue
-        new_end_s = end_s
-        if _has_sink(group, group_size, tables):
-            new_end_s = _end_of(finish_s, sinks)
+        new_end_s = _end_of(finish_s, sinks) if _has_sink(group, group_size, tables) else end_s
         change_j = waiting_power_w * (new_end_s - end_s)
         for index in range(num_affected):
             new_cost_j[index] = _cost_of(affected[index], finish_s, tables)
             change_j += new_cost_j[index] - cost_j[affected[index]]
         if change_j <= 0.0 or _is_accepted(change_j, temperature_j):
             end_s = new_end_s
-            for index in range(num_affected):
-                cost_j[affected[index]] = new_cost_j[index]
+            _copy_back(cost_j, new_cost_j, affected, num_affected)
         else:
-            for index in range(group_size):
-                finish_s[group[index]] = old_finish_s[index]
+            _copy_back(finish_s, old_finish_s, group, group_size)
     return temperature_j
+
+
+@compiled_function
+def _copy(values: FloatArray, of_nodes: FloatArray, nodes: IndexArray, count: int) -> None:
+    for index in range(count):
+        values[index] = of_nodes[nodes[index]]
+
+
+@compiled_function
+def _copy_back(of_nodes: FloatArray, values: FloatArray, nodes: IndexArray, count: int) -> None:
+    for index in range(count):
+        of_nodes[nodes[index]] = values[index]
 
 
 @compiled_function
