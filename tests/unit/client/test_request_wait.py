@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from flyball_client.governor import request_wait
 from flyball_client.governor.board import (
     IS_POLLING,
     NUM_UNWOKEN,
@@ -22,7 +23,13 @@ from flyball_client.governor.board import (
 )
 from flyball_client.governor.polling_rest import NUM_HELD_UP, PollingRest
 from flyball_client.governor.request_rhythm import MAX_WINDOW_NS, RequestWindow
-from flyball_client.governor.request_wait import TICK_S, RequestWait
+from flyball_client.governor.request_wait import (
+    FAR_PAUSE_S,
+    NEAR_NS,
+    NEAR_PAUSE_S,
+    TICK_S,
+    RequestWait,
+)
 
 PATIENCE_NS = 20_000_000_000
 MHZ = 1410
@@ -145,6 +152,29 @@ def test_a_window_that_opens_first_comes_first(desk: Desk) -> None:
     rank.join()
     desk.serve(wait)
     assert desk.words[NUM_UNWOKEN] == 1
+
+
+def test_it_looks_more_often_about_the_usual_moment(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual_ns, pauses = 10_000_000, list[tuple[int, float]]()
+
+    class Clock:
+        now_ns = 9_000_000
+
+        def monotonic_ns(self) -> int:
+            return self.now_ns
+
+        def sleep(self, pause_s: float) -> None:
+            pauses.append((abs(self.now_ns - usual_ns), pause_s))
+            self.now_ns += round(pause_s * 1e9)
+
+    wait = desk.new_wait()
+    monkeypatch.setattr(request_wait, "time", clock := Clock())
+    window = RequestWindow(begin_ns=clock.now_ns, usual_ns=usual_ns, end_ns=11_000_000)
+    assert not wait._poll(window)
+    assert {pause_s for away_ns, pause_s in pauses if away_ns < NEAR_NS} == {NEAR_PAUSE_S}
+    assert {pause_s for away_ns, pause_s in pauses if away_ns >= NEAR_NS} == {FAR_PAUSE_S}
 
 
 def test_a_request_beside_something_else_is_not_all(desk: Desk) -> None:

@@ -1,3 +1,5 @@
+"""Stages of models as workloads that a profile is measured on."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
