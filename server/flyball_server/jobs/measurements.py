@@ -12,6 +12,7 @@ from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_interest import do_steps_matter
 from flyball_server.jobs.store import JobWriter
 
 # Of the newest steps of a job: what reactions may still look at.
@@ -95,7 +96,10 @@ def _store_together(
             outcomes.append(len(newest))
         writer.save_steps(tuple(steps.values()))
         _save_details(writer, job_id, tuple(details.values()))
-    services.notice(job_id)
+        job = ranks.job
+        do_matter = job is not None and do_steps_matter(job, writer.find_control(job_id))
+    if do_matter:
+        services.notice(job_id)
     return tuple(outcomes)
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from flyball_server.jobs.errors import JobsError, UnknownJobError
+from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
 from flyball_server.jobs.planning_slots import NUM_SLOTS
 from flyball_server.jobs.reactions._base import Reaction
 from flyball_server.jobs.services import JobServices
@@ -161,6 +161,7 @@ class Reactor:
                 return None  # deleted, or renamed
             except JobsError as error:
                 _LOG.warning("job %s: %s", job_id, error.message)
+                asked_s += [_STORE_RETRY_S] if isinstance(error, StoreError) else []
             except Exception:
                 _LOG.exception("job %s: a reaction failed", job_id)
             else:

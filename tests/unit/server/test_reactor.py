@@ -18,7 +18,7 @@ from tests.planner.samples import (
     profile,
 )
 
-from flyball_server.jobs.errors import MissingProfileError, UnknownJobError
+from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, UnknownJobError
 from flyball_server.jobs.inputs import put_profile
 from flyball_server.jobs.inspection import get_job
 from flyball_server.jobs.planning_slots import NUM_SLOTS
@@ -106,6 +106,15 @@ def test_a_reaction_that_fails_is_told_and_stops_no_other(
         failing.wait_for(2)
         other.wait_for(2)
     assert "job job: " in caplog.text
+
+
+def test_a_reaction_that_failed_for_its_store_is_called_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flyball_server.jobs.reactor._STORE_RETRY_S", 0.1)
+    failing = Looking(StoreBusyError(location="here"))
+    with running(failing, job_ids=("job",)):
+        failing.wait_for(2)
 
 
 def test_stopping_ends_the_thread_and_may_come_before_starting() -> None:

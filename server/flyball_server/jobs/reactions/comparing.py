@@ -13,6 +13,7 @@ from flyball_server.jobs.inspection import require_job, require_plan
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_interest import open_comparison
 from flyball_server.jobs.step_reading import num_paired_steps
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.probe_plan import ProbePlan
@@ -105,13 +106,14 @@ class _Situation:
 def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
     """How the job's comparison stands; None: it has none that is not over."""
     control = reader.find_control(job.job_id)
+    running = open_comparison(control)
     activations = reader.list_activations(job.job_id)
-    if control.comparison is None or control.comparison.is_done or not activations:
+    if running is None or not activations:
         return None
     return _Situation(
         job=job,
         control=control,
-        running=control.comparison,
+        running=running,
         newest=activations[-1],
     )
 

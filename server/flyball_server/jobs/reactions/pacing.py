@@ -13,10 +13,11 @@ from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.pace import Paces
 from flyball_server.jobs.pace_look import SeenSteps, measured_paces
 from flyball_server.jobs.planning_slots import PLENTY, PlanningSlots
-from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.solve import is_same_work
 from flyball_server.jobs.steering import steer
+from flyball_server.jobs.step_interest import adapts_frontier
 from flyball_server.jobs.store import JobReader
 from flyball_server.jobs.stragglers import paces_at
 from flyball_server.planning.effort import Effort
@@ -78,7 +79,7 @@ class Pacing:
         """What was measured since the last look; None: nothing that matters."""
         activations = reader.list_activations(job.job_id)
         first_step = activations[-1].first_step if activations else None
-        if job.in_force.adaptation != ADAPT_FRONTIER or first_step is None:
+        if not adapts_frontier(job) or first_step is None:
             return None
         version = activations[-1].version
         key = (job.created_at, job.inputs_revision, version)

@@ -16,6 +16,7 @@ from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.solve import SupersededError, is_same_work, solve
+from flyball_server.jobs.step_interest import is_probed
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
@@ -31,7 +32,6 @@ from flyball_server.profiling.moves import (
 from flyball_server.profiling.observations import ProbeSetup
 
 _LOG = logging.getLogger(__name__)
-_UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 
 
 def probing(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
@@ -41,8 +41,7 @@ def probing(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -
     """
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
-        is_due = job.in_force.is_profiled_online and job.state in _UNPROFILED
-        record = read_probing(reader, job) if is_due else None
+        record = read_probing(reader, job) if is_probed(job) else None
         is_left_probing = _is_left_probing(reader, job_id)
     if is_left_probing:
         _back_to_highest(services, job_id)
@@ -159,5 +158,5 @@ def _back_to_highest(services: JobServices, job_id: str) -> None:
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
     """The job as it stands; None: meanwhile it was changed, or somebody has put a profile."""
     now = require_job(writer, job.job_id)
-    is_same = now.state in _UNPROFILED and is_same_work(job, now)
+    is_same = is_probed(now) and is_same_work(job, now)
     return now if is_same and not writer.has_profile(job.job_id) else None

@@ -13,14 +13,10 @@ from flyball_server.jobs.inspection import newest_plan, newest_version, require_
 from flyball_server.jobs.measured_looks import complete_steps, measured_looks
 from flyball_server.jobs.plan_request import plan_request
 from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.records import (
-    ADAPT_RECONFIGURE,
-    JobRecord,
-    PlanRecord,
-    StepReport,
-)
+from flyball_server.jobs.records import JobRecord, PlanRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.solve import is_same_work
+from flyball_server.jobs.step_interest import is_reconfigured
 from flyball_server.jobs.store import JobReader
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.measured_pipeline import MeasuredPipeline
@@ -86,7 +82,7 @@ def reconfiguring(services: JobServices, job_id: str) -> None:
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
     """What there is to decide on; None: the job is not one to reconfigure, or not now."""
     job = require_job(reader, job_id)
-    if job.in_force.adaptation != ADAPT_RECONFIGURE:
+    if not is_reconfigured(job):
         return None  # other jobs cost no more than this one read
     record = newest_plan(reader, job_id)
     if record is None:

@@ -1,0 +1,87 @@
+"""Which jobs the planner looks at for the steps that their ranks post."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.one_rank import register_rank, store_measurements
+from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
+
+from flyball_server.jobs.control import Comparison
+from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.services import JobServices
+
+AWAITING, PROFILING = JobState.AWAITING_PROFILE, JobState.PROFILING
+PLANNED, ENDED, EXPIRED = JobState.PLANNED, JobState.ENDED, JobState.EXPIRED
+
+
+class Noticed:
+    """Services that tell which jobs were noticed for steps, with a job of one rank."""
+
+    def __init__(self, state: JobState, comparison: Comparison | None, **spec: object) -> None:
+        made = Services(CountingPlanner()).jobs
+        register_job(made, "job", job_spec(**spec))
+        register_rank(made, rank_record(0))
+        with made.store.writing("job") as writer:
+            job = writer.find_job("job")
+            assert job is not None
+            writer.save_job(job.evolve(state=state))
+            control = writer.find_control("job")
+            writer.save_control(control.evolve(comparison=comparison))
+        self.jobs: list[str] = []
+        self.services: JobServices = replace(made, notice=self.jobs.append)
+
+    def after_a_post(self) -> bool:
+        store_measurements(self.services, "job", 0, [step_record(0, 0)])
+        assert self.jobs in ([], ["job"])
+        return bool(self.jobs)
+
+
+@pytest.mark.parametrize(
+    ("state", "spec"),
+    [
+        (PLANNED, {"adaptation": "frontier"}),
+        (PLANNED, {"adaptation": "reconfigure", "policy": "envelope"}),
+        (AWAITING, {"profiling": "online"}),
+        (PROFILING, {"profiling": "online"}),
+        (ENDED, {}),
+        (EXPIRED, {}),
+    ],
+)
+def test_a_job_that_measured_steps_may_change_is_looked_at(
+    state: JobState, spec: dict[str, object]
+) -> None:
+    assert Noticed(state, None, **spec).after_a_post()
+
+
+@pytest.mark.parametrize(
+    ("state", "spec"),
+    [
+        (PLANNED, {}),
+        (PLANNED, {"adaptation": "announced"}),
+        (PLANNED, {"profiling": "online"}),
+        (JobState.PLANNING_FAILED, {"profiling": "online"}),
+        (AWAITING, {}),
+    ],
+)
+def test_a_job_that_they_do_not_change_is_left_alone(
+    state: JobState, spec: dict[str, object]
+) -> None:
+    assert not Noticed(state, None, **spec).after_a_post()
+
+
+@pytest.mark.parametrize("version", [None, 2])
+def test_a_comparison_counts_them_until_it_is_over(version: int | None) -> None:
+    comparison = Comparison(num_pairs=8, version=version)
+    assert Noticed(PLANNED, comparison).after_a_post()
+    assert not Noticed(PLANNED, replace(comparison, is_done=True)).after_a_post()
+
+
+def test_steps_of_nobody_are_no_reason_to_look() -> None:
+    noticed = Noticed(PLANNED, None)
+    with pytest.raises(UnknownJobError):
+        store_measurements(noticed.services, "other", 0, [step_record(0, 0, job_id="other")])
+    assert noticed.jobs == []
