@@ -23,13 +23,16 @@ from flyball_client.governor.charge import Charge, spawn_governor
 from flyball_client.governor.clock_keeper import ClockKeeper
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
-from flyball_client.governor.request_wait import TICK_S, RequestWait
+from flyball_client.governor.request_wait import RequestWait
 from flyball_client.governor.scheduling import OtherCores, run_soon
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 
 # After so long with a clock that should have been given back, the standby does it itself.
 OVERDUE_S = 0.4
+# How often the standby looks after the active one while nothing is left to be done, and the kernel
+# tells it of every end; else every `STANDBY_TICK_S`.
+CALM_TICK_S, STANDBY_TICK_S = 0.3, 0.1
 # After so long with a request that the active one did not serve, the standby takes its place.
 HUNG_S = 2.0
 GIVE_BACK_ATTEMPTS = 3
@@ -66,9 +69,10 @@ class GovernorProcess:
         self._keeper = ClockKeeper(gpu, board, record, holder)
         self._rank = ProcessWatch(charge.rank)
         self._launcher = ProcessWatch(charge.launcher) if charge.launcher else None
-        self._is_told_of_ends = self._rank.fd is not None and (
-            self._launcher is None or self._launcher.fd is not None
-        )
+        # Of those whose end is the end of governing; where the kernel gives them all, it tells.
+        watches = [self._rank] if self._launcher is None else [self._rank, self._launcher]
+        self._end_fds = [watch.fd for watch in watches if watch.fd is not None]
+        self._is_told_of_ends = len(self._end_fds) == len(watches)
         self._cores = OtherCores(charge.rank.pid)
         self._stop_fd = _stop_signals()
         self._is_stopped = False
@@ -85,14 +89,15 @@ class GovernorProcess:
             Whether to take over.
         """
         watch = ProcessWatch(active)
-        poll = select.poll()
-        for fd in (watch.fd, self._stop_fd):
-            if fd is not None:
-                poll.register(fd, select.POLLIN)
+        is_calm = False
         while watch.is_alive() and not self._is_stopped:
-            poll.poll(1000 * TICK_S)
+            # What has ended can be read for ever.
+            ends = self._end_fds if is_calm else []
+            own = [fd for fd in (watch.fd, self._stop_fd) if fd is not None]
+            select.select([*own, *ends], [], [], CALM_TICK_S if is_calm else STANDBY_TICK_S)
             self._note_signals()
-            self._kill_if_it_hangs(watch)
+            is_left = self._kill_if_it_hangs(watch)
+            is_calm = self._is_told_of_ends and watch.fd is not None and not is_left
         if watch.is_alive():
             return False
         watch.close()
@@ -107,8 +112,12 @@ class GovernorProcess:
             self._end(state, text)
         return state is None and not self._is_stopped
 
-    def _kill_if_it_hangs(self, watch: ProcessWatch) -> None:
-        """End an active one that is stopped or hangs, a clock locked or a request unserved."""
+    def _kill_if_it_hangs(self, watch: ProcessWatch) -> bool:
+        """End an active one that is stopped or hangs, a clock locked or a request unserved.
+
+        Returns:
+            Whether there is something that it has yet to do, or nothing is left to govern.
+        """
         words = self._words
         is_over = self._why_over() is not None
         is_late = words[words_of.REQUEST] != words[words_of.SERVED]
@@ -121,6 +130,7 @@ class GovernorProcess:
         elif now_s - self._progress_s > (OVERDUE_S if is_over else HUNG_S) and watch.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(watch.identity.pid, signal.SIGKILL)
+        return is_over or is_late
 
     # ------------------------------------------------------------------ active
 
@@ -142,12 +152,10 @@ class GovernorProcess:
             self._end(words_of.GIVEN_UP, f"{error or type(error).__name__}")
 
     def _new_wait(self) -> RequestWait:
-        launcher_fd = None if self._launcher is None else self._launcher.fd
-        others = (self._rank.fd, launcher_fd, self._stop_fd)
         return RequestWait(
             self._board,
             self._charge.wake_fd,
-            [fd for fd in others if fd is not None],
+            [*self._end_fds, self._stop_fd],
             polling_share=self._charge.polling_share,
             look_out=self._choose_cores,
         )

@@ -14,7 +14,7 @@ each other. So it comes `PARKING_NS` later, which the governor spends in serving
 else asleep: on x86 and arm64 a store leaves its processor within about a microsecond, or at the
 latest when its thread is interrupted. CPython keeps the order of the two accesses, each a
 plain one of an aligned word. Behind that stands the governor's tick, which looks at the request
-ten times a second anyway.
+five times a second anyway.
 
 Nothing else is kept waiting. No window is longer than `MAX_WINDOW_NS`, and within one the
 governor looks every `LOOK_AROUND_NS` whether a signal has come, the rank or its launcher is
@@ -44,7 +44,7 @@ from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.request_rhythm import RequestRhythm, RequestWindow
 from flyball_client.governor.scheduling import sleep_exactly
 
-TICK_S = 0.1
+TICK_S = 0.2
 # A pause costs some 20 us of a virtual core, however short. Most requests come so near to the usual
 # moment that short ones are worth that; before and after, a little more lateness matters less.
 NEAR_NS = 100_000
