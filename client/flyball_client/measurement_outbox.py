@@ -52,7 +52,8 @@ class MeasurementOutbox:
         capacity: steps that are kept while the planner is away, at least 1.
         max_details: entries of their details, likewise; the newest step is kept whatever it has.
         max_details_per_post: likewise; a step is never divided.
-        period_s: measurements are gathered this long before they are posted, s.
+        period_s: measurements are gathered this long before they are posted, s; twice as long
+            where only totals of short steps come, which no plan waits for.
         at_end: called on the posting thread once the last ones are posted, or given up.
     """
 
@@ -135,8 +136,13 @@ class MeasurementOutbox:
             )
 
     def _run(self) -> None:
+        has_posted = False  # in the last turn
         while not self._stopping.wait(self._period_s):
-            if self._may_post.is_set() and not self._post_all():
+            if not self._may_post.is_set() or (has_posted and not self._num_details):
+                has_posted = False
+                continue
+            has_posted = bool(self._queue)
+            if not self._post_all():
                 self._stopping.wait(self._backoff.next_pause_s())
         if self._may_post.is_set():
             self._post_all()

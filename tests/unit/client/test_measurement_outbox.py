@@ -114,6 +114,54 @@ def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
     assert [step for batch in inbox.batches for step in batch] == list(range(600))
 
 
+class Turns:
+    """An event that an outbox waits for: one entry a turn is done, then it is the end."""
+
+    def __init__(self, *turns: Callable[[], None]) -> None:
+        self._turns = list(turns)
+
+    def wait(self, timeout_s: float) -> bool:
+        del timeout_s
+        if not self._turns:
+            return True
+        self._turns.pop(0)()
+        return False
+
+
+def test_totals_of_short_steps_are_posted_every_other_turn_and_details_every_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox)
+
+    def turn(step: int, num_instructions: int) -> Callable[[], None]:
+        return lambda: put(outbox, range(step, step + 1), num_instructions=num_instructions)
+
+    details = (0, 0, 0, 0, 1, 1, 0, 0, 0)
+    turns = Turns(*(turn(step, number) for step, number in enumerate(details)))
+    monkeypatch.setattr(outbox, "_stopping", turns)
+    outbox._run()
+    assert inbox.batches == [[0], [1, 2], [3, 4], [5], [6, 7], [8]]
+
+
+def test_totals_of_long_steps_wait_for_no_second_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox)
+    num_posted: list[int] = []
+
+    def step() -> None:
+        num_posted.append(len(inbox.batches))
+        put(outbox, range(len(num_posted) - 1, len(num_posted)))
+
+    def nothing() -> None:
+        pass
+
+    monkeypatch.setattr(outbox, "_stopping", Turns(step, nothing, step, nothing, step, nothing))
+    outbox._run()
+    assert inbox.batches == [[0], [1], [2]]
+    assert num_posted == [0, 1, 2]
+
+
 def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
     inbox = Inbox()
     outbox = make_outbox(inbox, capacity=3)
