@@ -344,9 +344,17 @@ def _training_text(figure: TrainingFigure) -> str:
         f" {figure.num_steps} steps each\n"
         f"median step alone {1000 * figure.alone_s:.1f} ms, attached"
         f" {1000 * figure.attached_s:.1f} ms; ratio of pairs {figure.ratio:.4f}, 95 % within"
-        f" {low:.4f} to {high:.4f}; {figure.switches_per_step:.1f} clocks set a step and rank"
+        f" {low:.4f} to {high:.4f}; {figure.switches_per_step:.1f} clocks set a step and rank\n"
+        + _taken_text(figure.taken)
         + ("\nthe limit lies within that interval: this run does not decide" if is_open else "")
     )
+
+
+def _taken_text(taken: dict[str, float]) -> str:
+    parts = ", ".join(f"{part} {100 * share:.2f} %" for part, share in taken.items())
+    num_cores = os.cpu_count() or 1
+    of_all = 100 * sum(taken.values()) / num_cores
+    return f"Flyball took of one core: {parts}; together of all {num_cores} cores {of_all:.2f} %"
 
 
 def _parts(text: str) -> list[str]:

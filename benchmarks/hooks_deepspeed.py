@@ -60,6 +60,8 @@ class TrainingFigure:
         num_unplanned: instructions that the plan did not expect, and steps without one; none
             should be.
         num_failures: calls of NVML that failed.
+        taken: what Flyball took of a core meanwhile, a share: `governors` and `threads` of all
+            ranks, with the standbys; `planner`, beyond what it takes while nobody is attached.
     """
 
     device: str
@@ -72,6 +74,7 @@ class TrainingFigure:
     switches_per_step: float
     num_unplanned: int
     num_failures: int
+    taken: dict[str, float]
 
 
 def measure_training(
@@ -98,6 +101,7 @@ def measure_training(
                     json.dumps(
                         {
                             "planner_url": url,
+                            "planner_pid": planner.pid,
                             "registration": registration,
                             "num_pairs": num_pairs,
                             "min_pairs": min(MIN_PAIRS, num_pairs),
@@ -194,7 +198,21 @@ def _figure(ranks: list[list[dict[str, Any]]], device: str, *, num_steps: int) -
         / (len(blocks) * num_steps),
         num_unplanned=sum(block["num_unplanned"] + block["num_without_plan"] for block in blocks),
         num_failures=sum(block["num_failures"] for block in blocks),
+        taken=_taken(ranks),
     )
+
+
+def _taken(ranks: list[list[dict[str, Any]]]) -> dict[str, float]:
+    """The means over pairs; each rank tells of its own, and of the same planner."""
+
+    def mean(part: str, pairs: list[dict[str, Any]], block: str = "attached") -> float:
+        return statistics.fmean(pair[f"{block}_taken"][part] for pair in pairs)
+
+    return {
+        "governors": sum(mean("governors", pairs) for pairs in ranks),
+        "threads": sum(mean("threads", pairs) for pairs in ranks),
+        "planner": mean("planner", ranks[0]) - mean("planner", ranks[0], "alone"),
+    }
 
 
 def _interval(ratios: list[float]) -> tuple[float, float]:

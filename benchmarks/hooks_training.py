@@ -3,7 +3,7 @@
 `hooks_training.py PROBLEM.json FOLDER`, with the environment of `FalseGpus.variables`; each rank
 writes FOLDER/rank-R.json. The problem: `planner_url`, `registration` (what `attach` is given),
 `num_pairs` at most, `min_pairs`, `budget_s` after which no pair begins, `num_steps`, `device`: what
-computes, `hooks_deepspeed.PROCESSOR` or `EMULATED`.
+computes, `hooks_deepspeed.PROCESSOR` or `EMULATED`, `planner_pid`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import deepspeed
 import torch
@@ -22,9 +22,11 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
+from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.rank_session import RankSession
 from flyball_integrations.deepspeed_pipeline import attach, detach
 from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
+from hooks_cpu import cpu_time_ns, own_threads_time_ns
 from hooks_deepspeed import EMULATED
 
 NUM_BLOCKS, NUM_HEADS, MICROBATCH_SIZE = 4, 4, 4
@@ -68,7 +70,8 @@ def _alone_block(
     engine: PipelineEngine, samples: Samples, problem: dict[str, Any]
 ) -> dict[str, Any]:
     _warm_up(engine, samples, None)
-    return {"alone_s": _train(engine, samples, problem["num_steps"])}
+    steps_s, taken = _train_counted(engine, samples, problem, ())
+    return {"alone_s": steps_s, "alone_taken": taken}
 
 
 def _attached_block(
@@ -77,12 +80,15 @@ def _attached_block(
     session = attach(engine, planner_url=problem["planner_url"], **problem["registration"])
     _warm_up(engine, samples, session)
     switches_before = session.clock_report.num_switches
-    steps_s = _train(engine, samples, problem["num_steps"])
+    # On NVML it is that one; its processes are nobody's business but here.
+    governor = cast("ProcessGovernor", session._governor)
+    steps_s, taken = _train_counted(engine, samples, problem, governor.pids)
     report = session.clock_report
     measured = session.history[-problem["num_steps"] :]
     detach(engine)
     return {
         "attached_s": steps_s,
+        "attached_taken": taken,
         "num_switches": report.num_switches - switches_before,
         "num_failures": report.num_failures,
         "num_unplanned": sum(step.num_unplanned for step in measured),
@@ -113,6 +119,24 @@ def _train(engine: PipelineEngine, samples: Samples, num_steps: int) -> list[flo
         engine.train_batch(samples)
         taken_s.append(time.perf_counter() - began_s)
     return taken_s
+
+
+def _train_counted(
+    engine: PipelineEngine, samples: Samples, problem: dict[str, Any], governor_pids: Sequence[int]
+) -> tuple[list[float], dict[str, float]]:
+    """How long each step took, s, and what Flyball's parts took meanwhile, as shares of a core."""
+    before_ns, began_ns = _taken_ns(problem, governor_pids), time.monotonic_ns()
+    steps_s = _train(engine, samples, problem["num_steps"])
+    lasted_ns, after_ns = time.monotonic_ns() - began_ns, _taken_ns(problem, governor_pids)
+    return steps_s, {part: (after_ns[part] - before_ns[part]) / lasted_ns for part in after_ns}
+
+
+def _taken_ns(problem: dict[str, Any], governor_pids: Sequence[int]) -> dict[str, int]:
+    return {
+        "governors": sum(map(cpu_time_ns, governor_pids)),
+        "threads": own_threads_time_ns("flyball-"),
+        "planner": cpu_time_ns(problem["planner_pid"]),
+    }
 
 
 def _all_say(decision: bool) -> bool:

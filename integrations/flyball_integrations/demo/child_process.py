@@ -59,6 +59,11 @@ class ChildProcess:
     ) -> None:
         self.stop()
 
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
+
     def exit_status(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
         return self._process.poll()
