@@ -354,7 +354,10 @@ def _taken_text(taken: dict[str, float]) -> str:
     parts = ", ".join(f"{part} {100 * share:.2f} %" for part, share in taken.items())
     num_cores = os.cpu_count() or 1
     of_all = 100 * sum(taken.values()) / num_cores
-    return f"Flyball took of one core: {parts}; together of all {num_cores} cores {of_all:.2f} %"
+    return (
+        f"Flyball took of one core, beside the hooks: {parts};"
+        f" together of all {num_cores} cores {of_all:.2f} %"
+    )
 
 
 def _parts(text: str) -> list[str]:

@@ -53,7 +53,7 @@ class MeasurementOutbox:
         max_details: entries of their details, likewise; the newest step is kept whatever it has.
         max_details_per_post: likewise; a step is never divided.
         period_s: measurements are gathered this long before they are posted, s; twice as long
-            where only totals of short steps come, which no plan waits for.
+            where only totals come, of steps that are shorter than that: no plan waits for them.
         at_end: called on the posting thread once the last ones are posted, or given up.
     """
 
@@ -143,6 +143,7 @@ class MeasurementOutbox:
                 continue
             has_posted = bool(self._queue)
             if not self._post_all():
+                has_posted = False
                 self._stopping.wait(self._backoff.next_pause_s())
         if self._may_post.is_set():
             self._post_all()

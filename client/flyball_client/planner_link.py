@@ -25,8 +25,8 @@ class LinkTimes:
 
     Attributes:
         poll_wait_s: how long one call lets the planner wait for a new plan, at most 60.
-        gather_s: how long measured steps are gathered before they are posted; totals of short
-            steps twice as long.
+        gather_s: how long measured steps are gathered before they are posted; totals of
+            shorter steps twice as long.
         first_retry_s: pause after the first failed call; doubles.
         longest_retry_s: longest such pause.
         flush_timeout_s: how long the last measurements may take to post at the end.

@@ -30,9 +30,9 @@ from flyball_client.gpu.open_gpu import open_gpu
 
 # After so long with a clock that should have been given back, the standby does it itself.
 OVERDUE_S = 0.4
-# How often the standby looks after the active one while nothing is left to be done, and the kernel
-# tells it of every end; else every `STANDBY_TICK_S`.
-CALM_TICK_S, STANDBY_TICK_S = 0.3, 0.1
+# How often the standby looks after the active one while that has nothing left to do, and the kernel
+# tells of every end; else every `STANDBY_TICK_S`.
+CALM_TICK_S, STANDBY_TICK_S = 0.2, 0.1
 # After so long with a request that the active one did not serve, the standby takes its place.
 HUNG_S = 2.0
 GIVE_BACK_ATTEMPTS = 3
@@ -91,13 +91,12 @@ class GovernorProcess:
         watch = ProcessWatch(active)
         is_calm = False
         while watch.is_alive() and not self._is_stopped:
-            # What has ended can be read for ever.
             ends = self._end_fds if is_calm else []
             own = [fd for fd in (watch.fd, self._stop_fd) if fd is not None]
             select.select([*own, *ends], [], [], CALM_TICK_S if is_calm else STANDBY_TICK_S)
             self._note_signals()
-            is_left = self._kill_if_it_hangs(watch)
-            is_calm = self._is_told_of_ends and watch.fd is not None and not is_left
+            is_late = self._kill_if_it_hangs(watch)
+            is_calm = not is_late and watch.fd is not None and self._will_be_told_of_ends()
         if watch.is_alive():
             return False
         watch.close()
@@ -112,11 +111,15 @@ class GovernorProcess:
             self._end(state, text)
         return state is None and not self._is_stopped
 
+    def _will_be_told_of_ends(self) -> bool:
+        """Whether the kernel tells of all ends, and none has come: that can be read for ever."""
+        return self._is_told_of_ends and not select.select(self._end_fds, [], [], 0)[0]
+
     def _kill_if_it_hangs(self, watch: ProcessWatch) -> bool:
         """End an active one that is stopped or hangs, a clock locked or a request unserved.
 
         Returns:
-            Whether there is something that it has yet to do, or nothing is left to govern.
+            Whether there is such a thing that it has yet to do.
         """
         words = self._words
         is_over = self._why_over() is not None
@@ -130,7 +133,7 @@ class GovernorProcess:
         elif now_s - self._progress_s > (OVERDUE_S if is_over else HUNG_S) and watch.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(watch.identity.pid, signal.SIGKILL)
-        return is_over or is_late
+        return is_late
 
     # ------------------------------------------------------------------ active
 

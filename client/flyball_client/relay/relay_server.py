@@ -44,7 +44,7 @@ _RANK = re.compile(
     r"/api/v1/jobs/(?P<job_id>[^/?]+)/ranks/(?P<rank>\d{1,7})(?P<what>/\w+)?(?:\?(?P<query>.*))?$"
 )
 _ACTIVATION = re.compile(r"/api/v1/jobs/[^/?]+/plans/\d+/activation(?:\?(?P<query>.*))?$")
-# Ranks post every second or every other; within two of their turns they post together.
+# Ranks post every second or every other: those whose turns are the same soon post together.
 _GATHER_S: dict[str, float] = {
     "PUT ": 0.05,
     "POST /acknowledgement": 0.02,

@@ -12,7 +12,7 @@ from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.step_interest import do_steps_matter
+from flyball_server.jobs.step_interest import are_posts_looked_at
 from flyball_server.jobs.store import JobWriter
 
 # Of the newest steps of a job: what reactions may still look at.
@@ -97,8 +97,8 @@ def _store_together(
         writer.save_steps(tuple(steps.values()))
         _save_details(writer, job_id, tuple(details.values()))
         job = ranks.job
-        do_matter = job is not None and do_steps_matter(job, writer.find_control(job_id))
-    if do_matter:
+        is_looked_at = job is not None and are_posts_looked_at(writer, job)
+    if is_looked_at:
         services.notice(job_id)
     return tuple(outcomes)
 

@@ -1,7 +1,8 @@
-"""Whose measured steps change what the planner does by itself.
+"""Where posts of a job's ranks, most of what a planner is called for, are a reason to look at it.
 
-Each reaction that looks at steps is gated by one of these, so a job for which none holds need not
-be looked at whenever its ranks post: most jobs, and posts are most of what a planner is called for.
+Reactions are gated by these, so that a job for which none holds need not be looked at for its
+steps: nothing is decided by them, and nothing is left undone. What is, as by a planner that was
+killed, is found at the next post, by whichever planner takes it.
 """
 
 from __future__ import annotations
@@ -9,20 +10,37 @@ from __future__ import annotations
 from flyball_server.jobs.control import Comparison, JobControl
 from flyball_server.jobs.job_state import OVER, JobState
 from flyball_server.jobs.records import ADAPT_FRONTIER, ADAPT_RECONFIGURE, JobRecord
+from flyball_server.jobs.store import JobReader
 
 _UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 
 
-def do_steps_matter(job: JobRecord, control: JobControl) -> bool:
-    """Whether a reaction may do otherwise for a step that was just stored."""
+def are_posts_looked_at(reader: JobReader, job: JobRecord) -> bool:
+    """Whether a reaction may have something to do after a post of the job's ranks."""
     return (
         # Its ranks train on after all.
         job.state in OVER
+        or may_be_left_probing(job)
+        or is_unplanned(job)
         or is_probed(job)
         or adapts_frontier(job)
         or is_reconfigured(job)
-        or open_comparison(control) is not None
+        or open_comparison(reader.find_control(job.job_id)) is not None
     )
+
+
+def is_unplanned(job: JobRecord) -> bool:
+    """Whether a change is stored that nobody has planned; not where that has failed.
+
+    One that failed, and whose inputs have changed since, has no problem any more.
+    """
+    has_failed = job.state is JobState.PLANNING_FAILED and job.problem is not None
+    return job.planned_revision != job.inputs_revision and not has_failed and job.state not in OVER
+
+
+def may_be_left_probing(job: JobRecord) -> bool:
+    """Whether its ranks may still run the clocks of a profiling that came to nothing."""
+    return job.state is JobState.PLANNING_FAILED
 
 
 def is_probed(job: JobRecord) -> bool:

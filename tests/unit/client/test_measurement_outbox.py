@@ -144,6 +144,29 @@ def test_totals_of_short_steps_are_posted_every_other_turn_and_details_every_tur
     assert inbox.batches == [[0], [1, 2], [3, 4], [5], [6, 7], [8]]
 
 
+def test_what_could_not_be_posted_does_not_wait_for_another_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inbox = Inbox(503)
+    outbox = make_outbox(inbox)
+
+    def step() -> None:
+        put(outbox, range(1))
+
+    def nothing() -> None:
+        pass
+
+    num_posted: list[int] = []
+
+    def look() -> None:
+        num_posted.append(len(inbox.batches))
+
+    # A turn, the pause after its failure, a turn, and the look in the beginning of the next.
+    monkeypatch.setattr(outbox, "_stopping", Turns(step, nothing, nothing, look))
+    outbox._run()
+    assert num_posted == [2]
+
+
 def test_totals_of_long_steps_wait_for_no_second_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = Inbox()
     outbox = make_outbox(inbox)

@@ -15,20 +15,30 @@ from flyball_server.jobs.registration import register_job
 from flyball_server.jobs.services import JobServices
 
 AWAITING, PROFILING = JobState.AWAITING_PROFILE, JobState.PROFILING
-PLANNED, ENDED, EXPIRED = JobState.PLANNED, JobState.ENDED, JobState.EXPIRED
+PLANNED, FAILED = JobState.PLANNED, JobState.PLANNING_FAILED
+ENDED, EXPIRED = JobState.ENDED, JobState.EXPIRED
 
 
 class Noticed:
-    """Services that tell which jobs were noticed for steps, with a job of one rank."""
+    """Services that tell which jobs were noticed for steps, with a planned job of one rank."""
 
-    def __init__(self, state: JobState, comparison: Comparison | None, **spec: object) -> None:
+    def __init__(
+        self,
+        state: JobState,
+        comparison: Comparison | None,
+        *,
+        is_planned: bool = True,
+        problem: str | None = None,
+        **spec: object,
+    ) -> None:
         made = Services(CountingPlanner()).jobs
         register_job(made, "job", job_spec(**spec))
         register_rank(made, rank_record(0))
         with made.store.writing("job") as writer:
             job = writer.find_job("job")
             assert job is not None
-            writer.save_job(job.evolve(state=state))
+            job = job.evolve(inputs_revision=2, planned_revision=2 if is_planned else 1)
+            writer.save_job(job.evolve(state=state, problem=problem))
             control = writer.find_control("job")
             writer.save_control(control.evolve(comparison=comparison))
         self.jobs: list[str] = []
@@ -49,9 +59,15 @@ class Noticed:
         (PROFILING, {"profiling": "online"}),
         (ENDED, {}),
         (EXPIRED, {}),
+        # What a planner that was killed has left.
+        (PLANNED, {"is_planned": False}),
+        (AWAITING, {"is_planned": False}),
+        # Ranks may be left probing.
+        (FAILED, {"is_planned": False, "problem": "no", "profiling": "online"}),
+        (FAILED, {"is_planned": False, "problem": "no"}),
     ],
 )
-def test_a_job_that_measured_steps_may_change_is_looked_at(
+def test_a_job_with_something_to_do_after_a_post_is_looked_at(
     state: JobState, spec: dict[str, object]
 ) -> None:
     assert Noticed(state, None, **spec).after_a_post()
@@ -63,13 +79,10 @@ def test_a_job_that_measured_steps_may_change_is_looked_at(
         (PLANNED, {}),
         (PLANNED, {"adaptation": "announced"}),
         (PLANNED, {"profiling": "online"}),
-        (JobState.PLANNING_FAILED, {"profiling": "online"}),
         (AWAITING, {}),
     ],
 )
-def test_a_job_that_they_do_not_change_is_left_alone(
-    state: JobState, spec: dict[str, object]
-) -> None:
+def test_a_job_with_nothing_to_do_is_left_alone(state: JobState, spec: dict[str, object]) -> None:
     assert not Noticed(state, None, **spec).after_a_post()
 
 

@@ -15,11 +15,11 @@ class Reaction(Protocol):
       the planner starts and every minute. Any number of calls without a change in between do
       nothing. For one job it is called once at a time, among all planners on the store; for
       several jobs at once.
-    - For measured steps it is called only where `step_interest.do_steps_matter`: one that looks at
-      them is gated by a condition there.
+    - After posts of measured steps it is called only where `step_interest` knows a reason to: one
+      that has something to do then is gated by a condition there.
     - All that it knows it reads from the store, so that a planner that was restarted goes on.
     - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is looked at
-      again after its next change; those of the store in a few seconds.
+      again after its next change, within the minute; after those of the store in a few seconds.
     """
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:

@@ -16,7 +16,7 @@ from flyball_server.jobs.publication import add_version
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.solve import SupersededError, is_same_work, solve
-from flyball_server.jobs.step_interest import is_probed
+from flyball_server.jobs.step_interest import is_probed, may_be_left_probing
 from flyball_server.jobs.store import JobReader, JobWriter
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
@@ -135,7 +135,7 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
 
 def _is_left_probing(reader: JobReader, job_id: str) -> bool:
     """Whether the ranks of a job that could not be planned still probe."""
-    if require_job(reader, job_id).state is not JobState.PLANNING_FAILED:
+    if not may_be_left_probing(require_job(reader, job_id)):
         return False
     newest = newest_plan(reader, job_id)
     return (

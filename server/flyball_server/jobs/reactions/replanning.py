@@ -10,10 +10,10 @@ import logging
 
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.inspection import require_job
-from flyball_server.jobs.job_state import OVER, JobState
 from flyball_server.jobs.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
 from flyball_server.jobs.planning_turn import plan_if_needed
 from flyball_server.jobs.services import JobServices, planning_turn
+from flyball_server.jobs.step_interest import is_unplanned
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,12 +22,7 @@ def replanning(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY
     """Plan a job whose inputs have changed since it was planned, unless that has failed."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
-        is_planned = job.planned_revision == job.inputs_revision
-        # One that failed, and whose inputs have changed since, has no problem any more.
-        has_failed = job.state is JobState.PLANNING_FAILED and job.problem is not None
-        if is_planned or has_failed or job.state in OVER:
-            return None
-        if not reader.has_profile(job_id):
+        if not is_unplanned(job) or not reader.has_profile(job_id):
             return None
     with services.store.turn(planning_turn(job_id), waits=False) as is_free:
         if not is_free:
