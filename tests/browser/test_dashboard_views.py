@@ -103,7 +103,7 @@ def test_a_job_that_is_forgotten_is_told_to_be_gone(
     planner: LivePlanner, dashboard: Dashboard, page_watch: PageWatch
 ) -> None:
     # What the page asks of the job in the moment before it hears of it.
-    page_watch.allow(r"status of 404 .*/api/v1/jobs/job\b")
+    page_watch.allow(r"status of 404 .*/api/v1/jobs/job\b", r"older steps: Job job is not known")
     planner.put_job().raise_for_status()
     page = dashboard.open_job("job").page
     expect(page.get_by_role("heading", level=1)).to_have_text("job")
