@@ -78,6 +78,10 @@ class LivePlanner:
         return self.http.post(path, json={"version": version, "current_step": current_step})
 
 
+# Of the loop, in which what it has accepted just now becomes a connection that can be shut down.
+_TURNS_UNTIL_CONNECTED = 10
+
+
 class _PromptServer(uvicorn.Server):
     """Ends as uvicorn does, but at once: that looks ten times a second whether it is to."""
 
@@ -100,6 +104,12 @@ class _PromptServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let what is being answered be answered, then end the application."""
+        for server in self.servers:
+            for listener in server.sockets:
+                self._loop.remove_reader(listener.fileno())
+        # asyncio loses what it has accepted where its server is closed in the same moment.
+        for _ in range(_TURNS_UNTIL_CONNECTED):
+            await asyncio.sleep(0)
         for closed in (*self.servers, *(sockets or ())):
             closed.close()
         for connection in list(self.server_state.connections):
