@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.planner.one_rank import register_rank, store_measurements
@@ -29,7 +30,7 @@ class Noticed:
         *,
         is_planned: bool = True,
         problem: str | None = None,
-        **spec: object,
+        **spec: Any,  # noqa: ANN401 - as JobSpec has them
     ) -> None:
         made = Services(CountingPlanner()).jobs
         register_job(made, "job", job_spec(**spec))
@@ -68,7 +69,7 @@ class Noticed:
     ],
 )
 def test_a_job_with_something_to_do_after_a_post_is_looked_at(
-    state: JobState, spec: dict[str, object]
+    state: JobState, spec: dict[str, Any]
 ) -> None:
     assert Noticed(state, None, **spec).after_a_post()
 
@@ -82,7 +83,7 @@ def test_a_job_with_something_to_do_after_a_post_is_looked_at(
         (AWAITING, {}),
     ],
 )
-def test_a_job_with_nothing_to_do_is_left_alone(state: JobState, spec: dict[str, object]) -> None:
+def test_a_job_with_nothing_to_do_is_left_alone(state: JobState, spec: dict[str, Any]) -> None:
     assert not Noticed(state, None, **spec).after_a_post()
 
 
