@@ -45,7 +45,8 @@ def cpu_time_ns(pid: int) -> int:
         ProcessLookupError: there is no such process.
     """
     clock = ctypes.c_int()
-    if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+    # 0 would be this process.
+    if pid <= 0 or ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
         raise ProcessLookupError(pid)
     return time.clock_gettime_ns(clock.value)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from flyball_server.jobs.job_state import OVER, JobInput, JobState
+from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput, JobState
 from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
 from flyball_server.jobs.store import JobReader
 
@@ -110,8 +110,7 @@ def job_notes(
 def _is_being_planned(job: JobRecord) -> bool:
     """Whether somebody is at it, or will be as soon as a planner is there."""
     is_behind = job.planned_revision < job.inputs_revision and job.problem is None
-    waits_for_profile = job.state in {JobState.AWAITING_PROFILE, JobState.PROFILING}
-    return is_behind and (not waits_for_profile or job.changed_input is JobInput.PROFILE)
+    return is_behind and (job.state not in UNPROFILED or job.changed_input is JobInput.PROFILE)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -32,6 +32,8 @@ class JobInput(StrEnum):
 
 # Nobody reacts to what such a job measures.
 OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
+# Nothing is known yet of what its instructions take.
+UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 _LIVING = frozenset(JobState) - OVER
 
 ALLOWED_MOVES = MappingProxyType(

@@ -8,11 +8,9 @@ killed, is found at the next post, by whichever planner takes it.
 from __future__ import annotations
 
 from flyball_server.jobs.control import Comparison, JobControl
-from flyball_server.jobs.job_state import OVER, JobState
+from flyball_server.jobs.job_state import OVER, UNPROFILED, JobState
 from flyball_server.jobs.records import ADAPT_FRONTIER, ADAPT_RECONFIGURE, JobRecord
 from flyball_server.jobs.store import JobReader
-
-_UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 
 
 def are_posts_looked_at(reader: JobReader, job: JobRecord) -> bool:
@@ -45,7 +43,7 @@ def may_be_left_probing(job: JobRecord) -> bool:
 
 def is_probed(job: JobRecord) -> bool:
     """Whether its profile is being measured in its own training."""
-    return job.in_force.is_profiled_online and job.state in _UNPROFILED
+    return job.in_force.is_profiled_online and job.state in UNPROFILED
 
 
 def adapts_frontier(job: JobRecord) -> bool:

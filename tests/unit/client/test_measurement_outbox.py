@@ -128,6 +128,10 @@ class Turns:
         return False
 
 
+def nothing() -> None:
+    """A turn in which no step ends."""
+
+
 def test_totals_of_short_steps_are_posted_every_other_turn_and_details_every_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,9 +157,6 @@ def test_what_could_not_be_posted_does_not_wait_for_another_turn(
     def step() -> None:
         put(outbox, range(1))
 
-    def nothing() -> None:
-        pass
-
     num_posted: list[int] = []
 
     def look() -> None:
@@ -175,9 +176,6 @@ def test_totals_of_long_steps_wait_for_no_second_turn(monkeypatch: pytest.Monkey
     def step() -> None:
         num_posted.append(len(inbox.batches))
         put(outbox, range(len(num_posted) - 1, len(num_posted)))
-
-    def nothing() -> None:
-        pass
 
     monkeypatch.setattr(outbox, "_stopping", Turns(step, nothing, step, nothing, step, nothing))
     outbox._run()
