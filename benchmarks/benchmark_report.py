@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from measured_process import BenchmarkError
+
+INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,8 @@ def run_benchmark(
     """Measure and print.
 
     Returns:
-        0 where all limits are kept, 1 where one is missed, 2 where it could not be measured.
+        0 where all limits are kept, 1 where one is missed, 2 where it could not be measured,
+        130 after Ctrl-C.
     """
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
     arguments = parser.parse_args()
@@ -107,6 +111,9 @@ def run_benchmark(
     except BenchmarkError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     print(_json(report) if arguments.json else _text(report))
     return 0 if report.within_limits else 1
 

@@ -1,7 +1,7 @@
 """What Flyball's client costs a training rank, beside Zeus's client on the same false GPUs.
 
-Run `python benchmarks/hooks.py [--json] [--rounds N] [--parts hooks,memory,training]`; README.md
-beside this file says how to read it.
+Run `python benchmarks/hooks.py [--json] [--rounds N] [--parts hooks,memory,training]
+[--kernels]`; README.md beside this file says how to read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from hooks_deepspeed import DEVICES, TrainingFigure, measure_training
 from hooks_figures import Distribution, SeriesFigure
 from hooks_gpus import FalseGpus
-from hooks_load import C_CALLER, C_THREAD, EAGER_TORCH, LOADS, PYTHON_THREAD, SLEEPING
+from hooks_load import (
+    C_CALLER,
+    C_THREAD,
+    EAGER_TORCH,
+    GPU_KERNELS,
+    LOADS,
+    PYTHON_THREAD,
+    SLEEPING,
+)
 from hooks_process import run_driver
 from hooks_series import Series
 from hooks_zeus import VERSION, zeus_python
@@ -47,22 +55,25 @@ MAX_GROWTH_MIB = 1.0
 MAX_STEP_RATIO = 1.01
 
 # The rank's own thread is free to run: here the hook's call is all there is to wait for.
-HOOK_LOADS = (SLEEPING, EAGER_TORCH)
+TORCH_LOADS = (EAGER_TORCH, GPU_KERNELS)
+HOOK_LOADS = (SLEEPING, *TORCH_LOADS)
 GIL_LOADS = (PYTHON_THREAD, C_THREAD, C_CALLER)
 
-# Apart, the controller has done the one when the next comes; crowded, it is still in NVML.
-SPREAD = tuple(
-    Series(
-        load=load,
-        set_latency_us=latency_us,
-        pause_s=0.009 if latency_us else 0.002,
-        num_steps=2 if latency_us else 4,
-    )
-    for latency_us in LATENCIES_US
-    for load in LOADS
-)
 CROWDED = Series(load=SLEEPING, set_latency_us=LATENCIES_US[-1], pause_s=0.001, num_steps=1)
-ALL_SERIES = (*SPREAD, CROWDED)
+
+
+def spread(loads: Iterable[str]) -> tuple[Series, ...]:
+    """Hooks apart: the controller has done the one when the next comes; crowded, it has not."""
+    return tuple(
+        Series(
+            load=load,
+            set_latency_us=latency_us,
+            pause_s=0.009 if latency_us else 0.002,
+            num_steps=2 if latency_us else 4,
+        )
+        for latency_us in LATENCIES_US
+        for load in loads
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -72,7 +83,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     texts: list[str] = []
     limits: list[Limit] = []
     parts: dict[str, Callable[[FalseGpus], tuple[Any, str, list[Limit]]]] = {
-        "hooks": lambda gpus: _hooks(gpus, arguments.rounds),
+        "hooks": lambda gpus: _hooks(gpus, arguments.rounds, _hook_loads(arguments.kernels)),
         "memory": _memory,
         "training": _training,
     }
@@ -93,14 +104,31 @@ def measure(arguments: argparse.Namespace) -> Report:
 # ---------------------------------------------------------------------- hooks
 
 
-def _hooks(gpus: FalseGpus, num_rounds: int) -> tuple[Any, str, list[Limit]]:
+def _hook_loads(has_kernels: bool) -> tuple[str, ...]:
+    """What the rank does between hooks; the false NVML stands beside a GPU's kernels too.
+
+    Raises:
+        BenchmarkError: kernels are wanted, and torch sees no GPU.
+    """
+    if not has_kernels:
+        return LOADS
+    import torch  # noqa: PLC0415 - takes seconds, and the other loads do without
+
+    library: Any = torch
+    if not library.cuda.is_available():
+        raise BenchmarkError("--kernels: torch sees no GPU here")
+    return (*LOADS, GPU_KERNELS)
+
+
+def _hooks(gpus: FalseGpus, num_rounds: int, loads: Sequence[str]) -> tuple[Any, str, list[Limit]]:
+    all_series = (*spread(loads), CROWDED)
     clients = {
         "flyball": (sys.executable, "hooks_driver.py"),
         "zeus": (zeus_python(), "zeus_driver.py"),
         BARE: (sys.executable, "hooks_bare.py"),
     }
     steps: dict[str, list[list[dict[str, Any]]]] = {
-        client: [[] for _ in ALL_SERIES] for client in clients
+        client: [[] for _ in all_series] for client in clients
     }
     for turn in range(num_rounds):
         for client, (python, driver) in clients.items():
@@ -108,7 +136,7 @@ def _hooks(gpus: FalseGpus, num_rounds: int) -> tuple[Any, str, list[Limit]]:
             found = run_driver(
                 python,
                 driver,
-                [asdict(series) for series in ALL_SERIES],
+                [asdict(series) for series in all_series],
                 variables=gpus.variables,
                 give_up_s=SERIES_GIVE_UP_S,
             )
@@ -116,7 +144,7 @@ def _hooks(gpus: FalseGpus, num_rounds: int) -> tuple[Any, str, list[Limit]]:
                 steps[client][number] += new
     chosen = [
         SeriesFigure.of(client, series, steps[client][number])
-        for number, series in enumerate(ALL_SERIES)
+        for number, series in enumerate(all_series)
         for client in clients
     ]
     figures = {
@@ -128,10 +156,11 @@ def _hooks(gpus: FalseGpus, num_rounds: int) -> tuple[Any, str, list[Limit]]:
 
 
 def _hook_limits(figures: Sequence[SeriesFigure]) -> list[Limit]:
-    ours = [figure for figure in figures if figure.client == "flyball" and figure.series in SPREAD]
+    ours = [figure for figure in figures if figure.client == "flyball" and figure.series != CROWDED]
+    loads = {figure.series.load for figure in ours}
     return [
-        *(limit for load in HOOK_LOADS for limit in _call_limits(load, ours)),
-        _delivery_limit("eager torch operations", ours, (EAGER_TORCH,)),
+        *(limit for load in HOOK_LOADS if load in loads for limit in _call_limits(load, ours)),
+        *(_delivery_limit(load, ours, (load,)) for load in TORCH_LOADS if load in loads),
         _delivery_limit("the GIL held", ours, GIL_LOADS),
         at_most(
             "governor looking out for requests, % of a core",
@@ -198,7 +227,7 @@ def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
         rows = [
             _series_row(figure)
             for figure in figures
-            if figure.series in SPREAD and figure.series.set_latency_us == latency_us
+            if figure.series != CROWDED and figure.series.set_latency_us == latency_us
         ]
         title = f"setting a clock takes NVML {latency_us / 1000:g} ms, hooks apart"
         blocks.append(f"{title}\n{table(header, rows)}")
@@ -236,7 +265,7 @@ def _pair(distribution: Distribution | None) -> str:
 def _comparison(figures: Sequence[SeriesFigure]) -> str:
     """Zeus's figures over ours, series by series."""
     rows: list[list[str]] = []
-    for series in ALL_SERIES:
+    for series in dict.fromkeys(figure.series for figure in figures):
         ours, theirs = (
             next(f for f in figures if f.client == client and f.series == series)
             for client in ("flyball", "zeus")
@@ -381,5 +410,10 @@ if __name__ == "__main__":
     )
     argument_parser.add_argument(
         "--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}"
+    )
+    argument_parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="hooks also while torch launches kernels on a GPU, whose own clocks stay alone",
     )
     sys.exit(run_benchmark(argument_parser, measure))

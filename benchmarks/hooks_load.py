@@ -19,10 +19,12 @@ Pause = Callable[[float], None]
 
 SLEEPING = "the rank sleeps"
 EAGER_TORCH = "eager torch operations"
+GPU_KERNELS = "torch's kernels on a GPU"
 PYTHON_THREAD = "another thread in a Python loop"
 C_THREAD = "another thread in C, keeping the GIL"
 C_CALLER = "the rank itself in C, keeping the GIL"
 LOADS = (SLEEPING, EAGER_TORCH, PYTHON_THREAD, C_THREAD, C_CALLER)
+"""Those that any machine can run; `GPU_KERNELS` beside them wants a GPU."""
 
 
 @contextmanager
@@ -31,7 +33,9 @@ def loaded(load: str) -> Iterator[Pause]:
     if load == SLEEPING:
         yield time.sleep
     elif load == EAGER_TORCH:
-        yield _eager_torch()
+        yield _eager_torch("cpu")
+    elif load == GPU_KERNELS:
+        yield _eager_torch("cuda")
     elif load == PYTHON_THREAD:
         with _thread(_loop_in_python):
             yield time.sleep
@@ -42,16 +46,20 @@ def loaded(load: str) -> Iterator[Pause]:
     elif load == C_CALLER:
         yield _sum_for()
     else:
-        raise ValueError(f"load must be one of {LOADS}, not {load!r}")
+        raise ValueError(f"load must be one of {(*LOADS, GPU_KERNELS)}, not {load!r}")
 
 
-def _eager_torch() -> Pause:
-    """A small layer forward, over and over: launches of some microseconds each."""
+def _eager_torch(device: str) -> Pause:
+    """A small layer forward, over and over: launches of some microseconds each.
+
+    On a GPU nobody waits for them: the driver does where too many are on their way.
+    """
     import torch  # noqa: PLC0415 - takes seconds, and the other loads do without
 
     library: Any = torch
     library.set_num_threads(1)
-    weights, hidden = library.randn(96, 96), library.randn(48, 96)
+    weights = library.randn(96, 96, device=device)
+    hidden = library.randn(48, 96, device=device)
 
     def pause(pause_s: float) -> None:
         until_s = time.perf_counter() + pause_s
