@@ -176,11 +176,13 @@ def test_without_the_right_to_set_clocks_training_goes_on_and_nothing_is_touched
 def own_governor(
     nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ProcessGovernor]:
-    """A governor whose rank is this process."""
+    """A governor whose rank is this process, whatever the machine has to do besides."""
     for name, value in nvml.variables.items():
         monkeypatch.setenv(name, value)
     address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
-    with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
+    with closing(
+        ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state", least_idle_cores=0)
+    ) as governor:
         yield governor
 
 

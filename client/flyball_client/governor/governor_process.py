@@ -21,7 +21,9 @@ from flyball_client.governor import board as words_of
 from flyball_client.governor.board import ClockBoard
 from flyball_client.governor.charge import Charge, spawn_governor
 from flyball_client.governor.clock_keeper import ClockKeeper
+from flyball_client.governor.idle_cores import IdleCores
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
+from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.request_wait import RequestWait
 from flyball_client.governor.scheduling import OtherCores, run_soon
@@ -161,6 +163,7 @@ class GovernorProcess:
             [*self._end_fds, self._stop_fd],
             polling_share=self._charge.polling_share,
             look_out=self._choose_cores,
+            rest=PollingRest(IdleCores(self._charge.least_idle_cores)),
         )
 
     def _choose_cores(self, is_looking_out: bool) -> None:

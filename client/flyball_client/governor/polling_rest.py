@@ -1,14 +1,20 @@
-"""When not to poll: while every core is busy, a process that polls waits for its turn.
+"""When not to poll: while every core is busy.
 
-A scheduler lets a process that has slept for long run soon when it is woken, and one that has just
-run queue up behind the others. So on a node without a free core polling would delay what it is
-meant to hasten; a governor that was held up in many of its windows goes back to being woken, for
-a while. In a few is chance: a kernel, or a hypervisor that lends the core, has pauses of its own.
+What polling takes others lack then, and that is more than a wake-up takes of the rank. So there is
+none while no core was idle of late.
+
+Besides, a scheduler lets a process that has slept for long run soon when it is woken, and one that
+has just run queue up behind the others. So where the cores that a rank may use are all busy,
+polling would delay what it is meant to hasten; a governor that was held up in many of its windows
+goes back to being woken, for a while. In a few is chance: a kernel, or a hypervisor that lends the
+core, has pauses of its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
+
+from flyball_client.governor.idle_cores import IdleCores
 
 # A pause that lasts so much longer than asked for: somebody else had the core.
 HELD_UP_NS = 500_000
@@ -21,10 +27,12 @@ class PollingRest:
     """Counts in how many windows polling was held up; rests grow as long as each trial fails.
 
     Args:
+        idle_cores: that there have to be.
         held_up_ns: a pause that is over so much too late counts.
     """
 
-    def __init__(self, held_up_ns: int = HELD_UP_NS) -> None:
+    def __init__(self, idle_cores: IdleCores, held_up_ns: int = HELD_UP_NS) -> None:
+        self._idle_cores = idle_cores
         self._least_ns = held_up_ns
         self._was_held_up: deque[bool] = deque(maxlen=NUM_WINDOWS)
         # Since the last rest; before the first one there was none.
@@ -49,7 +57,7 @@ class PollingRest:
 
     def lasts(self, now_ns: int) -> bool:
         """Whether nothing is to be polled now."""
-        return now_ns < self._rests_until_ns
+        return now_ns < self._rests_until_ns or not self._idle_cores.are_enough(now_ns)
 
     def _begin(self, now_ns: int) -> None:
         # After a trial that went well for a while, start small again.

@@ -25,6 +25,7 @@ from flyball_client.governor.board import (
     ClockBoard,
 )
 from flyball_client.governor.charge import Charge, spawn_governor
+from flyball_client.governor.idle_cores import LEAST_IDLE_CORES
 from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
 from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
@@ -55,6 +56,7 @@ class ProcessGovernor:
         state_dir: where the record of a locked clock is kept; None: `default_state_dir`.
         polling_share: CPU time that the governor may take to look out for requests that are
             due, of one core, at least 0 and below 1; 0: each request wakes it.
+        least_idle_cores: of the machine, on average, for it to look out at all.
 
     Raises:
         ValueError: the lease is not positive, or the share is none.
@@ -70,6 +72,7 @@ class ProcessGovernor:
         launcher_pid: int | None = None,
         state_dir: Path | None = None,
         polling_share: float = DEFAULT_POLLING_SHARE,
+        least_idle_cores: float = LEAST_IDLE_CORES,
     ) -> None:
         if not lease_s > 0:
             raise ValueError(f"lease_s must be positive, not {lease_s}")
@@ -79,6 +82,7 @@ class ProcessGovernor:
         self._rank_name = rank_name
         self._lease_s = lease_s
         self._polling_share = polling_share
+        self._least_idle_cores = least_idle_cores
         self._launcher_pid = launcher_of(os.environ) if launcher_pid is None else launcher_pid
         self._state_dir = default_state_dir() if state_dir is None else state_dir
         self._board = ClockBoard.create()
@@ -238,6 +242,7 @@ class ProcessGovernor:
                 board_fd=self._board.fd,
                 wake_fd=self._wake_fd,
                 polling_share=self._polling_share,
+                least_idle_cores=self._least_idle_cores,
             )
         )
 

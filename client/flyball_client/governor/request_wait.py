@@ -19,7 +19,7 @@ five times a second anyway.
 Nothing else is kept waiting. No window is longer than `MAX_WINDOW_NS`, and within one the
 governor looks every `LOOK_AROUND_NS` whether a signal has come, the rank or its launcher is
 gone, or the CPU time that polling may take is used up; each of them ends the window. Where no
-core is free it soon stops polling for a while (see `polling_rest`).
+core is free there are none (see `polling_rest`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RequestWait:
         polling_share: CPU time that polling may take on average, of one core; 0: never poll.
         look_out: told that a request is looked out for; or that none is, after one that has woken
             this process, so that the board says on which core the rank is.
-        rest: when not to poll; None: as usual.
+        rest: when not to poll.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RequestWait:
         *,
         polling_share: float,
         look_out: Callable[[bool], None],
-        rest: PollingRest | None = None,
+        rest: PollingRest,
     ) -> None:
         self._words = board.words
         # select's times are finer than poll's; it takes small descriptors only, as a new one is.
@@ -86,7 +86,7 @@ class RequestWait:
         self._look_out = look_out
         self._rhythm = RequestRhythm()
         self._window: RequestWindow | None = None
-        self._rest = rest or PollingRest()
+        self._rest = rest
         self._noted = 0
         self._may_poll = polling_share > 0
         self._credit = PollingCredit(polling_share)

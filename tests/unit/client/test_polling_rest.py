@@ -1,7 +1,8 @@
-"""A governor that is held up while it polls goes back to being woken."""
+"""A governor without a free core goes back to being woken."""
 
 from __future__ import annotations
 
+from flyball_client.governor.idle_cores import PERIOD_NS, IdleCores
 from flyball_client.governor.polling_rest import (
     FIRST_REST_NS,
     HELD_UP_NS,
@@ -10,6 +11,8 @@ from flyball_client.governor.polling_rest import (
     NUM_WINDOWS,
     PollingRest,
 )
+
+ENOUGH = IdleCores(least=0)
 
 
 def held_up_until_it_rests(rest: PollingRest, from_ns: int) -> int:
@@ -24,7 +27,7 @@ def held_up_until_it_rests(rest: PollingRest, from_ns: int) -> int:
 
 
 def test_pauses_that_are_a_little_late_are_no_reason_to_rest() -> None:
-    rest = PollingRest()
+    rest = PollingRest(ENOUGH)
     for now_ns in range(1000):
         rest.begin_window()
         assert not rest.note(now_ns, HELD_UP_NS)
@@ -32,7 +35,7 @@ def test_pauses_that_are_a_little_late_are_no_reason_to_rest() -> None:
 
 
 def test_to_be_held_up_now_and_then_is_chance() -> None:
-    rest = PollingRest()
+    rest = PollingRest(ENOUGH)
     for now_ns in range(NUM_WINDOWS * 100):
         rest.begin_window()
         is_held_up = now_ns % NUM_WINDOWS < NUM_HELD_UP - 1
@@ -41,14 +44,14 @@ def test_to_be_held_up_now_and_then_is_chance() -> None:
 
 
 def test_a_window_that_is_held_up_often_counts_once() -> None:
-    rest = PollingRest()
+    rest = PollingRest(ENOUGH)
     rest.begin_window()
     for now_ns in range(2 * NUM_HELD_UP):
         assert not rest.note(now_ns, HELD_UP_NS + 1)
 
 
 def test_to_be_held_up_in_a_quarter_of_the_windows_begins_a_rest_that_ends() -> None:
-    rest = PollingRest()
+    rest = PollingRest(ENOUGH)
     began_ns = held_up_until_it_rests(rest, 0)
     assert rest.lasts(began_ns)
     assert rest.lasts(began_ns + FIRST_REST_NS - 1)
@@ -56,7 +59,7 @@ def test_to_be_held_up_in_a_quarter_of_the_windows_begins_a_rest_that_ends() -> 
 
 
 def test_rests_grow_while_trials_fail_and_are_short_again_after_one_that_went_well() -> None:
-    rest = PollingRest()
+    rest = PollingRest(ENOUGH)
     now_ns, lengths_ns = 0, []
     for _ in range(7):
         began_ns = held_up_until_it_rests(rest, now_ns)
@@ -71,3 +74,11 @@ def test_rests_grow_while_trials_fail_and_are_short_again_after_one_that_went_we
         rest.begin_window()
     began_ns = held_up_until_it_rests(rest, now_ns)
     assert not rest.lasts(began_ns + FIRST_REST_NS)
+
+
+def test_it_rests_while_no_core_is_idle() -> None:
+    # Of two cores in the first second both, in the second one none.
+    looks = iter([(100.0, 50.0), (101.0, 52.0), (102.0, 52.0), (103.0, 53.0)])
+    rest = PollingRest(IdleCores(least=0.75, read=lambda: next(looks)))
+    lasts = [rest.lasts(second * PERIOD_NS) for second in range(4)]
+    assert lasts == [False, False, True, False]

@@ -21,6 +21,7 @@ from flyball_client.governor.board import (
     STEP_REQUEST,
     ClockBoard,
 )
+from flyball_client.governor.idle_cores import IdleCores
 from flyball_client.governor.polling_rest import NUM_HELD_UP, PollingRest
 from flyball_client.governor.request_rhythm import MAX_WINDOW_NS, RequestWindow
 from flyball_client.governor.request_wait import (
@@ -58,7 +59,7 @@ class Desk:
             other_fds,
             polling_share=polling_share,
             look_out=self.looked_out.append,
-            rest=rest or PollingRest(held_up_ns=10**18),
+            rest=rest or PollingRest(IdleCores(least=0), held_up_ns=10**18),
         )
 
     def wait_until_polled(self) -> None:
@@ -390,7 +391,7 @@ def test_what_polling_costs_is_paid_for_before_it_goes_on(desk: Desk) -> None:
 
 def test_polling_that_is_held_up_in_window_after_window_ends_for_a_while(desk: Desk) -> None:
     # Every pause is too late.
-    wait = desk.new_wait(PLENTY, rest=PollingRest(held_up_ns=-(10**18)))
+    wait = desk.new_wait(PLENTY, rest=PollingRest(IdleCores(least=0), held_up_ns=-(10**18)))
     for _ in range(NUM_HELD_UP):
         open_window(wait, 1_000_000)
         assert not wait.wait()
