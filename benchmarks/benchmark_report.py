@@ -26,12 +26,14 @@ class Limit:
         value: measured.
         bound: what it is compared with.
         is_upper: the figure must be at most `bound`; else at least.
+        peer: whose figure of the same run helps to judge it, and that; None: nobody's.
     """
 
     name: str
     value: float
     bound: float
     is_upper: bool
+    peer: tuple[str, float] | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -43,7 +45,8 @@ class Limit:
         """For people."""
         sense = "at most" if self.is_upper else "at least"
         verdict = "kept" if self.is_kept else "MISSED"
-        return f"{verdict:<6}  {self.name}: {self.value:.5g}, {sense} {self.bound:.5g}"
+        beside = "" if self.peer is None else f" ({self.peer[0]}: {self.peer[1]:.5g})"
+        return f"{verdict:<6}  {self.name}: {self.value:.5g}, {sense} {self.bound:.5g}{beside}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +69,11 @@ class Report:
         return all(limit.is_kept for limit in self.limits)
 
 
-def at_most(name: str, value: float, bound: float) -> Limit:
+def at_most(
+    name: str, value: float, bound: float, *, peer: tuple[str, float] | None = None
+) -> Limit:
     """A limit from above."""
-    return Limit(name=name, value=value, bound=bound, is_upper=True)
+    return Limit(name=name, value=value, bound=bound, is_upper=True, peer=peer)
 
 
 def at_least(name: str, value: float, bound: float) -> Limit:

@@ -19,15 +19,8 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from hooks_deepspeed import DEVICES, TrainingFigure, measure_training
 from hooks_figures import Distribution, SeriesFigure
 from hooks_gpus import FalseGpus
-from hooks_load import (
-    C_CALLER,
-    C_THREAD,
-    EAGER_TORCH,
-    GPU_KERNELS,
-    LOADS,
-    PYTHON_THREAD,
-    SLEEPING,
-)
+from hooks_limits import hook_limits
+from hooks_load import GPU_KERNELS, LOADS, SLEEPING
 from hooks_process import run_driver
 from hooks_series import Series
 from hooks_zeus import VERSION, zeus_python
@@ -46,18 +39,8 @@ MIB = 1 << 20
 
 NUM_PAIRS, NUM_STEPS = 24, 10
 
-MAX_CHANGE_MEDIAN_US, MAX_CHANGE_P99_US = 5.0, 30.0
-MAX_SAME_MEDIAN_US = 2.0
-MAX_DELIVERY_P99_US = 100.0
-# Of one core, on average over a series' steps and what the governor may save up before them.
-MAX_POLLING_PERCENT = 3.0
 MAX_GROWTH_MIB = 1.0
 MAX_STEP_RATIO = 1.01
-
-# The rank's own thread is free to run: here the hook's call is all there is to wait for.
-TORCH_LOADS = (EAGER_TORCH, GPU_KERNELS)
-HOOK_LOADS = (SLEEPING, *TORCH_LOADS)
-GIL_LOADS = (PYTHON_THREAD, C_THREAD, C_CALLER)
 
 CROWDED = Series(load=SLEEPING, set_latency_us=LATENCIES_US[-1], pause_s=0.001, num_steps=1)
 
@@ -152,54 +135,13 @@ def _hooks(gpus: FalseGpus, num_rounds: int, loads: Sequence[str]) -> tuple[Any,
         "num_rounds": num_rounds,
         "series": [asdict(figure) for figure in chosen],
     }
-    return figures, _hooks_text(chosen, num_rounds), _hook_limits(chosen)
+    apart = [figure for figure in chosen if figure.series != CROWDED]
+    limits = hook_limits(*(_of(client, apart) for client in ("flyball", BARE)))
+    return figures, _hooks_text(chosen, num_rounds), limits
 
 
-def _hook_limits(figures: Sequence[SeriesFigure]) -> list[Limit]:
-    ours = [figure for figure in figures if figure.client == "flyball" and figure.series != CROWDED]
-    loads = {figure.series.load for figure in ours}
-    return [
-        *(limit for load in HOOK_LOADS if load in loads for limit in _call_limits(load, ours)),
-        *(_delivery_limit(load, ours, (load,)) for load in TORCH_LOADS if load in loads),
-        _delivery_limit("the GIL held", ours, GIL_LOADS),
-        at_most(
-            "governor looking out for requests, % of a core",
-            100 * max(figure.polling_share or 0.0 for figure in ours),
-            MAX_POLLING_PERCENT,
-        ),
-    ]
-
-
-def _call_limits(load: str, ours: Iterable[SeriesFigure]) -> Sequence[Limit]:
-    found = [figure for figure in ours if figure.series.load == load]
-    return (
-        at_most(
-            f"hook, another clock, {load}: median, us",
-            max(figure.change.median_us for figure in found),
-            MAX_CHANGE_MEDIAN_US,
-        ),
-        at_most(
-            f"hook, another clock, {load}: 99th percentile, us",
-            max(figure.change.p99_us for figure in found),
-            MAX_CHANGE_P99_US,
-        ),
-        at_most(
-            f"hook, same clock, {load}: median, us",
-            max(figure.same.median_us for figure in found),
-            MAX_SAME_MEDIAN_US,
-        ),
-    )
-
-
-def _delivery_limit(name: str, ours: Iterable[SeriesFigure], loads: Sequence[str]) -> Limit:
-    found = [figure.delivery for figure in ours if figure.series.load in loads]
-    missing = [delivery for delivery in found if delivery is None]
-    if missing:
-        raise BenchmarkError(f"{name}: no request came while the governor waited for one")
-    worst_us = max(delivery.p99_us for delivery in found if delivery is not None)
-    return at_most(
-        f"request to waiting governor, {name}: 99th percentile, us", worst_us, MAX_DELIVERY_P99_US
-    )
+def _of(client: str, figures: Iterable[SeriesFigure]) -> list[SeriesFigure]:
+    return [figure for figure in figures if figure.client == client]
 
 
 def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:

@@ -34,6 +34,8 @@ from flyball_client.gpu._base import GpuAddress
 _logger = logging.getLogger(__name__)
 
 DEFAULT_LEASE_S = 30.0
+# Where steps are shorter: the kernel takes its time to tell of a process.
+_LOOK_PERIOD_S = 0.5
 _CLOSE_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 1.0
 _FIRST_RESTART_PAUSE_S = 1.0
@@ -102,6 +104,7 @@ class ProcessGovernor:
         self._is_closed = False
         self._restart_pause_s = _FIRST_RESTART_PAUSE_S
         self._next_restart_s = 0.0
+        self._next_look_s = 0.0
         self._last_report: ClockReport | None = None
 
     @property
@@ -134,8 +137,12 @@ class ProcessGovernor:
         self._see_to_clock()
         if words[words_of.STATE] == words_of.GIVEN_UP:
             self.give_up(RuntimeError(self._board.text))
-        elif not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
-            self._restart()
+            return
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_PERIOD_S
+            if not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
+                self._restart()
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
         """Leave the request and see that it is found; for the last one's clock, a sign of life.
