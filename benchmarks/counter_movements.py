@@ -13,6 +13,8 @@ from measured_process import BenchmarkError
 # Between two readings; short beside any counter's period, long beside a call to the driver.
 PAUSE_S = 0.0005
 MIN_MOVEMENTS = 5
+# A period of fewer times what a movement may be seen too late may be that of the readings.
+MIN_PERIOD_OVER_LATE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,11 @@ class CounterFigure:
     late_ms: float
     rise_j: float
     power_w: float
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it was read so often that the period is the counter's, and not the readings'."""
+        return self.period_ms[0] >= MIN_PERIOD_OVER_LATE * self.late_ms
 
     @classmethod
     def of(cls, readings: Sequence[Reading]) -> CounterFigure:

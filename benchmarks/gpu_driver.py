@@ -28,7 +28,7 @@ from hooks_figures import Distribution
 from measured_process import BenchmarkError
 
 NUM_CALLS = 400
-# As a governor reads: now and then, so that nothing is warm from the call before.
+# So that not every call finds the processor's caches warm from the one before.
 PAUSE_S = 0.002
 WARM_UP_S = 2.0
 DEFAULT_SECONDS = 20.0
@@ -47,7 +47,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                 "name": gpu.name,
                 "uuid": gpu.uuid,
                 "versions": asdict(nvml_versions()),
-                "num_sm_clocks": len(gpu.supported_sm_clocks_mhz()),
+                "num_sm_clocks": _num_sm_clocks(gpu),
             }
             try:
                 figures = {IDLE: _measure_gpu(gpu, arguments.seconds)}
@@ -59,6 +59,14 @@ def measure(arguments: argparse.Namespace) -> Report:
     except GpuError as error:
         raise BenchmarkError(str(error)) from None
     return Report(figures={"gpu": facts, "loads": figures}, text=_text(facts, figures), limits=())
+
+
+def _num_sm_clocks(gpu: NvmlGpu) -> int | None:
+    """How many can be set; None: the driver does not tell."""
+    try:
+        return len(gpu.supported_sm_clocks_mhz())
+    except GpuError:
+        return None
 
 
 def _measure_gpu(gpu: NvmlGpu, seconds: float) -> dict[str, Any]:
@@ -73,7 +81,7 @@ def _measure_gpu(gpu: NvmlGpu, seconds: float) -> dict[str, Any]:
     took = {name: _timed(call) for name, call in calls.items()}
     return {
         "calls_us": {name: asdict(figure) for name, figure in took.items()},
-        "counter": asdict(counter),
+        "counter": asdict(counter) | {"is_resolved": counter.is_resolved},
         "sm_clock_mhz": gpu.sm_clock_mhz(),
     }
 
@@ -146,13 +154,16 @@ def _text(facts: dict[str, Any], figures: dict[str, Any]) -> str:
                 str(figure["sm_clock_mhz"]),
             ]
         )
+    unresolved = [load for load, figure in figures.items() if not figure["counter"]["is_resolved"]]
+    note = "\n\nread too seldom to tell its period: " + ", ".join(unresolved) if unresolved else ""
+    num_clocks = facts["num_sm_clocks"]
+    clocks = "SM clocks not told" if num_clocks is None else f"{num_clocks} SM clocks"
     calls = table([f"{NUM_CALLS} calls each", "median us", "p99 us", "longest us"], call_rows)
     columns = ["movements", "period ms", "p5", "p95", "longest", "seen late ms", "rise J"]
     counters = table(["energy counter", *columns, "power W", "SM MHz"], counter_rows)
     return (
         f"{facts['name']} ({facts['uuid']}), driver {versions['driver']},"
-        f" {facts['num_sm_clocks']} SM clocks; measured, and nothing was set\n\n"
-        f"{calls}\n\n{counters}"
+        f" {clocks}; measured, and nothing was set\n\n{calls}\n\n{counters}{note}"
     )
 
 

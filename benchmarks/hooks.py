@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -61,12 +62,14 @@ def spread(loads: Iterable[str]) -> tuple[Series, ...]:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """The chosen parts, one after the other."""
+    if arguments.kernels and "hooks" not in arguments.parts:
+        raise BenchmarkError("--kernels belongs to the part hooks, which --parts leaves out")
     load_before = os.getloadavg()
     figures: dict[str, Any] = {}
     texts: list[str] = []
     limits: list[Limit] = []
     parts: dict[str, Callable[[FalseGpus], tuple[Any, str, list[Limit]]]] = {
-        "hooks": lambda gpus: _hooks(gpus, arguments.rounds, _hook_loads(arguments.kernels)),
+        "hooks": lambda gpus: _hooks(gpus, arguments.rounds, _hook_loads(gpus, arguments.kernels)),
         "memory": _memory,
         "training": _training,
     }
@@ -87,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 # ---------------------------------------------------------------------- hooks
 
 
-def _hook_loads(has_kernels: bool) -> tuple[str, ...]:
+def _hook_loads(gpus: FalseGpus, has_kernels: bool) -> tuple[str, ...]:
     """What the rank does between hooks; the false NVML stands beside a GPU's kernels too.
 
     Raises:
@@ -95,10 +98,14 @@ def _hook_loads(has_kernels: bool) -> tuple[str, ...]:
     """
     if not has_kernels:
         return LOADS
-    import torch  # noqa: PLC0415 - takes seconds, and the other loads do without
-
-    library: Any = torch
-    if not library.cuda.is_available():
+    # In the environment in which it is loaded later.
+    seen = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("hooks_load.py"))],
+        env=os.environ | gpus.variables,
+        capture_output=True,
+        check=False,
+    )
+    if seen.returncode:
         raise BenchmarkError("--kernels: torch sees no GPU here")
     return (*LOADS, GPU_KERNELS)
 
@@ -147,7 +154,7 @@ def _of(client: str, figures: Iterable[SeriesFigure]) -> list[SeriesFigure]:
 def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
     blocks = [
         f"Zeus {VERSION} from PyPI, its own client; its wait for the device before every"
-        " instruction left out, there is none here.\n"
+        " instruction left out.\n"
         f"{BARE}: one store and one eventfd write to a process that sleeps, the least that this"
         " machine takes for it.\nwoke nobody: requests for which the governor was looking out"
         " itself; what that took of a core, also before the steps, in brackets.\nmedian / 99th"

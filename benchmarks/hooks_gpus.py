@@ -30,6 +30,8 @@ _CALL = struct.Struct("=qqqq")
 _MAX_CALLS = 1 << 16
 _CALLS_BYTES = _CALLS_HEAD.size + _MAX_CALLS * _CALL.size
 _CALLS_VARIABLE = "FALSE_NVML_CALLS"
+# What CUDA_VISIBLE_DEVICES was before it named the false GPUs; not set: it was not.
+OWN_DEVICES_VARIABLE = "HOOKS_OWN_CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +115,24 @@ class FalseGpus:
     def variables(self) -> dict[str, str]:
         """What a process that uses these GPUs must have in its environment from its start."""
         return {
-            "LD_LIBRARY_PATH": str(self._library.parent),
+            "LD_LIBRARY_PATH": os.pathsep.join([str(self._library.parent), *_library_folders()]),
             "FALSE_NVML_STATE": str(self._state),
             _CALLS_VARIABLE: str(self._calls),
             "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(NUM_GPUS)),
+            **_own_devices(),
             "FLYBALL_STATE_DIR": str(self._records),
             "FLYBALL_CLOCK_CONTROL": "nvml",
         }
+
+
+def _own_devices() -> dict[str, str]:
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {} if devices is None else {OWN_DEVICES_VARIABLE: devices}
+
+
+def _library_folders() -> list[str]:
+    """Where this process's libraries are looked for, a GPU's driver among them."""
+    return [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
 
 
 def _compile(folder: Path) -> Path:

@@ -1,15 +1,20 @@
 """What the rank's process does between hooks while they are measured, the same for every peer.
 
-Needs the standard library alone, and torch for the eager load.
+Needs the standard library alone, and torch for its loads. `python hooks_load.py`, with the
+environment of `FalseGpus.variables`, tells by its exit status whether torch sees a real GPU.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from hooks_gpus import OWN_DEVICES_VARIABLE
 
 # Longer than Python lets a thread run on when another one waits (5 ms): such a call ignores it.
 KEPT_S = 0.008
@@ -35,6 +40,7 @@ def loaded(load: str) -> Iterator[Pause]:
     elif load == EAGER_TORCH:
         yield _eager_torch("cpu")
     elif load == GPU_KERNELS:
+        _see_own_devices()
         yield _eager_torch("cuda")
     elif load == PYTHON_THREAD:
         with _thread(_loop_in_python):
@@ -47,6 +53,13 @@ def loaded(load: str) -> Iterator[Pause]:
         yield _sum_for()
     else:
         raise ValueError(f"load must be one of {(*LOADS, GPU_KERNELS)}, not {load!r}")
+
+
+def _see_own_devices() -> None:
+    """Have CUDA, which has not begun yet, see what it would without the false GPUs."""
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if OWN_DEVICES_VARIABLE in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[OWN_DEVICES_VARIABLE]
 
 
 def _eager_torch(device: str) -> Pause:
@@ -110,3 +123,16 @@ def _thread(work: Callable[[], object]) -> Iterator[None]:
     finally:
         stopping.set()
         thread.join()
+
+
+def main() -> int:
+    """0: torch sees a GPU; 1: it sees none."""
+    import torch  # noqa: PLC0415 - likewise
+
+    library: Any = torch
+    _see_own_devices()
+    return 0 if library.cuda.is_available() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

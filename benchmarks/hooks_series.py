@@ -41,7 +41,7 @@ class Series:
     """What is measured.
 
     Attributes:
-        load: one of `hooks_load.LOADS`.
+        load: one of `hooks_load.LOADS`, or `GPU_KERNELS`.
         set_latency_us: how long NVML takes to set a clock, us.
         pause_s: between two hooks, s.
         num_steps: of `2 * NUM_MICROBATCHES` instructions each, after the warm-up.

@@ -3,8 +3,8 @@
 `python zeus_driver.py SERIES.json RESULT.json`, with the environment of `FalseGpus.variables`.
 Zeus's `PipelineFrequencyOptimizer`, its controller process and its queue are what pip installed.
 Two things are not: the planner behind it is a small HTTP server that answers its three calls,
-and CUDA, of which there is none: `torch.cuda.set_device` and the wait for the device before
-every instruction do nothing, which is in Zeus's favour.
+and CUDA, which most machines of a benchmark lack: `torch.cuda.set_device` and the wait for the
+device before every instruction do nothing, which is in Zeus's favour.
 """
 
 from __future__ import annotations

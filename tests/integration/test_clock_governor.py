@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.false_nvml.library import FalseNvml, build_library
@@ -19,8 +20,9 @@ from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
 
 from flyball_client.governor import board as words_of
+from flyball_client.governor import process_governor
 from flyball_client.governor.lock_record import find_records
-from flyball_client.governor.process_governor import ProcessGovernor
+from flyball_client.governor.process_governor import LOOK_PERIOD_S, ProcessGovernor
 from flyball_client.gpu._base import GpuAddress
 
 NUM_KILLS, NUM_SLOW_KILLS = 20, 3
@@ -258,6 +260,35 @@ def test_a_governor_that_is_woken_keeps_off_the_core_of_its_rank(
         return governor > 0 and os.sched_getaffinity(governor) == cores - {core} != cores
 
     wait_until(is_beside_its_rank, "the governor leaves one core to its rank")
+
+
+def test_the_pair_is_looked_for_twice_a_second_at_most(
+    own_governor: ProcessGovernor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_governor.start()
+    now_s = time.monotonic()
+    looks: list[int] = []
+
+    def is_running(pid: int) -> bool:
+        looks.append(pid)
+        return True
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, monotonic_ns=time.monotonic_ns)
+    with monkeypatch.context() as patch:
+        patch.setattr(process_governor, "time", clock)
+        patch.setattr(process_governor, "is_running", is_running)
+        for num_looks in (1, 2, 3):
+            for _ in range(10):
+                own_governor.on_step_begin()
+            assert len(looks) == num_looks
+            now_s += LOOK_PERIOD_S
+
+
+@pytest.mark.parametrize("least_idle_cores", [-1, float("nan")])
+def test_fewer_idle_cores_than_none_are_refused(nvml: FalseNvml, least_idle_cores: float) -> None:
+    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
+    with pytest.raises(ValueError, match="least_idle_cores must be at least 0"):
+        ProcessGovernor(address, "rank 0", least_idle_cores=least_idle_cores)
 
 
 @pytest.mark.parametrize("polling_share", [-0.01, 1.0, float("nan")])

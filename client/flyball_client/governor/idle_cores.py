@@ -1,32 +1,42 @@
-"""Whether the machine has a core with nothing to do, which is there for whoever polls."""
+"""Whether the machine has a core with nothing to do, which is there for whoever polls.
+
+It is the machine's cores that are counted: that a job may use some of them only, by its CPU set or
+quota, does not show. A core that waits for a disk counts as busy.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 # How often it is looked at; the kernel counts idle time in hundredths of a second.
 PERIOD_NS = 1_000_000_000
-# Of all cores together. Each rank that computes on a core of its own leaves none of that.
+# Of all cores together.
 LEAST_IDLE_CORES = 0.75
 
 
 def read_uptime() -> tuple[float, float]:
     """The time since the machine's start, and for how long its cores were idle, summed up, s.
 
-    `/proc/uptime`, see proc(5): a few microseconds also where there are hundreds of cores.
+    `/proc/uptime`, see proc(5). Some containers (lxcfs) have a file of their own there, whose idle
+    time is not summed up over cores; some (gVisor) have a kernel of their own, which tells none.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it holds something else.
+        OSError: it cannot be read, or it is not the kernel's.
+        ValueError: it holds something else, or no idle time.
     """
     # Once a second in the middle of a training: without the layers of an open file.
     fd = os.open("/proc/uptime", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        uptime_s, idle_s = os.read(fd, 128).split()
+        if os.fstat(fd).st_dev != Path("/proc").stat().st_dev:
+            raise OSError("/proc/uptime is not the kernel's own")
+        uptime_s, idle_s = map(float, os.read(fd, 128).split())
     finally:
         os.close(fd)
-    return float(uptime_s), float(idle_s)
+    if not idle_s:
+        raise ValueError("/proc/uptime tells no idle time")
+    return uptime_s, idle_s
 
 
 class IdleCores:

@@ -1,13 +1,13 @@
 """When not to poll: while every core is busy.
 
 What polling takes others lack then, and that is more than a wake-up takes of the rank. So there is
-none while no core was idle of late.
+none while no core of the machine was idle when it was last looked at.
 
 Besides, a scheduler lets a process that has slept for long run soon when it is woken, and one that
-has just run queue up behind the others. So where the cores that a rank may use are all busy,
-polling would delay what it is meant to hasten; a governor that was held up in many of its windows
-goes back to being woken, for a while. In a few is chance: a kernel, or a hypervisor that lends the
-core, has pauses of its own.
+has just run queue up behind the others. So where every core is busy that the rank may use, polling
+delays what it is meant to hasten; a governor that was held up in many of its windows goes back to
+being woken, for a while. In a few is chance: a kernel, or a hypervisor that lends the core, has
+pauses of its own.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from flyball_client.gpu._base import GpuAddress
 _logger = logging.getLogger(__name__)
 
 DEFAULT_LEASE_S = 30.0
-# Where steps are shorter: the kernel takes its time to tell of a process.
-_LOOK_PERIOD_S = 0.5
+# Least time between two looks whether the pair lives: each reads /proc, some ten microseconds.
+LOOK_PERIOD_S = 0.5
 _CLOSE_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 1.0
 _FIRST_RESTART_PAUSE_S = 1.0
@@ -61,7 +61,7 @@ class ProcessGovernor:
         least_idle_cores: of the machine, on average, for it to look out at all.
 
     Raises:
-        ValueError: the lease is not positive, or the share is none.
+        ValueError: the lease is not positive, the share is none, or the cores are fewer than none.
         OSError: shared memory or its eventfd cannot be made.
     """
 
@@ -80,6 +80,8 @@ class ProcessGovernor:
             raise ValueError(f"lease_s must be positive, not {lease_s}")
         if not 0 <= polling_share < 1:
             raise ValueError(f"polling_share must be at least 0 and below 1, not {polling_share}")
+        if not least_idle_cores >= 0:
+            raise ValueError(f"least_idle_cores must be at least 0, not {least_idle_cores}")
         self._address = address
         self._rank_name = rank_name
         self._lease_s = lease_s
@@ -140,7 +142,7 @@ class ProcessGovernor:
             return
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
-            self._next_look_s = now_s + _LOOK_PERIOD_S
+            self._next_look_s = now_s + LOOK_PERIOD_S
             if not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
                 self._restart()
 

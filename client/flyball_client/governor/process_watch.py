@@ -10,6 +10,9 @@ _STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, counted behind the comm
 _ENDED = {b"Z", b"X"}
 # The line is shorter: 52 numbers, and a name.
 _MAX_STAT_BYTES = 4096
+# What is answered for a process that has ended, or that /proc hides; whatever else goes wrong, too
+# many open files for instance, says nothing of it.
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,11 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The process that has this number now; None: there is none."""
+        """The process that has this number now; None: there is none, or /proc does not show it.
+
+        Raises:
+            OSError: that cannot be seen now.
+        """
         fields = _stat_fields(pid)
         return None if fields is None else cls(pid=pid, start_ticks=int(fields[_START_FIELD]))
 
@@ -43,8 +50,11 @@ class ProcessIdentity:
         return identity
 
     def is_alive(self) -> bool:
-        """Whether it has not ended; one that nobody has waited for has."""
-        fields = _stat_fields(self.pid)
+        """Whether it has not ended; one that nobody has waited for has. Not to be seen: yes."""
+        try:
+            fields = _stat_fields(self.pid)
+        except OSError:
+            return True
         return (
             fields is not None
             and int(fields[_START_FIELD]) == self.start_ticks
@@ -84,8 +94,11 @@ class ProcessWatch:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has this number and has not ended; none has 0."""
-    fields = _stat_fields(pid) if pid else None
+    """Whether a process has this number and has not ended; none has 0. Not to be seen: yes."""
+    try:
+        fields = _stat_fields(pid) if pid else None
+    except OSError:
+        return True
     return fields is not None and fields[_STATE_FIELD] not in _ENDED
 
 
@@ -93,13 +106,11 @@ def _stat_fields(pid: int) -> list[bytes] | None:
     # Asked in the middle of a training too: without the layers of an open file.
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        try:
+            line = os.read(fd, _MAX_STAT_BYTES)
+        finally:
+            os.close(fd)
+    except _GONE:
         return None
-    try:
-        line = os.read(fd, _MAX_STAT_BYTES)
-    except OSError:  # it has ended since
-        return None
-    finally:
-        os.close(fd)
     # The command's name is in parentheses and may hold anything, also a parenthesis.
     return line.rpartition(b")")[2].split()

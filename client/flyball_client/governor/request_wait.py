@@ -19,7 +19,7 @@ five times a second anyway.
 Nothing else is kept waiting. No window is longer than `MAX_WINDOW_NS`, and within one the
 governor looks every `LOOK_AROUND_NS` whether a signal has come, the rank or its launcher is
 gone, or the CPU time that polling may take is used up; each of them ends the window. Where no
-core is free there are none (see `polling_rest`).
+core is free it polls no longer (see `polling_rest`).
 """
 
 from __future__ import annotations

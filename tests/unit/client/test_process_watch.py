@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -143,6 +144,32 @@ def test_a_process_runs_until_it_has_ended() -> None:
         process.kill()
         wait_for_zombie(process)
         assert not is_running(process.pid)
+
+
+def test_what_cannot_be_seen_is_not_taken_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ProcessIdentity.own()
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert is_running(own.pid)
+    assert own.is_alive()
+    with pytest.raises(OSError, match="Too many open files"):
+        ProcessIdentity.of(own.pid)
+
+
+def test_one_that_ends_while_it_is_looked_at_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ProcessIdentity.own()
+
+    def has_ended(*_: object) -> bytes:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+    monkeypatch.setattr(os, "read", has_ended)
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    assert not is_running(own.pid)
+    assert not own.is_alive()
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
 
 
 def test_a_command_may_have_any_name(tmp_path: Path) -> None:
