@@ -45,7 +45,7 @@ check: $(VENV)/installed
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# All of them, whichever misses its limits: about three quarters of an hour, scale and hooks most of it.
+# All of them, whichever misses its limits: about an hour, half of it hooks.
 bench: $(VENV)/installed
 	@status=0; \
 	run() { echo; echo "$$*"; $(BIN)/python "$$@" || { [ $$? -ne 130 ] || exit 130; status=1; }; }; \

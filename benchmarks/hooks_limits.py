@@ -7,7 +7,7 @@ from itertools import chain
 from operator import itemgetter
 
 from benchmark_report import Limit, at_most
-from hooks_figures import Distribution, SeriesFigure
+from hooks_figures import SeriesFigure
 from hooks_load import C_CALLER, C_THREAD, EAGER_TORCH, GPU_KERNELS, PYTHON_THREAD, SLEEPING
 from measured_process import BenchmarkError
 
@@ -66,10 +66,9 @@ def _call_limits(load: str, pairs: Sequence[Pair]) -> list[Limit]:
 
 def _delivery_limit(name: str, pairs: Sequence[Pair]) -> Limit:
     def p99_us(figure: SeriesFigure) -> float:
-        delivery: Distribution | None = figure.delivery
-        if delivery is None:
+        if figure.delivery is None:
             raise BenchmarkError(f"{name}: no request came while {figure.client} waited for one")
-        return delivery.p99_us
+        return figure.delivery.p99_us
 
     return _worst(
         f"request to waiting governor, {name}: 99th percentile, us",

@@ -49,7 +49,7 @@ class IdleCores:
 
     def __init__(
         self,
-        least: float = LEAST_IDLE_CORES,
+        least: float,
         read: Callable[[], tuple[float, float]] = read_uptime,
     ) -> None:
         self._least = least

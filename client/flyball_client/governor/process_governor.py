@@ -34,7 +34,7 @@ from flyball_client.gpu._base import GpuAddress
 _logger = logging.getLogger(__name__)
 
 DEFAULT_LEASE_S = 30.0
-# Least time between two looks whether the pair lives: each reads /proc, some ten microseconds.
+# Least time between two looks whether the pair lives: each reads /proc, ten to sixty us.
 LOOK_PERIOD_S = 0.5
 _CLOSE_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 1.0

@@ -123,7 +123,7 @@ def test_it_wakes_half_as_often_while_there_is_nothing_that_the_active_one_has_y
     pair: Pair,
 ) -> None:
     pair.start()
-    assert pair.wait_for(3) == [CALM_TICK_S] * 3
+    assert pair.wait_for(3) == [2 * STANDBY_TICK_S] * 3
 
 
 def test_a_request_that_is_not_served_yet_makes_it_look_more_often(pair: Pair) -> None:
