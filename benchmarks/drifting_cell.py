@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from emulated_loop import EmulatedPipeline
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.recorded_plan import model_of_plan
 from gpt3_cells import A100, SCHEDULE
 
 DRIFT_STAGE, DRIFT_SLOWDOWN = 3, 1.08

@@ -9,12 +9,15 @@ from statistics import fmean
 import numpy as np
 
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_integrations.evaluation.rank_clock import RankClock
+from flyball_lab.emulation.rank_clock import RankClock
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.activation import margin_steps
-from flyball_server.jobs.reactions.reconfiguring import STEPS_PER_LOOK
-from flyball_server.planning.measured_pipeline import MeasuredPipeline, receives_from_neighbour
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.jobs.activation.acknowledgements import margin_steps
+from flyball_server.jobs.reconcile.reconfiguring import STEPS_PER_LOOK
+from flyball_server.planning.model.measured_pipeline import (
+    MeasuredPipeline,
+    receives_from_neighbour,
+)
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.policies.measured_reconfigure import MeasuredLoop, decide
 
 # Of the energy counter: so fine that a step's energy is exact.

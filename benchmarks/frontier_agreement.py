@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, model_of_request
 from lowtime_peer import LowtimeRun, run_lowtime
 from measured_process import BenchmarkError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmark_report import Report, at_least, run_benchmark, show_progress, table
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, model_of_request
 from gpt3_cells import A100, add_profiles_argument
 from lowtime_peer import (

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire import JobRegistration
-from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.demo_errors import DemoFailedError
-from flyball_integrations.demo.interruption import Interruption
-from flyball_integrations.demo.planner_process import start_planner, wait_for_planner
-from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
-from flyball_integrations.demo.run_folder import RunFolder, tail
+from flyball_client.api.planner_client import PlannerClient
+from flyball_lab.demo.child_process import ChildProcess
+from flyball_lab.demo.demo_errors import DemoFailedError
+from flyball_lab.demo.interruption import Interruption
+from flyball_lab.demo.planner_process import start_planner, wait_for_planner
+from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo.run_folder import RunFolder, tail
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_wire.messages import JobRegistration
 from hooks_gpus import HIGHEST_MHZ, FalseGpus
 from hooks_process import BENCHMARKS
 from measured_process import BenchmarkError

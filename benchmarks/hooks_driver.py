@@ -17,11 +17,11 @@ from typing import Any
 
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
 
-from flyball_client.governor import board as words_of
+from flyball_client.governor import shared_state as words_of
 from flyball_client.governor.polling_credit import SAVED_NS
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
-from flyball_client.rank_session import RankSession
+from flyball_client.session.rank_session import RankSession
 from hooks_gpus import CallRecord
 from hooks_series import INSTRUCTIONS, Series, run_series
 from measured_process import BenchmarkError

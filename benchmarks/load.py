@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from benchmark_report import Report, run_benchmark, show_progress
-from flyball_client import routes
+from flyball_wire import routes
 from load_calls import NodeCalls
 from load_generator import Burst, generate
 from load_phases import Phase, figures_of, limits_on, phases_text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flyball_client import routes
+from flyball_wire import routes
 
 CLOCKS_MHZ = tuple(range(1410, 195, -15))
 POLL_WAIT_S = 60

@@ -24,14 +24,14 @@ from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.metrics.job_reading import BUDGET_S, JobReading
-from flyball_server.metrics.jobs_collector import JobsCollector
-from flyball_server.metrics.process_metrics import ProcessMetrics
-from flyball_server.metrics.shared_reading import SharedReading
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planned_instructions import PlannedInstruction
+from flyball_server.prometheus.jobs_collector import JobsCollector
+from flyball_server.prometheus.process_metrics import ProcessMetrics
+from flyball_server.views.job_reading import BUDGET_S, JobReading
+from flyball_server.views.shared_reading import SharedReading
 
 NUM_STAGES = 8
 NEW_STEPS = 15

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
 from flyball_profiles.examples import load_example_profile
-from flyball_server.planning.dag import DependencyDag
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.dag import DependencyDag
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.recorded_plan import model_of_plan
 
 BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = (12, 24, 48)

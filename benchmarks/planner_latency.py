@@ -21,14 +21,14 @@ import httpx
 
 import flyball_profiles
 from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
-from flyball_client import routes
-from flyball_client.wire import (
+from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+from flyball_wire import routes
+from flyball_wire.messages import (
     JobRegistration,
     MeasurementBatch,
     RankRegistration,
     StepMeasurement,
 )
-from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 from measured_process import BenchmarkError
 from served_planner import served_planner
 from tiled_profile import tile_profile

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table
 from derived_profile import ASSUMPTION, derive_parts
 from flyball_profiles.examples import load_example_profile
-from flyball_server.planning.pipeline_model import build_model
+from flyball_server.planning.model.pipeline_model import build_model
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire import JobRegistration, RankRegistration
+from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_wire.messages import JobRegistration, RankRegistration
 from measured_process import BenchmarkError
 
 _ENDS_WITHIN_S = 60.0

@@ -16,18 +16,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire_loop import StragglerReport
+from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.data_parallel import simulate_jointly
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.effort import Effort
-from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.data_parallel import simulate_jointly
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.recorded_plan import model_of_plan
+from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.warm_up import warm_up
+from flyball_wire.closed_loop import StragglerReport
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner

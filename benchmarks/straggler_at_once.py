@@ -17,17 +17,17 @@ from pathlib import Path
 
 import flyball_profiles
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire_loop import StragglerReport
+from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.effort import Effort
-from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.plans_at_once import make_plan_at_once
-from flyball_server.planning.running_clocks import RunningClocks, running_clocks
+from flyball_server.planning.stragglers.plans_at_once import make_plan_at_once
+from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
+from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.warm_up import warm_up
+from flyball_wire.closed_loop import StragglerReport
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
 from tiled_profile import tile_profile

@@ -19,8 +19,8 @@ import httpx
 
 import flyball_profiles
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from flyball_client import routes
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+from flyball_wire import routes
 from load_servers import flyball_server
 from measured_process import BenchmarkError
 from tiled_profile import tile_profile

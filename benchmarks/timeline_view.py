@@ -19,14 +19,14 @@ import flyball_profiles
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.jobs.history import HistoryMemory, plan_summaries
+from flyball_server.http.timeline_answers import TimelineAnswers, uncompressed
 from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stores.job_stores import make_job_store
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.rest.timeline_answers import TimelineAnswers, uncompressed
+from flyball_server.views.history import HistoryMemory, plan_summaries
 from tiled_profile import tile_profile
 
 PROFILE = "gpt3-175b-a100-sxm-fitted.csv"

@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import nn
 
 from example_options import example_parser, parse_options, positive_number, share
-from flyball_client.errors import PlannerError
+from flyball_client.api.errors import PlannerError
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_client.rank_session import RankSession
-from flyball_client.rank_settings import RankSettings
-from flyball_client.wire import JobRegistration
-from flyball_integrations.job_registrar import JobRegistrar
+from flyball_client.session.rank_session import RankSession
+from flyball_client.session.rank_settings import RankSettings
+from flyball_integrations.shared.job_registrar import JobRegistrar
 from flyball_profiles.examples import load_example_profile
+from flyball_wire.messages import JobRegistration
 
 BLOCKING_POWER_W = 80.0
 ROWS = 8

@@ -19,11 +19,11 @@ from docs.scripts.shown_jobs import SLOWED, shown_jobs
 from rich.console import Console
 from tests.planner.live import serve_process
 
-from flyball_client.planner_client import PlannerClient
-from flyball_client.top.marks import BLOCKS, Paper
-from flyball_client.top.polling import Seen
-from flyball_client.top.screen import text_of
-from flyball_client.top.views import OneJob, page_of
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.cli.top.marks import BLOCKS, Paper
+from flyball_client.cli.top.polling import Seen
+from flyball_client.cli.top.screen import text_of
+from flyball_client.cli.top.views import OneJob, page_of
 
 PICTURE = Path(__file__).resolve().parents[1] / "images" / "flyball-top.svg"
 WIDTH = 112

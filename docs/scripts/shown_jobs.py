@@ -19,16 +19,16 @@ from tests.acceptance.closed_loop import (
     one_forward_one_backward,
 )
 
-from flyball_client.planner_client import PlannerClient
-from flyball_client.rank_session import RankSession
-from flyball_client.wire import JobRegistration, TargetChange
-from flyball_client.wire_loop import ComparisonRequest, StragglerView
-from flyball_integrations.evaluation.emulated_pipeline import EmulatedRank
-from flyball_integrations.evaluation.rank_clock import RankClock
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank
+from flyball_lab.emulation.rank_clock import RankClock
 from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_wire.closed_loop import ComparisonRequest, StragglerView
+from flyball_wire.messages import JobRegistration, TargetChange
 
 NOISE = 0.01
 # Of the shipped example, on A100; the others bring theirs.

@@ -19,8 +19,8 @@ from typing import Any
 import deepspeed
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from flyball_client.rank_session import RankSession
-from flyball_integrations.deepspeed_config import (
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.deepspeed.config_file import (
     ConfiguredAttachment,
     attach_configured,
     is_asked_for,

@@ -11,43 +11,43 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from flyball_client import routes
-from flyball_server.jobs.frontier import FrontierMemory
-from flyball_server.jobs.history import HISTORIES_AT_ONCE, HistoryMemory
-from flyball_server.jobs.plannings import Plannings
-from flyball_server.jobs.presence import RankPresence
-from flyball_server.jobs.reactions import all_reactions
-from flyball_server.jobs.reactions._base import Reaction
-from flyball_server.jobs.reactor import Reactor
+from flyball_server.http.dependencies import PlannerState
+from flyball_server.http.events.live_events import LiveEvents
+from flyball_server.http.middleware.body_limit import BodyLimit
+from flyball_server.http.middleware.call_log import CallLog
+from flyball_server.http.middleware.call_metrics import CallMetrics
+from flyball_server.http.middleware.response_headers import ResponseHeaders
+from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
+from flyball_server.http.overviews import Overviews
+from flyball_server.http.problem_handlers import add_problem_handlers
+from flyball_server.http.rank_calls import RankCalls
+from flyball_server.http.readiness import Readiness, SolvingCheck
+from flyball_server.http.routers import api_routes
+from flyball_server.http.routes.dashboard import dashboard_files
+from flyball_server.http.timeline_answers import TimelineAnswers
+from flyball_server.jobs.auth.token_gate import TokenGate
+from flyball_server.jobs.lifecycle.heartbeats import RankPresence
+from flyball_server.jobs.reconcile import all_reactions
+from flyball_server.jobs.reconcile.contract import Reaction
+from flyball_server.jobs.reconcile.loop import Reactor
+from flyball_server.jobs.replanning.plan_coalescer import Plannings
 from flyball_server.jobs.services import JobServices, Planner
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.jobs.token_gate import TokenGate
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.jobs.waiters import JobWaiters
-from flyball_server.metrics.job_reading import JobReading
-from flyball_server.metrics.jobs_collector import JobsCollector
-from flyball_server.metrics.measured_store import MeasuredStore
-from flyball_server.metrics.process_metrics import ProcessMetrics
-from flyball_server.metrics.shared_reading import SharedReading
 from flyball_server.planning.planner import make_plan
-from flyball_server.rest.body_limit import BodyLimit
-from flyball_server.rest.call_log import CallLog
-from flyball_server.rest.call_metrics import CallMetrics
-from flyball_server.rest.dashboard_routes import dashboard_files
-from flyball_server.rest.dependencies import PlannerState
-from flyball_server.rest.live_events import LiveEvents
-from flyball_server.rest.overviews import Overviews
-from flyball_server.rest.problem_handlers import add_problem_handlers
-from flyball_server.rest.rank_calls import RankCalls
-from flyball_server.rest.readiness import Readiness, SolvingCheck
-from flyball_server.rest.response_headers import ResponseHeaders
-from flyball_server.rest.routers import api_routes
-from flyball_server.rest.timeline_answers import TimelineAnswers
-from flyball_server.rest.token import OPEN_PATHS, OPENAPI, AccessCheck
+from flyball_server.prometheus.jobs_collector import JobsCollector
+from flyball_server.prometheus.measured_store import MeasuredStore
+from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.settings import Settings, load_settings
 from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
 from flyball_server.solving.in_thread import PlannerThreads
 from flyball_server.solving.processes import PlanningProcesses
+from flyball_server.views.frontier import FrontierMemory
+from flyball_server.views.history import HISTORIES_AT_ONCE, HistoryMemory
+from flyball_server.views.job_reading import JobReading
+from flyball_server.views.shared_reading import SharedReading
+from flyball_wire import routes
 
 _DESCRIPTION = """\
 Takes stage profiles of pipeline-parallel training jobs and serves frequency plans: an SM clock

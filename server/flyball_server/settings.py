@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flyball_server.jobs.job_life import KEEP_PERIOD_S, LifeTimes
-from flyball_server.jobs.stores.database_address import SQLITE_PREFIX, database_problem
+from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S, LifeTimes
+from flyball_server.jobs.store.database_address import SQLITE_PREFIX, database_problem
 from flyball_server.log_setup import LOG_FORMATS, TEXT
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
 

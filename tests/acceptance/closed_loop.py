@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from flyball_client.errors import PlannerError
+from flyball_client.api.errors import PlannerError
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_client.planner_link import LinkTimes
-from flyball_client.rank_session import RankSession
-from flyball_client.wire import StepMeasurement
-from flyball_integrations.evaluation.emulated_pipeline import EmulatedRank, Order, run_step
-from flyball_integrations.evaluation.rank_clock import RankClock
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, run_step
+from flyball_lab.emulation.rank_clock import RankClock
 from flyball_profiles.stage_profile import StageProfile
+from flyball_wire.messages import StepMeasurement
 
 PATIENCE_S = 60.0
 # Real time in each step while a version is on its way: a few calls take that.

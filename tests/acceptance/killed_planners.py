@@ -18,9 +18,9 @@ from tests.planner.live import SERVE, serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
 
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire import JobRegistration, JobView, TargetChange
+from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_wire.messages import JobRegistration, JobView, TargetChange
 
 SLOWER = TargetChange(target="slowdown:0.1")
 PROFILE = write_stage_profile(trained_profile())

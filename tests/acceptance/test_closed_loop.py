@@ -30,13 +30,13 @@ from tests.planner.live import (
 )
 from tests.planner.ports import free_port
 
-from flyball_client.wire import JobRegistration
-from flyball_client.wire_loop import StragglerReport
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.pipeline_model import Assignment
+from flyball_server.planning.model.pipeline_model import Assignment
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.simulator import simulate
+from flyball_wire.closed_loop import StragglerReport
+from flyball_wire.messages import JobRegistration
 
 JOB = "loop"
 NUM_STAGES, NUM_MICROBATCHES = 4, 48

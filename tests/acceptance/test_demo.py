@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 
-from flyball_integrations.demo.run_folder import RunFolder
+from flyball_lab.demo.run_folder import RunFolder
 
 # What the planner had started hears of its end, and goes, moments later.
 _GONE_WITHIN_S = 10.0

@@ -36,8 +36,8 @@ from tests.acceptance.training_ranks import (
 from tests.planner.live import SERVE, serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
 
-from flyball_client import routes
-from flyball_client.errors import PlannerError
+from flyball_client.api.errors import PlannerError
+from flyball_wire import routes
 
 NUM_REGISTRATION_KILLS = 4
 # So many that a planning takes seconds.

@@ -12,7 +12,7 @@ from tests.acceptance.training_ranks import JOB, training_ranks
 from tests.planner.patience import wait_until
 from tests.postgres.server import PostgresServer
 
-from flyball_client import routes
+from flyball_wire import routes
 
 
 def test_a_postgres_that_stops_under_load_is_waited_for(

@@ -17,10 +17,10 @@ from typing import Any
 
 from tests.planner.patience import wait_until
 
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_client.planner_link import LinkTimes
-from flyball_client.rank_session import RankSession
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 

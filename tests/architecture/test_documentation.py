@@ -17,8 +17,6 @@ from typing import NoReturn
 
 import pytest
 
-from flyball_client import routes, wire, wire_views
-from flyball_client.command import Command
 from flyball_profiles.gpu_windows import gpu_names
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.app import create_app
@@ -28,6 +26,8 @@ from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.settings import Settings
+from flyball_wire import messages, read_models, routes
+from flyball_wire.command import Command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -105,7 +105,7 @@ def wire_types() -> list[type]:
     """Every dataclass that crosses HTTP."""
     return [
         item
-        for item in (vars(wire) | vars(wire_views)).values()
+        for item in (vars(messages) | vars(read_models)).values()
         if isinstance(item, type) and dataclasses.is_dataclass(item)
     ]
 

@@ -22,7 +22,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
 from tests.planner.samples import profile_csv, rank_registration
 
-from flyball_client import routes
+from flyball_wire import routes
 
 OPERATOR = "the-operators-own"
 # Neither may ever be more than text.

@@ -11,7 +11,7 @@ from tests.browser.page_watch import PageWatch
 from tests.browser.views import job, plan, step
 from tests.planner.live import LivePlanner
 
-from flyball_client import routes
+from flyball_wire import routes
 
 __all__ = ["modules"]
 

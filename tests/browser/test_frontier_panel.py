@@ -17,7 +17,7 @@ from tests.planner.live import LivePlanner
 from tests.planner.patience import wait_until
 from tests.planner.samples import CountingPlanner, profile_csv
 
-from flyball_client import routes
+from flyball_wire import routes
 
 __all__ = ["modules"]
 

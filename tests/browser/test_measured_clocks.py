@@ -12,7 +12,7 @@ from tests.browser.modules import Modules, modules
 from tests.browser.views import job, plan, stage_of_step, step
 from tests.planner.live import LivePlanner
 
-from flyball_client import routes
+from flyball_wire import routes
 
 __all__ = ["modules"]
 

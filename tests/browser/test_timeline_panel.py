@@ -13,7 +13,7 @@ from tests.planner.live import LivePlanner
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 
-from flyball_client import routes
+from flyball_wire import routes
 
 PANEL = "#panel-timeline"
 # A frame of the map: what of the iteration is shown.

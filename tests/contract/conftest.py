@@ -9,9 +9,9 @@ import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.planner.samples import job_record
 
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 

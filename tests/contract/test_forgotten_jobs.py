@@ -16,11 +16,11 @@ from tests.planner.samples import job_record, plan_record, profile, rank_record,
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
 from flyball_server.jobs.records import StepDetail
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores import sql_forgetting
-from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.jobs.stores.sql_rows import job_values
-from flyball_server.jobs.stores.sql_tables import JOBS, RANKS, STEPS, TABLES_OF_JOBS
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.sql import sql_forgetting
+from flyball_server.jobs.store.sql.sql_rows import job_values
+from flyball_server.jobs.store.sql.sql_tables import JOBS, RANKS, STEPS, TABLES_OF_JOBS
 
 NUM_STEPS = 1_200  # more than one statement removes
 

@@ -15,7 +15,6 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_client.wire_loop import Timetable, TimetableWindow
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.control import (
     Comparison,
@@ -28,9 +27,10 @@ from flyball_server.jobs.control import (
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
-from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
+from flyball_wire.closed_loop import Timetable, TimetableWindow
 
 
 class TestJobStore:

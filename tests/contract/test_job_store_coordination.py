@@ -10,7 +10,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record
 
 from flyball_server.jobs.errors import StoreClosedError
-from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.store.contract import JobStore
 
 
 def is_free(store: JobStore, name: str) -> bool:

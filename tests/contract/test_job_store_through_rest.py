@@ -13,9 +13,9 @@ from tests.contract.visible_stores import LONG_S, VisibleJob, VisibleStore
 from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import profile, profile_csv, registration
 
-from flyball_client import routes
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.bounds import MAX_COUNT
+from flyball_wire import routes
 
 PREFIX = "flyball_test"
 

@@ -29,7 +29,7 @@ from flyball_server.planning.frontier.interior_point import InteriorPointRelaxat
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 
 WITHIN = 1e-4  # of the optimum, by the contract
 SHARES = [0.0, 0.001, 0.1, 0.5, 0.9, 1.0, 1.5, 20.0]

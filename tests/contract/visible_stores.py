@@ -15,11 +15,11 @@ from tests.planner.live import live_planner, serve_environment, serve_process
 from tests.planner.samples import profile_csv, rank_registration, registration
 from tests.postgres.server import PostgresServer
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 TOKEN = "the-operators"  # noqa: S105 - of these planners only
 CSV = {"Content-Type": "text/csv"}

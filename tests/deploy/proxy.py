@@ -17,7 +17,7 @@ from tests.deploy.container import ROOT
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
 
-from flyball_client import routes
+from flyball_wire import routes
 
 CADDYFILE = ROOT / "deploy/Caddyfile"
 CADDY = shutil.which("caddy")

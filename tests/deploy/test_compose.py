@@ -23,8 +23,8 @@ from tests.planner.ports import free_port
 from tests.planner.samples import registration
 from tests.postgres.server import PostgresServer
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 IMAGE = read_dockerfile(ROOT / "Dockerfile")
 PATHS = {"flyball": str(Path(sys.executable).parent / "flyball"), "python": sys.executable}

@@ -19,8 +19,8 @@ from tests.deploy.container import ROOT
 from tests.deploy.dockerfile import read_dockerfile
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client import routes
 from flyball_server.settings import SettingsError, load_settings
+from flyball_wire import routes
 
 DEPLOY = ROOT / "deploy"
 IMAGE = read_dockerfile(ROOT / "Dockerfile")

@@ -22,8 +22,8 @@ from tests.deploy.trained_job import NUM_VERSIONS, put_jobs, told_labels, train
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 TOKEN = "an-operators-token-of-32-or-more"  # noqa: S105 - a test's
 TARGETS = tuple(grafana.targets())

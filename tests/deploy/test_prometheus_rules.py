@@ -20,7 +20,7 @@ from tests.deploy.prometheus import (
 from tests.deploy.trained_job import put_jobs, told_labels
 from tests.planner.live import live_planner
 
-from flyball_client import routes
+from flyball_wire import routes
 
 UNIT_TESTS = Path(__file__).with_name("prometheus_rules_test.yml")
 

@@ -17,9 +17,9 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
 from tests.planner.samples import profile_csv
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
 from flyball_server.settings import Settings
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 
 @dataclass(frozen=True, kw_only=True)

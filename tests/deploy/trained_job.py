@@ -10,7 +10,7 @@ from tests.planner.live import LivePlanner
 from tests.planner.measuring import COMPARISON, MeasuringRanks
 from tests.planner.samples import rank_registration
 
-from flyball_client import routes
+from flyball_wire import routes
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
 NUM_VERSIONS = 4

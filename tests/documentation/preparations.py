@@ -15,11 +15,11 @@ from tests.acceptance.closed_loop import (
     one_forward_one_backward,
 )
 
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire import JobRegistration
+from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_wire.messages import JobRegistration
 
 NUM_STAGES, NUM_MICROBATCHES = 8, 12
 NOISE = 0.02

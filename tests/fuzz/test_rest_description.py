@@ -14,7 +14,7 @@ from schemathesis.engine import events
 from schemathesis.schemas import BaseSchema
 from tests.planner.live import LivePlanner, live_planner
 
-from flyball_client.wire import TOKEN_HEADER
+from flyball_wire.messages import TOKEN_HEADER
 
 TOKEN = "a-token-of-this-test"  # noqa: S105 - opens nothing but its planner
 UNSUITED_CHECKS = (

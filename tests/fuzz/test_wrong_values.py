@@ -10,10 +10,10 @@ import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 
-from flyball_client.wire import TOKEN_HEADER
 from flyball_server.app import create_app
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
+from flyball_wire.messages import TOKEN_HEADER
 
 TOKEN = "a-token-of-this-test"  # noqa: S105 - opens nothing but its planner
 PARTS = {"{job_id}": "job", "{rank}": "0", "{version}": "1"}

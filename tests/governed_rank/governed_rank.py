@@ -28,9 +28,9 @@ from tests.governed_rank.processes import (
     wait_until,
 )
 
-from flyball_client.governor import board as words_of
-from flyball_client.governor.board import ClockBoard
+from flyball_client.governor import shared_state as words_of
 from flyball_client.governor.lock_record import find_records
+from flyball_client.governor.shared_state import ClockBoard
 
 RANK = Path(__file__).with_name("rank.py")
 LAUNCHER = (sys.executable, str(Path(__file__).with_name("launcher.py")))

@@ -31,11 +31,11 @@ from tests.integration.deepspeed_tiny import (
     tiny_engine,
 )
 
-from flyball_client.errors import PlannerRefusedError
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_client.planner_client import PlannerClient
-from flyball_integrations.activation_memory import ActivationMeter
-from flyball_integrations.deepspeed_pipeline import attach, detach
+from flyball_client.api.errors import PlannerRefusedError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.deepspeed.activation_memory import ActivationMeter
+from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
 _STOCK_P2P = (p2p.send, p2p.recv)

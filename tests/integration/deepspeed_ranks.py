@@ -18,10 +18,10 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
-from flyball_integrations.demo.interruption import Interruption
-from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo.child_process import ChildProcess
+from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
+from flyball_lab.demo.interruption import Interruption
+from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 500

@@ -24,8 +24,8 @@ from tests.integration.deepspeed_tiny import (
     tiny_engine,
 )
 
-from flyball_integrations.deepspeed_engine_patch import EnginePatch
-from flyball_integrations.deepspeed_pipeline import attach, detach
+from flyball_integrations.deepspeed.engine_patch import EnginePatch
+from flyball_integrations.deepspeed.pipeline import attach, detach
 
 NUM_MICROBATCHES = 4
 _NUM_STEPS = 3

@@ -18,7 +18,6 @@ from deepspeed.pipe import PipelineModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
-from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_integrations.huggingface import (
     build_causal_lm,
     deepspeed_layers,
@@ -26,6 +25,7 @@ from flyball_integrations.huggingface import (
     stage_module,
     sum_tied_gradients,
 )
+from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
 
 _NUM_STAGES = 2
 _NUM_MICROBATCHES = 3

@@ -20,10 +20,10 @@ import torch
 import torch.distributed
 from tests.integration.megatron_cpu import Training, cuda_is_cpu
 
-from flyball_client.errors import PlannerError
+from flyball_client.api.errors import PlannerError
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_integrations.megatron_pipeline import attach, detach, training_step
+from flyball_integrations.megatron.pipeline import attach, detach, training_step
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 

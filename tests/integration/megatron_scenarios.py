@@ -18,8 +18,8 @@ from megatron.core.timers import Timers
 from tests.integration.megatron_cpu import Training, cuda_is_cpu, reference_gradients
 
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.rank_session import RankSession
-from flyball_integrations.megatron_pipeline import attach, detach, training_step
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.megatron.pipeline import attach, detach, training_step
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 NUM_MICROBATCHES = 4

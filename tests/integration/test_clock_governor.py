@@ -19,8 +19,8 @@ from tests.governed_rank.kills import PARTS, STOPPED_GOVERNOR, Part
 from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
 
-from flyball_client.governor import board as words_of
 from flyball_client.governor import process_governor
+from flyball_client.governor import shared_state as words_of
 from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import LOOK_PERIOD_S, ProcessGovernor
 from flyball_client.gpu._base import GpuAddress

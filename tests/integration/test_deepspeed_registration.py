@@ -11,13 +11,13 @@ from tests.planner.live import live_planner
 from tests.planner.patience import wait_until
 from tests.unit.client.recording_gpu import RecordingGpu
 
-from flyball_client import routes
+from flyball_wire import routes
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 import torch.distributed
 
-from flyball_integrations.deepspeed_pipeline import attach, detach
+from flyball_integrations.deepspeed.pipeline import attach, detach
 
 JOB = routes.fill(routes.JOB, job_id="job")
 

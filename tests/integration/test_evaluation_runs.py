@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.planner.live import live_planner
 
-from flyball_integrations.demo.options import demo_profile
-from flyball_integrations.evaluation.configurations import (
+from flyball_lab.demo.options import demo_profile
+from flyball_lab.evaluation.configurations import (
     BASELINE,
     ENVELOPE_1F1B,
     ENVELOPE_DEFAULT,
@@ -21,8 +21,8 @@ from flyball_integrations.evaluation.configurations import (
     Manner,
     with_heavier_last_stage,
 )
-from flyball_integrations.evaluation.models import example_model
-from flyball_integrations.evaluation.planned_run import (
+from flyball_lab.evaluation.models import example_model
+from flyball_lab.evaluation.planned_run import (
     EvaluationFailedError,
     RunResult,
     run_configuration,

@@ -19,14 +19,14 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 import torch
 from torch import nn
 
-from flyball_client import routes
-from flyball_client.errors import PlannerError
-from flyball_client.wire_loop import ProfilingView
-from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.interruption import Interruption
-from flyball_integrations.demo.prerequisites import child_environment
+from flyball_client.api.errors import PlannerError
+from flyball_lab.demo.child_process import ChildProcess
+from flyball_lab.demo.interruption import Interruption
+from flyball_lab.demo.prerequisites import child_environment
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_wire import routes
+from flyball_wire.closed_loop import ProfilingView
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"

@@ -10,7 +10,7 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import rank_registration
 
-from flyball_client import routes
+from flyball_wire import routes
 
 STEP = {"step": 3, "plan_version": 1, "time_s": 0.5, "energy_j": 10.0}
 

@@ -10,13 +10,13 @@ from tests.planner.patience import wait_until
 from tests.planner.samples import rank_registration
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
-from flyball_client import routes
-from flyball_client.codec import decode_list
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_client.rank_session import RankSession
-from flyball_client.wire_views import StagesOfStep
+from flyball_client.session.rank_session import RankSession
+from flyball_wire import routes
+from flyball_wire.codec import decode_list
+from flyball_wire.read_models import StagesOfStep
 
 STAGES = routes.fill(routes.STAGES_OF_STEPS, job_id="job")
 

@@ -18,14 +18,14 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import rank_registration
 
-from flyball_client import routes
-from flyball_client.codec import decode
-from flyball_client.errors import PlannerRefusedError, PlannerUnavailableError
-from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
+from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.relay.meeting_place import MeetingPlace, meeting_place
 from flyball_client.relay.messages import PING
 from flyball_client.relay.relay_transport import RelayTransport, start_relay
-from flyball_client.wire import (
+from flyball_wire import routes
+from flyball_wire.codec import decode
+from flyball_wire.messages import (
     Acknowledgement,
     MeasurementBatch,
     RankRegistration,

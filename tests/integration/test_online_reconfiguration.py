@@ -9,21 +9,21 @@ from contextlib import contextmanager
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_client.planner_link import LinkTimes
-from flyball_client.rank_session import RankSession
-from flyball_client.wire import JobRegistration, StepMeasurement
-from flyball_integrations.evaluation.emulated_pipeline import EmulatedRank, run_step
-from flyball_integrations.evaluation.rank_clock import RankClock
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, run_step
+from flyball_lab.emulation.rank_clock import RankClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
-from flyball_server.jobs.inspection import get_plan
-from flyball_server.jobs.reactions.reconfiguring import reconfiguring
+from flyball_server.jobs.reconcile.reconfiguring import reconfiguring
 from flyball_server.jobs.records import StepReport
+from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.messages import JobRegistration, StepMeasurement
 
 JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 3, 4, 70.0
 PATIENCE_S = 60.0

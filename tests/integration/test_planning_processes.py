@@ -26,9 +26,9 @@ from tests.planner.live import (
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, registration
 
-from flyball_client import routes
 from flyball_server.solving.futures import SolveStoppedError
 from flyball_server.solving.on_dask import DaskWorkers
+from flyball_wire import routes
 
 JOB = routes.fill(routes.JOB, job_id="job")
 TARGET = routes.fill(routes.TARGET, job_id="job")

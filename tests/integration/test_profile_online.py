@@ -11,9 +11,9 @@ from tests.integration.command_in_process import Done, Flyball, in_process, refu
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import profile_csv
 
-from flyball_client.wire_loop import ProbedPointView
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.control import ProfilingResult
+from flyball_wire.closed_loop import ProbedPointView
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client import comparison_wait, routes
+from flyball_client.cli import comparison_wait
+from flyball_wire import routes
 
 TOKEN = "hush-hush"  # noqa: S105 - a test's own
 COMMAND = (

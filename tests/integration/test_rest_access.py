@@ -11,13 +11,13 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import job_record, registration
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
-from flyball_server.jobs.access import create_token
+from flyball_server.http.middleware.response_headers import API_HEADERS
+from flyball_server.http.middleware.token_access import DOCS
+from flyball_server.jobs.auth.access import create_token
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.rest.response_headers import API_HEADERS
-from flyball_server.rest.token import DOCS
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 JOB = routes.fill(routes.JOB, job_id="job")
 OTHER = routes.fill(routes.JOB, job_id="other")

@@ -15,12 +15,12 @@ import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 
-from flyball_client.wire import TOKEN_HEADER
 from flyball_server.app import create_app
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.rest.dashboard_routes import ASSETS, PAGE, PAGE_POLICY, dashboard_files
-from flyball_server.rest.response_headers import API_HEADERS
+from flyball_server.http.middleware.response_headers import API_HEADERS
+from flyball_server.http.routes.dashboard import ASSETS, PAGE, PAGE_POLICY, dashboard_files
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import Settings
+from flyball_wire.messages import TOKEN_HEADER
 
 FOLDER = Path(__file__).parents[2] / "server/flyball_server/dashboard"
 TOKEN = "an-operators-token-of-32-or-more"  # noqa: S105 - a test's

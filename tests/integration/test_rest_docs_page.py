@@ -15,7 +15,7 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_server.app import create_app
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import Settings
 
 

@@ -11,14 +11,14 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import HEADER, profile_csv, registration
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
+from flyball_server.http.middleware.token_access import DOCS_SCRIPT, DOCS_STYLE
 from flyball_server.jobs.errors import StoreBusyError
-from flyball_server.jobs.store import JobReader
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.rest.token import DOCS_SCRIPT, DOCS_STYLE
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 JOB = routes.fill(routes.JOB, job_id="job")
 PROFILE = routes.fill(routes.PROFILE, job_id="job")
@@ -383,7 +383,7 @@ def test_a_store_that_cannot_answer_is_a_503_and_the_log_says_why(
         answer = planner.http.get(routes.JOBS)
         assert "its log says why" in problem(answer, 503)
         assert "/srv" not in answer.text
-    assert ("flyball_server.rest.problem_handlers", logging.ERROR) in [
+    assert ("flyball_server.http.problem_handlers", logging.ERROR) in [
         record[:2] for record in caplog.record_tuples
     ]
     assert "/srv/flyball.sqlite is busy" in caplog.text

@@ -19,21 +19,22 @@ from tests.planner.live import LivePlanner, live_planner, serve_process
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import rank_record, registration, step_record
 
-from flyball_client import routes
-from flyball_client.codec import decode, decode_list
-from flyball_client.wire import TOKEN_HEADER
-from flyball_client.wire_loop import ComparisonView, ProfilingView, StragglerView
-from flyball_client.wire_views import JobOverview, Overview, PlanSummary, StagesOfStep
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs import history
-from flyball_server.jobs.access import create_token
+from flyball_server.http import dependencies
+from flyball_server.http.events import event_stream, live_events
+from flyball_server.jobs.auth.access import create_token
 from flyball_server.jobs.errors import StoreBusyError
-from flyball_server.jobs.history import summary_of
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.step_window import KEPT_STEPS
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.jobs.stores.postgres_store import PostgresJobStore
-from flyball_server.rest import dependencies, event_stream, live_events
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
+from flyball_server.views import history
+from flyball_server.views.history import summary_of
+from flyball_server.views.step_window import KEPT_STEPS
+from flyball_wire import routes
+from flyball_wire.closed_loop import ComparisonView, ProfilingView, StragglerView
+from flyball_wire.codec import decode, decode_list
+from flyball_wire.messages import TOKEN_HEADER
+from flyball_wire.read_models import JobOverview, Overview, PlanSummary, StagesOfStep
 
 JOB = routes.fill(routes.JOB, job_id="job")
 EVENTS = routes.fill(routes.JOB_EVENTS, job_id="job")

@@ -9,10 +9,10 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import rank_registration
 
-from flyball_client import routes
-from flyball_server.jobs import registration
 from flyball_server.jobs.records import JobSpec, RankRecord
+from flyball_server.jobs.registry import registration
 from flyball_server.log_context import log_fields
+from flyball_wire import routes
 
 RANKS = routes.fill(routes.RANKS, job_id="job")
 HEADERS = {"X-Request-Id": "call-17"}
@@ -73,7 +73,7 @@ def test_the_log_line_of_the_failure_has_the_id_of_the_call(
     def note(message: str, *args: object) -> None:
         seen.append((message % args, log_fields().get("request_id")))
 
-    with patch("flyball_server.rest.problem_handlers._LOG.error", note):
+    with patch("flyball_server.http.problem_handlers._LOG.error", note):
         put_together(planner, range(3))
     fault = TOLD.partition(", at request")[0]
     assert seen == [(f"{fault}: ZeroDivisionError('by nothing')", "call-17")]

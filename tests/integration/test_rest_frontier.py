@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 
-from flyball_client import routes
-from flyball_client.planner_client import PlannerClient
+from flyball_client.api.planner_client import PlannerClient
+from flyball_wire import routes
 
 FRONTIER = routes.fill(routes.FRONTIER, job_id="job")
 TARGET = routes.fill(routes.TARGET, job_id="job")

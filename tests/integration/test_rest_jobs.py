@@ -14,13 +14,13 @@ from tests.planner.samples import (
     registration,
 )
 
-from flyball_client import routes
 from flyball_profiles.stage_profile_csv import stage_profile_rows
-from flyball_server.jobs import frontier
 from flyball_server.jobs.services import frontier_turn, planning_turn
+from flyball_server.planning.documents.plan_document import plan_from_document
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
-from flyball_server.planning.plan_document import plan_from_document
 from flyball_server.planning.planner import PlanRequest
+from flyball_server.views import frontier
+from flyball_wire import routes
 
 JOB = routes.fill(routes.JOB, job_id="job")
 PROFILE = routes.fill(routes.PROFILE, job_id="job")

@@ -10,13 +10,13 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 
-from flyball_client import routes
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_client.planner_link import LinkTimes
-from flyball_client.rank_session import RankSession
-from flyball_client.wire import JobRegistration, RankView
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_wire import routes
+from flyball_wire.messages import JobRegistration, RankView
 
 TIMES = LinkTimes(poll_wait_s=0.2, gather_s=0.01, first_retry_s=0.01, longest_retry_s=0.05)
 JOB = routes.fill(routes.JOB, job_id="job")

@@ -10,7 +10,7 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
 
-from flyball_client import routes
+from flyball_wire import routes
 
 RANK_PLAN = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
 ACTIVATION = routes.fill(routes.ACTIVATION, job_id="job", version=1)

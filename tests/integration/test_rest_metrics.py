@@ -18,12 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
+from flyball_server.http.routes.metrics import OPENMETRICS
 from flyball_server.jobs.errors import StoreUnavailableError
-from flyball_server.jobs.store import JobReader
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.rest.metrics_routes import OPENMETRICS
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 TOKEN = "operator's"  # noqa: S105 - a test's

@@ -18,12 +18,12 @@ import pytest
 from pydantic import TypeAdapter
 from tests.planner.live import live_planner
 
-from flyball_client import routes, wire
 from flyball_server.app import create_app
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.rest import examples
-from flyball_server.rest.documentation import plain
+from flyball_server.http.openapi import examples
+from flyball_server.http.openapi.documentation import plain
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
+from flyball_wire import messages, routes
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 RENEW = "FLYBALL_RENEW_OPENAPI"
@@ -123,7 +123,7 @@ def test_all_but_the_health_routes_ask_for_the_token(
     document: dict[str, Any], operations: tuple[Operation, ...]
 ) -> None:
     scheme = document["components"]["securitySchemes"]["token"]
-    assert (scheme["in"], scheme["name"]) == ("header", wire.TOKEN_HEADER)
+    assert (scheme["in"], scheme["name"]) == ("header", messages.TOKEN_HEADER)
     for path, _, operation in operations:
         assert operation.get("security", []) == ([] if path in OPEN else [{"token": []}])
 
@@ -137,7 +137,11 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "example",
-    [value for name, value in vars(examples).items() if type(value).__module__ == wire.__name__],
+    [
+        value
+        for name, value in vars(examples).items()
+        if type(value).__module__ == messages.__name__
+    ],
     ids=lambda example: type(example).__name__,
 )
 def test_every_example_is_valid_by_its_own_type(example: object) -> None:

@@ -10,9 +10,9 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.unit.planning.tiny_pipelines import B, F, timed_profile
 
-from flyball_client import routes
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
+from flyball_wire import routes
 
 ONE = [["forward", 0], ["backward", 0]]
 V = [["forward", 0], ["forward", 0, 1], ["backward", 0, 1], ["backward", 0]]

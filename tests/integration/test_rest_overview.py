@@ -14,14 +14,14 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record
 
-from flyball_client import routes
-from flyball_client.codec import decode
-from flyball_client.wire import TOKEN_HEADER
-from flyball_client.wire_views import JobOverview, Overview
-from flyball_server.jobs.access import create_token
+from flyball_server.jobs.auth.access import create_token
 from flyball_server.jobs.errors import StoreBusyError
-from flyball_server.jobs.store import JobReader
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_wire import routes
+from flyball_wire.codec import decode
+from flyball_wire.messages import TOKEN_HEADER
+from flyball_wire.read_models import JobOverview, Overview
 
 JOB = routes.fill(routes.JOB, job_id="job")
 TOKEN = "operator's"  # noqa: S105 - a test's

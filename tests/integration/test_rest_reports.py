@@ -12,10 +12,10 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import COMPARISON, REPORT, MeasuringRanks, put_enveloped_job
 from tests.planner.samples import profile_csv
 
-from flyball_client import routes
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire_loop import ComparisonRequest
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_client.api.planner_client import PlannerClient
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
+from flyball_wire import routes
+from flyball_wire.closed_loop import ComparisonRequest
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
 TRUE_SAVING_PERCENT = 10.0

@@ -9,10 +9,10 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import rank_record, step_record
 
-from flyball_client import routes
-from flyball_client.codec import decode_list
-from flyball_client.wire_views import StagesOfStep
-from flyball_server.jobs import stage_steps
+from flyball_server.views import stage_steps
+from flyball_wire import routes
+from flyball_wire.codec import decode_list
+from flyball_wire.read_models import StagesOfStep
 
 PATH = routes.fill(routes.STAGES_OF_STEPS, job_id="job")
 

@@ -21,10 +21,10 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
 from tests.postgres.server import PostgresServer
 
-from flyball_client import routes
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_wire import routes
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
 PLANS = routes.fill(routes.PLANS, job_id="job")

@@ -13,19 +13,19 @@ from pydantic import TypeAdapter
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
-from flyball_client import routes
-from flyball_client.planner_client import PlannerClient
-from flyball_client.wire_loop import (
+from flyball_client.api.planner_client import PlannerClient
+from flyball_server.http.openapi import loop_examples
+from flyball_server.http.openapi.documentation import plain
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
+from flyball_server.jobs.timetable import check_timetable
+from flyball_wire import routes
+from flyball_wire.closed_loop import (
     StragglerReport,
     StragglerView,
     Timetable,
     TimetableView,
     TimetableWindow,
 )
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
-from flyball_server.jobs.timetable import check_timetable
-from flyball_server.rest import loop_examples
-from flyball_server.rest.documentation import plain
 
 STRAGGLERS = routes.fill(routes.STRAGGLERS, job_id="job")
 STRAGGLER = routes.fill(routes.STRAGGLER, job_id="job", rank=1)

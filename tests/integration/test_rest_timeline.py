@@ -15,16 +15,16 @@ from tests.planner.patience import wait_until
 from tests.planner.samples import HEADER, profile_csv, rank_registration
 
 import flyball_profiles
-from flyball_client import routes
-from flyball_client.codec import decode
-from flyball_client.wire_views import PlanSummary, TimelineOfPlan, TimelineView
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.http.openapi.plan_view_examples import PLAN_SUMMARY, TIMELINE
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.rest.plan_view_examples import PLAN_SUMMARY, TIMELINE
+from flyball_wire import routes
+from flyball_wire.codec import decode
+from flyball_wire.read_models import PlanSummary, TimelineOfPlan, TimelineView
 
 SHIPPED = Path(flyball_profiles.__file__).parent / "stages" / "gpt3-175b-a100-sxm-fitted.csv"
 PATH = routes.fill(routes.TIMELINE, job_id="job")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter
 
-from flyball_client import wire_views
-from flyball_server.rest import view_examples
-from flyball_server.rest.documentation import plain
+from flyball_server.http.openapi import view_examples
+from flyball_server.http.openapi.documentation import plain
+from flyball_wire import read_models
 
 EXAMPLES = [
-    value for value in vars(view_examples).values() if type(value).__module__ == wire_views.__name__
+    value
+    for value in vars(view_examples).values()
+    if type(value).__module__ == read_models.__name__
 ]
 
 

@@ -15,14 +15,14 @@ import trustme
 from tests.planner.live import ServeProcess, serve_environment, serve_process
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client import routes
 from flyball_client.__main__ import main
-from flyball_client.errors import PlannerUnavailableError
-from flyball_client.planner_client import PlannerClient
-from flyball_client.planner_trust import warn_of_plain_token
-from flyball_client.wire import TOKEN_HEADER
-from flyball_server.jobs.access import create_token
-from flyball_server.jobs.stores.job_stores import make_job_store
+from flyball_client.api.errors import PlannerUnavailableError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.api.trust import warn_of_plain_token
+from flyball_server.jobs.auth.access import create_token
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 BEYOND = ("--host", "0.0.0.0")  # noqa: S104 - what is refused
 JOB = routes.fill(routes.JOB, job_id="job")
@@ -39,7 +39,7 @@ def refused(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Refused:
     """The one line on stderr of a `flyball serve` that ends with status 2, before it serves."""
-    monkeypatch.setattr("flyball_server.serve_command.set_up_logging", lambda **_: None)
+    monkeypatch.setattr("flyball_server.cli.serve.set_up_logging", lambda **_: None)
 
     def run(*arguments: str) -> str:
         command = ["serve", "--port", "0", "--database", f"sqlite:///{file}", *arguments]

@@ -19,8 +19,8 @@ from tests.planner.live import (
 from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import profile_csv, rank_registration, registration
 
-from flyball_client import routes
-from flyball_client.wire import TOKEN_HEADER
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 JOB = routes.fill(routes.JOB, job_id="job")
 PROFILE = routes.fill(routes.PROFILE, job_id="job")

@@ -10,9 +10,9 @@ import pytest
 from tests.planner.live import SERVE, serve_environment, serve_process
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client import routes
 from flyball_client.__main__ import main
-from flyball_client.wire import TOKEN_HEADER
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 
 @pytest.fixture

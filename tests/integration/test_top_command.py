@@ -21,9 +21,9 @@ from tests.planner.measuring import MeasuringRanks, put_enveloped_job
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.pretended_planner import Answers, answers_about, pretended_planner
 
-from flyball_client import routes
-from flyball_client.codec import encode
-from flyball_client.top.reading import JobReading
+from flyball_client.cli.top.reading import JobReading
+from flyball_wire import routes
+from flyball_wire.codec import encode
 
 NEW_READING = JobReading(overview=NEW, steps=(), history=(), stragglers=())
 JOB = PLANNED.job_id

@@ -26,12 +26,12 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from flyball_client.errors import PlannerError
+from flyball_client.api.errors import PlannerError
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_client.rank_session import RankSession
-from flyball_integrations.evaluation.rank_clock import RankClock
-from flyball_integrations.torch_pipelining import attach, detach
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.torch.pipelining import attach, detach
+from flyball_lab.emulation.rank_clock import RankClock
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flyball_integrations.demo.child_process import ChildProcess
-from flyball_integrations.demo.interruption import Interruption
-from flyball_integrations.demo.prerequisites import child_environment
+from flyball_lab.demo.child_process import ChildProcess
+from flyball_lab.demo.interruption import Interruption
+from flyball_lab.demo.prerequisites import child_environment
 
 _ROOT = Path(__file__).parents[2]
 

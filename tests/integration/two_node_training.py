@@ -22,12 +22,12 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
-from flyball_client.errors import PlannerError
+from flyball_client.api.errors import PlannerError
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.planner_client import PlannerClient
-from flyball_integrations.deepspeed_pipeline import attach, detach
-from flyball_integrations.demo.clock_witness import ClockWitness
-from flyball_integrations.demo.deepspeed_helper import leave_out_deepspeed_helper
+from flyball_integrations.deepspeed.pipeline import attach, detach
+from flyball_lab.demo.clock_witness import ClockWitness
+from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 

@@ -17,10 +17,10 @@ from tests.planner.samples import (
 
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.records import JobRecord, JobSpec
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.profile_document import profile_document
-from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, in_dialect
-from flyball_server.jobs.stores.sql_rows import plan_values
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.sql.profile_document import profile_document
+from flyball_server.jobs.store.sql.sql_migrations import MIGRATIONS, in_dialect
+from flyball_server.jobs.store.sql.sql_rows import plan_values
 
 REGISTERED = job_spec(
     policy="uniform",

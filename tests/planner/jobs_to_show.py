@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flyball_client.top.reading import JobReading
-from flyball_client.wire_loop import Estimate, StragglerView
-from flyball_client.wire_views import (
+from flyball_client.cli.top.reading import JobReading
+from flyball_wire.closed_loop import Estimate, StragglerView
+from flyball_wire.read_models import (
     JobOverview,
     MeasuredIteration,
     PlanSummary,

@@ -22,15 +22,15 @@ from fastapi import FastAPI
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
 
-from flyball_client import routes
 from flyball_server.app import create_app, release_long_polls
-from flyball_server.jobs.reactions._base import Reaction
+from flyball_server.http.dependencies import PlannerState
+from flyball_server.jobs.reconcile.contract import Reaction
 from flyball_server.jobs.services import Planner
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.planner import make_plan
-from flyball_server.rest.dependencies import PlannerState
 from flyball_server.settings import Settings
+from flyball_wire import routes
 
 # For clients of plain HTTP, which else read all authorities' certificates when they are made.
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

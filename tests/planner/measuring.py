@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from tests.planner.live import LivePlanner
 from tests.planner.patience import wait_until
 
-from flyball_client import routes
-from flyball_client.wire import RankPlan
-from flyball_client.wire_loop import ComparisonView
+from flyball_wire import routes
+from flyball_wire.closed_loop import ComparisonView
+from flyball_wire.messages import RankPlan
 
 REPORT = routes.fill(routes.REPORT, job_id="job")
 COMPARISON = routes.fill(routes.COMPARISON, job_id="job")

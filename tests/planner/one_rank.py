@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flyball_server.jobs.activation import (
+from flyball_server.jobs.activation.acknowledgements import (
     HeldVersion,
     acknowledge_together,
     activation_of,
     list_activations,
 )
-from flyball_server.jobs.launch import Launch
-from flyball_server.jobs.measurements import RankPost, store_together
+from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.outcomes import only
-from flyball_server.jobs.rank_plans import PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.records import ActivationRecord, RankRecord, StepDetail, StepRecord
-from flyball_server.jobs.registration import register_together
+from flyball_server.jobs.registry.launch import Launch
+from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.services import JobServices
 
 _UNTOLD = Launch()

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 
-from flyball_client.wire import InstructionReport
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.inspection import get_plan
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.measured_pipeline import receives_from_neighbour
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.measured_pipeline import receives_from_neighbour
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.recorded_plan import model_of_plan
-from flyball_server.planning.simulator import simulate
+from flyball_wire.messages import InstructionReport
 
 Told = Callable[[int, InstructionReport], InstructionReport]
 """What a rank tells of an instruction, from what it should tell."""

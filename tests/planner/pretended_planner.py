@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 from tests.planner.jobs_to_show import READING
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client import routes
-from flyball_client.codec import encode
-from flyball_client.top.reading import JobReading
-from flyball_client.wire_views import Overview
+from flyball_client.cli.top.reading import JobReading
+from flyball_wire import routes
+from flyball_wire.codec import encode
+from flyball_wire.read_models import Overview
 
 HOST = "127.0.0.1"
 

@@ -12,20 +12,20 @@ from tests.planner.samples import job_spec, rank_record, step_record
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.activation.rank_part import rank_instructions
 from flyball_server.jobs.control import JobControl
-from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.inspection import get_job, get_plan
-from flyball_server.jobs.pace_steps import clock_times
-from flyball_server.jobs.rank_part import rank_instructions
-from flyball_server.jobs.reactions.pacing import Pacing
+from flyball_server.jobs.reconcile.slowdowns import Pacing
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.inputs import put_profile
+from flyball_server.jobs.registry.inspection import get_job, get_plan
+from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.jobs.stragglers import (
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.jobs.stragglers.reports import (
     Announcement,
     announce_straggler,
 )
+from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan

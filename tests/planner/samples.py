@@ -6,15 +6,15 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from flyball_client import wire
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest
+from flyball_wire import messages
 
 MOMENT = datetime(2026, 1, 5, 9, 30, 0, 123456, tzinfo=UTC)
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -145,7 +145,7 @@ class Services:
 
 def registration(**changes: object) -> dict[str, Any]:
     """A job's registration as JSON, two stages of emulated GPUs."""
-    body = wire.JobRegistration(
+    body = messages.JobRegistration(
         num_stages=2, num_microbatches=2, blocking_power_w=(70.0,), emulated=True
     )
     return {**asdict(body), **changes}
@@ -153,7 +153,7 @@ def registration(**changes: object) -> dict[str, Any]:
 
 def rank_registration(stage: int, **changes: object) -> dict[str, Any]:
     """A rank's registration as JSON."""
-    body = wire.RankRegistration(
+    body = messages.RankRegistration(
         stage=stage,
         host="node-1",
         gpu_name="emulated A100",

@@ -30,9 +30,9 @@ from flyball_server.jobs.errors import (
     StoreUnreachableError,
 )
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.stores.postgres_store import PostgresJobStore
-from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, NEWEST_SCHEMA, in_dialect
-from flyball_server.jobs.stores.sql_tables import METADATA
+from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
+from flyball_server.jobs.store.sql.sql_migrations import MIGRATIONS, NEWEST_SCHEMA, in_dialect
+from flyball_server.jobs.store.sql.sql_tables import METADATA
 
 
 def execute(database: str, *statements: Query) -> list[tuple[object, ...]]:

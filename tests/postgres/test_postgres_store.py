@@ -24,13 +24,13 @@ from flyball_server.jobs.errors import (
     StoreUnavailableError,
     StoreUnreachableError,
 )
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores import postgres_engine
-from flyball_server.jobs.stores.postgres_store import PostgresJobStore
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.postgres import postgres_engine
+from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 
 HOLDER = """
 import sys, time
-from flyball_server.jobs.stores.postgres_store import PostgresJobStore
+from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 store = PostgresJobStore(sys.argv[1])
 store.open()
 with store.turn("plan job") as is_mine, store.writing("job"):

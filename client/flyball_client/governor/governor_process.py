@@ -17,16 +17,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from flyball_client.governor import board as words_of
-from flyball_client.governor.board import ClockBoard
-from flyball_client.governor.charge import Charge, spawn_governor
-from flyball_client.governor.clock_keeper import ClockKeeper
+from flyball_client.governor import shared_state as words_of
+from flyball_client.governor.clock_controller import ClockKeeper
+from flyball_client.governor.config import Charge, spawn_governor
 from flyball_client.governor.idle_cores import IdleCores
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
 from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.request_wait import RequestWait
 from flyball_client.governor.scheduling import OtherCores, run_soon
+from flyball_client.governor.shared_state import ClockBoard
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 

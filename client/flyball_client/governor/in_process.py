@@ -6,7 +6,7 @@ import logging
 import time
 
 from flyball_client.governor._base import ClockReport
-from flyball_client.governor.clock_keeper import HOPELESS_ERRORS, READ_PERIOD_S, SETTLE_S
+from flyball_client.governor.clock_controller import HOPELESS_ERRORS, READ_PERIOD_S, SETTLE_S
 from flyball_client.gpu._base import ClockLimit, EmulatedDevice, GpuDevice
 
 _logger = logging.getLogger(__name__)

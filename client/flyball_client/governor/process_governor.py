@@ -11,9 +11,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from flyball_client.governor import board as words_of
+from flyball_client.governor import shared_state as words_of
 from flyball_client.governor._base import ClockReport
-from flyball_client.governor.board import (
+from flyball_client.governor.config import Charge, spawn_governor
+from flyball_client.governor.idle_cores import LEAST_IDLE_CORES
+from flyball_client.governor.lock_record import default_state_dir
+from flyball_client.governor.process_watch import ProcessIdentity, is_running
+from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
+from flyball_client.governor.shared_state import (
     HOOK_NS,
     IN_FORCE_MHZ,
     IS_POLLING,
@@ -24,11 +29,6 @@ from flyball_client.governor.board import (
     SERVED,
     ClockBoard,
 )
-from flyball_client.governor.charge import Charge, spawn_governor
-from flyball_client.governor.idle_cores import LEAST_IDLE_CORES
-from flyball_client.governor.lock_record import default_state_dir
-from flyball_client.governor.process_watch import ProcessIdentity, is_running
-from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import GpuAddress
 
 _logger = logging.getLogger(__name__)

@@ -29,7 +29,11 @@ import select
 import time
 from collections.abc import Callable, Sequence
 
-from flyball_client.governor.board import (
+from flyball_client.governor.polling_credit import PollingCredit
+from flyball_client.governor.polling_rest import PollingRest
+from flyball_client.governor.request_rhythm import RequestRhythm, RequestWindow
+from flyball_client.governor.scheduling import sleep_exactly
+from flyball_client.governor.shared_state import (
     IS_POLLING,
     NUM_UNWOKEN,
     POLLING_NS,
@@ -39,10 +43,6 @@ from flyball_client.governor.board import (
     STEP_REQUEST,
     ClockBoard,
 )
-from flyball_client.governor.polling_credit import PollingCredit
-from flyball_client.governor.polling_rest import PollingRest
-from flyball_client.governor.request_rhythm import RequestRhythm, RequestWindow
-from flyball_client.governor.scheduling import sleep_exactly
 
 TICK_S = 0.2
 # A pause costs some 20 us of a virtual core, however short. Most requests come so near to the usual

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from flyball_client.command import CommandError
 from flyball_profiles.gpu_windows import GpuTableError, load_gpu_window
 from flyball_profiles.measured_row import RANK_COLUMNS
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_wire.command import CommandError
 
 _MOST = 1_000_000
 

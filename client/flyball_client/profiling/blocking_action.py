@@ -12,7 +12,6 @@ from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from flyball_client.command import CommandError
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.profiling.arguments import (
@@ -31,6 +30,7 @@ from flyball_client.profiling.emulated_stage import emulated_stage
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.work_line import WorkLine
 from flyball_profiles.stage_profile import ProfileError
+from flyball_wire.command import CommandError
 
 _NUM_PERIODS = 100
 _SETTLE_S = 5.0

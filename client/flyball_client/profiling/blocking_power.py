@@ -1,6 +1,6 @@
 """What a GPU draws while it waits in communication: two ranks, of which one makes the other wait.
 
-Ranks are processes of `flyball_integrations.blocking_pair`, which know torch; here is only who
+Ranks are processes of `flyball_integrations.shared.blocking_pair`, which know torch; here is only who
 waits for whom, and the waiting GPU's energy counter.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from flyball_client.errors import FlyballError
+from flyball_client.api.errors import FlyballError
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.profiling.counter_window import CounterReading, power_error
 
@@ -184,7 +184,7 @@ class BlockingPair:
         self._logs.append(log)
         process = subprocess.Popen(  # noqa: S603 - our own module
             [
-                *(sys.executable, "-P", "-m", "flyball_integrations.blocking_pair"),
+                *(sys.executable, "-P", "-m", "flyball_integrations.shared.blocking_pair"),
                 *("--rank", str(rank), "--backend", self._backend),
                 *("--device", str(self._devices[rank])),
                 *("--num-elements", str(self._num_elements)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flyball_client.gpu_window_draft import draft_window
+from flyball_client.gpu.window_draft import draft_window
 from flyball_profiles.gpu_windows import (
     GpuTableError,
     GpuWindow,

@@ -6,7 +6,6 @@ import argparse
 import json
 from pathlib import Path
 
-from flyball_client.command import CommandError
 from flyball_client.profiling.arguments import (
     add_force,
     add_labels,
@@ -21,6 +20,7 @@ from flyball_client.profiling.profile_forms import (
     wide_text,
 )
 from flyball_profiles.stage_profile import ProfileError
+from flyball_wire.command import CommandError
 
 
 def configure_convert(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flyball_client.governor.clock_keeper import TOLERANCE_MHZ
+from flyball_client.governor.clock_controller import TOLERANCE_MHZ
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.profiling.counter_window import WindowEstimate
 from flyball_profiles.stage_profile import InstructionKind

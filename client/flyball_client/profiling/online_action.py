@@ -8,10 +8,10 @@ import math
 from itertools import groupby
 from pathlib import Path
 
-from flyball_client.asked_planner import add_planner, asked, open_planner
-from flyball_client.codec import encode
+from flyball_client.cli.planner_access import add_planner, asked, open_planner
 from flyball_client.profiling.arguments import add_output, write_new
-from flyball_client.wire_loop import ProbedPointView, ProfilingView
+from flyball_wire.closed_loop import ProbedPointView, ProfilingView
+from flyball_wire.codec import encode
 
 _STATES = {
     "off": "its profile is given, none is measured",

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from flyball_client.command import CommandError
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.profiling.arguments import (
@@ -34,6 +33,7 @@ from flyball_client.profiling.work_line import WorkLine
 from flyball_client.profiling.workload import Workload, WorkloadError, load_workload
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_wire.command import CommandError
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flyball_client.command import CommandError
 from flyball_client.profiling.arguments import add_force, add_labels, count, quantity
 from flyball_client.profiling.repetition import MeasuringRule
 from flyball_client.profiling.sweep import DEFAULT_NUM_RISES
+from flyball_wire.command import CommandError
 
 DEFAULT_WARM_UP_S = 20.0
 _DEFAULTS = MeasuringRule()

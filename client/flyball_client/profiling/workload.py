@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from flyball_client.errors import FlyballError
+from flyball_client.api.errors import FlyballError
 from flyball_profiles.stage_profile import InstructionKind
 
 RunOnce = Callable[[], object]

@@ -50,7 +50,7 @@ def _run(planner_url: str, path: Path, *, ca_file: str | None, idle_s: float) ->
 
     import httpx  # noqa: PLC0415
 
-    from flyball_client.planner_trust import trusted_context  # noqa: PLC0415
+    from flyball_client.api.trust import trusted_context  # noqa: PLC0415
     from flyball_client.relay.relay_server import Relay, RelayServer  # noqa: PLC0415
     from flyball_client.relay.upstream import Upstream  # noqa: PLC0415
 

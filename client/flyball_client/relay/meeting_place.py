@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flyball_client.errors import FlyballError
+from flyball_client.api.errors import FlyballError
 from flyball_client.governor.lock_record import default_state_dir
-from flyball_client.version import flyball_version
+from flyball_wire.version import flyball_version
 
 # Of a Unix socket's address on Linux, its final zero included.
 _MAX_ADDRESS_BYTES = 108

@@ -38,7 +38,7 @@ from flyball_client.relay.upstream import (
     RankCall,
     Upstream,
 )
-from flyball_client.version import flyball_version
+from flyball_wire.version import flyball_version
 
 _RANK = re.compile(
     r"/api/v1/jobs/(?P<job_id>[^/?]+)/ranks/(?P<rank>\d{1,7})(?P<what>/\w+)?(?:\?(?P<query>.*))?$"

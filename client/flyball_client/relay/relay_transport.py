@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 import httpx
 
-from flyball_client.planner_connection import printable_url
-from flyball_client.planner_trust import trusted_context
+from flyball_client.api.connection import printable_url
+from flyball_client.api.trust import trusted_context
 from flyball_client.relay.meeting_place import MeetingPlace, NoRelayError, meeting_place
 from flyball_client.relay.messages import PING
 from flyball_client.relay.relay_connection import (

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import httpx
 
-from flyball_client import routes
-from flyball_client.planner_errors import CONNECTION_ERRORS, error_from_exception
+from flyball_client.api.planner_errors import CONNECTION_ERRORS, error_from_exception
 from flyball_client.relay.messages import RelayAnswer, RelayRequest
+from flyball_wire import routes
 
 Credentials = tuple[tuple[str, str], ...]
 

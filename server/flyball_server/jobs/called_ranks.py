@@ -6,9 +6,9 @@ import functools
 from collections.abc import Iterable
 
 from flyball_server.jobs.errors import OtherRunError, UnknownJobError, UnknownRankError
-from flyball_server.jobs.launch import check_run_id
 from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.store import JobReader, JobWriter
+from flyball_server.jobs.registry.launch import check_run_id
+from flyball_server.jobs.store.contract import JobReader, JobWriter
 
 
 class CalledRanks:

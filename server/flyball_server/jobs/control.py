@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from flyball_client.wire_loop import ProbedPointView, Timetable
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_RANKS, Record
 from flyball_server.planning.request_options import MAX_SLOWDOWN
+from flyball_wire.closed_loop import ProbedPointView, Timetable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Self
 
-from flyball_client.wire import ClockTiming, InstructionReport
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
     check_count,
@@ -24,6 +23,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import check_reserve
+from flyball_wire.messages import ClockTiming, InstructionReport
 
 # No dot first: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
-from flyball_server.jobs.job_life import DEFAULT_LIFE, LifeTimes
+from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes
 from flyball_server.jobs.moments import utc_now
-from flyball_server.jobs.store import JobStore
+from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.solving.in_thread import PlannerThreads

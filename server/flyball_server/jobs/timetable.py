@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from flyball_client.wire_loop import Timetable, TimetableWindow
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import parse_target
+from flyball_wire.closed_loop import Timetable, TimetableWindow
 
 MAX_WINDOWS = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

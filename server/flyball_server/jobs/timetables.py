@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from flyball_client.wire_loop import Timetable
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.timetable import check_timetable, next_change
 from flyball_server.planning.request_options import DEFAULT_POLICY, DEFAULT_TARGET
+from flyball_wire.closed_loop import Timetable
 
 
 @dataclass(frozen=True, kw_only=True)

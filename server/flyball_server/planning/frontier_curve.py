@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flyball_server.planning.data_parallel import (
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.solver import DeadlineSolver
+from flyball_server.planning.frontier.sweep import sweep_frontier
+from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
     joint_model,
     make_data_parallel_plan,
 )
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.frontier.sweep import sweep_frontier
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 

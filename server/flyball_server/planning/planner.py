@@ -8,17 +8,17 @@ from operator import itemgetter
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.effort import Effort
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.finish_times import predicted_time_and_energy
-from flyball_server.planning.kept_results import kept_by_digest, profile_digest
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel, build_model
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planned_instructions import (
+from flyball_server.planning.documents.planned_instructions import (
     PlannedInstruction,
     in_stages,
     planned_instructions,
 )
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.kept_results import kept_by_digest, profile_digest
+from flyball_server.planning.model.finish_times import predicted_time_and_energy
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
+from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.request_options import (

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import fields
 
 from flyball_server.planning.kept_results import profile_digest
-from flyball_server.planning.paced_pipelines import PacedRequest
+from flyball_server.planning.stragglers.slowed_pipelines import PacedRequest
 
 
 def request_digest(paced: PacedRequest) -> str:

@@ -19,13 +19,13 @@ from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import Target, parse_target, plan_for_target
-from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.plan import ConsideredSchedule
-from flyball_server.planning.simulator import (
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import (
     RELATIVE_TIME_TOLERANCE,
     earliest_finish_s,
     simulate,
 )
+from flyball_server.planning.plan import ConsideredSchedule
 
 AUTO = "auto"
 REFERENCE = "1f1b"

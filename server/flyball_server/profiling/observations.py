@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.pipeline_model import MAX_BLOCKING_POWER_W
+from flyball_server.planning.model.pipeline_model import MAX_BLOCKING_POWER_W
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Schedule
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.dag import NONE, build_dag
 from flyball_server.planning.frontier.compilation import compiled_function
+from flyball_server.planning.model.dag import NONE, build_dag
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.profiling.mixed_model import FloatArray
 

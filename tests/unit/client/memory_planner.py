@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from flyball_client import wire
-from flyball_client.codec import decode, encode
-from flyball_client.planner_client import PlannerClient, Retries
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_wire import messages
+from flyball_wire.codec import decode, encode
 
 JOB_ID = "gpt"
 _RANK_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/ranks/(\d+)(/\w+)?$")
@@ -26,10 +26,10 @@ class MemoryPlanner:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.registrations: list[wire.RankRegistration] = []
-        self.acknowledgements: list[wire.Acknowledgement] = []
-        self.measurements: dict[int, wire.StepMeasurement] = {}
-        self.plans: list[wire.RankPlan] = []
+        self.registrations: list[messages.RankRegistration] = []
+        self.acknowledgements: list[messages.Acknowledgement] = []
+        self.measurements: dict[int, messages.StepMeasurement] = {}
+        self.plans: list[messages.RankPlan] = []
         self.first_steps: dict[int, int] = {}
         self.knows_rank = False
         self.failing_status: int | None = None
@@ -54,7 +54,7 @@ class MemoryPlanner:
         with self.changed:
             version = len(self.plans) + 1
             self.plans.append(
-                wire.RankPlan(
+                messages.RankPlan(
                     job_id=JOB_ID,
                     version=version,
                     stage=stage,
@@ -102,15 +102,15 @@ class MemoryPlanner:
 
     def _take(self, what: str, data: object) -> tuple[int, object]:
         if what == "/acknowledgement":
-            acknowledgement = decode(wire.Acknowledgement, data)
+            acknowledgement = decode(messages.Acknowledgement, data)
             self.acknowledgements.append(acknowledgement)
             return self._activation(acknowledgement.version, 0.0)
-        batch = decode(wire.MeasurementBatch, data)
+        batch = decode(messages.MeasurementBatch, data)
         self.measurements |= {step.step: step for step in batch.steps}
         return 200, {"stored": len(batch.steps)}
 
     def _register(self, rank: int, data: object) -> tuple[int, object]:
-        registration = decode(wire.RankRegistration, data)
+        registration = decode(messages.RankRegistration, data)
         self.registrations.append(registration)
         self.knows_rank = True
         view = encode(registration) | {

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from flyball_client.governor import board as words_of
-from flyball_client.governor.board import ClockBoard
+from flyball_client.governor import shared_state as words_of
+from flyball_client.governor.shared_state import ClockBoard
 
 RANK_WORDS = (
     words_of.REQUEST,

@@ -12,11 +12,11 @@ from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
 
 import flyball_client
-from flyball_client.governor import board as words_of
-from flyball_client.governor import charge as charge_module
-from flyball_client.governor.board import ClockBoard
-from flyball_client.governor.charge import Charge, spawn_governor
+from flyball_client.governor import config as charge_module
+from flyball_client.governor import shared_state as words_of
+from flyball_client.governor.config import Charge, spawn_governor
 from flyball_client.governor.process_watch import ProcessIdentity
+from flyball_client.governor.shared_state import ClockBoard
 from flyball_client.gpu._base import GpuAddress, SmClockRange
 
 PATIENCE_S = 20

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
-from flyball_client.governor import board as words_of
-from flyball_client.governor import clock_keeper
-from flyball_client.governor.board import ClockBoard
-from flyball_client.governor.clock_keeper import (
+from flyball_client.governor import clock_controller
+from flyball_client.governor import shared_state as words_of
+from flyball_client.governor.clock_controller import (
     MAX_FAILURES_IN_A_ROW,
     READ_PERIOD_S,
     SETTLE_S,
@@ -18,6 +17,7 @@ from flyball_client.governor.clock_keeper import (
     ClockKeeper,
 )
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
+from flyball_client.governor.shared_state import ClockBoard
 from flyball_client.gpu._base import (
     ClockLimit,
     GpuError,
@@ -119,7 +119,7 @@ class Desk:
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     clock = HandClock()
-    monkeypatch.setattr(clock_keeper, "time", clock)
+    monkeypatch.setattr(clock_controller, "time", clock)
     gpu, board, record = TroubledGpu(), ClockBoard.create(), LockRecord.take(tmp_path, UUID)
     keeper = ClockKeeper(gpu, board, record, HOLDER)
     yield Desk(gpu=gpu, board=board, record=record, keeper=keeper, clock=clock)

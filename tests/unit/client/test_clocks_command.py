@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
 
-from flyball_client import clocks_command
 from flyball_client.__main__ import main
-from flyball_client.clocks_command import describe_clocks
+from flyball_client.cli import clocks
+from flyball_client.cli.clocks import describe_clocks
 from flyball_client.gpu.nvml import NvmlGpuInfo, list_nvml_gpus
-from flyball_client.gpu_window_draft import draft_window, window_toml
+from flyball_client.gpu.window_draft import draft_window, window_toml
 from flyball_profiles.gpu_windows import load_gpu_window, window_clocks_mhz
 
 NOT_SUPPORTED = 3
@@ -265,7 +265,7 @@ def test_among_different_gpus_one_must_be_chosen(
 ) -> None:
     first, _ = list_nvml_gpus()
     mixed = (first, other_gpu(loaded_nvml.uuid(1)))
-    monkeypatch.setattr(clocks_command, "list_nvml_gpus", lambda: mixed)
+    monkeypatch.setattr(clocks, "list_nvml_gpus", lambda: mixed)
     assert main(["clocks", "--toml", "h200"]) == 2
     assert "the GPUs of this machine differ; choose with --gpu" in capsys.readouterr().err
     assert main(["clocks", "--toml", "h200", "--gpu", "1"]) == 0

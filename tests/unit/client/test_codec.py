@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_client import codec, wire, wire_loop
-from flyball_client.codec import decode, decode_list, encode
-from flyball_client.errors import CodecError
+from flyball_client.api.errors import CodecError
+from flyball_wire import closed_loop, codec, messages
+from flyball_wire.codec import decode, decode_list, encode
 
 WIRE_TYPES = [
     wire_type
-    for module in (wire, wire_loop)
+    for module in (messages, closed_loop)
     for wire_type in vars(module).values()
     if isinstance(wire_type, type) and wire_type.__module__ == module.__name__
 ]
@@ -69,7 +69,7 @@ def test_every_wire_type_comes_back_as_it_went(wire_type: type[Any], data: st.Da
 
 
 def job_view() -> dict[str, Any]:
-    rank = wire.RankView(
+    rank = messages.RankView(
         rank=0,
         stage=0,
         host="host-a",
@@ -80,10 +80,10 @@ def job_view() -> dict[str, Any]:
         acknowledged_version=None,
         current_step=None,
     )
-    view = wire.JobView(
+    view = messages.JobView(
         job_id="gpt",
         state="planned",
-        registration=wire.JobRegistration(num_stages=1, num_microbatches=4),
+        registration=messages.JobRegistration(num_stages=1, num_microbatches=4),
         ranks=(rank, rank, rank),
         newest_version=1,
         active_version=None,
@@ -98,39 +98,39 @@ def test_an_error_names_the_path_of_the_field() -> None:
     data = job_view()
     data["ranks"][2]["stage"] = "two"
     with pytest.raises(CodecError, match=r"^ranks\[2\]\.stage must be a whole number, not text$"):
-        decode(wire.JobView, data)
+        decode(messages.JobView, data)
 
 
 def test_an_error_in_a_list_names_the_index_first() -> None:
     broken = job_view()
     del broken["state"]
     with pytest.raises(CodecError, match=r"^\[1\]\.state is missing$"):
-        decode_list(wire.JobView, [job_view(), broken])
+        decode_list(messages.JobView, [job_view(), broken])
     with pytest.raises(CodecError, match="a list of JobView was expected, not an object"):
-        decode_list(wire.JobView, {})
+        decode_list(messages.JobView, {})
 
 
 def test_fields_that_are_not_known_are_ignored() -> None:
     data = job_view() | {"new_in_a_later_version": [1]}
-    assert decode(wire.JobView, data) == decode(wire.JobView, job_view())
+    assert decode(messages.JobView, data) == decode(messages.JobView, job_view())
 
 
 def test_fields_with_a_default_may_be_missing() -> None:
-    assert decode(wire.Problem, {"detail": "no"}) == wire.Problem(detail="no")
+    assert decode(messages.Problem, {"detail": "no"}) == messages.Problem(detail="no")
 
 
 def test_the_configuration_for_pydantic_does_not_cross() -> None:
-    assert set(encode(wire.Acknowledgement(version=1, current_step=2))) == {
+    assert set(encode(messages.Acknowledgement(version=1, current_step=2))) == {
         "version",
         "current_step",
     }
 
 
 def test_a_field_that_older_planners_do_not_know_is_sent_only_where_it_says_something() -> None:
-    measured = wire.StepMeasurement(step=1, plan_version=None, time_s=1.5, energy_j=None)
+    measured = messages.StepMeasurement(step=1, plan_version=None, time_s=1.5, energy_j=None)
     assert "sm_clock_mhz" not in encode(measured)
     assert encode(measured)["energy_j"] is None
-    batch = wire.MeasurementBatch(steps=(replace(measured, sm_clock_mhz=1297.5),))
+    batch = messages.MeasurementBatch(steps=(replace(measured, sm_clock_mhz=1297.5),))
     assert encode(batch)["steps"][0]["sm_clock_mhz"] == 1297.5
 
 
@@ -153,11 +153,11 @@ MEASUREMENT = {"step": 1, "plan_version": None, "time_s": 1.5, "energy_j": None}
 )
 def test_numbers_are_taken_strictly(field: str, value: object, text: str) -> None:
     with pytest.raises(CodecError, match=f"^{text}$"):
-        decode(wire.StepMeasurement, MEASUREMENT | {field: value})
+        decode(messages.StepMeasurement, MEASUREMENT | {field: value})
 
 
 def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
-    measured = decode(wire.StepMeasurement, MEASUREMENT | {"time_s": 2})
+    measured = decode(messages.StepMeasurement, MEASUREMENT | {"time_s": 2})
     assert measured.time_s == 2.0
     assert isinstance(measured.time_s, float)
 
@@ -173,7 +173,7 @@ RANK_PLAN: dict[str, Any] = {
 
 
 def test_instructions_become_tuples_of_text_and_whole_numbers() -> None:
-    plan = decode(wire.RankPlan, RANK_PLAN)
+    plan = decode(messages.RankPlan, RANK_PLAN)
     assert plan.instructions == (("forward", 0, 1410), ("backward", 0, 1395, 1))
 
 
@@ -182,13 +182,13 @@ def test_a_member_that_fits_no_type_of_a_union_is_refused() -> None:
     with pytest.raises(
         CodecError, match=r"^instructions\[0\]\[2\] must be text or a whole number, not a number$"
     ):
-        decode(wire.RankPlan, data)
+        decode(messages.RankPlan, data)
 
 
 def test_free_form_parts_refuse_numbers_that_json_does_not_know() -> None:
     data = {"job_id": "gpt", "version": 1, "first_step": 1, "created_at": "now"}
     with pytest.raises(CodecError, match=r"^plan\.stages\[1\] must be a finite number"):
-        decode(wire.PlanView, data | {"plan": {"stages": [1, float("nan")]}})
+        decode(messages.PlanView, data | {"plan": {"stages": [1, float("nan")]}})
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_tuples_of_fixed_length_keep_it() -> None:
 @pytest.mark.parametrize("data", [None, [], "text", 1])
 def test_what_is_no_object_at_all_is_named_by_its_type(data: object) -> None:
     with pytest.raises(CodecError, match=r"^Activation must be an object, not "):
-        decode(wire.Activation, data)
+        decode(messages.Activation, data)
 
 
 @given(st.sampled_from(WIRE_TYPES), json_values)

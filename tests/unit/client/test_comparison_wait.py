@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from flyball_client.codec import encode
-from flyball_client.comparison_wait import ProgressLine, Waited, wait_for_comparison
-from flyball_client.errors import PlannerRefusedError
-from flyball_client.planner_client import PlannerClient, Retries
-from flyball_client.wire_loop import ComparisonView
+from flyball_client.api.errors import PlannerRefusedError
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.cli.comparison_wait import ProgressLine, Waited, wait_for_comparison
+from flyball_wire.closed_loop import ComparisonView
+from flyball_wire.codec import encode
 
 
 def view(state: str, num_measured: int, version: int | None = 2) -> ComparisonView:

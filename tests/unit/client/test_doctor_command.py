@@ -20,18 +20,18 @@ from tests.false_zeusd.server import FalseZeusd
 from tests.planner.live import live_planner
 from tests.planner.ports import free_port
 
-from flyball_client import routes
 from flyball_client.__main__ import main
-from flyball_client.doctor import control_check, planner_check
-from flyball_client.doctor.check_result import CheckResult, as_text
-from flyball_client.doctor.clock_rights import clock_rights
-from flyball_client.doctor.gpu_checks import check_gpus
-from flyball_client.doctor.gpu_probe import probe_gpus
-from flyball_client.doctor.machine_checks import check_system
+from flyball_client.api.planner_errors import error_from_exception
+from flyball_client.cli.doctor import control_check, planner_check
+from flyball_client.cli.doctor.check_result import CheckResult, as_text
+from flyball_client.cli.doctor.clock_rights import clock_rights
+from flyball_client.cli.doctor.gpu_checks import check_gpus
+from flyball_client.cli.doctor.gpu_probe import probe_gpus
+from flyball_client.cli.doctor.machine_checks import check_system
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
 from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.planner_errors import error_from_exception
-from flyball_client.wire import TOKEN_HEADER
+from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
 # nvidia-ml-py has no types.
 pynvml: Any = _pynvml
@@ -199,7 +199,7 @@ def test_a_check_that_breaks_off_is_a_problem_and_no_traceback(
         raise ZeroDivisionError("of all things")
 
     assert loaded_nvml.num_gpus == 2
-    monkeypatch.setattr("flyball_client.doctor_command.check_state_dir", broken)
+    monkeypatch.setattr("flyball_client.cli.doctor.command.check_state_dir", broken)
     _, checks = doctor()
     assert "ZeroDivisionError('of all things')" in checks["state folder"]["found"]
     assert "GPU 1 clock" in checks

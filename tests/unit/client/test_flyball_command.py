@@ -10,7 +10,7 @@ import pytest
 
 from flyball_client import __main__ as flyball
 from flyball_client.__main__ import main
-from flyball_client.command import Command, CommandError
+from flyball_wire.command import Command, CommandError
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:

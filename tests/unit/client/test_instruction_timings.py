@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from tests.unit.client.recording_gpu import RecordingGpu
 
-from flyball_client import instruction_timings
 from flyball_client.gpu._base import GpuError
-from flyball_client.instruction_timings import InstructionTiming, TimingRecorder
-from flyball_client.rank_session import RankSession
+from flyball_client.session import instruction_timings
+from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
+from flyball_client.session.rank_session import RankSession
 
 
 class Clock:

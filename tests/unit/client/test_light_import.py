@@ -23,7 +23,7 @@ print(json.dumps([len(names), sorted(sys.modules)]))
 
 PARTS = """
 import json, sys
-import flyball_client, flyball_client.wire, flyball_client.codec, flyball_client.routes
+import flyball_client, flyball_wire.messages, flyball_wire.codec, flyball_wire.routes
 import flyball_client.__main__, flyball_client.gpu.emulated
 print(json.dumps([6, sorted(sys.modules)]))
 """

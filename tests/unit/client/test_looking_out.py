@@ -13,14 +13,14 @@ import pytest
 from tests.unit.client.recording_gpu import RecordingGpu
 
 from flyball_client.governor import governor_process, process_governor
-from flyball_client.governor.board import ClockBoard
-from flyball_client.governor.charge import Charge
+from flyball_client.governor.config import Charge
 from flyball_client.governor.governor_process import GovernorProcess
 from flyball_client.governor.idle_cores import IdleCores
 from flyball_client.governor.lock_record import LockRecord
 from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.governor.process_watch import ProcessIdentity
+from flyball_client.governor.shared_state import ClockBoard
 from flyball_client.gpu._base import GpuAddress
 
 SHARE, IDLE_CORES = 0.01, 2.5

@@ -6,11 +6,11 @@ import pytest
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.governor._base import ClockReport
-from flyball_client.governor.clock_keeper import READ_PERIOD_S, SETTLE_S
+from flyball_client.governor.clock_controller import READ_PERIOD_S, SETTLE_S
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.rank_session import RankSession
+from flyball_client.session.rank_session import RankSession
 
 
 class LimitedGpu(EmulatedGpu):

@@ -8,12 +8,12 @@ import httpx
 import pytest
 from tests.planner.patience import wait_until
 
-from flyball_client.codec import decode
-from flyball_client.measurement_outbox import MeasurementOutbox
-from flyball_client.planner_client import PlannerClient, Retries
-from flyball_client.planner_errors import strict_json
-from flyball_client.planner_presence import Backoff, PlannerPresence
-from flyball_client.wire import MeasurementBatch, StepMeasurement
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.api.planner_errors import strict_json
+from flyball_client.session.measurement_outbox import MeasurementOutbox
+from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_wire.codec import decode
+from flyball_wire.messages import MeasurementBatch, StepMeasurement
 
 
 class Inbox:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_client.plan_switch import PlanSwitch
+from flyball_client.session.pending_plans import PlanSwitch
+from flyball_client.session.plan_cursor import CompiledPlan
 
 
 def plan(version: int) -> CompiledPlan:

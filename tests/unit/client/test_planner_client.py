@@ -9,22 +9,22 @@ import httpx
 import pytest
 from tests.planner.jobs_to_show import HISTORY, PLANNED, STEPS
 
-from flyball_client import wire
-from flyball_client.codec import encode
-from flyball_client.errors import (
+from flyball_client.api.errors import (
     PlannerBusyError,
     PlannerError,
     PlannerRefusedError,
     PlannerUnavailableError,
 )
-from flyball_client.planner_client import PlannerClient, Retries
-from flyball_client.planner_errors import CAUSES
-from flyball_client.wire_views import Overview
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.api.planner_errors import CAUSES
+from flyball_wire import messages
+from flyball_wire.codec import encode
+from flyball_wire.read_models import Overview
 
 TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
 
-REGISTRATION = wire.JobRegistration(num_stages=1, num_microbatches=4)
-JOB = wire.JobView(
+REGISTRATION = messages.JobRegistration(num_stages=1, num_microbatches=4)
+JOB = messages.JobView(
     job_id="a/b c",
     state="planned",
     registration=REGISTRATION,
@@ -34,7 +34,7 @@ JOB = wire.JobView(
     problem=None,
     created_at="2026-01-01T00:00:00Z",
 )
-RANK_REGISTRATION = wire.RankRegistration(
+RANK_REGISTRATION = messages.RankRegistration(
     stage=0,
     host="host-a",
     gpu_name="emulated A100",
@@ -42,7 +42,7 @@ RANK_REGISTRATION = wire.RankRegistration(
     emulated=True,
     client_version="0.1.0",
 )
-RANK = wire.RegisteredRank(
+RANK = messages.RegisteredRank(
     rank=2,
     stage=0,
     host="host-a",
@@ -53,8 +53,10 @@ RANK = wire.RegisteredRank(
     acknowledged_version=None,
     current_step=None,
 )
-PLAN = wire.PlanView(job_id="a/b c", version=1, first_step=None, created_at="now", plan={"a": 1})
-RANK_PLAN = wire.RankPlan(
+PLAN = messages.PlanView(
+    job_id="a/b c", version=1, first_step=None, created_at="now", plan={"a": 1}
+)
+RANK_PLAN = messages.RankPlan(
     job_id="a/b c",
     version=3,
     stage=0,
@@ -62,9 +64,9 @@ RANK_PLAN = wire.RankPlan(
     instructions=(("forward", 0, 1410),),
     predicted_iteration_time_s=2.0,
 )
-ROW = wire.ProfileRow(stage=0, instruction="forward", frequency=1410, time=0.1, energy=20.0)
-MEASUREMENT = wire.StepMeasurement(step=1, plan_version=None, time_s=1.0, energy_j=None)
-STEP = wire.StepView(
+ROW = messages.ProfileRow(stage=0, instruction="forward", frequency=1410, time=0.1, energy=20.0)
+MEASUREMENT = messages.StepMeasurement(step=1, plan_version=None, time_s=1.0, energy_j=None)
+STEP = messages.StepView(
     step=1,
     num_ranks=1,
     plan_versions=(None,),
@@ -73,12 +75,12 @@ STEP = wire.StepView(
     num_unplanned=0,
     num_overruns=0,
 )
-HEALTH = wire.Health(status="ok", version="0.1.0")
-ACTIVATION = wire.Activation(version=3, first_step=7)
-ACCEPTED = wire.Accepted(stored=1)
-BATCH = wire.MeasurementBatch(steps=(MEASUREMENT,))
-CHANGE = wire.TargetChange(policy="uniform")
-ACKNOWLEDGEMENT = wire.Acknowledgement(version=3, current_step=5)
+HEALTH = messages.Health(status="ok", version="0.1.0")
+ACTIVATION = messages.Activation(version=3, first_step=7)
+ACCEPTED = messages.Accepted(stored=1)
+BATCH = messages.MeasurementBatch(steps=(MEASUREMENT,))
+CHANGE = messages.TargetChange(policy="uniform")
+ACKNOWLEDGEMENT = messages.Acknowledgement(version=3, current_step=5)
 
 Call = Callable[[PlannerClient], object]
 _J = "/api/v1/jobs/a%2Fb%20c"
@@ -93,7 +95,7 @@ CALLS: list[tuple[Call, str, object, object]] = [
     (
         lambda c: c.put_profile_rows(_ID, (ROW,)),
         f"PUT {_J}/profile",
-        wire.JsonProfile(rows=(ROW,)),
+        messages.JsonProfile(rows=(ROW,)),
         JOB,
     ),
     (lambda c: c.put_target(_ID, CHANGE), f"PUT {_J}/target", CHANGE, JOB),
@@ -182,7 +184,7 @@ def test_each_call_asks_its_route_and_gives_its_type(
         assert call(client) == answer
     (request,) = answers.requests
     assert f"{request.method} {request.url.raw_path.decode()}" == line
-    assert request.headers[wire.TOKEN_HEADER] == TOKEN
+    assert request.headers[messages.TOKEN_HEADER] == TOKEN
     sent: Any = json.loads(request.content) if request.content else None
     assert sent == encode(body)
 
@@ -203,7 +205,7 @@ def test_no_plan_within_the_wait_is_none() -> None:
 def test_without_a_token_no_token_is_sent() -> None:
     answers = Answers(as_json(HEALTH))
     answers.client(token=None).health()
-    assert wire.TOKEN_HEADER not in answers.requests[0].headers
+    assert messages.TOKEN_HEADER not in answers.requests[0].headers
 
 
 def test_a_long_poll_waits_longer_than_the_planner_does() -> None:
@@ -301,7 +303,7 @@ def test_what_does_not_pass_is_tried_once(failure: httpx.Response | Exception) -
 
 
 def test_a_refusal_of_one_field_says_it_once() -> None:
-    problem = wire.Problem(
+    problem = messages.Problem(
         detail="num_stages: at least 1",
         errors=({"loc": "num_stages", "type": "int", "msg": "at least 1"},),
     )
@@ -311,7 +313,7 @@ def test_a_refusal_of_one_field_says_it_once() -> None:
 
 
 def test_a_refusal_carries_its_status_and_its_reasons_in_one_line() -> None:
-    problem = wire.Problem(
+    problem = messages.Problem(
         detail="the job cannot be\nregistered",
         errors=(
             {"loc": "num_stages", "type": "int", "msg": "at least 1"},

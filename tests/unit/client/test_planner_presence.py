@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from flyball_client.errors import PlannerRefusedError, PlannerUnavailableError
-from flyball_client.planner_presence import PlannerPresence
+from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
+from flyball_client.session.planner_reachability import PlannerPresence
 
 AWAY = PlannerUnavailableError("nobody there")
 

@@ -11,17 +11,17 @@ from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
 from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
-from flyball_client.errors import PlannerUnavailableError
-from flyball_client.governor import board as words_of
+from flyball_client.api.errors import PlannerUnavailableError
+from flyball_client.governor import shared_state as words_of
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.plan_compiler import compile_plan
-from flyball_client.plan_cursor import CompiledPlan, PlanCursor
-from flyball_client.planner_link import LinkTimes
-from flyball_client.rank_session import RankSession
-from flyball_client.wire import RankPlan
+from flyball_client.session.plan_compiler import compile_plan
+from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
+from flyball_wire.messages import RankPlan
 
 PLAN = (("forward", 0, 1200), ("backward", 0, 900))
 

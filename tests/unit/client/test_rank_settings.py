@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flyball_client.rank_settings import RankSettings
+from flyball_client.session.rank_settings import RankSettings
 
 
 def test_without_any_variable_no_planner_is_asked_and_the_last_plan_would_hold() -> None:

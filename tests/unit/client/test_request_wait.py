@@ -11,16 +11,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from flyball_client.governor import request_wait
-from flyball_client.governor.board import (
-    IS_POLLING,
-    NUM_UNWOKEN,
-    POLLING_NS,
-    REQUEST,
-    REQUESTED_NS,
-    SERVED,
-    STEP_REQUEST,
-    ClockBoard,
-)
 from flyball_client.governor.idle_cores import IdleCores
 from flyball_client.governor.polling_rest import NUM_HELD_UP, PollingRest
 from flyball_client.governor.request_rhythm import MAX_WINDOW_NS, RequestWindow
@@ -30,6 +20,16 @@ from flyball_client.governor.request_wait import (
     NEAR_PAUSE_S,
     TICK_S,
     RequestWait,
+)
+from flyball_client.governor.shared_state import (
+    IS_POLLING,
+    NUM_UNWOKEN,
+    POLLING_NS,
+    REQUEST,
+    REQUESTED_NS,
+    SERVED,
+    STEP_REQUEST,
+    ClockBoard,
 )
 
 PATIENCE_NS = 20_000_000_000

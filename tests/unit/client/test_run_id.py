@@ -13,13 +13,13 @@ import pytest
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import rank_registration
 
-from flyball_client.codec import decode
-from flyball_client.measurement_outbox import MeasurementOutbox
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_client.planner_client import PlannerClient, Retries
-from flyball_client.planner_link import LinkTimes, PlannerLink
-from flyball_client.planner_presence import Backoff, PlannerPresence
-from flyball_client.wire import RankPlan, RankRegistration, StepMeasurement
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.session.measurement_outbox import MeasurementOutbox
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.session.planner_link import LinkTimes, PlannerLink
+from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_wire.codec import decode
+from flyball_wire.messages import RankPlan, RankRegistration, StepMeasurement
 
 REGISTRATION = rank_registration(0)
 PLAN = {

@@ -11,9 +11,9 @@ from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, ServedPlanne
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, run_until_active, wait_until
 
-from flyball_client.planner_client import PlannerClient, Retries
-from flyball_client.planner_link import LinkTimes
-from flyball_client.rank_session import RankSession
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from tests.unit.client.test_rank_session import PLAN, QUICK, wait_until
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.rank_session import RankSession
-from flyball_client.wire import StepMeasurement
+from flyball_client.session.rank_session import RankSession
+from flyball_wire.messages import StepMeasurement
 
 CYCLE_MHZ = ((1400, 1400), (1200, 900), (900, 900))
 

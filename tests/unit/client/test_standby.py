@@ -17,10 +17,9 @@ import pytest
 from tests.governed_rank.processes import wait_until
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
-from flyball_client.governor import board as words_of
 from flyball_client.governor import governor_process
-from flyball_client.governor.board import ClockBoard
-from flyball_client.governor.charge import Charge
+from flyball_client.governor import shared_state as words_of
+from flyball_client.governor.config import Charge
 from flyball_client.governor.governor_process import (
     CALM_TICK_S,
     STANDBY_TICK_S,
@@ -28,6 +27,7 @@ from flyball_client.governor.governor_process import (
 )
 from flyball_client.governor.lock_record import LockRecord
 from flyball_client.governor.process_watch import ProcessIdentity
+from flyball_client.governor.shared_state import ClockBoard
 from flyball_client.gpu._base import GpuAddress
 
 REQUEST = 1 << 32 | 900

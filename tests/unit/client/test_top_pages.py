@@ -17,20 +17,20 @@ from tests.planner.jobs_to_show import (
     stages_of_step,
 )
 
-from flyball_client.errors import PlannerRefusedError, PlannerUnavailableError
-from flyball_client.planner_client import PlannerClient
-from flyball_client.top.figure_text import age_text, moment_text, percent_text, target_text
-from flyball_client.top.job_page import job_page
-from flyball_client.top.jobs_page import jobs_page
-from flyball_client.top.lines import Line, Page, Span, clipped, plain_text
-from flyball_client.top.marks import ASCII, BLOCKS, Marks, Paper, bar, marks_for, sparkline
-from flyball_client.top.polling import Seen, Trouble
-from flyball_client.top.reading import JobReading
-from flyball_client.top.scrolling import moved, visible
-from flyball_client.top.stage_figures import newest_window, whole_steps
-from flyball_client.top.terminal import Event, events_of
-from flyball_client.top.views import AllJobs, page_of
-from flyball_client.wire_views import JobOverview, Overview
+from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.cli.top.figure_text import age_text, moment_text, percent_text, target_text
+from flyball_client.cli.top.job_page import job_page
+from flyball_client.cli.top.jobs_page import jobs_page
+from flyball_client.cli.top.lines import Line, Page, Span, clipped, plain_text
+from flyball_client.cli.top.marks import ASCII, BLOCKS, Marks, Paper, bar, marks_for, sparkline
+from flyball_client.cli.top.polling import Seen, Trouble
+from flyball_client.cli.top.reading import JobReading
+from flyball_client.cli.top.scrolling import moved, visible
+from flyball_client.cli.top.stage_figures import newest_window, whole_steps
+from flyball_client.cli.top.terminal import Event, events_of
+from flyball_client.cli.top.views import AllJobs, page_of
+from flyball_wire.read_models import JobOverview, Overview
 
 NOW = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 ENDED = replace(PLANNED, job_id="a-ended", state="ended", num_present=0)

@@ -13,19 +13,19 @@ from tests.planner.jobs_to_show import HISTORY, NEW, PLANNED, READING, STEPS, st
 from tests.planner.patience import wait_until
 from tests.planner.pretended_planner import Answers, answer_of, answers_about
 
-from flyball_client import routes
-from flyball_client.codec import encode
-from flyball_client.errors import (
+from flyball_client.api.errors import (
     PlannerBusyError,
     PlannerError,
     PlannerRefusedError,
     PlannerUnavailableError,
 )
-from flyball_client.planner_client import PlannerClient
-from flyball_client.top.polling import Poller, Seen
-from flyball_client.top.reading import KEPT_STEPS, JobReader
-from flyball_client.top.views import AllJobs
-from flyball_client.wire_views import StagesOfStep
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.cli.top.polling import Poller, Seen
+from flyball_client.cli.top.reading import KEPT_STEPS, JobReader
+from flyball_client.cli.top.views import AllJobs
+from flyball_wire import routes
+from flyball_wire.codec import encode
+from flyball_wire.read_models import StagesOfStep
 
 JOB = PLANNED.job_id
 STAGES = routes.fill(routes.STAGES_OF_STEPS, job_id=JOB)

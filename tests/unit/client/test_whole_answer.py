@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from flyball_client.codec import decode
-from flyball_client.errors import CodecError, PlannerUnavailableError
-from flyball_client.planner_client import PlannerClient
-from flyball_client.whole_answer import EndlessAnswerError, whole_answer
-from flyball_client.wire import PlanView
+from flyball_client.api.errors import CodecError, PlannerUnavailableError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.api.whole_answer import EndlessAnswerError, whole_answer
+from flyball_wire.codec import decode
+from flyball_wire.messages import PlanView
 
 REQUEST = httpx.Request("GET", "http://planner.test/")
 
@@ -61,7 +61,7 @@ def test_for_the_client_such_an_answer_is_no_planners(monkeypatch: pytest.Monkey
     def cut(response: httpx.Response) -> httpx.Response:
         return whole_answer(response, max_bytes=10)
 
-    monkeypatch.setattr("flyball_client.planner_connection.whole_answer", cut)
+    monkeypatch.setattr("flyball_client.api.connection.whole_answer", cut)
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b" " * 11))
     with (
         PlannerClient("http://planner.test", transport=transport) as client,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flyball_client.wire import JobRegistration, JobView, PlanView, RankView
-from flyball_integrations.demo.clock_witness import ClocksOfStep
-from flyball_integrations.demo.measurement import Measurement
-from flyball_integrations.demo.verdict import DemoResult
+from flyball_lab.demo.clock_witness import ClocksOfStep
+from flyball_lab.demo.measurement import Measurement
+from flyball_lab.demo.verdict import DemoResult
+from flyball_wire.messages import JobRegistration, JobView, PlanView, RankView
 
 NUM_STEPS = 3
 VERSION = 2

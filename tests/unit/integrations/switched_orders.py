@@ -14,8 +14,8 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 import torch
 from deepspeed.runtime.pipe import schedule
 
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_integrations.stage_orders import StageOrder, one_f_one_b
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
 
 NUM_MICROBATCHES = 3
 ALL_IN_FRONT = StageOrder.of_instructions(

@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 import torch
 from deepspeed.runtime.pipe import schedule
 
-from flyball_integrations.activation_memory import ActivationMeter, SavedTensorsMeter
+from flyball_integrations.deepspeed.activation_memory import ActivationMeter, SavedTensorsMeter
 
 
 class WrittenMeter:

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
-from flyball_client.wire import JobRegistration
-from flyball_integrations.attach_options import (
+from flyball_integrations.shared.attach_options import (
     AttachOptions,
     PlanningOptions,
     RankOptions,
     check_options,
     registered_fields,
 )
+from flyball_wire.messages import JobRegistration
 
 # What a framework knows of its own pipeline, or a rank of its GPU.
 _NOT_PLANNED = {
@@ -101,7 +101,7 @@ def test_a_blocking_power_that_is_no_number_is_refused_by_name(given: object) ->
     [
         ("tagret", "did you mean 'target'?"),
         ("job", "did you mean 'job_id'?"),
-        ("frobnicate", "see flyball_integrations.attach_options"),
+        ("frobnicate", "see flyball_integrations.shared.attach_options"),
     ],
 )
 def test_an_option_that_there_is_not_is_named_with_the_function(name: str, hint: str) -> None:

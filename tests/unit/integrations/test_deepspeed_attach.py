@@ -12,11 +12,12 @@ from tests.unit.integrations.order_world import World
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_client.wire import JobRegistration
-from flyball_integrations import attachment, deepspeed_pipeline, order_negotiation
-from flyball_integrations.deepspeed_pipeline import attach, detach
-from flyball_integrations.deepspeed_settings import SCHEDULES
+from flyball_integrations.deepspeed import pipeline
+from flyball_integrations.deepspeed.pipeline import attach, detach
+from flyball_integrations.deepspeed.settings import SCHEDULES
+from flyball_integrations.shared import attachment, order_negotiation
 from flyball_server.planning.schedule_choice import candidate_schedules
+from flyball_wire.messages import JobRegistration
 
 LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
 
@@ -54,7 +55,7 @@ class Opened:
             return Gpu()
 
         monkeypatch.setattr(attachment, "open_local_gpu", open_gpu)
-        monkeypatch.setattr(deepspeed_pipeline, "EagerP2P", Eager)
+        monkeypatch.setattr(pipeline, "EagerP2P", Eager)
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_a_schedule_is_registered_by_the_planners_name_and_auto_with_what_can_be
         known.append(told["schedule"])
         return JobRegistration(**told)
 
-    monkeypatch.setattr(deepspeed_pipeline, "JobRegistration", noting)
+    monkeypatch.setattr(pipeline, "JobRegistration", noting)
     made = engine()
     attach(made, job_id="job", schedule=schedule, p2p="pulled", free_memory_bytes=0)
     detach(made)
@@ -230,7 +231,7 @@ def test_a_local_rank_that_is_no_number_is_named(
 
 
 @pytest.mark.parametrize(
-    ("place", "part"), [(attachment, "JobRegistrar"), (deepspeed_pipeline, "EnginePatch")]
+    ("place", "part"), [(attachment, "JobRegistrar"), (pipeline, "EnginePatch")]
 )
 def test_what_fails_later_closes_what_was_opened_and_leaves_the_engine_alone(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, place: ModuleType, part: str

@@ -15,16 +15,15 @@ import pytest
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_integrations import deepspeed_config
-from flyball_integrations.attach_options import AttachOptions
-from flyball_integrations.deepspeed_config import (
+from flyball_integrations.deepspeed import config_file
+from flyball_integrations.deepspeed.config_file import (
     attach_from_config,
     is_asked_for,
     load_config,
     read_attachment,
 )
-from flyball_integrations.deepspeed_pipeline import attach
-from flyball_integrations.deepspeed_settings import (
+from flyball_integrations.deepspeed.pipeline import attach
+from flyball_integrations.deepspeed.settings import (
     ADAPTATIONS,
     EFFORTS,
     POLICIES,
@@ -34,6 +33,7 @@ from flyball_integrations.deepspeed_settings import (
     SETTINGS,
     Setting,
 )
+from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_profiles.gpu_windows import gpu_names
 from flyball_server.jobs.records import ADAPTATIONS as PLANNERS_ADAPTATIONS
 from flyball_server.jobs.records import PROFILINGS as PLANNERS_PROFILINGS
@@ -499,7 +499,7 @@ def test_attach_gets_what_is_given_and_only_rank_0_is_told(
         attached.append((engine, arguments))
         return "session"
 
-    monkeypatch.setattr(deepspeed_config, "attach", record)
+    monkeypatch.setattr(config_file, "attach", record)
     for setting in SETTINGS:
         monkeypatch.delenv(setting.variable, raising=False)
     monkeypatch.setenv("FLYBALL_LEASE_S", "9")

@@ -9,8 +9,8 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from deepspeed.runtime.pipe import schedule
 
-from flyball_integrations.deepspeed_engine_patch import EnginePatch
-from flyball_integrations.instruction_hooks import Execute, InstructionWrapper
+from flyball_integrations.deepspeed.engine_patch import EnginePatch
+from flyball_integrations.shared.instruction_hooks import Execute, InstructionWrapper
 
 
 class _Engine:

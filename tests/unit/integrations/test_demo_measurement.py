@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_client.wire import StepView
-from flyball_integrations.demo.measurement import Measurement, measure, steps_of
+from flyball_lab.demo.measurement import Measurement, measure, steps_of
+from flyball_wire.messages import StepView
 
 
 def _step(

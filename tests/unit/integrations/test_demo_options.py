@@ -4,9 +4,9 @@ import argparse
 
 import pytest
 
-from flyball_client.command import CommandError
-from flyball_integrations.demo import command, training_watch
-from flyball_integrations.demo.options import MAX_MICROBATCHES, MAX_STEPS, DemoOptions
+from flyball_lab.demo import command, training_watch
+from flyball_lab.demo.options import MAX_MICROBATCHES, MAX_STEPS, DemoOptions
+from flyball_wire.command import CommandError
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_integrations.demo import prerequisites
-from flyball_integrations.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo import prerequisites
+from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
 
 pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 

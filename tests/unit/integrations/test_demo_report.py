@@ -10,7 +10,7 @@ pytest.importorskip("rich", reason="needs the extra 'demo'")
 
 from rich.console import Console
 
-from flyball_integrations.demo.report import print_report, result_document
+from flyball_lab.demo.report import print_report, result_document
 
 
 def _report() -> str:

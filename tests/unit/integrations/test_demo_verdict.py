@@ -12,7 +12,7 @@ from tests.unit.integrations.demo_results import (
     witnessed_clocks,
 )
 
-from flyball_integrations.demo.verdict import error_percent, failed_condition
+from flyball_lab.demo.verdict import error_percent, failed_condition
 
 
 def _failed(**spoiled: Any) -> str | None:  # noqa: ANN401 - any of the result's fields

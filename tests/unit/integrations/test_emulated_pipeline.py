@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import pytest
 
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.rank_session import RankSession
-from flyball_integrations.evaluation.emulated_pipeline import (
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import (
     EmulatedDeadlockError,
     EmulatedRank,
     Order,
     run_step,
 )
-from flyball_integrations.evaluation.rank_clock import RankClock
-from flyball_integrations.evaluation.switching_gpu import SwitchingGpu
+from flyball_lab.emulation.rank_clock import RankClock
+from flyball_lab.emulation.switching_gpu import SwitchingGpu
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 BLOCKING_POWER_W = 80.0

@@ -22,8 +22,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_integrations import envpipe
-from flyball_integrations.deepspeed_config import ConfiguredAttachment
-from flyball_integrations.deepspeed_settings import SETTINGS
+from flyball_integrations.deepspeed.config_file import ConfiguredAttachment
+from flyball_integrations.deepspeed.settings import SETTINGS
 
 BLOCK = {"type": "envelope", "scheduling": "1f1b", "reconfig": "balanced", "gpu": "a100"}
 MODEL = SimpleNamespace()

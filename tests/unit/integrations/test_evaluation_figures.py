@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from flyball_client.__main__ import main
-from flyball_client.command import CommandError
-from flyball_integrations.evaluation import evaluation_run
-from flyball_integrations.evaluation.configurations import (
+from flyball_lab.evaluation import evaluation_run
+from flyball_lab.evaluation.configurations import (
     BASELINE,
     ENVPIPE,
     FITTED,
@@ -28,12 +27,13 @@ from flyball_integrations.evaluation.configurations import (
     Configuration,
     with_heavier_last_stage,
 )
-from flyball_integrations.evaluation.figures import FIGURE_NAMES, Figure, make_figure
-from flyball_integrations.evaluation.models import example_model, fitted_model, given_models
-from flyball_integrations.evaluation.planned_run import RunResult
-from flyball_integrations.evaluation.plots import write_plots
-from flyball_integrations.evaluation.tables import COLUMNS, printed_table, rows_of, write_csv
+from flyball_lab.evaluation.figures import FIGURE_NAMES, Figure, make_figure
+from flyball_lab.evaluation.models import example_model, fitted_model, given_models
+from flyball_lab.evaluation.planned_run import RunResult
+from flyball_lab.evaluation.plots import write_plots
+from flyball_lab.evaluation.tables import COLUMNS, printed_table, rows_of, write_csv
 from flyball_profiles.examples import example_profile_path
+from flyball_wire.command import CommandError
 
 PATIENCE_S = 60.0
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_integrations.instruction_hooks import BufferMicrobatches
+from flyball_integrations.shared.instruction_hooks import BufferMicrobatches
 
 
 def test_forwards_count_microbatches_and_backwards_find_them_by_buffer() -> None:

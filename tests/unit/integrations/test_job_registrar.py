@@ -10,10 +10,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from flyball_client.planner_client import PlannerClient, Retries
-from flyball_client.wire import JobRegistration
-from flyball_integrations import job_registrar
-from flyball_integrations.job_registrar import JobRegistrar
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_integrations.shared import job_registrar
+from flyball_integrations.shared.job_registrar import JobRegistrar
+from flyball_wire.messages import JobRegistration
 
 _TIMEOUT_S = 60.0
 _REGISTRATION = JobRegistration(num_stages=4, num_microbatches=8)

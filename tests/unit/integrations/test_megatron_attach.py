@@ -17,10 +17,11 @@ with warnings.catch_warnings():
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import schedules
 
-from flyball_client.wire import JobRegistration
-from flyball_integrations import attachment, megatron_pipeline
-from flyball_integrations.megatron_order import interleaved, one_f_one_b
-from flyball_integrations.megatron_pipeline import attach, detach, training_step
+from flyball_integrations.megatron import pipeline
+from flyball_integrations.megatron.order import interleaved, one_f_one_b
+from flyball_integrations.megatron.pipeline import attach, detach, training_step
+from flyball_integrations.shared import attachment
+from flyball_wire.messages import JobRegistration
 
 _CONFIG = {"timers": None, "microbatch_group_size_per_vp_stage": 2, "overlap_p2p_comm": True}
 LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
@@ -110,7 +111,7 @@ def test_attaching_before_the_ranks_have_their_places_is_refused(
 def test_a_step_without_an_attachment_goes_on_and_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    megatron_pipeline._warn_unattached.cache_clear()
+    pipeline._warn_unattached.cache_clear()
     num_done = 0
     for _ in range(3):
         with training_step():
@@ -252,7 +253,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name == "flyball_integrations.megatron_pipeline"
+        if record.name == "flyball_integrations.megatron.pipeline"
     ]
 
 

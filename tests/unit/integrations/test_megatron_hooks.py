@@ -13,11 +13,11 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 import torch
 
-from flyball_integrations.attachment import Overrides
-from flyball_integrations.megatron_order import one_f_one_b
-from flyball_integrations.megatron_patch import patch_schedules
-from flyball_integrations.megatron_timers import HookedTimers
-from flyball_integrations.megatron_training import MegatronTraining
+from flyball_integrations.megatron.order import one_f_one_b
+from flyball_integrations.megatron.patch import patch_schedules
+from flyball_integrations.megatron.timers import HookedTimers
+from flyball_integrations.megatron.training import MegatronTraining
+from flyball_integrations.shared.attachment import Overrides
 
 
 class WrittenHooks:

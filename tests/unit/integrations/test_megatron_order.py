@@ -13,7 +13,7 @@ with warnings.catch_warnings():
     pytest.importorskip("megatron.core", reason="needs megatron-core")
     from megatron.core.pipeline_parallel import schedules
 
-from flyball_integrations.megatron_order import interleaved
+from flyball_integrations.megatron.order import interleaved
 from flyball_server.planning.schedules import make_schedule
 
 

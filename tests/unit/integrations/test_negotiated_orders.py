@@ -22,15 +22,15 @@ from tests.unit.integrations.switched_orders import (
     stock,
 )
 
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_client.plan_switch import PlanSwitch
-from flyball_integrations import order_negotiation
-from flyball_integrations.order_agreement import OrderAgreement
-from flyball_integrations.order_negotiation import OrderNegotiation, RankPlace
-from flyball_integrations.order_switch import OrderSwitch
-from flyball_integrations.planned_schedule import PlannedSchedule
-from flyball_integrations.rank_memory import RankMemory
-from flyball_integrations.stage_orders import StageOrder
+from flyball_client.session.pending_plans import PlanSwitch
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.deepspeed.order_switch import OrderSwitch
+from flyball_integrations.deepspeed.planned_schedule import PlannedSchedule
+from flyball_integrations.shared import order_negotiation
+from flyball_integrations.shared.order_agreement import OrderAgreement
+from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.shared.rank_memory import RankMemory
+from flyball_integrations.shared.stage_orders import StageOrder
 
 
 class Ranks:

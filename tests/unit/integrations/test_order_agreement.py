@@ -10,9 +10,9 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 from tests.unit.integrations.order_world import World
 
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_integrations.order_agreement import Decision, Offer, OrderAgreement
-from flyball_integrations.stage_orders import StageOrder, one_f_one_b
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.shared.order_agreement import Decision, Offer, OrderAgreement
+from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
 
 NUM_MICROBATCHES = 2
 EXTRA = StageOrder.of_instructions(("forward", "forward", "backward", "backward"), (0, 1, 0, 1))

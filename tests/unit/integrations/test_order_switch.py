@@ -19,10 +19,10 @@ from tests.unit.integrations.switched_orders import (
     stock,
 )
 
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_integrations.order_switch import OrderSwitch
-from flyball_integrations.planned_schedule import PlannedSchedule
-from flyball_integrations.stage_orders import StageOrder
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.deepspeed.order_switch import OrderSwitch
+from flyball_integrations.deepspeed.planned_schedule import PlannedSchedule
+from flyball_integrations.shared.stage_orders import StageOrder
 
 
 class Negotiation:

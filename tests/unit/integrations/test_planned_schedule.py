@@ -15,8 +15,8 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 from tests.p2p_checker.checker import Deadlock, PipelineChecker, Window
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, operating_points, profile_of
 
-from flyball_integrations.planned_schedule import OrderedP2P, PlannedSchedule
-from flyball_integrations.stage_orders import (
+from flyball_integrations.deepspeed.planned_schedule import OrderedP2P, PlannedSchedule
+from flyball_integrations.shared.stage_orders import (
     OrderError,
     StageOrder,
     Unit,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_integrations.rank_memory import (
+from flyball_integrations.shared.rank_memory import (
     RankMemory,
     free_cuda_bytes,
     memory_by_stage,

@@ -12,8 +12,8 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from flyball_client.instruction_timings import Transfer
-from flyball_integrations.deepspeed_engine_patch import EnginePatch
+from flyball_client.session.instruction_timings import Transfer
+from flyball_integrations.deepspeed.engine_patch import EnginePatch
 
 Instruction = tuple[type, int]
 

@@ -24,17 +24,17 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
 
-from flyball_client.wire import JobRegistration
-from flyball_integrations import torch_schedules
-from flyball_integrations.stage_orders import one_f_one_b
-from flyball_integrations.torch_joint_attach import on_all_ranks_or_none
-from flyball_integrations.torch_order_switch import computations, rehearse
-from flyball_integrations.torch_pipelining import (
+from flyball_integrations.shared.stage_orders import one_f_one_b
+from flyball_integrations.torch import private_schedules
+from flyball_integrations.torch.joint_attach import on_all_ranks_or_none
+from flyball_integrations.torch.order_switch import computations, rehearse
+from flyball_integrations.torch.pipelining import (
     _synchronize,
     attach,
     detach,
     registration_of,
 )
+from flyball_wire.messages import JobRegistration
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -211,7 +211,7 @@ def test_a_job_without_a_profile_is_registered_as_attach_was_told(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("flyball_integrations.attachment.JobRegistrar", Registrar)
+    monkeypatch.setattr("flyball_integrations.shared.attachment.JobRegistrar", Registrar)
     schedule = schedule_of_one(Schedule1F1B)
     attach(
         schedule,
@@ -291,7 +291,7 @@ def test_the_gpu_of_this_process_is_opened_and_closed(monkeypatch: pytest.Monkey
         return Gpu()
 
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr("flyball_integrations.attachment.open_local_gpu", open_gpu)
+    monkeypatch.setattr("flyball_integrations.shared.attachment.open_local_gpu", open_gpu)
     schedule = schedule_of_one()
     attach(schedule, job_id="job")
     assert log == ["local rank 3"]
@@ -378,7 +378,7 @@ def test_one_chunk_each_is_registered_without_chunks() -> None:
 def test_an_order_runs_on_the_schedules_own_stage_and_losses() -> None:
     torch.manual_seed(7)
     schedule = schedule_of_one(Schedule1F1B, num_microbatches=4)
-    runtime = torch_schedules.in_order(schedule, computations([one_f_one_b(4, 1, 0)]))
+    runtime = private_schedules.in_order(schedule, computations([one_f_one_b(4, 1, 0)]))
     batch = torch.randn(8, WIDTH)
     own: list[torch.Tensor] = []
     ordered: list[torch.Tensor] = []

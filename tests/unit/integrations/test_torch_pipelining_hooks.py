@@ -25,11 +25,11 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, schedules
 
-from flyball_integrations import torch_schedules
-from flyball_integrations.torch_memory import ForwardMeter
-from flyball_integrations.torch_pipelining import registration_of
-from flyball_integrations.torch_schedule_patch import SchedulePatch
-from flyball_integrations.torch_waits import Instruction, WaitTimes
+from flyball_integrations.torch import private_schedules
+from flyball_integrations.torch.memory import ForwardMeter
+from flyball_integrations.torch.pipelining import registration_of
+from flyball_integrations.torch.schedule_patch import SchedulePatch
+from flyball_integrations.torch.waits import Instruction, WaitTimes
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -177,7 +177,7 @@ def test_chunks_are_numbered_in_the_order_of_the_model_whatever_the_list() -> No
     schedule._stages.reverse()
     hooks = HookLog()
     with _patched(schedule, hooks):
-        assert [stage.stage_index for stage in torch_schedules.stages_of(schedule)] == [0, 1]
+        assert [stage.stage_index for stage in private_schedules.stages_of(schedule)] == [0, 1]
     assert registration_of(schedule).virtual_stages == ((0, 1),)
 
 

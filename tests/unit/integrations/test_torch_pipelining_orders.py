@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
-from flyball_client.plan_cursor import CompiledPlan
-from flyball_integrations import order_negotiation
-from flyball_integrations.order_agreement import Decision, Offer
-from flyball_integrations.order_negotiation import OrderNegotiation, RankPlace
-from flyball_integrations.rank_memory import RankMemory
-from flyball_integrations.stage_orders import StageOrder, one_f_one_b
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.shared import order_negotiation
+from flyball_integrations.shared.order_agreement import Decision, Offer
+from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.shared.rank_memory import RankMemory
+from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
 
 _ALL_IN_FRONT = StageOrder.of_instructions(["forward"] * 3 + ["backward"] * 3, [0, 1, 2, 0, 1, 2])
 _ORDERS = (_ALL_IN_FRONT, one_f_one_b(3, 2, 1))

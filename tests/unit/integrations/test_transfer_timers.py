@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_client.instruction_timings import Transfer
-from flyball_integrations.transfer_timers import DeviceTransferTimer, HostTransferTimer
+from flyball_client.session.instruction_timings import Transfer
+from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, HostTransferTimer
 
 Told = list[tuple[str, str, float, int | None]]
 

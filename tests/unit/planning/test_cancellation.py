@@ -16,7 +16,7 @@ from flyball_server.planning.frontier.interior_point import InteriorPointRelaxat
 from flyball_server.planning.frontier.rounding import MOVES_AT_A_STRETCH
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 
 

@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 
-from flyball_server.planning.simulator import Simulation, simulate
+from flyball_server.planning.model.simulator import Simulation, simulate
 
 from .tiny_pipelines import B, F, I, W, model_of, timed_profile
 

@@ -14,7 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.data_parallel import (
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_document,
+    data_parallel_plan_from_document,
+    is_data_parallel,
+    plan_document,
+)
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
     join_pipelines,
     make_data_parallel_plan,
@@ -22,22 +33,11 @@ from flyball_server.planning.data_parallel import (
     simulate_jointly,
     split_assignment,
 )
-from flyball_server.planning.effort import Effort
-from flyball_server.planning.errors import PlanningError, TargetUnreachableError
-from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import earliest_finish_s, simulate
 from flyball_server.planning.plan import DataParallelPlan
-from flyball_server.planning.plan_document import (
-    data_parallel_document,
-    data_parallel_plan_from_document,
-    is_data_parallel,
-    plan_document,
-)
-from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies import POLICIES
-from flyball_server.planning.recorded_plan import models_of_data_parallel_plan
-from flyball_server.planning.simulator import earliest_finish_s, simulate
 
 from .oracles import every_plan
 from .tiny_pipelines import TICK_S, B, F, Points, equal_profile, profile_of, profiles

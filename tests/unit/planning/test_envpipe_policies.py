@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.policies import POLICIES, choose
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.outer_envelope import outer_envelope

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.dag import build_dag
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import build_dag
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.recorded_plan import model_of_plan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import (
     ActivationMemory,
@@ -21,7 +22,6 @@ from flyball_server.planning.schedules._base import (
 )
 from flyball_server.planning.schedules.explicit import explicit_order, num_microbatches_of
 from flyball_server.planning.schedules.virtual_stages import VirtualStages
-from flyball_server.planning.simulator import simulate
 
 from .tiny_pipelines import (
     B,

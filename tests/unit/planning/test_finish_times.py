@@ -7,10 +7,15 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 
-from flyball_server.planning import finish_times, warm_up
-from flyball_server.planning.finish_times import FinishTimes, predicted_time_and_energy
-from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.simulator import earliest_finish_s, latest_finish_s, time_and_energy
+from flyball_server.planning import warm_up
+from flyball_server.planning.model import finish_times
+from flyball_server.planning.model.finish_times import FinishTimes, predicted_time_and_energy
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import (
+    earliest_finish_s,
+    latest_finish_s,
+    time_and_energy,
+)
 
 from .tiny_pipelines import assigned_models
 

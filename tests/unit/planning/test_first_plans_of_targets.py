@@ -10,18 +10,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from flyball_server.planning import plans_at_once
-from flyball_server.planning.data_parallel import join_pipelines
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.first_plan import FirstPlan, FirstPlanner
 from flyball_server.planning.frontier.reserve import with_reserve
-from flyball_server.planning.paced_first_plans import PacedFirstPlans
-from flyball_server.planning.paced_pipelines import Pace, PacedRequest, paced_model
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.data_parallel import join_pipelines
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, model_of_request
-from flyball_server.planning.plans_at_once import make_first_plan
-from flyball_server.planning.running_clocks import RunningClocks
-from flyball_server.planning.simulator import time_and_energy
+from flyball_server.planning.stragglers import plans_at_once
+from flyball_server.planning.stragglers.first_plans import PacedFirstPlans
+from flyball_server.planning.stragglers.plans_at_once import make_first_plan
+from flyball_server.planning.stragglers.running_clocks import RunningClocks
+from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, paced_model
 
 from .oracles import every_plan
 from .tiny_pipelines import B, F, operating_points, profile_of

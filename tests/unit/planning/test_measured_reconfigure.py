@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.measured_pipeline import MeasuredPipeline, receives_from_neighbour
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.measured_pipeline import (
+    MeasuredPipeline,
+    receives_from_neighbour,
+)
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies.measured_reconfigure import (
     FINISH_LIMIT,
     MeasuredLoop,
@@ -20,7 +24,6 @@ from flyball_server.planning.policies.measured_reconfigure import (
     measured_critical_path,
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
-from flyball_server.planning.simulator import simulate
 
 from .tiny_pipelines import (
     B,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Instruction, Schedule
-from flyball_server.planning.simulator import simulate
 
 from .oracles import event_driven_finish_s
 from .tiny_pipelines import TICK_S, B, F, I, W, context_of, equal_profile, model_of, profile_of

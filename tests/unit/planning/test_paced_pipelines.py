@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.data_parallel import make_data_parallel_plan, separate_pipelines
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_document,
+    data_parallel_plan_from_document,
+)
+from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
-from flyball_server.planning.paced_pipelines import (
+from flyball_server.planning.model.data_parallel import make_data_parallel_plan, separate_pipelines
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.stragglers.slowed_pipelines import (
     Pace,
     PacedRequest,
     make_paced_plan,
 )
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
-from flyball_server.planning.plan_document import (
-    data_parallel_document,
-    data_parallel_plan_from_document,
-)
-from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.policies import POLICIES
-from flyball_server.planning.recorded_plan import models_of_data_parallel_plan
 
 from .oracles import every_plan
 from .tiny_pipelines import B, F, equal_profile, profile_of, profiles

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.plan_document import (
+from flyball_server.planning.documents.plan_document import (
     instruction_entries,
     plan_document,
     plan_from_document,
 )
-from flyball_server.planning.planned_instructions import PlannedInstruction
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 
 from .tiny_pipelines import B, F, I, W, any_requests, equal_profile, timed_profile

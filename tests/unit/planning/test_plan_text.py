@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.plan_text import plan_rows
-from flyball_server.planning.simulator import simulate
+from flyball_server.planning.documents.plan_text import plan_rows
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 
 from .tiny_pipelines import B, F, I, W, model_of, profile_of
 

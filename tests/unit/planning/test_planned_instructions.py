@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.planner.samples import frequency_plan
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.planned_instructions import (
+from flyball_server.planning.documents.planned_instructions import (
     PlannedInstruction,
     PlannedStages,
     in_stages,

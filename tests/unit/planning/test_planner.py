@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import (
     DEFAULT_POLICY,

@@ -12,18 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.plan_documents import any_plan_document, any_plan_from_document
-from flyball_server.planning import plans_at_once
+from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.plans_at_once import make_first_plan, make_plan_at_once
-from flyball_server.planning.recorded_plan import model_of_plan
 from flyball_server.planning.request_digest import request_digest
-from flyball_server.planning.running_clocks import RunningClocks, running_clocks
-from flyball_server.planning.simulator import time_and_energy
+from flyball_server.planning.stragglers import plans_at_once
+from flyball_server.planning.stragglers.plans_at_once import make_first_plan, make_plan_at_once
+from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
+from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 
 from .tiny_pipelines import B, F, any_requests, profile_of
 

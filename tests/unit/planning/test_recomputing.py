@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
-from flyball_server.planning.simulator import simulate
 
 from .tiny_pipelines import TICK_S, B, F, R, equal_profile, model_of, node_of, timed_profile
 

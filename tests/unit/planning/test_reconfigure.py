@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS, reconfigure
-from flyball_server.planning.simulator import simulate
 
 from .oracles import event_driven_finish_s
 from .tiny_pipelines import B, F, Points, assigned_models, model_of, node_of, profile_of

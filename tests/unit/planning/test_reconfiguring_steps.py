@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from flyball_profiles.examples import example_profile_path, load_example_profile
+from flyball_server.cli.reconfiguration_steps import main
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies.reconfigure import reconfigure, reconfiguring_steps
-from flyball_server.planning.recorded_plan import model_of_plan
-from flyball_server.planning.simulator import simulate
-from flyball_server.reconfiguration_steps import main
 
 NUM_MICROBATCHES = 4
 

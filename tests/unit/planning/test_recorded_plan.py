@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.planned_instructions import PlannedInstruction
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.recorded_plan import model_of_plan
 from flyball_server.planning.schedules.explicit import explicit_order
-from flyball_server.planning.simulator import simulate
 
 from .tiny_pipelines import B, F, I, W, any_requests, equal_profile, profile_of
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.dag import build_dag
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import (
     MAX_NUM_MICROBATCHES,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_server.planning.pipeline_model import build_model
+from flyball_server.planning.model.pipeline_model import build_model
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.schedules._base import Instruction, Schedule
 from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
-from flyball_server.planning.simulator import simulate
 
 from .tiny_pipelines import B, F, I, W, context_of, equal_profile, model_of, node_of, profile_of
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_server.planning.dag import NONE
-from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.plan_text import plan_rows
-from flyball_server.planning.simulator import simulate
+from flyball_server.planning.documents.plan_text import plan_rows
+from flyball_server.planning.model.dag import NONE
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 
 from .oracles import event_driven_finish_s, longest_path_s, planned_schedule
 from .tiny_pipelines import TICK_S, B, F, any_models, assigned_any_models, model_of, profile_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
-from flyball_server.planning.valley import least_energy_points, stage_valley
+from flyball_server.planning.model.least_energy_clock import least_energy_points, stage_valley
 
 from .tiny_pipelines import B, F, I, Points, W, profile_of
 

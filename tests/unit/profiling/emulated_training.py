@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.dag import NONE, build_dag
+from flyball_server.planning.model.dag import NONE, build_dag
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.profiling.moves import Finished, Move, Probe, Refused, next_move

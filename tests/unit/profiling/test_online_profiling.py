@@ -9,11 +9,11 @@ from tests.unit.profiling.emulated_training import ProfilingRun, Truth, profile_
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.planning.model.simulator import Simulation, simulate
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Schedule, ScheduleContext
-from flyball_server.planning.simulator import Simulation, simulate
 from flyball_server.profiling.moves import Finished, Refused, next_move
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_server.profiling.profiling_result import ProfilingResult

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import any_models, context_of, equal_profile
 
-from flyball_server.planning.dag import build_dag
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.dag import build_dag
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import earliest_finish_s
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Schedule
-from flyball_server.planning.simulator import earliest_finish_s
 from flyball_server.profiling.step_design import StepGraph, slow_nodes
 
 NUM_STAGES, NUM_MICROBATCHES = 4, 12

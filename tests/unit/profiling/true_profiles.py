@@ -9,12 +9,12 @@ from tests.unit.profiling.emulated_training import Truth
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
-from flyball_server.planning.simulator import simulate
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_server.profiling.profiling_result import ProfiledPoint, ProfilingResult
 

@@ -18,8 +18,10 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.jobs import registration
-from flyball_server.jobs.activation import HeldVersion, acknowledge_together
+from flyball_server.http.gathering import Gathering
+from flyball_server.http.rank_calls import RankCalls
+from flyball_server.jobs.activation.acknowledgements import HeldVersion, acknowledge_together
+from flyball_server.jobs.activation.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import (
     InvalidFieldError,
@@ -30,15 +32,13 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
     UnknownRankError,
 )
-from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.inspection import get_job
-from flyball_server.jobs.launch import Launch
-from flyball_server.jobs.measurements import RankPost, list_steps, store_together
-from flyball_server.jobs.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.measurements.measurements import RankPost, list_steps, store_together
 from flyball_server.jobs.records import JobSpec, RankRecord
-from flyball_server.jobs.registration import KnownRank, register_job, register_together
-from flyball_server.rest.gathering import Gathering
-from flyball_server.rest.rank_calls import RankCalls
+from flyball_server.jobs.registry import registration
+from flyball_server.jobs.registry.inputs import put_profile
+from flyball_server.jobs.registry.inspection import get_job
+from flyball_server.jobs.registry.launch import Launch
+from flyball_server.jobs.registry.registration import KnownRank, register_job, register_together
 
 NOBODY = Launch()
 WAIT_S = 30.0
@@ -160,7 +160,7 @@ def test_a_part_is_the_one_that_the_rank_gets_alone(services: Services) -> None:
 def test_a_version_is_read_once_however_many_ask(services: Services) -> None:
     plans = rendering([])
     ask(services, plans, 0)
-    with patch("flyball_server.jobs.rank_plans.require_plan") as read:
+    with patch("flyball_server.jobs.activation.rank_plans.require_plan") as read:
         ask(services, plans, 0, 1, 2, 3)
     assert not read.called
 

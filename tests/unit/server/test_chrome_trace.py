@@ -18,11 +18,17 @@ from typing import Any
 import pytest
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.chrome_trace import trace_document
-from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.cli.plots.chrome_trace import trace_document
+from flyball_server.planning.documents.predicted_timeline import (
+    PredictedTimeline,
+    predicted_timeline,
+)
+from flyball_server.planning.documents.recorded_plan import (
+    model_of_plan,
+    models_of_data_parallel_plan,
+)
+from flyball_server.planning.model.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.predicted_timeline import PredictedTimeline, predicted_timeline
-from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
 from flyball_server.planning.schedules._base import Instruction
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD

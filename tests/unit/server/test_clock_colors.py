@@ -10,10 +10,10 @@ from rich.color import ColorSystem
 from tests.browser.contrast import luminance
 from tests.unit.planning.tiny_pipelines import assigned_models, equal_profile, model_of
 
-from flyball_server.clock_colors import ClockColors, row_colors
-from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.plan_text import plan_rows
-from flyball_server.planning.simulator import simulate
+from flyball_server.cli.plots.clock_colors import ClockColors, row_colors
+from flyball_server.planning.documents.plan_text import plan_rows
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 
 SYSTEMS = [ColorSystem.STANDARD, ColorSystem.EIGHT_BIT, ColorSystem.TRUECOLOR]
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

@@ -17,12 +17,7 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.jobs.comparisons import (
-    comparison_cycle,
-    delete_comparison,
-    get_comparison,
-    start_comparison,
-)
+from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobIsOverError,
@@ -30,14 +25,19 @@ from flyball_server.jobs.errors import (
     NothingToCompareError,
     UnknownJobError,
 )
-from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import require_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.reactions import comparing
-from flyball_server.jobs.reactions.comparing import Comparing
+from flyball_server.jobs.reconcile import comparing
+from flyball_server.jobs.reconcile.comparing import Comparing
 from flyball_server.jobs.records import PlanRecord, StepReport
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.registry.registration import register_job
+from flyball_server.jobs.savings.comparisons import (
+    comparison_cycle,
+    delete_comparison,
+    get_comparison,
+    start_comparison,
+)
 
 
 class ComparedJob:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flyball_server.jobs.estimates import BatchMeans, PairedMeans
-from flyball_server.jobs.intervals import (
+from flyball_server.jobs.savings.estimates import BatchMeans, PairedMeans
+from flyball_server.jobs.savings.intervals import (
     Interval,
     MeanEstimate,
     combined,

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 from starlette.types import Message
 
-from flyball_server.rest import event_stream
-from flyball_server.rest.event_stream import EventStream, event
+from flyball_server.http.events import event_stream
+from flyball_server.http.events.event_stream import EventStream, event
 
 NEVER_S = 600.0
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from flyball_server.http import edge_errors
+from flyball_server.http.error_table import ERROR_STATUS, STATUS_MEANING, status_of
 from flyball_server.jobs import errors
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, UnknownJobError
-from flyball_server.rest import edge_errors
-from flyball_server.rest.error_table import ERROR_STATUS, STATUS_MEANING, status_of
 
 
 def tree(kind: type[JobsError]) -> Iterator[type[JobsError]]:

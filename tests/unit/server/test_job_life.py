@@ -17,30 +17,30 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_client.wire_loop import Timetable, TimetableWindow
-from flyball_server.jobs import new_run
-from flyball_server.jobs.deletion import delete_job
 from flyball_server.jobs.errors import (
     JobIsRunningError,
     OtherRunError,
     RegistrationConflictError,
     UnknownJobError,
 )
-from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import get_job, list_jobs, notes
-from flyball_server.jobs.job_life import LifeTimes
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.launch import Launch
-from flyball_server.jobs.measurements import list_steps
-from flyball_server.jobs.reactions import ageing
-from flyball_server.jobs.reactions.ageing import Ageing
-from flyball_server.jobs.reactions.replanning import replanning
-from flyball_server.jobs.reactions.timetabled import timetabled
+from flyball_server.jobs.lifecycle.deletion import delete_job
+from flyball_server.jobs.lifecycle.job_life import LifeTimes
+from flyball_server.jobs.measurements.measurements import list_steps
+from flyball_server.jobs.reconcile import expiry
+from flyball_server.jobs.reconcile.expiry import Ageing
+from flyball_server.jobs.reconcile.replanning import replanning
+from flyball_server.jobs.reconcile.timetabled import timetabled
 from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
-from flyball_server.jobs.registration import leave_rank, register_job, register_together
+from flyball_server.jobs.registry import new_run
+from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
+from flyball_server.jobs.registry.launch import Launch
+from flyball_server.jobs.registry.registration import leave_rank, register_job, register_together
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.timetables import get_timetable, put_timetable
+from flyball_wire.closed_loop import Timetable, TimetableWindow
 
 LIFE = LifeTimes(rank_silence_s=90, job_expiry_s=3600, job_retention_s=7200)
 FIRST = Launch(run="42", restart_count=0)
@@ -369,9 +369,9 @@ def test_nobody_plans_for_a_job_that_is_over(life: Life) -> None:
 
 
 def test_a_job_is_not_looked_at_all_the_time(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ageing, "SHORTEST_PERIOD_S", 1e6)
+    monkeypatch.setattr(expiry, "SHORTEST_PERIOD_S", 1e6)
     looking = Ageing()
-    assert looking(life.services, "job") == ageing.LONGEST_PERIOD_S
+    assert looking(life.services, "job") == expiry.LONGEST_PERIOD_S
     leave_rank(life.services, "job", 0)
     leave_rank(life.services, "job", 1)
     again_s = looking(life.services, "job")

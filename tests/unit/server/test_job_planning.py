@@ -22,10 +22,10 @@ from flyball_server.jobs.errors import (
     RegistrationConflictError,
     UnknownJobError,
 )
-from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import get_job, get_plan, list_plans
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inspection import get_job, get_plan, list_plans
+from flyball_server.jobs.registry.registration import register_job
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest

@@ -19,17 +19,17 @@ from tests.planner.samples import (
 )
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.jobs import step_reading
 from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.measurements import step_reading
+from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds, whole_step
 from flyball_server.jobs.records import PlanRecord, StepTotals
-from flyball_server.jobs.registration import register_job
-from flyball_server.jobs.report import JobReport, get_report
+from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.step_reading import all_step_kinds, step_kinds, whole_step
 from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
+from flyball_server.views.report import JobReport, get_report
 
 TOTALS = StepTotals(
     step=3,

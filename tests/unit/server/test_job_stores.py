@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flyball_server.jobs.errors import StoreDriverError
-from flyball_server.jobs.stores.job_stores import make_job_store
-from flyball_server.jobs.stores.postgres_store import PostgresJobStore
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 
 def test_the_address_says_which_store(tmp_path: Path) -> None:
@@ -22,8 +22,8 @@ def test_the_address_says_which_store(tmp_path: Path) -> None:
 
 
 def test_without_the_driver_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "flyball_server.jobs.stores.postgres_store")
-    monkeypatch.setitem(sys.modules, "flyball_server.jobs.stores.postgres_engine", None)
+    monkeypatch.delitem(sys.modules, "flyball_server.jobs.store.postgres.postgres_store")
+    monkeypatch.setitem(sys.modules, "flyball_server.jobs.store.postgres.postgres_engine", None)
     with pytest.raises(StoreDriverError) as refused:
         make_job_store("postgresql://ada:secret@db/flyball")
     assert str(refused.value) == (

@@ -32,7 +32,7 @@ def test_a_command_that_may_only_refuse_loads_no_planner(command: str) -> None:
 
 
 def test_the_planner_itself_loads_all_but_what_only_planning_processes_need() -> None:
-    loaded = _loaded_by("flyball_server.planner_server")
+    loaded = _loaded_by("flyball_server.serving.planner_server")
 
     assert loaded >= HEAVY - SOLVERS
     assert loaded & SOLVERS == set()

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from flyball_server.jobs import live_feed
 from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
-from flyball_server.jobs.live_feed import Feed, Following
 from flyball_server.jobs.waiters import JobWaiters
+from flyball_server.views import live_feed
+from flyball_server.views.live_feed import Feed, Following
 
 NEVER_S = 600.0
 

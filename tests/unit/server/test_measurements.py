@@ -8,7 +8,7 @@ from tests.planner.samples import CountingPlanner, Services, job_spec, rank_reco
 
 from flyball_server.jobs.errors import UnknownJobError, UnknownRankError
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.measurements import (
+from flyball_server.jobs.measurements.measurements import (
     FEWEST_KEPT_STEPS,
     KEPT_DETAILS,
     KEPT_DETAILS_OF_PROFILING,
@@ -17,7 +17,7 @@ from flyball_server.jobs.measurements import (
     list_steps,
 )
 from flyball_server.jobs.records import StepDetail
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.registration import register_job
 
 
 @pytest.fixture

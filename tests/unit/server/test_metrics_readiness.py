@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flyball_server.rest.readiness import SolvingCheck
+from flyball_server.http.readiness import SolvingCheck
 
 
 class Held(Executor):

@@ -14,13 +14,13 @@ from tests.planner.samples import (
     step_record,
 )
 
+from flyball_server.jobs.measurements.step_pairs import StepKinds
+from flyball_server.jobs.measurements.step_reading import GIVE_UP_S, MOST_LATER
 from flyball_server.jobs.records import StepRecord
-from flyball_server.jobs.step_pairs import StepKinds
-from flyball_server.jobs.step_reading import GIVE_UP_S, MOST_LATER
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.metrics.job_totals import NEWEST_STEPS, Clocks, JobTotals
-from flyball_server.metrics.plan_facts import Prediction, plan_facts
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.views.job_totals import NEWEST_STEPS, Clocks, JobTotals
+from flyball_server.views.plan_facts import Prediction, plan_facts
 
 NUM_RANKS = 2
 PREDICTION = Prediction(

@@ -10,9 +10,9 @@ from tests.planner.samples import job_record, job_spec, plan_record
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.store import JobStore
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules.explicit import explicit_order

@@ -13,9 +13,9 @@ import pytest
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.control import RankPace, StagePace
-from flyball_server.jobs.pace import PaceRules, Paces, find_paces
-from flyball_server.jobs.pace_steps import RankStep, clock_times, rank_step
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.stragglers.detector import PaceRules, Paces, find_paces
+from flyball_server.jobs.stragglers.step_ratios import RankStep, clock_times, rank_step
 
 PROFILE = load_example_profile().select_stages((0, 1))
 CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})

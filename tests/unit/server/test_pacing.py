@@ -10,38 +10,38 @@ from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
 
-from flyball_server.jobs import paced_plan
+from flyball_server.jobs.activation.rank_part import rank_instructions
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     UnknownJobError,
     UnknownRankError,
 )
-from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import get_job, get_plan
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.rank_part import rank_instructions
-from flyball_server.jobs.reactions.pacing import Pacing
-from flyball_server.jobs.refining import LEAST_GAIN
-from flyball_server.jobs.registration import register_job
-from flyball_server.jobs.stragglers import (
+from flyball_server.jobs.reconcile.slowdowns import Pacing
+from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inspection import get_job, get_plan
+from flyball_server.jobs.registry.registration import register_job
+from flyball_server.jobs.replanning import slowed_plan
+from flyball_server.jobs.replanning.refining import LEAST_GAIN
+from flyball_server.jobs.stragglers.reports import (
     Announcement,
     announce_straggler,
     list_stragglers,
     withdraw_straggler,
 )
-from flyball_server.planning import plans_at_once
 from flyball_server.planning.effort import Effort
-from flyball_server.planning.paced_pipelines import (
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import model_of_request, plan_of_choice
+from flyball_server.planning.policies._base import PolicyChoice
+from flyball_server.planning.stragglers import plans_at_once
+from flyball_server.planning.stragglers.plans_at_once import make_first_plan
+from flyball_server.planning.stragglers.running_clocks import RunningClocks
+from flyball_server.planning.stragglers.slowed_pipelines import (
     PacedRequest,
     make_paced_plan,
     pace_classes,
     paced_model,
 )
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.planner import model_of_request, plan_of_choice
-from flyball_server.planning.plans_at_once import make_first_plan
-from flyball_server.planning.policies._base import PolicyChoice
-from flyball_server.planning.running_clocks import RunningClocks
 
 
 def at_the_highest_clocks(paced: PacedRequest, running: RunningClocks | None) -> FrequencyPlan:
@@ -56,7 +56,7 @@ def at_the_highest_clocks(paced: PacedRequest, running: RunningClocks | None) ->
 def test_an_announced_straggler_is_planned_for_at_once_and_then_with_more_effort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(paced_plan, "make_plan_at_once", at_the_highest_clocks)
+    monkeypatch.setattr(slowed_plan, "make_plan_at_once", at_the_highest_clocks)
     job = Running()
     before = job.plan
     job.announce(1, 1.2)
@@ -141,7 +141,7 @@ def test_a_plan_as_good_comes_after_where_little_was_known_of_the_one_at_once(
             energy_j=energy_factor * plan.energy_j,
         )
 
-    monkeypatch.setattr(paced_plan, "make_plan_at_once", the_same_with_a_loose_bound)
+    monkeypatch.setattr(slowed_plan, "make_plan_at_once", the_same_with_a_loose_bound)
     job = Running()
     job.announce(1, 1.2)
     job.settle()
@@ -162,8 +162,8 @@ def test_what_was_planned_before_is_taken_again_without_another_search(
     def never(*_: object) -> FrequencyPlan:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(paced_plan, "make_plan_at_once", never)
-    monkeypatch.setattr(paced_plan, "make_paced_plan", never)
+    monkeypatch.setattr(slowed_plan, "make_plan_at_once", never)
+    monkeypatch.setattr(slowed_plan, "make_paced_plan", never)
     num_requests = len(job.requests)
     withdraw_straggler(job.services, "job", 1)
     job.settle()
@@ -351,7 +351,7 @@ def test_of_an_order_that_auto_has_chosen_there_are_first_plans_too(
         return made[-1]
 
     monkeypatch.setattr(plans_at_once, "FIRST_PLANS_FROM", 1)
-    monkeypatch.setattr(paced_plan, "make_plan_at_once", at_once)
+    monkeypatch.setattr(slowed_plan, "make_plan_at_once", at_once)
     job = Running(schedule="auto:gpipe")
     order = job.plan.schedule
     job.announce(1, 1.3)

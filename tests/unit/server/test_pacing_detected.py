@@ -12,19 +12,19 @@ from tests.planner.one_rank import acknowledge, register_rank, store_measurement
 from tests.planner.running import Running, slow, two_stages
 from tests.planner.samples import job_spec, rank_record, step_record
 
-from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import get_job, require_job
+from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.pace_look import SeenSteps
-from flyball_server.jobs.planning_slots import PlanningSlots
-from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.reactions.pacing import MEMORY_S, MIN_STEPS, Pacing
-from flyball_server.jobs.reactions.replanning import replanning
+from flyball_server.jobs.reconcile.replanning import replanning
+from flyball_server.jobs.reconcile.slowdowns import MEMORY_S, MIN_STEPS, Pacing
 from flyball_server.jobs.records import StepReport
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inspection import get_job, require_job
+from flyball_server.jobs.registry.registration import register_job
+from flyball_server.jobs.replanning.planning_slots import PlanningSlots
+from flyball_server.jobs.replanning.update_and_replan import Change, steer
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.steering import Change, steer
-from flyball_server.jobs.stragglers import (
+from flyball_server.jobs.stragglers.detection_window import SeenSteps
+from flyball_server.jobs.stragglers.reports import (
     list_stragglers,
     withdraw_straggler,
 )
@@ -227,7 +227,7 @@ def test_what_was_found_against_a_profile_holds_for_no_other_one(
         return steer(services, job_id, change, why)
 
     job.run(MIN_STEPS, slow(1, 1.4))
-    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.steer", put_before)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.steer", put_before)
     job.run(1, slow(1, 1.4))
     assert job.newest.version == 2
     assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
@@ -248,7 +248,7 @@ def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.Monk
         return steer(services, job_id, change, why)
 
     job.run(MIN_STEPS, slow(1, 1.4))
-    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.steer", begin_before)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.steer", begin_before)
     job.run(1, slow(1, 1.4))
     assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
 
@@ -256,7 +256,7 @@ def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.Monk
 def test_of_a_new_run_the_steps_are_read_from_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Running(adaptation="frontier", effort="low")
     looked = Mock(side_effect=SeenSteps)
-    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.SeenSteps", looked)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.SeenSteps", looked)
     job.run(3)
     looked.reset_mock()
     job.run(3)
@@ -291,8 +291,8 @@ def test_what_is_remembered_of_a_job_goes_when_nobody_has_looked_at_it_for_long(
         made.append(weakref.ref(steps))
         return steps
 
-    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.SeenSteps", seen)
-    monkeypatch.setattr("flyball_server.jobs.reactions.pacing.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.SeenSteps", seen)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.time.monotonic", lambda: now_s)
     job.run(3)
     register_job(job.services, "other", job_spec(adaptation="frontier"))
     for rank in (0, 1):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.planner.samples import job_record, plan_record, rank_record, step_record
 
-from flyball_server.jobs import step_reading
+from flyball_server.jobs.measurements import step_reading
+from flyball_server.jobs.measurements.step_reading import PairedSteps, num_paired_steps
 from flyball_server.jobs.records import PlanRecord, StepRecord, StepTotals
-from flyball_server.jobs.step_reading import PairedSteps, num_paired_steps
-from flyball_server.jobs.store import JobReader
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 
 NUM_RANKS = 2
 ABBA = (False, True, True, False)

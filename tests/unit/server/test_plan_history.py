@@ -19,20 +19,20 @@ from tests.planner.samples import (
 )
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.jobs import history
 from flyball_server.jobs.errors import UnknownJobError
-from flyball_server.jobs.history import (
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Instruction
+from flyball_server.views import history
+from flyball_server.views.history import (
     HistoryMemory,
     PlanSummary,
     known_summaries,
     plan_summaries,
     summary_of,
 )
-from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.services import JobServices
-from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
-from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.planner.samples import plan_record
 
+from flyball_server.http.mapping.jobs import plan_view
 from flyball_server.jobs.records import StepReport
-from flyball_server.rest.mapping import plan_view
 
 
 def test_a_comparison_does_not_look_like_the_plan_that_it_compares() -> None:

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from flyball_server.planner_server import _PlannerServer
+from flyball_server.serving.planner_server import _PlannerServer
 
 
 @pytest.mark.parametrize("is_up", [True, False])

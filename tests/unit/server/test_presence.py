@@ -12,11 +12,11 @@ from tests.planner.one_rank import register_rank
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_spec, rank_record
 
 from flyball_server.jobs.errors import StoreUnavailableError
-from flyball_server.jobs.inspection import get_job
-from flyball_server.jobs.presence import RankPresence
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.lifecycle.heartbeats import RankPresence
+from flyball_server.jobs.registry.inspection import get_job
+from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store import JobStore, JobWriter
+from flyball_server.jobs.store.contract import JobStore, JobWriter
 
 LATER = MOMENT + timedelta(minutes=5)
 

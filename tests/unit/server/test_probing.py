@@ -13,21 +13,21 @@ from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
-from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.inspection import get_job, list_plans, require_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.probing_record import PATIENCE_STEPS
-from flyball_server.jobs.probing_setup import probed_versions
-from flyball_server.jobs.profiling import get_profiling
-from flyball_server.jobs.reactions.probing import probing
-from flyball_server.jobs.reactions.replanning import replanning
+from flyball_server.jobs.probing.probing_record import PATIENCE_STEPS
+from flyball_server.jobs.probing.probing_setup import probed_versions
+from flyball_server.jobs.reconcile.probing import probing
+from flyball_server.jobs.reconcile.replanning import replanning
 from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.inputs import put_profile
+from flyball_server.jobs.registry.inspection import get_job, list_plans, require_job
+from flyball_server.jobs.registry.registration import register_job
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
+from flyball_server.views.profiling import get_profiling
 
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
 NUM_MICROBATCHES = 16

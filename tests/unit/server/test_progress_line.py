@@ -17,8 +17,8 @@ from typing import TextIO
 
 import pytest
 
-from flyball_server import progress_line
-from flyball_server.progress_line import ProgressLine
+from flyball_server.cli import progress_line
+from flyball_server.cli.progress_line import ProgressLine
 
 WITHIN_S = 20.0
 

@@ -19,13 +19,13 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.measurements import list_steps
+from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.records import MAX_RANKS
-from flyball_server.jobs.registration import register_job
-from flyball_server.jobs.stores.sql_migrations import MIGRATIONS
-from flyball_server.jobs.stores.sql_rows import job_values
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.jobs.registry.inputs import put_profile
+from flyball_server.jobs.registry.registration import register_job
+from flyball_server.jobs.store.sql.sql_migrations import MIGRATIONS
+from flyball_server.jobs.store.sql.sql_rows import job_values
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 

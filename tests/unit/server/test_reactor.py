@@ -19,13 +19,13 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, UnknownJobError
-from flyball_server.jobs.inputs import put_profile
-from flyball_server.jobs.inspection import get_job
-from flyball_server.jobs.planning_slots import NUM_SLOTS
-from flyball_server.jobs.reactions import all_reactions
-from flyball_server.jobs.reactions._base import Reaction
-from flyball_server.jobs.reactor import NUM_THREADS, Reactor
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.reconcile import all_reactions
+from flyball_server.jobs.reconcile.contract import Reaction
+from flyball_server.jobs.reconcile.loop import NUM_THREADS, Reactor
+from flyball_server.jobs.registry.inputs import put_profile
+from flyball_server.jobs.registry.inspection import get_job
+from flyball_server.jobs.registry.registration import register_job
+from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
@@ -111,7 +111,7 @@ def test_a_reaction_that_fails_is_told_and_stops_no_other(
 def test_a_reaction_that_failed_for_its_store_is_called_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flyball_server.jobs.reactor._STORE_RETRY_S", 0.1)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.loop._STORE_RETRY_S", 0.1)
     failing = Looking(StoreBusyError(location="here"))
     with running(failing, job_ids=("job",)):
         failing.wait_for(2)

@@ -14,30 +14,30 @@ import pytest
 from tests.planner.pipeline_on_paper import PipelineOnPaper
 from tests.planner.samples import MOMENT, job_spec, rank_record
 
-from flyball_client.wire import InstructionReport
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.control import JobControl, RankPace
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import get_job, get_plan, require_job
-from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.reactions.reconfiguring import (
+from flyball_server.jobs.reconcile.reconfiguring import (
     PATIENCE_STEPS,
     STEPS_PER_LOOK,
     reconfiguring,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepReport
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
+from flyball_server.jobs.registry.registration import register_job
+from flyball_server.jobs.replanning.update_and_replan import steer
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.steering import steer
-from flyball_server.jobs.store import JobReader, JobStore, JobWriter
-from flyball_server.jobs.stores.memory_store import MemoryJobStore
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
-from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
+from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_wire.messages import InstructionReport
 
 NUM_STAGES, NUM_MICROBATCHES = 3, 4
 CLOCKS_MHZ = (1400, 1300, 1200, 1100)

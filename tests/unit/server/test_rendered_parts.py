@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from tests.planner.samples import frequency_plan, plan_record
 
-from flyball_client.codec import decode, encode
-from flyball_client.wire import RankPlan
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.jobs.rank_plans import StagePlan
-from flyball_server.planning.planned_instructions import PlannedInstruction
-from flyball_server.rest.mapping import rank_plan
-from flyball_server.rest.rank_calls import _rendered
+from flyball_server.http.mapping.jobs import rank_plan
+from flyball_server.http.rank_calls import _rendered
+from flyball_server.jobs.activation.rank_plans import StagePlan
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_wire.codec import decode, encode
+from flyball_wire.messages import RankPlan
 
 PLAIN = StagePlan(
     plan=plan_record(3),

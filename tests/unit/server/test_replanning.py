@@ -8,14 +8,14 @@ import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 
+from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.inputs import TargetUpdate, change_target, put_profile
-from flyball_server.jobs.inspection import JobSummary, get_job, require_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.planning_slots import LOOK_AGAIN_S, PlanningSlots
-from flyball_server.jobs.publication import add_version
-from flyball_server.jobs.reactions.replanning import replanning
-from flyball_server.jobs.registration import leave_rank, register_job
+from flyball_server.jobs.reconcile.replanning import replanning
+from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inspection import JobSummary, get_job, require_job
+from flyball_server.jobs.registry.registration import leave_rank, register_job
+from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PlanningSlots
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan

@@ -7,8 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from flyball_server.jobs.savings import ON_THEIR_WAY_S, JobSavings, SavingsFold, VersionSavings
-from flyball_server.jobs.step_pairs import StepKinds, WholeStep, pairs_of
+from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep, pairs_of
+from flyball_server.jobs.savings.savings import (
+    ON_THEIR_WAY_S,
+    JobSavings,
+    SavingsFold,
+    VersionSavings,
+)
 
 PLAIN = StepKinds()
 ABBA = (False, False, True, True, True, True, False, False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flyball_server.jobs.stores.database_address import shown, sqlite_file
+from flyball_server.jobs.store.database_address import shown, sqlite_file
 from flyball_server.settings import Settings, SettingsError, load_settings
 
 

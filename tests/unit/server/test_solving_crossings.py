@@ -11,14 +11,14 @@ from tests.planner.samples import profile
 from tests.unit.profiling.emulated_training import profile_online
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
-from flyball_server.jobs.frontier import _curve
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.paced_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.worker import outcome_of
+from flyball_server.views.frontier import _curve
 
 ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
 PLAIN = PlanRequest(

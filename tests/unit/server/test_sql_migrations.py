@@ -26,8 +26,8 @@ from tests.planner.patience import wait_until
 from tests.planner.samples import job_record, step_record
 
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.stores.sql_migrations import MIGRATIONS, NEWEST_SCHEMA
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.jobs.store.sql.sql_migrations import MIGRATIONS, NEWEST_SCHEMA
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.effort import Effort
 
 

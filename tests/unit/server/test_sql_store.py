@@ -24,11 +24,12 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stores import sql_rows, sql_transaction, sqlite_engine, sqlite_store
-from flyball_server.jobs.stores.sql_migrations import NEWEST_SCHEMA
-from flyball_server.jobs.stores.sql_tables import METADATA
-from flyball_server.jobs.stores.sqlite_engine import make_sqlite_engine
-from flyball_server.jobs.stores.sqlite_store import SqliteJobStore
+from flyball_server.jobs.store.sql import sql_rows, sql_transaction
+from flyball_server.jobs.store.sql.sql_migrations import NEWEST_SCHEMA
+from flyball_server.jobs.store.sql.sql_tables import METADATA
+from flyball_server.jobs.store.sqlite import sqlite_engine, sqlite_store
+from flyball_server.jobs.store.sqlite.sqlite_engine import make_sqlite_engine
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 
 def execute(file: Path, *statements: str) -> None:
@@ -141,7 +142,7 @@ def test_a_file_in_place_of_the_folder_is_unavailable(tmp_path: Path) -> None:
 def test_a_database_that_another_process_writes_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flyball_server.jobs.stores.sqlite_engine.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("flyball_server.jobs.store.sqlite.sqlite_engine.BUSY_TIMEOUT_S", 0.05)
     file = tmp_path / "planner.sqlite"
     store = SqliteJobStore(file)
     store.open()

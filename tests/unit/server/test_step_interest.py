@@ -12,7 +12,7 @@ from tests.planner.samples import CountingPlanner, Services, job_spec, rank_reco
 from flyball_server.jobs.control import Comparison
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.registration import register_job
+from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
 
 AWAITING, PROFILING = JobState.AWAITING_PROFILE, JobState.PROFILING

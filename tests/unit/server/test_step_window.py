@@ -6,12 +6,12 @@ import pytest
 from tests.planner.samples import CountingPlanner, Services, job_record, job_spec, rank_record
 from tests.planner.samples import step_record as measured
 
-from flyball_server.jobs import step_window
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.records import StepRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stage_steps import StagesSummary, most_steps
-from flyball_server.jobs.step_window import RENEWAL_S, StepWindow, WindowStep, settled_step
+from flyball_server.views import step_window
+from flyball_server.views.stage_steps import StagesSummary, most_steps
+from flyball_server.views.step_window import RENEWAL_S, StepWindow, WindowStep, settled_step
 
 
 class Clock:

@@ -11,17 +11,17 @@ from unittest.mock import patch
 import pytest
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_record, profile
 
+from flyball_server.http.mapping.plan_views import timeline_view
+from flyball_server.http.openapi.documentation import plain
+from flyball_server.http.timeline_answers import TimelineAnswers, accepts_gzip, uncompressed
 from flyball_server.jobs.errors import TimelineTooLongError, UnknownPlanError
-from flyball_server.jobs.plan_timeline import PlanTimeline, get_timeline
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.rest.documentation import plain
-from flyball_server.rest.plan_view_mapping import timeline_view
-from flyball_server.rest.timeline_answers import TimelineAnswers, accepts_gzip, uncompressed
+from flyball_server.views.plan_timeline import PlanTimeline, get_timeline
 
-MOST = "flyball_server.jobs.plan_timeline.MAX_INSTRUCTIONS"
-GET_TIMELINE = "flyball_server.rest.timeline_answers.get_timeline"
+MOST = "flyball_server.views.plan_timeline.MAX_INSTRUCTIONS"
+GET_TIMELINE = "flyball_server.http.timeline_answers.get_timeline"
 
 
 @pytest.fixture

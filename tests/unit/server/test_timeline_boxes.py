@@ -8,12 +8,7 @@ from itertools import pairwise
 from tests.unit.planning.tiny_pipelines import equal_profile
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
-from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.predicted_timeline import PredictedTimeline, predicted_timeline
-from flyball_server.planning.recorded_plan import model_of_plan, models_of_data_parallel_plan
-from flyball_server.planning.schedules._base import Instruction
-from flyball_server.timeline_boxes import (
+from flyball_server.cli.plots.timeline_boxes import (
     LOOKS,
     ROW_HEIGHT,
     boxes_of,
@@ -21,6 +16,17 @@ from flyball_server.timeline_boxes import (
     num_chunks,
     row_names,
 )
+from flyball_server.planning.documents.predicted_timeline import (
+    PredictedTimeline,
+    predicted_timeline,
+)
+from flyball_server.planning.documents.recorded_plan import (
+    model_of_plan,
+    models_of_data_parallel_plan,
+)
+from flyball_server.planning.model.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.schedules._base import Instruction
 
 
 def request_of(num_stages: int, num_microbatches: int) -> PlanRequest:

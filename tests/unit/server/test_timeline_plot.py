@@ -11,14 +11,17 @@ import pytest
 from tests.browser.contrast import luminance
 from tests.unit.planning.tiny_pipelines import B, F, profile_of
 
-from flyball_client.command import CommandError
+from flyball_server.planning.documents.predicted_timeline import (
+    PredictedTimeline,
+    predicted_timeline,
+)
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.predicted_timeline import PredictedTimeline, predicted_timeline
-from flyball_server.planning.recorded_plan import model_of_plan
+from flyball_wire.command import CommandError
 
 pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 
-from flyball_server.timeline_plot import write_timeline_plot
+from flyball_server.cli.plots.timeline_plot import write_timeline_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 CLOCKS_MHZ = (1410, 1300, 1200, 1100, 1000, 900)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_client.wire_loop import Timetable, TimetableWindow
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.timetable import (
     DAYS,
@@ -18,6 +17,7 @@ from flyball_server.jobs.timetable import (
     parse_moment,
     target_at,
 )
+from flyball_wire.closed_loop import Timetable, TimetableWindow
 
 BERLIN = "Europe/Berlin"
 NIGHT = TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy")

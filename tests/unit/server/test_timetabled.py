@@ -7,14 +7,14 @@ from datetime import datetime
 import pytest
 from tests.planner.running import Running
 
-from flyball_client.wire_loop import Timetable, TimetableWindow
 from flyball_server.jobs.errors import (
     InvalidFieldError,
 )
-from flyball_server.jobs.inspection import get_job
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reactions.timetabled import LONGEST_PAUSE_S, timetabled
+from flyball_server.jobs.reconcile.timetabled import LONGEST_PAUSE_S, timetabled
+from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
+from flyball_wire.closed_loop import Timetable, TimetableWindow
 
 
 def night(target: str = "least-energy") -> Timetable:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flyball_profiles.stage_profile import OperatingPoint
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 
 # Times that differ by less than this share are one time to the hull: between them a slope would
 # be all rounding error, and so steep that no solver bears it.

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.dag import DependencyDag
 from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.frontier.event_network import IndexArray
+from flyball_server.planning.model.dag import DependencyDag
 
 BEGIN, END = 0, 1
 """Events of every pipeline: time 0, and the iteration's end."""

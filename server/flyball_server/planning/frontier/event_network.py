@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.dag import DependencyDag
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.dag import DependencyDag
+from flyball_server.planning.model.pipeline_model import PipelineModel
 
 BEGIN, DEADLINE, END = 0, 1, 2
 """Events of every network: time 0, the given deadline, and the iteration's end."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_arcs import END, EventArcs
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
@@ -31,7 +30,8 @@ from flyball_server.planning.frontier.relaxing_sweeps import (
     sweep,
 )
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 
 # From each place to begin, then in so many turns on from the best: on 64 stages x 256 microbatches
 # a sweep takes 2 ms, and four times as many bring half a percent.

@@ -33,11 +33,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flyball_server.planning.dag import DependencyDag
 from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.dag import DependencyDag
+from flyball_server.planning.model.pipeline_model import PipelineModel
 
 # Of the times between the fastest and the deadline.
 NUM_HALVINGS = 20

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.finish_times import FinishTimes
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.request_options import check_reserve
 
 # Shares are rounded down to so many, that instructions go on sharing their tables of points.

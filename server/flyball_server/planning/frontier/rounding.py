@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.dag import NONE, DependencyDag
-from flyball_server.planning.finish_times import FinishTimes
 from flyball_server.planning.frontier import annealing, compiled
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
-from flyball_server.planning.pipeline_model import Assignment
+from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.pipeline_model import Assignment
 
 # Of the slowest iteration. A window is a difference of two sums of durations; its rounding error
 # is below this.

@@ -19,8 +19,8 @@ from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxa
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 
 # Up to here the simplex passes the whole frontier in half a second or less; for one deadline of
 # a longer pipeline the interior point is faster (docs/decisions/0004).

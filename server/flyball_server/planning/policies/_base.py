@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flyball_server.planning.effort import Effort
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.least_energy_clock import least_energy_points
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.policies._base import Policy, PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.outer_envelope import outer_envelope
 from flyball_server.planning.policies.reconfigure import reconfigure
-from flyball_server.planning.valley import least_energy_points
 
 
 def baseline(request: PolicyRequest) -> PolicyChoice:

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_server.planning.dag import NONE, DependencyDag
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.finish_times import FinishTimes
-from flyball_server.planning.measured_pipeline import MeasuredPipeline, receives_from_neighbour
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.measured_pipeline import (
+    MeasuredPipeline,
+    receives_from_neighbour,
+)
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.policies.reconfigure import path_raise
-from flyball_server.planning.simulator import RELATIVE_TIME_TOLERANCE
 
 # In EnvPipe's published configurations.
 THRESHOLD_SCALE = 4.0

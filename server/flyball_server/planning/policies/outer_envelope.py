@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.dag import NONE, DependencyDag
-from flyball_server.planning.simulator import earliest_finish_s
+from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.simulator import earliest_finish_s
 
 _UNITS: Mapping[InstructionKind, int] = MappingProxyType(
     {

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.finish_times import FinishTimes
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.simulator import critical_path
+from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import critical_path
 
 GREEDY_STEPS = 3
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.model.least_energy_clock import stage_valley
 from flyball_server.planning.schedules._base import (
     Schedule,
     ScheduleContext,
     backward_kinds,
     warmup_then_alternate,
 )
-from flyball_server.planning.valley import stage_valley
 
 
 def make_envpipe(context: ScheduleContext) -> Schedule:

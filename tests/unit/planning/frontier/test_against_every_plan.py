@@ -26,10 +26,10 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import parse_target, plan_for_target
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.frontier import frontier
-from flyball_server.planning.simulator import simulate
 
 ROUNDING = 1e-12
 

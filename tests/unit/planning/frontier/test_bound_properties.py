@@ -21,7 +21,7 @@ from tests.unit.planning.tiny_pipelines import (
 
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.schedules._base import Instruction, Schedule
 
 SOLVER_ERROR = 1e-6

@@ -14,7 +14,7 @@ from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 
 
 def network_of(model: PipelineModel) -> EventNetwork:

@@ -25,8 +25,8 @@ from flyball_server.planning.frontier.event_network import (
     EventNetwork,
     build_network,
 )
-from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.simulator import simulate
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate
 
 NAMED_EVENTS = 3  # BEGIN, DEADLINE, END
 

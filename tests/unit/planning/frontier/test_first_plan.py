@@ -23,7 +23,6 @@ from tests.unit.planning.tiny_pipelines import (
 
 import flyball_profiles
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.finish_times import _earliest, _latest
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_arcs import BEGIN, END, EventArcs, event_arcs
 from flyball_server.planning.frontier.event_network import BEGIN as NETWORK_BEGIN
@@ -40,8 +39,9 @@ from flyball_server.planning.frontier.relaxing_sweeps import (
     sweep,
 )
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.pipeline_model import PipelineModel
-from flyball_server.planning.simulator import (
+from flyball_server.planning.model.finish_times import _earliest, _latest
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import (
     RELATIVE_TIME_TOLERANCE,
     earliest_finish_s,
     latest_finish_s,

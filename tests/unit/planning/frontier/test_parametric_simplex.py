@@ -25,7 +25,7 @@ from flyball_server.planning.frontier.event_network import END, EventNetwork, bu
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 
 WITHIN = 1e-6  # of the optimum; the perturbation alone is a hundredth of it
 

@@ -20,17 +20,17 @@ from tests.unit.planning.tiny_pipelines import (
 )
 
 from flyball_profiles.examples import load_example_profile
+from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import earliest_finish_s, time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.plan_document import plan_document, plan_from_document
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.recorded_plan import model_of_plan
 from flyball_server.planning.request_options import MAX_RESERVE
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.planning.simulator import earliest_finish_s, time_and_energy
 
 reserves = st.sampled_from([0.01, 0.1, MAX_RESERVE])
 small_models = models(max_stages=3, max_microbatches=3)

@@ -22,7 +22,7 @@ from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.sweep import sweep_frontier
 from flyball_server.planning.frontier.warm_start import KeptIterates
-from flyball_server.planning.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 
 WITHIN = 1e-4  # of the optimum, by a relaxation's contract
 ROUNDING = 1e-9  # of the textbook program's solver

@@ -1,0 +1,249 @@
+"""How a call to the planner is made: over httpx, in finite time, again where that may help.
+
+Every call is safe to repeat, so each is repeated a few times when the connection fails or a
+proxy says that the planner is away for a moment.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from flyball_client.api.errors import (
+    CodecError,
+    PlannerBusyError,
+    PlannerError,
+    PlannerUnavailableError,
+)
+from flyball_client.api.planner_errors import (
+    CONNECTION_ERRORS,
+    PASSING_STATUSES,
+    error_from_exception,
+    error_from_response,
+    nonsense,
+    parse_json,
+)
+from flyball_client.api.trust import trusted_context, warn_of_plain_token
+from flyball_client.api.whole_answer import EndlessAnswerError, whole_answer
+from flyball_wire.codec import decode, decode_list, encode
+from flyball_wire.messages import TOKEN_HEADER
+
+T = TypeVar("T")
+
+MAX_WAIT_S = 60.0
+_LONG_POLL_MARGIN_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """How often a call is repeated, and how long it pauses before, doubling each time.
+
+    Attributes:
+        num_attempts: calls in all, at least 1.
+        first_pause_s: s, not negative.
+    """
+
+    num_attempts: int = 3
+    first_pause_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.num_attempts < 1:
+            raise ValueError(f"num_attempts must be at least 1, not {self.num_attempts}")
+        if not self.first_pause_s >= 0:
+            raise ValueError(f"first_pause_s must not be negative, as {self.first_pause_s} is")
+
+
+class PlannerConnection:
+    """What carries calls to one planner; may be used from several threads at once.
+
+    Redirects are not followed and proxies of the environment are not used: a planner stands
+    close to its ranks, and its token is for nobody else. The token appears in no error text.
+
+    Args:
+        base_url: where the planner is, `http://127.0.0.1:7787`.
+        token: sent with every call, if the planner asks for one.
+        timeout_s: for connecting, sending and receiving each, s; long polls add their wait.
+        transport: what carries the requests instead of the network, for tests.
+        ca_file: PEM file of the CAs that an `https://` planner's certificate may come from;
+            None: the file that `FLYBALL_CA_FILE` names, else the system's CAs.
+        retries: repetition of calls that fail to arrive.
+        sleep: pauses between attempts, s.
+
+    Every method raises PlannerUnavailableError when the planner is away, fails, or answers
+    nonsense, and PlannerRefusedError when it says no.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 5.0,
+        transport: httpx.BaseTransport | None = None,
+        ca_file: str | None = None,
+        retries: Retries | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        self._base_url = printable_url(base_url)
+        self._timeout_s = timeout_s
+        self._retries = Retries() if retries is None else retries
+        self._sleep = sleep
+        self._http = httpx.Client(
+            base_url=base_url,
+            headers=_token_headers(token),
+            timeout=timeout_s,
+            follow_redirects=False,
+            trust_env=False,
+            transport=transport,
+            verify=trusted_context(base_url, ca_file),
+        )
+        if token is not None and transport is None:
+            warn_of_plain_token(self._base_url)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._base_url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def base_url(self) -> str:
+        """Where the planner is, without any user name or password."""
+        return self._base_url
+
+    def close(self) -> None:
+        """Give up the connections; any number of times."""
+        self._http.close()
+
+    # ------------------------------------------------------------------ how a call is made
+
+    def one(
+        self,
+        target: type[T],
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        wait_s: float | None = None,
+    ) -> T:
+        """A call that is answered by one object of a wire type."""
+        json = None if body is None else encode(body)
+        return self.decoded(target, self.send(method, path, json=json, wait_s=wait_s))
+
+    def many(
+        self,
+        target: type[T],
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        wait_s: float | None = None,
+    ) -> tuple[T, ...]:
+        """A call that is answered by a list of them."""
+        data = parse_json(self._base_url, self.send(method, path, query=query, wait_s=wait_s))
+        try:
+            return decode_list(target, data)
+        except CodecError as error:
+            raise nonsense(self._base_url, str(error)) from None
+
+    def decoded(self, target: type[T], response: httpx.Response) -> T:
+        """The object that an answer holds."""
+        try:
+            return decode(target, parse_json(self._base_url, response))
+        except CodecError as error:
+            raise nonsense(self._base_url, str(error)) from None
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        query: dict[str, str] | None = None,
+        wait_s: float | None = None,
+    ) -> httpx.Response:
+        """Make the call, again where that may help; `wait_s`: how long the planner may take, s."""
+        if self._http.is_closed:
+            raise PlannerUnavailableError("this connection to the planner is closed; make another")
+        timeout = self._timeout(wait_s)
+        request = self._http.build_request(
+            method, path, json=json, content=content, headers=headers, params=query, timeout=timeout
+        )
+        for pause_s in self._pauses_s():
+            failure, is_passing = self._attempt(request)
+            if isinstance(failure, httpx.Response):
+                return failure
+            if not is_passing or pause_s is None:
+                raise failure
+            self._sleep(pause_s)
+        raise AssertionError("the last pause is None")
+
+    def _attempt(self, request: httpx.Request) -> tuple[httpx.Response | PlannerError, bool]:
+        """What came back, and where it is a failure whether it may pass by itself."""
+        try:
+            response = whole_answer(self._http.send(request, stream=True))
+        except EndlessAnswerError as error:
+            return nonsense(self._base_url, str(error)), False
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            is_passing = isinstance(error, CONNECTION_ERRORS)
+            return error_from_exception(self._base_url, error), is_passing
+        if response.status_code in {200, 201, 204}:
+            return response, False
+        failure = error_from_response(self._base_url, response)
+        is_busy = isinstance(failure, PlannerBusyError)  # it says itself when to come again
+        return failure, response.status_code in PASSING_STATUSES and not is_busy
+
+    def _pauses_s(self) -> list[float | None]:
+        doubling = range(self._retries.num_attempts - 1)
+        return [*(self._retries.first_pause_s * 2**i for i in doubling), None]
+
+    def _timeout(self, wait_s: float | None) -> httpx.Timeout:
+        if wait_s is None:
+            return httpx.Timeout(self._timeout_s)
+        if not 0 <= wait_s <= MAX_WAIT_S:
+            raise ValueError(f"wait_s must be from 0 to {MAX_WAIT_S:g}, not {wait_s}")
+        margin_s = max(_LONG_POLL_MARGIN_S, self._timeout_s)
+        return httpx.Timeout(self._timeout_s, read=wait_s + margin_s)
+
+
+def _token_headers(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    # httpx would put an unsendable value into its own error text.
+    if re.fullmatch("[!-~]*", token) is None:
+        raise ValueError("the planner's token must be printable ASCII text without spaces")
+    return {TOKEN_HEADER: token}
+
+
+def printable_url(base_url: str) -> str:
+    """A planner's address without any user name or password.
+
+    Raises:
+        ValueError: it is no address that a planner could have.
+    """
+    wanted = "the planner's address must be like http://HOST:PORT"
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL:
+        raise ValueError(wanted) from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(wanted)
+    return str(url.copy_with(username=None, password=None)).rstrip("/")

@@ -1,0 +1,1 @@
+"""The `flyball` command and its subcommands."""

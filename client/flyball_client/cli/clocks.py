@@ -1,0 +1,211 @@
+"""`flyball clocks`: which SM clocks each GPU supports, also as a file for the GPU table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flyball_client.gpu._base import GpuError
+from flyball_client.gpu.named_gpu import gpu_argument, uuid_of
+from flyball_client.gpu.nvml import list_nvml_gpus
+from flyball_client.gpu.nvml_facts import driver_version, nvml_session
+from flyball_client.gpu.profiled_points import profiled_clocks_mhz
+from flyball_client.gpu.window_draft import draft_window, window_toml
+from flyball_profiles.stage_profile import ProfileError
+from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_wire.command import Command, CommandError
+
+# `--gpu NAME` finds a table's file in any case by its name in small letters.
+_TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuClocks:
+    """One GPU of the list; an emulated one's index is its stage, and it has no UUID."""
+
+    index: int
+    name: str
+    uuid: str | None
+    emulated: bool
+    sm_clocks_mhz: tuple[int, ...]
+
+
+def describe_clocks(clocks_mhz: Sequence[int]) -> str:
+    """Clocks in rising order, equal steps drawn together: `210..1980 step 15, 2000`."""
+    rising = sorted(set(clocks_mhz))
+    parts: list[str] = []
+    while rising:
+        num_even = _num_even_steps(rising)
+        run, rising = rising[:num_even], rising[num_even:]
+        if len(run) < 3:
+            # Two clocks are no range; the second may begin the next one.
+            rising = run[1:] + rising
+            parts.append(str(run[0]))
+        else:
+            parts.append(f"{run[0]}..{run[-1]} step {run[1] - run[0]}")
+    return ", ".join(parts)
+
+
+def _num_even_steps(rising: Sequence[int]) -> int:
+    """How many clocks from the first on lie equally far apart."""
+    for i in range(2, len(rising)):
+        if rising[i] - rising[i - 1] != rising[1] - rising[0]:
+            return i
+    return len(rising)
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="PROFILE.csv",
+        help="show the emulated GPUs of this stage profile instead of the machine's own",
+    )
+    parser.add_argument("--stage", type=int, metavar="N", help="only this stage of the profile")
+    parser.add_argument(
+        "--gpu", type=gpu_argument, metavar="INDEX|UUID", help="only this GPU of the machine"
+    )
+    parser.add_argument(
+        "--toml", metavar="NAME", help="print a new file of the GPU table, gpus/NAME.toml"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="write the TOML to this new file"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="write it over a file that is there already"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    _check_combination(arguments)
+    profile: Path | None = arguments.profile
+    if profile is not None:
+        gpus = _emulated_gpus(profile, arguments.stage)
+    else:
+        gpus = _real_gpus(arguments.gpu)
+    if arguments.toml is not None:
+        return _give_toml(_toml(arguments.toml, gpus), arguments.output, force=arguments.force)
+    print(_as_json(gpus) if arguments.json else _as_text(gpus))
+    return 0
+
+
+def _check_combination(arguments: argparse.Namespace) -> None:
+    if arguments.profile is None and arguments.stage is not None:
+        raise CommandError("--stage needs --profile PROFILE.csv; real GPUs have no stages")
+    if arguments.profile is not None and (arguments.gpu or arguments.toml is not None):
+        raise CommandError("--gpu and --toml are about real GPUs; leave --profile out")
+    if arguments.toml is None and (arguments.output is not None or arguments.force):
+        raise CommandError("-o and --force need --toml NAME")
+    if arguments.toml is not None and arguments.json:
+        raise CommandError("--toml prints TOML; leave --json out")
+    if arguments.toml is not None and _TABLE_NAME.fullmatch(arguments.toml) is None:
+        raise CommandError(
+            f"--toml: {arguments.toml!r} cannot be a GPU's name in the table; use small letters,"
+            " digits, '.', '_' and '-', as h200"
+        )
+
+
+def _toml(name: str, gpus: Sequence[GpuClocks]) -> str:
+    gpu = gpus[0]
+    if any((other.name, other.sm_clocks_mhz) != (gpu.name, gpu.sm_clocks_mhz) for other in gpus):
+        raise CommandError("--toml: the GPUs of this machine differ; choose with --gpu INDEX|UUID")
+    try:
+        with nvml_session():
+            driver = driver_version()
+    except GpuError as error:
+        raise CommandError(str(error)) from None
+    today = datetime.now(UTC).date().isoformat()
+    origin = f"read from the {gpu.name} itself through NVML (driver {driver}, {today})"
+    try:
+        return window_toml(draft_window(name, gpu.sm_clocks_mhz, origin=origin), gpu.name)
+    except ValueError as error:
+        raise CommandError(f"--toml: {gpu.name}: {error}") from None
+
+
+def _give_toml(text: str, output: Path | None, *, force: bool) -> int:
+    if output is None:
+        print(text, end="")
+        return 0
+    try:
+        # "x": also not over a file that appears meanwhile.
+        with output.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CommandError(f"{output}: is there already; --force writes over it") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CommandError(f"{output}: cannot be written ({reason or error})") from None
+    return 0
+
+
+def _real_gpus(named: str | None) -> list[GpuClocks]:
+    try:
+        with nvml_session():
+            found = list_nvml_gpus()
+            uuid = None if named is None else uuid_of(named)
+    except GpuError as error:
+        raise CommandError(
+            f"{error}; --profile PROFILE.csv shows the clocks of an emulated GPU"
+        ) from None
+    if not found:
+        raise CommandError(
+            "NVML sees no GPU; --profile PROFILE.csv shows the clocks of an emulated GPU"
+        )
+    return [
+        GpuClocks(
+            index=gpu.index,
+            name=gpu.name,
+            uuid=gpu.uuid,
+            emulated=False,
+            sm_clocks_mhz=gpu.sm_clocks_mhz,
+        )
+        for gpu in found
+        if uuid in {None, gpu.uuid}
+    ]
+
+
+def _emulated_gpus(file: Path, stage: int | None) -> list[GpuClocks]:
+    try:
+        profile = read_stage_profile(file)
+    except ProfileError as error:
+        raise CommandError(error.located(str(file))) from None
+    stages = range(profile.num_stages) if stage is None else (stage,)
+    if stage is not None and not 0 <= stage < profile.num_stages:
+        raise CommandError(f"{file}: no stage {stage}; it has 0 to {profile.num_stages - 1}")
+    return [
+        GpuClocks(
+            index=stage,
+            name=f"emulated GPU of stage {stage}",
+            uuid=None,
+            emulated=True,
+            sm_clocks_mhz=profiled_clocks_mhz((profile,), stage),
+        )
+        for stage in stages
+    ]
+
+
+def _as_json(gpus: Sequence[GpuClocks]) -> str:
+    return json.dumps({"gpus": [asdict(gpu) for gpu in gpus]}, indent=2)
+
+
+def _as_text(gpus: Sequence[GpuClocks]) -> str:
+    return "\n".join(_gpu_lines(gpu) for gpu in gpus)
+
+
+def _gpu_lines(gpu: GpuClocks) -> str:
+    head = gpu.name if gpu.uuid is None else f"GPU {gpu.index}  {gpu.name}  {gpu.uuid}"
+    if not gpu.sm_clocks_mhz:
+        return f"{head}\n  SM clocks: this GPU does not list any that can be locked"
+    clocks = describe_clocks(gpu.sm_clocks_mhz)
+    return f"{head}\n  SM clocks, MHz: {clocks} ({len(gpu.sm_clocks_mhz)} clocks)"
+
+
+COMMAND = Command(
+    summary="list the SM clocks that each GPU supports", configure=_configure, run=_run
+)

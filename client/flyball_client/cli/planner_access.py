@@ -1,0 +1,80 @@
+"""What commands that ask a planner have in common: its address, and its refusals in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from flyball_client.api.errors import PlannerError, PlannerRefusedError
+from flyball_wire.command import CommandError
+
+if TYPE_CHECKING:
+    from flyball_client.api.planner_client import PlannerClient
+
+T = TypeVar("T")
+
+_SHOWN_JOBS = 5
+
+
+def add_planner(parser: argparse.ArgumentParser) -> None:
+    """The option that says which planner is asked."""
+    parser.add_argument(
+        "--planner", metavar="URL", help="the planner's address (default: FLYBALL_PLANNER_URL)"
+    )
+
+
+def open_planner(given: str | None) -> PlannerClient:
+    """A client of the planner at this address, or the environment's; the caller closes it.
+
+    Raises:
+        CommandError: neither is given, or one cannot be used; an empty `given` cannot.
+    """
+    # Here, because it brings httpx, and `flyball --help` need not wait for that.
+    from flyball_client.api.planner_client import PlannerClient  # noqa: PLC0415
+
+    name = "FLYBALL_PLANNER_URL" if given is None else "--planner"
+    if given is not None and not given.strip():
+        raise CommandError("--planner is empty; give the planner's address, or leave it out")
+    url = given or os.environ.get("FLYBALL_PLANNER_URL")
+    if not url:
+        raise CommandError("give --planner URL, or set FLYBALL_PLANNER_URL")
+    try:
+        PlannerClient(url).close()
+    except ValueError as error:
+        raise CommandError(f"{name}: {error}") from None
+    try:
+        return PlannerClient(url, token=os.environ.get("FLYBALL_TOKEN") or None)
+    except ValueError as error:
+        raise CommandError(f"FLYBALL_TOKEN: {error}") from None
+
+
+def asked(planner: PlannerClient, job_id: str | None, ask: Callable[[], T]) -> T:
+    """What the planner answers about a job; None: about something else.
+
+    Raises:
+        CommandError: it is away or refuses; the line says what to do.
+    """
+    try:
+        return ask()
+    except PlannerRefusedError as error:
+        if error.status == 401:
+            raise CommandError(f"{error}; set FLYBALL_TOKEN to the planner's") from None
+        if error.status != 404 or job_id is None:
+            raise CommandError(str(error)) from None
+        raise CommandError(_unknown_job(planner, job_id)) from None
+    except PlannerError as error:
+        raise CommandError(str(error)) from None
+
+
+def _unknown_job(planner: PlannerClient, job_id: str) -> str:
+    what = f"the planner at {planner.base_url} has no job {job_id!r}"
+    try:
+        names = [job.job_id for job in planner.list_jobs()]
+    except PlannerError:
+        return what
+    if not names:
+        return f"{what}, nor any other; a job appears when its ranks register"
+    newest = ", ".join(names[: -_SHOWN_JOBS - 1 : -1])
+    return f"{what}; of {len(names)} the newest: {newest}"

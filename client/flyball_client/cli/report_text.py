@@ -1,0 +1,192 @@
+"""A job's report as text for people: for a terminal, or in Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyball_client.cli.report_factors import Factors, amounts_text, energy_text
+from flyball_wire.closed_loop import Estimate, ReportView, SavingView
+
+SUGGESTED_PAIRS = 60
+_TOO_FEW = "[too few steps]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Section:
+    """One plan version: what it is, its figures, and what is to be said of them.
+
+    Attributes:
+        rows: what it is a figure of, its origin, time, energy, steps; text, empty where none.
+    """
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def report_as_text(report: ReportView, factors: Factors) -> str:
+    """For a terminal."""
+    sections = [_section(report, version, factors) for version in report.versions]
+    rows = [row for section in sections for row in section.rows]
+    widths = [max((len(row[i]) for row in (_HEADER, *rows)), default=0) for i in range(5)]
+    lines = [_title(report), *_sums(report, factors)]
+    for section in sections:
+        lines += ["", section.title, _line(_HEADER, widths)]
+        lines += [_line(row, widths) for row in section.rows]
+        lines += section.notes
+    return "\n".join([*lines, "", *_remarks(report)])
+
+
+def report_as_markdown(report: ReportView, factors: Factors) -> str:
+    """For a document."""
+    lines = [f"# {_title(report)}", ""]
+    lines += [f"- {line}" for line in _sums(report, factors)]
+    for version in report.versions:
+        section = _section(report, version, factors)
+        lines += ["", f"## {section.title}", "", _cells(_HEADER), _cells(("---",) * len(_HEADER))]
+        lines += [_cells(row) for row in section.rows]
+        if section.notes:
+            lines += ["", *section.notes]
+    lines.append("")
+    return "\n".join([*lines, *_remarks(report)])
+
+
+_HEADER = ("", "", "time, s", "energy, J", "steps")
+
+
+def _title(report: ReportView) -> str:
+    gpus = "emulated GPUs" if report.emulated else "GPUs"
+    return f"Report of job {report.job_id}: {report.num_ranks} {gpus}"
+
+
+def _sums(report: ReportView, factors: Factors) -> list[str]:
+    energy = (
+        "energy not known: a rank could not read it"
+        if report.energy_j is None
+        else amounts_text(report.energy_j, factors)
+    )
+    how = _measured(report)
+    lines = [f"all, {_steps(report.num_steps)}, {how}: {report.time_s:.1f} s, {energy}"]
+    if report.profiling_time_s is not None:
+        cost = "energy not known"
+        if report.profiling_energy_j is not None:
+            cost = energy_text(report.profiling_energy_j)
+        lines.append(f"profiling added, {how}: {report.profiling_time_s:.1f} s, {cost}")
+    if report.saved_j is not None:
+        saved = _amounts(report.saved_j, factors)
+        lines.append(f"saved by all versions, {how}: {saved}")
+    return lines
+
+
+def _section(report: ReportView, version: SavingView, factors: Factors) -> _Section:
+    how = _measured(report)
+    steps = str(version.num_steps)
+    at_highest = version.baseline == "itself"
+    rows = [
+        ("plan", how, _estimate(version.time_s, ".4f"), _estimate(version.energy_j, ".2f"), steps),
+        (
+            "plan",
+            "predicted",
+            f"{version.predicted_time_s:.4f}",
+            f"{version.predicted_energy_j:.2f}",
+            "",
+        ),
+    ]
+    if version.baseline_time_s is not None:
+        baseline = (
+            "highest clocks",
+            how,
+            _estimate(version.baseline_time_s, ".4f"),
+            _estimate(version.baseline_energy_j, ".2f"),
+            str(version.baseline_time_s.num_steps),
+        )
+        time = _estimate(version.slowdown_percent, "+.2f", " %")
+        energy = _estimate(version.saving_percent, ".2f", " %", before="saves ")
+        rows = [baseline, *rows, ("difference", how, time, energy, "")]
+    if not at_highest:
+        saving = f"saves {version.predicted_saving_percent:.2f} %"
+        rows.append(("difference", "predicted", "", saving, ""))
+    return _Section(
+        title=f"Version {version.version}: {version.policy}, target {version.target}",
+        rows=tuple(rows),
+        notes=tuple(_notes(report, version, factors)),
+    )
+
+
+def _notes(report: ReportView, version: SavingView, factors: Factors) -> list[str]:
+    lines: list[str] = []
+    if version.saved_j is not None:
+        saved = _amounts(version.saved_j, factors)
+        lines.append(f"Saved in {_steps(version.num_steps)}, {_measured(report)}: {saved}.")
+    lines.append(_baseline_note(report, version))
+    if version.num_left_out:
+        lines.append(
+            f"Left out: {_steps(version.num_left_out)}, first after a change, not run as planned,"
+            " or not posted by all ranks."
+        )
+    return lines
+
+
+def _baseline_note(report: ReportView, version: SavingView) -> str:
+    how_to = f" `flyball report {report.job_id} --compare {SUGGESTED_PAIRS}` measures both in turn."
+    if any(other.baseline == "interleaved" for other in report.versions):
+        how_to = ""
+    match version.baseline:
+        case "interleaved":
+            return "Steps at the highest clocks were run in turn with the plan's, and compared so."
+        case "apart":
+            return (
+                "Steps at the highest clocks were run before or after the plan's: what has drifted"
+                f" in between counts as saving.{how_to}"
+            )
+        case "itself":
+            return "This version is all at the highest clocks."
+        case _:
+            return (
+                "No step at the highest clocks was measured, so what is saved is not known."
+                f"{how_to}"
+            )
+
+
+def _remarks(report: ReportView) -> list[str]:
+    lines = [
+        "[ ] is the 95 % confidence interval. Energy is of the GPUs alone, without hosts,"
+        " network and cooling."
+    ]
+    if report.emulated:
+        lines.append("The GPUs are emulated: no figure here is a real GPU's.")
+    return lines
+
+
+def _steps(num_steps: int) -> str:
+    return f"{num_steps} step" if num_steps == 1 else f"{num_steps} steps"
+
+
+def _measured(report: ReportView) -> str:
+    return "measured (emulated)" if report.emulated else "measured"
+
+
+def _estimate(estimate: Estimate | None, form: str, unit: str = "", before: str = "") -> str:
+    if estimate is None:
+        return "not known"
+    mean = f"{before}{estimate.mean:{form}}{unit}"
+    if estimate.low is None or estimate.high is None:
+        return f"{mean} {_TOO_FEW}"
+    return f"{mean} [{estimate.low:{form}}, {estimate.high:{form}}]"
+
+
+def _amounts(estimate: Estimate, factors: Factors) -> str:
+    amounts = amounts_text(estimate.mean, factors)
+    if estimate.low is None or estimate.high is None:
+        return f"{amounts} {_TOO_FEW}"
+    return f"{amounts} [{energy_text(estimate.low)}, {energy_text(estimate.high)}]"
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    *texts, steps = cells
+    padded = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=False)]
+    return "  ".join([*padded, f"{steps:>{widths[-1]}}"]).rstrip()
+
+
+def _cells(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,1 @@
+"""Session of a training rank: active plan, step measuring, posting."""

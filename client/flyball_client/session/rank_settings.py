@@ -1,0 +1,138 @@
+"""What a training rank is told by its environment; an argument given in the script wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.governor.process_governor import DEFAULT_LEASE_S
+from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
+from flyball_client.relay.relay_transport import open_relay_transport
+
+WithoutPlanner = Literal["last-plan", "default-clocks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """How a rank finds its planner and its GPU, and what it does without the former.
+
+    Attributes:
+        planner_url: `FLYBALL_PLANNER_URL`; None: no planner is asked.
+        token: `FLYBALL_TOKEN`, for the planner.
+        lease_s: `FLYBALL_LEASE_S`: without a sign of life for so long the clock is given back, s.
+        polling_share: `FLYBALL_POLLING_SHARE`: of one core, what the governor may take to look
+            out for requests; 0: each wakes it.
+        without_planner: `FLYBALL_WITHOUT_PLANNER`: what a lost planner leaves in force.
+        node_relay: `FLYBALL_NODE_RELAY`: whether the ranks of this node call the planner together.
+        local_rank: `LOCAL_RANK`: CUDA's number of this process's GPU.
+    """
+
+    planner_url: str | None
+    token: str | None
+    lease_s: float
+    polling_share: float
+    without_planner: WithoutPlanner
+    node_relay: bool
+    local_rank: int
+
+    @classmethod
+    def read(
+        cls,
+        environ: Mapping[str, str],
+        *,
+        planner_url: str | None = None,
+        token: str | None = None,
+        lease_s: float | None = None,
+        without_planner: WithoutPlanner | None = None,
+    ) -> RankSettings:
+        """The settings; a variable that is empty counts as not set.
+
+        Args:
+            environ: the environment.
+            planner_url: wins over its variable, as the following do.
+            token: of the planner.
+            lease_s: s.
+            without_planner: `last-plan` or `default-clocks`.
+
+        Raises:
+            ValueError: a variable cannot be used; the text names it.
+        """
+        return cls(
+            planner_url=planner_url or environ.get("FLYBALL_PLANNER_URL") or None,
+            token=token or environ.get("FLYBALL_TOKEN") or None,
+            lease_s=_lease_s(environ) if lease_s is None else lease_s,
+            polling_share=_polling_share(environ),
+            without_planner=without_planner or _without_planner(environ),
+            node_relay=_node_relay(environ),
+            local_rank=_local_rank(environ),
+        )
+
+    def open_planner(self) -> PlannerClient | None:
+        """A client of the planner, if there is to be one.
+
+        Raises:
+            ValueError: its address or token cannot be one.
+        """
+        if self.planner_url is None:
+            return None
+        transport = None
+        if self.node_relay:
+            transport = open_relay_transport(self.planner_url, starts_first=self.local_rank == 0)
+        return PlannerClient(self.planner_url, token=self.token, transport=transport)
+
+
+def _lease_s(environ: Mapping[str, str]) -> float:
+    text = environ.get("FLYBALL_LEASE_S")
+    if not text:
+        return DEFAULT_LEASE_S
+    try:
+        lease_s = float(text)
+    except ValueError:
+        lease_s = math.nan
+    if not 0 < lease_s < math.inf:
+        raise ValueError(f"FLYBALL_LEASE_S must be a number of seconds above 0, not {text!r}")
+    return lease_s
+
+
+def _polling_share(environ: Mapping[str, str]) -> float:
+    text = environ.get("FLYBALL_POLLING_SHARE")
+    if not text:
+        return DEFAULT_POLLING_SHARE
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < 1:
+        raise ValueError(
+            f"FLYBALL_POLLING_SHARE must be a share of a core from 0 to below 1, not {text!r}"
+        )
+    return share
+
+
+def _without_planner(environ: Mapping[str, str]) -> WithoutPlanner:
+    match environ.get("FLYBALL_WITHOUT_PLANNER") or "last-plan":
+        case "last-plan":
+            return "last-plan"
+        case "default-clocks":
+            return "default-clocks"
+        case text:
+            raise ValueError(
+                f"FLYBALL_WITHOUT_PLANNER must be last-plan or default-clocks, not {text!r}"
+            )
+
+
+def _node_relay(environ: Mapping[str, str]) -> bool:
+    text = environ.get("FLYBALL_NODE_RELAY") or "0"
+    if text not in {"0", "1"}:
+        raise ValueError(f"FLYBALL_NODE_RELAY must be 0 or 1, not {text!r}")
+    return text == "1"
+
+
+def _local_rank(environ: Mapping[str, str]) -> int:
+    text = environ.get("LOCAL_RANK") or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"LOCAL_RANK must be a whole number, not {text!r}")
+    return int(text)

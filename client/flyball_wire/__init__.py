@@ -1,0 +1,1 @@
+"""Types, vocabulary and routes that clients and planner share."""

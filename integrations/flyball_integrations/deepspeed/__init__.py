@@ -1,0 +1,1 @@
+"""Flyball in DeepSpeed pipelines."""

@@ -1,0 +1,252 @@
+"""Flyball in a DeepSpeed config: its `flyball` block, EnvPipe's `envpipe` block, the variables.
+
+    engine, *_ = deepspeed.initialize(model=PipelineModule(...), config=config)
+    session = attach_from_config(engine, config)
+
+Each setting is taken from the first of these that has it: an argument, its FLYBALL variable,
+its ENVPIPE variable, the `flyball` block, the `envpipe` block; else `attach` has a default.
+DeepSpeed takes a config with both blocks and does not look at them.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import hjson  # type: ignore[import-untyped]  # comes with DeepSpeed; no stubs
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from flyball_client.gpu._base import GpuDevice, InstructionObserver
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.deepspeed.pipeline import attach
+from flyball_integrations.deepspeed.settings import SETTINGS, positive_number
+from flyball_profiles.gpu_windows import GpuTableError, load_gpu_window
+
+_logger = logging.getLogger(__name__)
+
+_BLOCKS = ("flyball", "envpipe")
+_THRESHOLD_SCALE = "reconfigure_threshold_scale"
+_LONGEST_JOB_ID = 128
+_LONGEST_SHOWN = 200
+_DEFAULT_JOB_ID = "deepspeed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfiguredAttachment:
+    """What a config and its environment make of an attachment.
+
+    Attributes:
+        arguments: of `attach`, as far as they are given; `job_id` always is, made from what the
+            launcher calls the run where nothing else gives it.
+        notes: what somebody should be told once, a line each.
+    """
+
+    arguments: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def attach_from_config(
+    engine: PipelineEngine,
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    gpu: GpuDevice | None = None,
+    observer: InstructionObserver | None = None,
+    **arguments: Any,  # noqa: ANN401 - whatever `attach` takes
+) -> RankSession:
+    """`attach` with what the config and the environment say; call it once on every rank.
+
+    Args:
+        engine: DeepSpeed's `PipelineEngine`.
+        config: what `deepspeed.initialize` had: a dict or the path of a JSON file.
+        token: as for `attach`; no setting of a block, since DeepSpeed prints its config.
+        gpu: as for `attach`.
+        observer: as for `attach`.
+        arguments: others of `attach`; they win over variables and blocks.
+
+    Raises:
+        ValueError: the config, a block or a variable cannot be used; the text names key or
+            variable and what it may be. And as `attach` does.
+        GpuError: this rank's GPU cannot be found.
+    """
+    configured = read_attachment(config, os.environ, arguments)
+    return attach_configured(engine, configured, token=token, gpu=gpu, observer=observer)
+
+
+def attach_configured(
+    engine: PipelineEngine,
+    configured: ConfiguredAttachment,
+    **others: Any,  # noqa: ANN401 - whatever `attach` takes
+) -> RankSession:
+    """`attach` with settings read before; rank 0 logs what there is to be told."""
+    if engine.global_rank == 0:
+        for note in configured.notes:
+            _logger.warning("%s", note)
+    return attach(engine, **configured.arguments, **others)
+
+
+def is_asked_for(
+    config: Mapping[str, Any] | str | os.PathLike[str], environ: Mapping[str, str]
+) -> bool:
+    """Whether the config has a block for Flyball, or the environment a variable for it.
+
+    Raises:
+        ValueError: the config cannot be read.
+    """
+    known = load_config(config)
+    return any(known.get(block) is not None for block in _BLOCKS) or any(
+        setting.is_set_in(environ) for setting in SETTINGS
+    )
+
+
+def read_attachment(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    environ: Mapping[str, str],
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> ConfiguredAttachment:
+    """What to attach with; only the source that wins for a setting is looked at closely.
+
+    Args:
+        config: a dict, or as DeepSpeed takes it: a path or base64.
+        environ: the environment; an empty variable counts as not set.
+        arguments: of `attach`, taken as they are; None: not given.
+
+    Raises:
+        ValueError: as for `attach_from_config`.
+        TypeError: `attach` has no such argument.
+    """
+    known = load_config(config)
+    flyball = _block(known, "flyball", [setting.key for setting in SETTINGS])
+    envpipes_keys = [setting.envpipe.key for setting in SETTINGS if setting.envpipe is not None]
+    envpipe = _block(known, "envpipe", [*envpipes_keys, _THRESHOLD_SCALE])
+    for name in arguments:
+        if name not in {setting.key for setting in SETTINGS}:
+            raise TypeError(f"attach has no argument {name!r} that a config could stand for")
+    found = {
+        setting.key: setting.value(arguments, environ, flyball, envpipe) for setting in SETTINGS
+    }
+    values = {key: value for key, value in found.items() if value is not None}
+    values.setdefault("job_id", _launchers_name(environ))
+    if values.get("schedule", "1f1b") != "1f1b":
+        # The only one that carries other orders over every backend.
+        values.setdefault("p2p", "pulled")
+    notes = []
+    if envpipe.get(_THRESHOLD_SCALE) is not None:
+        notes.append(_note_on_threshold_scale(envpipe[_THRESHOLD_SCALE]))
+    return ConfiguredAttachment(arguments=values, notes=(*notes, *_missing(values)))
+
+
+def load_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The config as DeepSpeed reads it: a dict, the path of a file in (H)JSON, or base64 of it.
+
+    Raises:
+        ValueError: it cannot be read; one line that says which file and why.
+    """
+    if isinstance(config, Mapping):
+        return config
+    source = os.fspath(config)
+    where = source if len(source) <= _LONGEST_SHOWN else f"{source[:_LONGEST_SHOWN]}..."
+    try:
+        known = hjson.loads(_text_of(source))
+    except OSError as error:
+        raise ValueError(f"{where}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{where}: not UTF-8 text") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {_first_line(error)}") from None
+    if not isinstance(known, dict):
+        raise ValueError(f"{where}: a DeepSpeed config must be an object")
+    return cast("dict[str, Any]", known)
+
+
+# ------------------------------------------------------------------ blocks, names, notes
+
+
+def _block(config: Mapping[str, Any], name: str, keys: list[str]) -> Mapping[str, object]:
+    block = config.get(name)
+    if block is None:
+        return {}
+    if not isinstance(block, Mapping):
+        raise ValueError(f"{name} must be an object with keys of {', '.join(keys)}, not {block!r}")
+    for key in block:
+        if key not in keys:
+            raise ValueError(f"{name}.{key} is unknown; known: {', '.join(keys)}")
+    return cast("Mapping[str, object]", block)
+
+
+def _note_on_threshold_scale(given: object) -> str:
+    if positive_number(given) is None:
+        raise ValueError(f"envpipe.{_THRESHOLD_SCALE} must be a number above 0, not {given!r}")
+    return (
+        f"envpipe.{_THRESHOLD_SCALE} has no effect: the planner finds the critical path from the"
+        " profile, or from receive times with a scale of its own"
+    )
+
+
+def _launchers_name(environ: Mapping[str, str]) -> str:
+    """The same on all ranks of a run, and after a restart of its ranks."""
+    run_id = environ.get("TORCHELASTIC_RUN_ID")
+    name = _DEFAULT_JOB_ID
+    if run_id and run_id != "none":  # torchrun's own default
+        name = f"torchrun-{run_id}"
+    elif environ.get("SLURM_JOB_ID"):
+        name = f"slurm-{environ['SLURM_JOB_ID']}"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:_LONGEST_JOB_ID]
+
+
+def _missing(values: Mapping[str, Any]) -> list[str]:
+    """What will keep the clocks at their default, and what to set."""
+    if "planner_url" not in values:
+        return [
+            "no planner is asked, so no clock is set: give its address in flyball.planner_url or"
+            " FLYBALL_PLANNER_URL"
+        ]
+    notes = []
+    if values["job_id"] == _DEFAULT_JOB_ID:
+        notes.append(
+            f"the planner knows this job as {_DEFAULT_JOB_ID!r}; give it a name of its own in"
+            " flyball.job_id or FLYBALL_JOB_ID before a second one uses this planner"
+        )
+    is_known = "blocking_power_w" in values or values.get("profiling") == "online"
+    gpu_type = values.get("gpu_type")
+    if not is_known and _has_no_blocking_power(gpu_type):
+        notes.append(
+            f"the blocking power of {gpu_type or 'the GPU'} is not known, and without it the"
+            " planner refuses the job: give it, in W, in flyball.blocking_power_w or"
+            " FLYBALL_BLOCKING_POWER_W, or have it measured with flyball.profiling online"
+        )
+    return notes
+
+
+def _has_no_blocking_power(gpu_type: str | None) -> bool:
+    if gpu_type is None:
+        return True
+    try:
+        return load_gpu_window(gpu_type).blocking_power_w is None
+    except GpuTableError:  # an argument; the planner's table may know more
+        return False
+
+
+def _text_of(source: str) -> str:
+    """Of the file, or what DeepSpeed's own tools pass in base64 where there is none."""
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ENAMETOOLONG}:
+            raise
+    try:
+        return base64.b64decode(source, altchars=b"-_", validate=True).decode("utf-8")
+    except ValueError:  # with it binascii.Error and UnicodeDecodeError
+        raise ValueError("no such file, and no DeepSpeed config in base64") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,123 @@
+"""Which order a DeepSpeed engine runs: 1F1B until all ranks have agreed on a plan's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from flyball_integrations.deepspeed.activation_memory import ActivationMeter
+from flyball_integrations.deepspeed.eager_p2p import EagerP2P
+from flyball_integrations.deepspeed.planned_schedule import OrderedP2P, PlannedSchedule
+from flyball_integrations.shared.instruction_hooks import Execute, Instructions
+from flyball_integrations.shared.order_negotiation import OrderNegotiation
+from flyball_integrations.shared.stage_orders import StageOrder
+
+
+class OrderSwitch:
+    """The order of one engine; every rank must make it, and begin each step with it.
+
+    Until a plan's order is agreed on, DeepSpeed's own schedule runs.
+
+    Args:
+        engine: DeepSpeed's `PipelineEngine`.
+        negotiation: with the other ranks; closed here.
+        meter: of what a microbatch in flight holds; on in the first step.
+        eager: what sends; None: DeepSpeed's own P2P, with pulled sends (see `PlannedSchedule`).
+    """
+
+    def __init__(
+        self,
+        engine: PipelineEngine,
+        *,
+        negotiation: OrderNegotiation,
+        meter: ActivationMeter,
+        eager: EagerP2P | None = None,
+    ) -> None:
+        self.choose_plan = negotiation.choose_plan
+        self._engine = engine
+        self._negotiation = negotiation
+        self._meter = meter
+        self._eager = eager
+        self._p2p: OrderedP2P = "pulled" if eager is None else "eager"
+        self._is_first_step = True
+        self._loss_of_buffer: dict[int, Any] = {}
+        self._num_pipe_buffers = engine.num_pipe_buffers
+        self._orders: tuple[StageOrder, ...] | None = None
+        self._schedule: PlannedSchedule | None = None
+
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """A training step; entered before the session is told of it."""
+        orders = self._negotiation.on_step_begin()
+        if orders is not None:
+            stage = self._engine.stage_id
+            self._orders = orders
+            self._schedule = PlannedSchedule(orders, stage_id=stage, p2p=self._p2p)
+        # Only in the first step are buffers empty: the last stage keeps its outputs in them, and
+        # what a buffer gives back while it is filled again would be taken off.
+        is_measured, self._is_first_step = self._is_first_step, False
+        with self._meter.measuring_step() if is_measured else nullcontext():
+            yield
+
+    def schedule_for(self, stock: schedule.PipeSchedule) -> schedule.PipeSchedule:
+        """What runs in the place of this schedule of DeepSpeed's; evaluations stay."""
+        planned = self._schedule
+        if type(stock) is not schedule.TrainSchedule:
+            return stock
+        if planned is None or planned.num_micro_batches != stock.num_micro_batches:
+            self._limit_sends(None)
+            return stock
+        self._limit_sends(self._orders)
+        return planned
+
+    def wrap(self, instructions: Instructions) -> Instructions:
+        """Keep a loss for each buffer of the last stage, and measure the first step.
+
+        DeepSpeed has one loss, which is enough where each backward follows its forward at once.
+        """
+        if self._engine.is_last_stage():
+            wrapped = {
+                schedule.ForwardPass: self._keeping_loss(instructions[schedule.ForwardPass]),
+                schedule.BackwardPass: self._with_its_loss(instructions[schedule.BackwardPass]),
+            }
+            instructions = {**instructions, **wrapped}
+        return self._meter.wrap(instructions)
+
+    def close(self) -> None:
+        """Leave DeepSpeed's buffers as they were; every rank must call it at the same time."""
+        for slots in self._engine.pipe_buffers.values():
+            del slots[self._num_pipe_buffers :]
+        self._engine.num_pipe_buffers = self._num_pipe_buffers
+        self._negotiation.close()
+
+    def _limit_sends(self, orders: tuple[StageOrder, ...] | None) -> None:
+        """How many sends may be under way follows from the microbatches in flight."""
+        if self._eager is None:
+            return
+        if orders is None:
+            self._eager.follow_one_f_one_b()
+            return
+        stage = self._engine.stage_id
+        self._eager.follow(
+            num_in_flight=orders[stage].num_in_flight,
+            num_in_flight_before=orders[max(0, stage - 1)].num_in_flight,
+        )
+
+    def _keeping_loss(self, execute: Execute) -> Execute:
+        def execute_and_keep(engine: PipelineEngine, buffer_id: int, **kwargs: object) -> object:
+            result = execute(engine, buffer_id=buffer_id, **kwargs)
+            self._loss_of_buffer[buffer_id] = engine.loss
+            return result
+
+        return execute_and_keep
+
+    def _with_its_loss(self, execute: Execute) -> Execute:
+        def execute_with_loss(engine: PipelineEngine, buffer_id: int, **kwargs: object) -> object:
+            engine.loss = self._loss_of_buffer.pop(buffer_id, engine.loss)
+            return execute(engine, buffer_id=buffer_id, **kwargs)
+
+        return execute_with_loss

@@ -1,0 +1,223 @@
+"""Flyball in a DeepSpeed pipeline: one line in a training script, nothing forked.
+
+    engine, *_ = deepspeed.initialize(model=PipelineModule(...), ...)
+    session = flyball_integrations.deepspeed.pipeline.attach(engine, job_id="gpt")
+    for _ in range(num_steps):
+        engine.train_batch(data)
+    flyball_integrations.deepspeed.pipeline.detach(engine)
+
+Only attributes of this engine object are set, and `detach` removes them again.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from typing import Literal, Unpack
+
+import torch.distributed
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.deepspeed.activation_memory import ActivationMeter
+from flyball_integrations.deepspeed.eager_p2p import EagerP2P
+from flyball_integrations.deepspeed.engine_patch import EnginePatch
+from flyball_integrations.deepspeed.order_switch import OrderSwitch
+from flyball_integrations.deepspeed.settings import P2P, SCHEDULES
+from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attachment import RankEnds, RankLayout, Registering
+from flyball_integrations.shared.order_agreement import OrderAgreement
+from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.shared.rank_memory import free_cuda_bytes
+from flyball_integrations.shared.transfer_timers import (
+    DeviceTransferTimer,
+    HostTransferTimer,
+    TransferTimer,
+)
+from flyball_wire.messages import JobRegistration
+
+_ATTACHMENT = "_flyball_attachment"
+# The orders that DeepSpeed can be led through: whole forwards and backwards, one chunk a stage.
+_AUTO = "auto:envpipe,gpipe"
+
+
+def attach(
+    engine: PipelineEngine,
+    *,
+    job_id: str,
+    schedule: Literal["1f1b", "gpipe", "envpipe", "auto"] = "1f1b",
+    p2p: Literal["stock", "eager", "pulled"] = "stock",
+    free_memory_bytes: int | None = None,
+    **options: Unpack[AttachOptions],
+) -> RankSession:
+    """Let the planner set the clocks of this rank; call it once on every rank.
+
+    Rank 0 registers the job (stages and microbatches as the engine has them), every rank
+    registers itself. While the planner is away or has no plan, training goes on at the GPU's
+    default clocks. `engine.eval_batch` stays untouched: it runs at whatever clock is in force.
+
+    Args:
+        engine: DeepSpeed's `PipelineEngine`.
+        job_id: the job's name at the planner; the same on all ranks.
+        schedule: the order to run once there is a plan; `auto`: that of the three which needs
+            the least energy, as the planner finds. Until then, and with `1f1b` always, it is
+            DeepSpeed's own.
+        p2p: `stock` leaves DeepSpeed's; `eager` posts sends at once (gloo only, see
+            eager_p2p.py); `pulled` is DeepSpeed's, with sends where the neighbour receives.
+            The last two are those that other orders than 1F1B can be run with.
+        free_memory_bytes: bytes of this rank's device free beside what 1F1B holds; default:
+            found on a GPU, when two steps are over. Bounds the order of the plan.
+        options: how to plan, and the rank's planner and GPU;
+            `help("flyball_integrations.shared.attach_options")` describes them.
+
+    Returns:
+        The rank's session, already started.
+
+    Raises:
+        ValueError: Flyball is already attached, an argument or a variable of the environment
+            cannot be used, arguments do not go together, or free memory must be given.
+            Nothing stays open then.
+        TypeError: there is no such option.
+        GpuError: this rank's GPU cannot be found.
+    """
+    check_options(attach, options)
+    if _ATTACHMENT in vars(engine):
+        raise ValueError("Flyball is already attached to this engine; call detach(engine) first")
+    _check_names(schedule=schedule, p2p=p2p, policy=options.get("policy"))
+    if schedule != "1f1b":
+        _check_orders(engine, schedule=schedule, p2p=p2p, free_memory_bytes=free_memory_bytes)
+    with ExitStack() as opened:
+        ends = RankEnds(
+            opened,
+            options,
+            job_id=job_id,
+            layout=_layout(engine),
+            initial_step=engine.global_steps,
+        )
+        session = _open_session(ends, engine, schedule, p2p, free_memory_bytes)
+        # `detach` closes all of it, the last first.
+        vars(engine)[_ATTACHMENT] = opened.pop_all()
+    return session
+
+
+def detach(engine: PipelineEngine) -> None:
+    """Give the clock back and leave the engine exactly as it was; once on every rank.
+
+    Without an attachment it does nothing.
+    """
+    attachment: ExitStack | None = vars(engine).pop(_ATTACHMENT, None)
+    if attachment is not None:
+        attachment.close()
+
+
+def _layout(engine: PipelineEngine) -> RankLayout:
+    return RankLayout(
+        rank=engine.global_rank,
+        stage=engine.stage_id,
+        dp_rank=engine.grid.get_data_parallel_rank(),
+        # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
+        tp_rank=engine.grid.get_slice_parallel_rank(),
+    )
+
+
+def _registration(engine: PipelineEngine, schedule: str) -> JobRegistration:
+    """What the planner is told of the pipeline, and of nothing else."""
+    return JobRegistration(
+        num_stages=engine.num_stages,
+        num_microbatches=engine.micro_batches,
+        num_ranks=torch.distributed.get_world_size(),
+        schedule=_AUTO if schedule == "auto" else schedule,
+    )
+
+
+def _open_session(
+    ends: RankEnds,
+    engine: PipelineEngine,
+    schedule: str,
+    p2p: str,
+    free_memory_bytes: int | None,
+) -> RankSession:
+    """The session, started, with the engine's hooks in it, and the job made known."""
+    registering = ends.registering(_registration(engine, schedule))
+    # What may be refused came first; what every rank has to do at the same time comes last.
+    eager = None
+    if p2p == "eager":
+        eager = EagerP2P(engine.grid)
+        ends.opened.callback(eager.close)
+    orders = None
+    if schedule != "1f1b":
+        orders = _open_orders(engine, eager, registering, free_memory_bytes)
+        ends.opened.callback(orders.close)
+    session = ends.open_session(None if orders is None else orders.choose_plan)
+    patch = EnginePatch(
+        engine,
+        session,
+        synchronize=get_accelerator().synchronize,
+        around_step=nullcontext if eager is None else eager.in_force,
+        around_hooks=nullcontext if orders is None else orders.around_step,
+        wrappers=[part.wrap for part in (eager, orders) if part is not None],
+        schedule_for=None if orders is None else orders.schedule_for,
+        transfers=_transfer_timer(engine, session),
+    )
+    ends.opened.callback(patch.remove)
+    session.start()
+    if orders is None:
+        registering.begin()
+    return session
+
+
+def _open_orders(
+    engine: PipelineEngine,
+    eager: EagerP2P | None,
+    registering: Registering,
+    free_memory_bytes: int | None,
+) -> OrderSwitch:
+    meter = ActivationMeter.of_device(engine.device)
+    negotiation = OrderNegotiation(
+        RankPlace(
+            rank=engine.global_rank,
+            stage=engine.stage_id,
+            num_stages=engine.num_stages,
+            num_microbatches=engine.micro_batches,
+        ),
+        agreement=OrderAgreement(stage=engine.stage_id, num_stages=engine.num_stages),
+        activation_bytes=lambda: meter.activation_bytes,
+        free_bytes=lambda: free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes,
+        on_memory=registering.begin,
+    )
+    return OrderSwitch(engine, negotiation=negotiation, meter=meter, eager=eager)
+
+
+def _transfer_timer(engine: PipelineEngine, session: RankSession) -> TransferTimer:
+    if engine.device.type == "cpu":
+        return HostTransferTimer(session.on_transfer, clock_s=session.clock_s)
+    return DeviceTransferTimer(session.on_transfer, make_event=get_accelerator().Event)
+
+
+def _check_names(*, schedule: str, p2p: str, policy: str | None) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
+    if p2p not in P2P:
+        raise ValueError(f"p2p must be one of {', '.join(P2P)}, not {p2p!r}")
+    if schedule == "auto" and policy not in {None, "frontier"}:
+        raise ValueError(
+            f"schedule='auto' compares frontiers, which policy={policy!r} has not; leave policy"
+            " out, or name a schedule"
+        )
+
+
+def _check_orders(
+    engine: PipelineEngine, *, schedule: str, p2p: str, free_memory_bytes: int | None
+) -> None:
+    if p2p == "stock":
+        raise ValueError(
+            f"schedule={schedule!r} needs p2p='eager' (gloo) or p2p='pulled': with DeepSpeed's"
+            " own sends, which wait for the neighbour, its order would deadlock"
+        )
+    if free_memory_bytes is None and engine.device.type != "cuda":
+        raise ValueError(
+            f"schedule={schedule!r} needs to know how much memory is free, which can be found"
+            " on a GPU only; give free_memory_bytes"
+        )
+    if free_memory_bytes is not None and free_memory_bytes < 0:
+        raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")

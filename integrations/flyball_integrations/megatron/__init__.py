@@ -1,0 +1,1 @@
+"""Flyball in Megatron-Core's pipeline schedules."""

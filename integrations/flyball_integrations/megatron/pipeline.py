@@ -1,0 +1,255 @@
+"""Flyball in Megatron-Core's pipeline schedules: one line before training.
+
+    session = flyball_integrations.megatron.pipeline.attach(
+        config, job_id="gpt", num_microbatches=get_num_microbatches()
+    )
+    forward_backward_func = get_forward_backward_func()  # after attach
+    for _ in range(num_steps):
+        forward_backward_func(...)
+        optimizer.step()
+    flyball_integrations.megatron.pipeline.detach()
+
+Megatron's schedules are functions of a module, so there is one attachment in a process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Unpack
+
+import megatron.core
+import torch
+import torch.distributed
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import schedules
+
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.megatron.names import check_names
+from flyball_integrations.megatron.order import (
+    StageOrder,
+    interleaved,
+    one_f_one_b,
+    registration_of,
+)
+from flyball_integrations.megatron.patch import patch_schedules
+from flyball_integrations.megatron.timers import HookedTimers
+from flyball_integrations.megatron.training import MegatronTraining
+from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.shared.transfer_timers import (
+    DeviceTransferTimer,
+    HostTransferTimer,
+    TransferTimer,
+)
+from flyball_wire.messages import JobRegistration
+
+_ATTACHMENT = "_flyball_attachment"
+_HOOKS = ("patch", "timers")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attachment:
+    """What `detach` closes, and what `training_step` asks."""
+
+    opened: ExitStack
+    training: MegatronTraining
+
+
+def attach(
+    config: Any,  # noqa: ANN401 - Megatron's ModelParallelConfig; its package has no types
+    *,
+    job_id: str,
+    num_microbatches: int,
+    hooks: Literal["patch", "timers"] = "patch",
+    initial_step: int = 0,
+    **options: Unpack[AttachOptions],
+) -> RankSession:
+    """Let the planner set the clocks of this rank; call it once on every rank.
+
+    To be called after `initialize_model_parallel`, and with `hooks="patch"` before
+    `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
+    runs, every rank registers itself. While the planner is away or has no plan, training goes on
+    at the GPU's default clocks. A call with `forward_only=True` is left alone.
+
+    Args:
+        config: the model's; with model chunks the first one's, which Megatron's schedules use.
+        job_id: the job's name at the planner; the same on all ranks.
+        num_microbatches: that `forward_backward_func` will be called with.
+        hooks: `patch` rebinds functions of Megatron's module `schedules`; `timers` changes
+            nothing of Megatron's and stands in `config.timers`, which times receives too.
+        initial_step: number of the first step, where training resumes.
+        options: how to plan, and the rank's planner and GPU;
+            `help("flyball_integrations.shared.attach_options")` describes them.
+
+    Returns:
+        The rank's session, already started.
+
+    Raises:
+        ValueError: Flyball is already attached, an argument or a variable of the environment
+            cannot be used, model parallelism is not initialized, the config asks for what cannot
+            be hooked, or this Megatron lacks what is hooked. Nothing stays open then.
+        TypeError: there is no such option.
+        GpuError: this rank's GPU cannot be found.
+    """
+    check_options(attach, options)
+    _check(config, num_microbatches=num_microbatches, hooks=hooks)
+    with ExitStack() as opened:
+        ends = RankEnds(opened, options, job_id=job_id, layout=_layout(), initial_step=initial_step)
+        orders = _orders(config, num_microbatches)
+        num_ranks = torch.distributed.get_world_size()
+        registering = ends.registering(registration_of(orders, num_microbatches, num_ranks))
+        _warn_of_held_back_sends(registering.registration, config, job_id)
+        session = ends.open_session()
+        training = _hook(opened, config, session, orders, hooks=hooks)
+        session.start()
+        registering.begin()
+        # `detach` closes all of it, the last first.
+        attachment = _Attachment(opened=opened.pop_all(), training=training)
+        setattr(schedules, _ATTACHMENT, attachment)
+    return session
+
+
+def detach() -> None:
+    """Give the clock back and leave Megatron exactly as it was; once on every rank.
+
+    Without an attachment it does nothing.
+    """
+    attachment: _Attachment | None = vars(schedules).pop(_ATTACHMENT, None)
+    if attachment is not None:
+        attachment.opened.close()
+
+
+def training_step() -> AbstractContextManager[None]:
+    """Inside a `with` of it stands all that a step is to hold, as the optimizer's part.
+
+    Without it a step is the call of `forward_backward_func`. While Flyball is not attached it does
+    nothing, and says so once.
+    """
+    attachment: _Attachment | None = vars(schedules).get(_ATTACHMENT)
+    if attachment is None:
+        _warn_unattached()
+        return nullcontext()
+    return attachment.training.training_step()
+
+
+@cache
+def _warn_unattached() -> None:
+    """Once in a process: a training loop would come here in every step."""
+    _logger.warning("Flyball is not attached to Megatron, so training_step() does nothing")
+
+
+def _warn_of_held_back_sends(
+    registration: JobRegistration | None,
+    config: Any,  # noqa: ANN401 - as above
+    job_id: str,
+) -> None:
+    """Where a plan will come, and the config makes it slower than it says."""
+    if registration is None or registration.order is None or config.overlap_p2p_comm:
+        return
+    _logger.warning(
+        "job %s: without overlap_p2p_comm an interleaved schedule sends a forward's output"
+        " only after the next backward, which a plan does not know: steps may take longer"
+        " than planned, and than without a plan",
+        job_id,
+    )
+
+
+def _hook(
+    opened: ExitStack,
+    config: Any,  # noqa: ANN401 - as above
+    session: RankSession,
+    orders: Sequence[StageOrder],
+    *,
+    hooks: str,
+) -> MegatronTraining:
+    overrides = Overrides()
+    opened.callback(overrides.remove)
+    if hooks == "timers":
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        return _hook_timers(config, session, orders[stage], overrides)
+    training = MegatronTraining(session, synchronize=_synchronize())
+    patch_schedules(schedules, training, overrides)
+    return training
+
+
+def _hook_timers(
+    config: Any,  # noqa: ANN401 - as above
+    session: RankSession,
+    order: StageOrder,
+    overrides: Overrides,
+) -> MegatronTraining:
+    transfers: TransferTimer = HostTransferTimer(session.on_transfer, clock_s=session.clock_s)
+    if torch.cuda.is_available():
+        transfers = DeviceTransferTimer(session.on_transfer, make_event=torch.cuda.Event)
+    training = MegatronTraining(session, synchronize=_synchronize(), transfers=transfers)
+    timers = HookedTimers(config.timers, training, order=order, transfers=transfers)
+    overrides.set(config, "timers", timers)
+    return training
+
+
+def _synchronize() -> Callable[[], None]:
+    """Waits for the computations, and not for receives that were posted ahead.
+
+    Those run on streams of their own; waiting for the whole device would wait for a neighbour
+    that may itself be waiting for us.
+    """
+    if not torch.cuda.is_available():
+        return lambda: None
+    return lambda: torch.cuda.current_stream().synchronize()
+
+
+def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # noqa: ANN401
+    """Of all stages, as `get_forward_backward_func` chooses the schedule."""
+    num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+    num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    if num_stages == 1 or num_chunks is None:
+        return tuple(
+            one_f_one_b(stage=stage, num_stages=num_stages, num_microbatches=num_microbatches)
+            for stage in range(num_stages)
+        )
+    return interleaved(
+        schedules,
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+        group_size=config.microbatch_group_size_per_vp_stage,
+    )
+
+
+def _layout() -> RankLayout:
+    return RankLayout(
+        rank=torch.distributed.get_rank(),
+        stage=parallel_state.get_pipeline_model_parallel_rank(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+    )
+
+
+def _check(config: Any, *, num_microbatches: int, hooks: str) -> None:  # noqa: ANN401 - as above
+    check_names(schedules, version=megatron.core.__version__)
+    if hasattr(schedules, _ATTACHMENT):
+        raise ValueError("Flyball is already attached to Megatron; call detach() first")
+    if hooks not in _HOOKS:
+        raise ValueError(f"hooks must be one of {', '.join(_HOOKS)}, not {hooks!r}")
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
+    if not parallel_state.model_parallel_is_initialized():
+        raise ValueError("call parallel_state.initialize_model_parallel before attach")
+    if getattr(config, "overlap_moe_expert_parallel_comm", False):
+        raise ValueError(
+            "overlap_moe_expert_parallel_comm runs a forward and a backward as one computation,"
+            " which no clock can be set inside of; train without it, or without Flyball"
+        )
+    # A name, or members of an enumeration, by version.
+    if "full_iteration" in str(getattr(config, "cuda_graph_scope", "")):
+        raise ValueError(
+            "a CUDA graph of the full iteration runs without any hook; use another"
+            " cuda_graph_scope, or train without Flyball"
+        )

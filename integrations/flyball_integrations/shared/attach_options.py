@@ -1,0 +1,146 @@
+"""The options that `attach` of every integration takes, described once.
+
+    attach(engine, job_id="gpt", target="slowdown:0.05", profiling="online", lease_s=60)
+
+Each is a keyword. One that is None counts as not given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from numbers import Real
+from typing import Any, TypedDict, cast
+
+from flyball_client.gpu._base import GpuDevice, InstructionObserver
+from flyball_client.session.rank_settings import WithoutPlanner
+
+
+class PlanningOptions(TypedDict, total=False):
+    """What the job is registered with: how the planner plans it; the same on all ranks.
+
+    Names are checked by the planner; what it refuses is one line in the log of rank 0.
+
+    Attributes:
+        gpu_type: name in the GPU table (`a100`), for its blocking power.
+        blocking_power_w: W of a waiting GPU, one value or one per stage; wins over `gpu_type`.
+            One of the two is needed, but with `profiling="online"`.
+        policy: planning policy; default: the planner's.
+        reconfigure: `default`, `greedy` or `balanced`; default: `balanced`.
+        target: what the planner plans for; default: `fastest`.
+        effort: `low`, `normal` or `high`: how long policy `frontier` searches; default: `normal`.
+        profiling: `given`: somebody puts the profile; `online`: it is measured while training
+            runs, and so is the blocking power where it is not known; default: `given`.
+        profiling_slowdown: by how much an iteration may be slower while it is measured, a share
+            above 0 and at most 1; default: 0.1.
+        adaptation: what measurements change: `announced`: nothing; `reconfigure`: they raise
+            clocks of policy `envelope`; `frontier`: planned again where a rank has become slow,
+            or times have drifted; default: `announced`.
+        reserve: by how much instructions may take longer than profiled without a longer iteration,
+            as a share, 0 to 0.5; policy `frontier` looks at it; default: 0.
+    """
+
+    gpu_type: str | None
+    blocking_power_w: Sequence[float] | float | None
+    policy: str | None
+    reconfigure: str | None
+    target: str | None
+    effort: str | None
+    profiling: str | None
+    profiling_slowdown: float | None
+    adaptation: str | None
+    reserve: float | None
+
+
+class RankOptions(TypedDict, total=False):
+    """What this rank's session stands between: its planner and its GPU.
+
+    Attributes:
+        planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.
+        token: default: `FLYBALL_TOKEN`.
+        without_planner: `last-plan` or `default-clocks`, while the planner is lost; default:
+            `FLYBALL_WITHOUT_PLANNER`, else the last plan.
+        lease_s: without a hook for so long the clock is given back, s; default:
+            `FLYBALL_LEASE_S`, else 30.
+        gpu: the device to set; default: the GPU of this process's local rank.
+        observer: told of every instruction as it begins and ends; default: an emulated `gpu`
+            itself, otherwise nobody.
+    """
+
+    planner_url: str | None
+    token: str | None
+    without_planner: WithoutPlanner | None
+    lease_s: float | None
+    gpu: GpuDevice | None
+    observer: InstructionObserver | None
+
+
+class AttachOptions(PlanningOptions, RankOptions, total=False):
+    """Both: all that `attach` takes beside what its framework needs."""
+
+
+def check_options(attach: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Whether all are options; a type checker finds it, too, but not everybody runs one.
+
+    Args:
+        attach: the function that was given them.
+        options: its other keyword arguments.
+
+    Raises:
+        TypeError: one is not; the text names it and the function.
+    """
+    for name in options:
+        if name in AttachOptions.__optional_keys__:
+            continue
+        known = [*inspect.signature(attach).parameters, *AttachOptions.__optional_keys__]
+        likely = get_close_matches(name, sorted(known), n=1)
+        hint = f"did you mean {likely[0]!r}?" if likely else f"see {__name__}"
+        raise TypeError(
+            f"{attach.__module__}.{attach.__qualname__}() got an unexpected keyword argument"
+            f" {name!r}; {hint}"
+        )
+
+
+def registered_fields(options: PlanningOptions) -> dict[str, Any]:
+    """Fields of a JobRegistration that the options give; others keep their defaults.
+
+    Raises:
+        ValueError: `blocking_power_w` is neither a number nor a list of numbers.
+    """
+    given = cast("Mapping[str, Any]", options)
+    fields = {
+        name: given[name]
+        for name in sorted(PlanningOptions.__optional_keys__)
+        if given.get(name) is not None
+    }
+    if "gpu_type" in fields:
+        fields["gpu"] = fields.pop("gpu_type")
+    if "blocking_power_w" in fields:
+        fields["blocking_power_w"] = _powers_w(fields["blocking_power_w"])
+    return fields
+
+
+def _powers_w(given: object) -> tuple[float, ...]:
+    """Of all stages, or of each."""
+    values: tuple[object, ...] = (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        # An array without dimensions cannot be gone through.
+        with suppress(TypeError):
+            values = tuple(cast("Iterable[object]", given))
+    powers_w = tuple(map(_finite_or_none, values))
+    if None in powers_w:
+        raise ValueError(
+            f"blocking_power_w must be a finite number of watts, or one per stage, not {given!r}"
+        )
+    return cast("tuple[float, ...]", powers_w)
+
+
+def _finite_or_none(value: object) -> float | None:
+    # A truth value counts as a number in Python; numpy's own does not.
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None

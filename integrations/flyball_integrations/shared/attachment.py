@@ -1,0 +1,181 @@
+"""What any integration opens when it is attached to a framework's object, and closes again.
+
+Nothing here knows a framework.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.session.pending_plans import PlanChoice
+from flyball_client.session.rank_session import RankSession
+from flyball_client.session.rank_settings import RankSettings
+from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
+from flyball_integrations.shared.job_registrar import JobRegistrar
+from flyball_integrations.shared.rank_memory import RankMemory
+from flyball_wire.messages import JobRegistration
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLayout:
+    """Where a rank stands: its number in the job, its stage, and its place among the stage's."""
+
+    rank: int
+    stage: int
+    dp_rank: int = 0
+    tp_rank: int = 0
+    cp_rank: int = 0
+
+
+class RankEnds:
+    """A rank's planner and its GPU, and the session between them.
+
+    Args:
+        opened: closes all of it, but no GPU that was given.
+        options: of `attach`.
+        job_id: the job's name at the planner.
+        layout: of this rank.
+        initial_step: number of the first step, where training resumes.
+
+    Attributes:
+        opened: for whatever else is opened.
+
+    Raises:
+        ValueError: the planner's address or token cannot be one, or a variable of the
+            environment cannot be used.
+        GpuError: this rank's GPU cannot be found.
+    """
+
+    def __init__(
+        self,
+        opened: ExitStack,
+        options: AttachOptions,
+        *,
+        job_id: str,
+        layout: RankLayout,
+        initial_step: int,
+    ) -> None:
+        self.opened = opened
+        self._initial_step = initial_step
+        self._options = options
+        self._job_id = job_id
+        self._layout = layout
+        self._settings = RankSettings.read(
+            os.environ,
+            planner_url=options.get("planner_url"),
+            token=options.get("token"),
+            without_planner=options.get("without_planner"),
+            lease_s=options.get("lease_s"),
+        )
+        self._planner = self._settings.open_planner()
+        if self._planner is not None:
+            opened.callback(self._planner.close)
+        gpu = options.get("gpu")
+        if gpu is None:
+            gpu = open_local_gpu(self._settings.local_rank, os.environ)
+            opened.callback(gpu.close)
+        self._gpu = gpu
+
+    def registering(self, pipeline: JobRegistration) -> Registering:
+        """What makes the job known, as the options say; from rank 0, and where a planner is asked.
+
+        Args:
+            pipeline: what is known of it, the options apart.
+        """
+        registration = replace(
+            pipeline, emulated=self._gpu.is_emulated, **registered_fields(self._options)
+        )
+        planner = self._planner if self._layout.rank == 0 else None
+        registering = Registering(planner, job_id=self._job_id, registration=registration)
+        self.opened.callback(registering.close)
+        return registering
+
+    def open_session(self, choose_plan: PlanChoice | None = None) -> RankSession:
+        """The rank's session, not started yet."""
+        session = RankSession(
+            gpu=self._gpu,
+            job_id=self._job_id,
+            planner=self._planner,
+            observer=self._options.get("observer"),
+            without_planner=self._settings.without_planner,
+            lease_s=self._settings.lease_s,
+            polling_share=self._settings.polling_share,
+            initial_step=self._initial_step,
+            choose_plan=choose_plan,
+            **asdict(self._layout),
+        )
+        self.opened.callback(session.close)
+        return session
+
+
+class Registering:
+    """Makes the job known from one rank, once all is known of it; elsewhere nothing.
+
+    A plan of another order than 1F1B is bounded by memory, and a job that is planned cannot be
+    registered with another memory: so it is not registered before memory is known.
+
+    Args:
+        planner: None on all ranks but one.
+        job_id: the job's name at the planner.
+        registration: what is known when it is attached.
+    """
+
+    def __init__(
+        self, planner: PlannerClient | None, *, job_id: str, registration: JobRegistration
+    ) -> None:
+        self._planner = planner
+        self._job_id = job_id
+        self._registration = registration
+        self._registrar: JobRegistrar | None = None
+
+    @property
+    def registration(self) -> JobRegistration | None:
+        """What is registered from this rank, the memory apart; None: nothing is."""
+        return None if self._planner is None else self._registration
+
+    def begin(self, stages: Sequence[RankMemory] = ()) -> None:
+        """Register, with the memory of each stage where it counts; in the background."""
+        if self._planner is None:
+            return
+        registration = self._registration
+        if stages:
+            registration = replace(
+                registration,
+                activation_bytes=tuple(stage.activation_bytes for stage in stages),
+                free_memory_bytes=tuple(stage.free_bytes for stage in stages),
+            )
+        self._registrar = JobRegistrar(
+            self._planner, job_id=self._job_id, registration=registration
+        )
+
+    def close(self) -> None:
+        """Stop registering it."""
+        if self._registrar is not None:
+            self._registrar.close()
+
+
+class Overrides:
+    """Attributes set on objects' instances, and put back exactly as they were."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[object, str, bool, object]] = []
+
+    def set(self, target: object, name: str, value: object) -> None:
+        """Let `target.name` be this value until `remove`."""
+        attributes = vars(target)
+        self._replaced.append((target, name, name in attributes, attributes.get(name)))
+        attributes[name] = value
+
+    def remove(self) -> None:
+        """Put all of them back, the last first; any number of times."""
+        while self._replaced:
+            target, name, was_set, value = self._replaced.pop()
+            if was_set:
+                vars(target)[name] = value
+            else:
+                vars(target).pop(name, None)

@@ -1,0 +1,198 @@
+"""All ranks change to a plan's order in the same step, or none does.
+
+Ranks hear of a plan at different times, and a pipeline that runs a mixture of two orders may
+wait for ever. So every few steps they compare what they hold, and exchange the orders before
+they change. Both collectives are begun in one step and read in the next: they travel while
+the step computes, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed
+
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.shared.stage_orders import OrderError, StageOrder, Unit, check_orders
+
+_logger = logging.getLogger(__name__)
+
+PERIOD_STEPS = 8
+_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Offer:
+    """The newest plan that a rank holds; one that is offered again is the same object.
+
+    Attributes:
+        plan: its version is at least 1.
+        order: of this rank's stage; None: it cannot be run here.
+    """
+
+    plan: CompiledPlan
+    order: StageOrder | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What all ranks have found about a plan, in the same step.
+
+    Attributes:
+        offer: this rank's.
+        orders: of all stages, to be run from this step on; None: the plan is not run.
+        problem: why not.
+    """
+
+    offer: Offer
+    orders: tuple[StageOrder, ...] | None = None
+    problem: str = ""
+
+
+class OrderAgreement:
+    """One rank's part in the agreement of all ranks of the job.
+
+    Every rank must create, ask and close it at the same time: it has a process group of its
+    own, over gloo, whatever training uses. A collective that fails ends it, with one line in
+    the log; the order that runs then goes on.
+
+    Args:
+        stage: of this rank.
+        num_stages: of the pipeline.
+        period_steps: steps from one comparison to the next, at least 3.
+    """
+
+    def __init__(self, *, stage: int, num_stages: int, period_steps: int = PERIOD_STEPS) -> None:
+        if period_steps < 3:
+            raise ValueError(f"period_steps must be at least 3, not {period_steps}")
+        self.group = torch.distributed.new_group(backend="gloo")
+        self._stage = stage
+        self._num_stages = num_stages
+        self._period_steps = period_steps
+        self._step = 0
+        self._is_over = False
+        self._work: torch.distributed.Work | None = None
+        self._asked: Offer | None = None
+        self._exchanged: Offer | None = None
+        self._decided: Offer | None = None
+        self._comparison = torch.empty(3, dtype=torch.int64)
+        self._rows: list[torch.Tensor] = []
+
+    def on_step_begin(self, newest: Offer | None, *, num_microbatches: int) -> Decision | None:
+        """A training step begins.
+
+        Args:
+            newest: what this rank holds.
+            num_microbatches: of the step; the same on all ranks.
+
+        Returns:
+            What all ranks have decided, from this step on; None: nothing new.
+        """
+        turn = self._step % self._period_steps
+        self._step += 1
+        if self._is_over:
+            return None
+        try:
+            if turn == 0:
+                self._compare(newest)
+            elif turn == 1:
+                self._exchange(num_microbatches)
+            elif turn == 2 and self._exchanged is not None:
+                return self._decide(self._exchanged)
+        except RuntimeError as error:
+            self._is_over = True
+            _logger.warning(
+                "orders are no longer changed, and training goes on in the one it has: %s", error
+            )
+        return None
+
+    def close(self) -> None:
+        """Free the process group; every rank must call it at the same time."""
+        if self._work is not None:
+            try:
+                self._work.wait(timedelta(seconds=_CLOSE_TIMEOUT_S))
+            except RuntimeError:
+                return  # a rank is gone: freeing the group would wait for it
+        torch.distributed.destroy_process_group(self.group)
+
+    def _compare(self, newest: Offer | None) -> None:
+        self._asked = newest
+        version = 0 if newest is None else newest.plan.version
+        is_news = newest is not None and newest is not self._decided
+        # One minimum tells least and greatest version, and whether it is news to anybody.
+        self._comparison = torch.tensor([version, -version, -int(is_news)])
+        self._work = torch.distributed.all_reduce(
+            self._comparison,
+            op=torch.distributed.ReduceOp.MIN,
+            group=self.group,
+            async_op=True,
+        )
+
+    def _exchange(self, num_microbatches: int) -> None:
+        self._wait()
+        least, minus_greatest, minus_news = self._comparison.tolist()
+        is_agreed = least == -minus_greatest and minus_news != 0
+        # The least version is 0 where a rank holds none: then nobody goes on from here.
+        if least == 0 or not is_agreed or self._asked is None:
+            return
+        self._exchanged = self._asked
+        row = _encoded(self._exchanged.order, self._stage, num_microbatches)
+        self._rows = [torch.empty_like(row) for _ in range(self.group.size())]
+        self._work = torch.distributed.all_gather(self._rows, row, group=self.group, async_op=True)
+
+    def _decide(self, offer: Offer) -> Decision:
+        self._wait()
+        rows, self._rows = [row.tolist() for row in self._rows], []
+        self._decided, self._exchanged = offer, None
+        try:
+            orders = orders_of_stages(rows, num_stages=self._num_stages)
+        except OrderError as error:
+            return Decision(offer=offer, problem=str(error))
+        return Decision(offer=offer, orders=orders)
+
+    def _wait(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+
+
+def orders_of_stages(rows: Sequence[Sequence[int]], *, num_stages: int) -> tuple[StageOrder, ...]:
+    """The orders that the ranks have sent, if a pipeline can run them; the same on all ranks.
+
+    Args:
+        rows: of each rank, its stage and its encoded order, zeros where it cannot run it.
+        num_stages: of the pipeline.
+
+    Raises:
+        OrderError: they cannot be run together.
+    """
+    unable = [str(rank) for rank, row in enumerate(rows) if not any(row[1:])]
+    if unable:
+        raise OrderError(f"rank {', '.join(unable)} cannot run it; see the log there")
+    by_stage: dict[int, StageOrder] = {}
+    for stage, *codes in rows:
+        order = _decoded(codes)
+        if by_stage.setdefault(stage, order) != order:
+            raise OrderError(f"ranks of stage {stage} have different orders of one version")
+    orders = tuple(by_stage[stage] for stage in range(num_stages))
+    check_orders(orders)
+    return orders
+
+
+def _encoded(order: StageOrder | None, stage: int, num_microbatches: int) -> torch.Tensor:
+    """Stage, then microbatch + 1 for each forward and its negative for each backward."""
+    row = torch.zeros(1 + 2 * num_microbatches, dtype=torch.int64)
+    row[0] = stage
+    if order is not None and order.num_microbatches == num_microbatches:
+        codes = [unit.microbatch + 1 for unit in order.units]
+        signs = [1 if unit.is_forward else -1 for unit in order.units]
+        row[1:] = torch.tensor(codes) * torch.tensor(signs)
+    return row
+
+
+def _decoded(codes: Sequence[int]) -> StageOrder:
+    return StageOrder(tuple(Unit(code > 0, abs(code) - 1) for code in codes))

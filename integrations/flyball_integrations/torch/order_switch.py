@@ -1,0 +1,114 @@
+"""Which order a schedule of torch's runs: its own, until all ranks have agreed on a plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from flyball_integrations.shared.attachment import Overrides
+from flyball_integrations.shared.order_negotiation import OrderNegotiation
+from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
+from flyball_integrations.torch.memory import ForwardMeter
+from flyball_integrations.torch.private_schedules import (
+    TESTED_TORCH,
+    Computation,
+    PipelineSchedule,
+    in_order,
+    is_training,
+    num_microbatches_of,
+    stages_of,
+)
+
+
+class TorchOrderSwitch:
+    """The order of one schedule with one stage per rank; every rank must make it.
+
+    torch's own runtime runs an agreed order: it makes the sends and receives that the order
+    needs, and none of them waits for the neighbour. Stage, losses and `step` stay the
+    schedule's, so evaluations do too.
+
+    Args:
+        schedule: a `Schedule1F1B`.
+        negotiation: with the other ranks; closed here.
+        meter: of what a microbatch in flight holds; on in the step that counts.
+    """
+
+    def __init__(
+        self, schedule: PipelineSchedule, *, negotiation: OrderNegotiation, meter: ForwardMeter
+    ) -> None:
+        self.choose_plan = negotiation.choose_plan
+        self._schedule = schedule
+        self._negotiation = negotiation
+        self._meter = meter
+        self._runtime: PipelineSchedule | None = None
+        self._overrides = Overrides()
+        (stage,) = stages_of(schedule)
+        # torch's runtime puts an equal one in its place.
+        self._overrides.set(stage, "stage_index_to_group_rank", stage.stage_index_to_group_rank)
+        self._overrides.set(
+            schedule, "_step_microbatches", self._in_force(schedule._step_microbatches)
+        )
+
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """A training step; entered before the session is told of it."""
+        orders = self._negotiation.on_step_begin()
+        if orders is not None:
+            self._runtime = in_order(self._schedule, computations(orders))
+        is_measured = self._negotiation.is_measured_step
+        with self._meter.measuring_step() if is_measured else nullcontext():
+            yield
+
+    def close(self) -> None:
+        """Leave the schedule its own order; every rank must call it at the same time."""
+        self._overrides.remove()
+        self._negotiation.close()
+
+    def _in_force(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def step_microbatches(*args: object, **kwargs: object) -> object:
+            if self._runtime is None or not is_training(self._schedule):
+                return own(*args, **kwargs)
+            return self._runtime._step_microbatches(*args, **kwargs)
+
+        return step_microbatches
+
+
+def rehearse(schedule: PipelineSchedule) -> None:
+    """Make what would run an order, so that a torch that cannot is found before training.
+
+    Args:
+        schedule: a `Schedule1F1B`; it is left as it is.
+
+    Raises:
+        ValueError: this torch cannot.
+    """
+    (stage,) = stages_of(schedule)
+    num_microbatches, num_stages = num_microbatches_of(schedule), stage.group_size
+    stock = [one_f_one_b(num_microbatches, num_stages, number) for number in range(num_stages)]
+    overrides = Overrides()
+    overrides.set(stage, "stage_index_to_group_rank", stage.stage_index_to_group_rank)
+    try:
+        in_order(schedule, computations(stock))
+    except Exception as error:
+        # Whatever another version makes of it: it is its private part.
+        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(
+            f"torch {torch.__version__} cannot run another order of this schedule ({problem});"
+            f" use order='own', or torch {TESTED_TORCH}, with which it is tested"
+        ) from error
+    finally:
+        overrides.remove()
+
+
+def computations(orders: Sequence[StageOrder]) -> tuple[tuple[Computation, ...], ...]:
+    """What each pipeline rank computes in these orders, each rank having one stage."""
+    return tuple(
+        tuple(
+            Computation("forward" if unit.is_forward else "backward", unit.microbatch, stage)
+            for unit in order.units
+        )
+        for stage, order in enumerate(orders)
+    )

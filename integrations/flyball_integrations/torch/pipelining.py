@@ -1,0 +1,258 @@
+"""Flyball in torch.distributed.pipelining: one line in a training script, nothing forked.
+
+    schedule = ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=loss_fn)
+    session = flyball_integrations.torch.pipelining.attach(schedule, job_id="llama")
+    for batch in batches:
+        schedule.step(batch)
+        optimizer.step()
+    flyball_integrations.torch.pipelining.detach(schedule)
+
+Only attributes of this schedule and its stages are set, and `detach` removes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from typing import Literal, Unpack
+
+import torch
+import torch.distributed
+
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout, Registering
+from flyball_integrations.shared.order_agreement import OrderAgreement
+from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.shared.rank_memory import free_cuda_bytes
+from flyball_integrations.torch.joint_attach import on_all_ranks_or_none
+from flyball_integrations.torch.memory import ForwardMeter
+from flyball_integrations.torch.order_switch import TorchOrderSwitch, rehearse
+from flyball_integrations.torch.private_schedules import (
+    PipelineSchedule,
+    PipelineStage,
+    check_schedule,
+    computations_of,
+    has_pairs,
+    name_of,
+    num_microbatches_of,
+    send_at_once,
+    stages_of,
+)
+from flyball_integrations.torch.schedule_patch import SchedulePatch, check_optimizer
+from flyball_integrations.torch.waits import WaitTimes
+from flyball_wire.messages import JobRegistration
+
+_ATTACHMENT = "_flyball_attachment"
+_ORDERS = ("own", "envpipe")
+
+
+def attach(
+    schedule: PipelineSchedule,
+    *,
+    job_id: str,
+    optimizer: torch.optim.Optimizer | None = None,
+    order: Literal["own", "envpipe"] = "own",
+    free_memory_bytes: int | None = None,
+    dp_rank: int = 0,
+    tp_rank: int = 0,
+    cp_rank: int = 0,
+    initial_step: int = 0,
+    **options: Unpack[AttachOptions],
+) -> RankSession:
+    """Let the planner set the clocks of this rank; call it once on every rank.
+
+    Global rank 0 registers the job, with the order of all pipeline ranks as the schedule has
+    it; every rank registers itself. While the planner is away or has no plan, training goes on
+    at the GPU's default clocks. `schedule.eval` stays untouched. A step is one `schedule.step`.
+
+    Where the schedule has overlapped pairs, the order of messages changes with it: all ranks wait
+    for each other, and where one fails, all do.
+
+    Args:
+        schedule: any of torch's that trains, its order final.
+        job_id: the job's name at the planner; the same on all ranks.
+        optimizer: where given, a step lasts until its `step` is over, or the next
+            `schedule.step` begins, so that time and energy of the optimizer are measured too.
+        order: `own` is the schedule's; `envpipe` is run once there is a plan with it, and 1F1B
+            until then; for a `Schedule1F1B` only.
+        free_memory_bytes: with `envpipe`: bytes of this rank's device free beside what 1F1B
+            holds; default: found on a GPU, when two steps are over.
+        dp_rank: which of the data-parallel pipelines this rank belongs to, from 0.
+        tp_rank: within the tensor-parallel group, from 0.
+        cp_rank: within the context-parallel group, from 0.
+        initial_step: number of the first step, where training resumes.
+        options: how to plan, and the rank's planner and GPU;
+            `help("flyball_integrations.shared.attach_options")` describes them.
+
+    Returns:
+        The rank's session, already started.
+
+    Raises:
+        ValueError: Flyball is already attached, or cannot be to this schedule, an argument or a
+            variable of the environment cannot be used, or of a schedule with overlapped pairs,
+            another rank failed or did not come. Nothing stays open then.
+        TypeError: there is no such option.
+        GpuError: this rank's GPU cannot be found.
+    """
+    check_options(attach, options)
+    with ExitStack() as opened:
+        with on_all_ranks_or_none() if has_pairs(schedule) else nullcontext():
+            _check(schedule, optimizer, order=order, free_memory_bytes=free_memory_bytes)
+            place = _layout(schedule, dp_rank=dp_rank, tp_rank=tp_rank, cp_rank=cp_rank)
+            ends = RankEnds(opened, options, job_id=job_id, layout=place, initial_step=initial_step)
+            session = _open_session(ends, schedule, optimizer, order, free_memory_bytes)
+        # `detach` closes all of it, the last first.
+        schedule.__dict__[_ATTACHMENT] = opened.pop_all()
+    return session
+
+
+def detach(schedule: PipelineSchedule) -> None:
+    """Give the clock back and leave schedule and stages exactly as they were; on every rank.
+
+    Without an attachment it does nothing.
+    """
+    attachment: ExitStack | None = schedule.__dict__.pop(_ATTACHMENT, None)
+    if attachment is not None:
+        attachment.close()
+
+
+def registration_of(schedule: PipelineSchedule) -> JobRegistration:
+    """What the planner is told of the pipeline, and of nothing else.
+
+    GPipe and 1F1B by their names, which the planner knows; any other schedule as `explicit`,
+    with the order of every pipeline rank and where in the model its chunks are.
+    """
+    name = name_of(schedule)
+    registration = JobRegistration(
+        num_stages=stages_of(schedule)[0].group_size,
+        num_microbatches=num_microbatches_of(schedule),
+        num_ranks=torch.distributed.get_world_size(),
+        schedule="explicit" if name is None else name,
+    )
+    if name is not None:
+        return registration
+    by_rank = computations_of(schedule)
+    places = tuple(tuple(sorted({one.virtual_stage for one in own})) for own in by_rank)
+    if places == tuple((stage,) for stage in range(len(by_rank))):
+        order = tuple(tuple((one.kind, one.microbatch) for one in own) for own in by_rank)
+        return replace(registration, order=order)
+    with_chunks = tuple(
+        tuple((one.kind, one.microbatch, chunks.index(one.virtual_stage)) for one in own)
+        for own, chunks in zip(by_rank, places, strict=True)
+    )
+    return replace(registration, order=with_chunks, virtual_stages=places)
+
+
+def _check(
+    schedule: PipelineSchedule,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    order: str,
+    free_memory_bytes: int | None,
+) -> None:
+    check_schedule(schedule)
+    if _ATTACHMENT in schedule.__dict__:
+        raise ValueError("Flyball is already attached to this schedule; call detach first")
+    check_optimizer(optimizer)
+    _check_order(schedule, order=order, free_memory_bytes=free_memory_bytes)
+
+
+def _check_order(schedule: PipelineSchedule, *, order: str, free_memory_bytes: int | None) -> None:
+    if order not in _ORDERS:
+        raise ValueError(f"order must be one of {', '.join(_ORDERS)}, not {order!r}")
+    if order == "own":
+        return
+    if name_of(schedule) != "1f1b":
+        raise ValueError(
+            f"order={order!r} is 1F1B with more forwards in front, for a Schedule1F1B, not for"
+            f" {type(schedule).__name__}"
+        )
+    if free_memory_bytes is None and stages_of(schedule)[0].device.type != "cuda":
+        raise ValueError(
+            f"order={order!r} needs to know how much memory is free, which can be found on a"
+            " GPU only; give free_memory_bytes"
+        )
+    if free_memory_bytes is not None and free_memory_bytes < 0:
+        raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")
+    rehearse(schedule)
+
+
+def _layout(schedule: PipelineSchedule, **places: int) -> RankLayout:
+    stage = stages_of(schedule)[0].group_rank
+    return RankLayout(rank=torch.distributed.get_rank(), stage=stage, **places)
+
+
+def _open_session(
+    ends: RankEnds,
+    schedule: PipelineSchedule,
+    optimizer: torch.optim.Optimizer | None,
+    order: str,
+    free_memory_bytes: int | None,
+) -> RankSession:
+    """The session, started, with the schedule's hooks in it, and the job made known."""
+    registration = registration_of(schedule)
+    if order != "own":
+        registration = replace(registration, schedule=order)
+    registering = ends.registering(registration)
+    (stage, *_) = stages_of(schedule)
+    meter = ForwardMeter(stage.device)
+    orders = None
+    # First what may be refused; what every rank has to do at the same time comes last.
+    if order != "own":
+        orders = _open_orders(schedule, meter, registering, free_memory_bytes)
+        ends.opened.callback(orders.close)
+    session = ends.open_session(None if orders is None else orders.choose_plan)
+    patch = SchedulePatch(
+        schedule,
+        session,
+        synchronize=_synchronize(stage),
+        around_step=nullcontext if orders is None else orders.around_step,
+        wrap_forward=meter.wrap,
+        waits=WaitTimes(session.on_transfer, device=stage.device, clock_s=session.clock_s),
+        optimizer=optimizer,
+    )
+    ends.opened.callback(patch.remove)
+    in_pieces = Overrides()
+    ends.opened.callback(in_pieces.remove)
+    send_at_once(schedule, in_pieces)
+    session.start()
+    if orders is None:
+        registering.begin()
+    return session
+
+
+def _open_orders(
+    schedule: PipelineSchedule,
+    meter: ForwardMeter,
+    registering: Registering,
+    free_memory_bytes: int | None,
+) -> TorchOrderSwitch:
+    (stage,) = stages_of(schedule)
+    negotiation = OrderNegotiation(
+        RankPlace(
+            rank=torch.distributed.get_rank(),
+            stage=stage.group_rank,
+            num_stages=stage.group_size,
+            num_microbatches=num_microbatches_of(schedule),
+        ),
+        agreement=OrderAgreement(stage=stage.group_rank, num_stages=stage.group_size),
+        activation_bytes=lambda: meter.activation_bytes,
+        free_bytes=lambda: free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes,
+        on_memory=registering.begin,
+    )
+    return TorchOrderSwitch(schedule, negotiation=negotiation, meter=meter)
+
+
+def _synchronize(stage: PipelineStage) -> Callable[[], None]:
+    """Waits for the computations, and not for receives that were posted ahead.
+
+    Those run on streams of their own; waiting for the whole device would wait for a neighbour
+    that may itself be waiting for us.
+    """
+    device = stage.device
+    if device.type == "cpu":
+        return lambda: None
+    device_module = torch.get_device_module(device)
+    return lambda: device_module.current_stream(device).synchronize()

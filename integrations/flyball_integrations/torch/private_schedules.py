@@ -1,0 +1,269 @@
+"""What Flyball uses of torch.distributed.pipelining, most of it private: here and nowhere else.
+
+`check_schedule` says in one line what another version of torch lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.distributed.pipelining import schedules
+
+from flyball_integrations.shared.attachment import Overrides
+
+# An object of one of torch's schedule classes, and one of its PipelineStage objects.
+PipelineSchedule = Any
+PipelineStage = Any
+Wait = Callable[[Sequence[Any]], None]
+
+TESTED_TORCH = "2.13.0"
+_MODULE_NAMES = (
+    "PipelineScheduleMulti",
+    "PipelineScheduleSingle",
+    "Schedule1F1B",
+    "ScheduleGPipe",
+    "_Action",
+    "_ComputationType",
+    "_PipelineScheduleRuntime",
+    "_wait_batch_p2p",
+)
+_SCHEDULE_NAMES = (
+    "_has_backward",
+    "_internal_losses",
+    "_loss_fn",
+    "_maybe_compute_loss",
+    "_n_microbatches",
+    "_step_microbatches",
+    "pipeline_order",
+    "scale_grads",
+    "step",
+)
+_STAGE_NAMES = (
+    "backward_one_chunk",
+    "backward_weight_one_chunk",
+    "device",
+    "forward_one_chunk",
+    "group_rank",
+    "group_size",
+    "is_last",
+    "num_stages",
+    "stage_index",
+    "stage_index_to_group_rank",
+)
+_ACTION_NAMES = ("computation_type", "microbatch_index", "stage_index", "sub_actions")
+_SINGLE_NAMES = ("_initialize_stage",)
+_RUNTIME_NAMES = ("_initialize_stages", "_prepare_schedule_with_comms", "_step_microbatches")
+# torch's letter for a computation, and the name of its kind.
+_KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+_OVERLAPPED = "OVERLAP_F_B"
+
+
+class Computation(NamedTuple):
+    """One computation of a pipeline rank.
+
+    Attributes:
+        kind: `forward`, `backward`, `backward_input` or `backward_weight`.
+        microbatch: from 0.
+        virtual_stage: torch's stage index: the position in the model.
+    """
+
+    kind: str
+    microbatch: int
+    virtual_stage: int
+
+
+def check_schedule(schedule: PipelineSchedule) -> None:
+    """Whether Flyball can be attached to it.
+
+    Raises:
+        ValueError: it is no schedule that trains, its order cannot be known, a function of its
+            own computes in the place of its stages, or torch lacks a name that is used here.
+    """
+    missing = _missing(schedules, _MODULE_NAMES)
+    if not missing and not isinstance(
+        schedule, (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
+    ):
+        raise ValueError(
+            "attach takes a schedule of torch.distributed.pipelining, not"
+            f" {type(schedule).__name__}"
+        )
+    missing = (
+        missing
+        or _missing(schedules._Action, _ACTION_NAMES)
+        or _missing(schedules.PipelineScheduleSingle, _SINGLE_NAMES)
+        or _missing(schedules._PipelineScheduleRuntime, _RUNTIME_NAMES)
+        or _missing(schedule, _SCHEDULE_NAMES)
+    )
+    if not missing:
+        stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
+        missing = [name for stage in stages for name in _missing(stage, _STAGE_NAMES)]
+    if missing:
+        raise ValueError(
+            f"torch {torch.__version__} has no {missing[0]} in its pipelining, which Flyball"
+            f" uses; it is tested with torch {TESTED_TORCH}"
+        )
+    if not schedule._has_backward:
+        raise ValueError("the schedule has no loss_fn, so it does not train; give it one")
+    _check_custom_functions(schedule)
+    if not _is_multi(schedule) and name_of(schedule) is None:
+        raise ValueError(
+            f"{type(schedule).__name__} runs its microbatches in a way of its own, so its order"
+            " cannot be known; use Schedule1F1B, ScheduleGPipe or a schedule of several stages"
+        )
+    if not _actions_by_rank(schedule):
+        raise ValueError(
+            f"{type(schedule).__name__} has no pipeline_order, so its order cannot be known"
+        )
+
+
+def stages_of(schedule: PipelineSchedule) -> tuple[PipelineStage, ...]:
+    """This rank's stages in the order of the model; the position is the chunk's number."""
+    stages = schedule._stages if _is_multi(schedule) else [schedule._stage]
+    return tuple(sorted(stages, key=lambda stage: cast("int", stage.stage_index)))
+
+
+def is_training(schedule: PipelineSchedule) -> bool:
+    """Whether a `step` that is called now runs backwards: `eval` calls it without."""
+    return bool(schedule._has_backward)
+
+
+def num_microbatches_of(schedule: PipelineSchedule) -> int:
+    """Of one `step`."""
+    return cast("int", schedule._n_microbatches)
+
+
+def name_of(schedule: PipelineSchedule) -> str | None:
+    """The planner's name of a schedule that it generates itself as torch runs it; None: none.
+
+    These two have a loop of their own in torch, and `pipeline_order` is not what it runs: the
+    last rank of 1F1B counts its forwards from 1 there. A class derived from one of them has its
+    name where it has its loop.
+    """
+    names = {
+        schedules.ScheduleGPipe._step_microbatches: "gpipe",
+        schedules.Schedule1F1B._step_microbatches: "1f1b",
+    }
+    return names.get(type(schedule)._step_microbatches)
+
+
+def computations_of(schedule: PipelineSchedule) -> tuple[tuple[Computation, ...], ...]:
+    """What each pipeline rank computes in a step, in the order of execution."""
+    by_rank = _actions_by_rank(schedule)
+    return tuple(tuple(_computations(by_rank[rank])) for rank in sorted(by_rank))
+
+
+@contextmanager
+def waits_replaced(timed: Callable[[Wait], Wait]) -> Iterator[None]:
+    """Inside the block, all of torch's schedules wait for messages in the way given."""
+    wait = schedules._wait_batch_p2p
+    schedules._wait_batch_p2p = timed(wait)
+    try:
+        yield
+    finally:
+        schedules._wait_batch_p2p = wait
+
+
+def in_order(
+    schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]]
+) -> PipelineSchedule:
+    """Something whose `_step_microbatches` does the schedule's work in another order.
+
+    It has the stage, the losses and the initialization of the schedule, which goes on to exist:
+    an evaluation in between stays the schedule's own.
+
+    Args:
+        schedule: with one stage per rank.
+        orders: of every pipeline rank; they can run together.
+    """
+    runtime = schedules._PipelineScheduleRuntime(
+        [schedule._stage],
+        schedule._n_microbatches,
+        loss_fn=schedule._loss_fn,
+        scale_grads=schedule.scale_grads,
+    )
+    attributes = vars(runtime)
+    attributes["_internal_losses"] = schedule._internal_losses
+    attributes["_maybe_compute_loss"] = schedule._maybe_compute_loss
+    attributes["_initialize_stages"] = schedule._initialize_stage
+    runtime._prepare_schedule_with_comms(
+        {rank: [_action(one) for one in order] for rank, order in enumerate(orders)}
+    )
+    return runtime
+
+
+def has_pairs(schedule: PipelineSchedule) -> bool:
+    """Whether any rank runs a forward and a backward as a pair; of no schedule, False."""
+    executed = getattr(schedule, "pipeline_order_with_comms", None) or {}
+    by_rank = executed.values()
+    # Older versions of torch have none; `check_schedule` says so.
+    return any(getattr(one, "sub_actions", None) for actions in by_rank for one in actions)
+
+
+def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
+    """Take the overlapped pairs of a schedule apart: the same order, with sends in between.
+
+    torch runs a pair's forward, then its backward, and sends both results afterwards; so the
+    next rank waits for the forward's although it is there. All ranks must do it.
+
+    Args:
+        schedule: without a custom function for such a pair.
+        overrides: puts the pairs back.
+    """
+    if not has_pairs(schedule):
+        return
+    for target in (schedule, *stages_of(schedule)):
+        # torch puts an equal mapping in its place.
+        overrides.set(target, "stage_index_to_group_rank", target.stage_index_to_group_rank)
+    overrides.set(schedule, "pipeline_order_with_comms", schedule.pipeline_order_with_comms)
+    by_rank = enumerate(computations_of(schedule))
+    schedule._prepare_schedule_with_comms(
+        {rank: [_action(one) for one in computations] for rank, computations in by_rank}
+    )
+
+
+def _is_multi(schedule: PipelineSchedule) -> bool:
+    return isinstance(schedule, schedules.PipelineScheduleMulti)
+
+
+def _check_custom_functions(schedule: PipelineSchedule) -> None:
+    """In torch they run in the place of the stages' methods, so no hook would see them."""
+    for kind in getattr(schedule, "_comp_type_to_function_map", {}):
+        if kind.value == _OVERLAPPED:
+            raise ValueError(
+                "the schedule has a custom function for OVERLAP_F_B: a forward and a backward"
+                " that run at the same time cannot have a clock each; do not register it"
+            )
+        if kind.value in _KINDS:
+            raise ValueError(
+                f"the schedule has a custom function for {kind.name}, which runs in the place"
+                " of its stages' methods, where Flyball's hooks are; do not register it"
+            )
+
+
+def _actions_by_rank(schedule: PipelineSchedule) -> dict[int, list[Any]]:
+    """What is executed, transfers included where they are known; empty where nothing is."""
+    executed = getattr(schedule, "pipeline_order_with_comms", None) or schedule.pipeline_order
+    return cast("dict[int, list[Any]]", executed or {})
+
+
+def _computations(actions: Iterable[Any]) -> Iterator[Computation]:
+    for action in actions:
+        if action is None:  # a pause of torch's drawing, which nobody executes
+            continue
+        for part in action.sub_actions or (action,):
+            kind = _KINDS.get(part.computation_type.value)
+            if kind is not None:
+                yield Computation(kind, part.microbatch_index, part.stage_index)
+
+
+def _action(computation: Computation) -> Any:  # noqa: ANN401 - torch's
+    letter = schedules._ComputationType(_LETTERS[computation.kind])
+    return schedules._Action(computation.virtual_stage, letter, computation.microbatch)
+
+
+def _missing(target: object, names: Iterable[str]) -> list[str]:
+    return [name for name in names if not hasattr(target, name)]

@@ -1,0 +1,220 @@
+"""Sets the hooks on one schedule of torch.distributed.pipelining, and takes them off again.
+
+All of torch's schedules compute through three methods of their stage objects, so attributes on
+these instances see every computation, each half of an overlapped pair too. The loss of a last
+stage is computed by the schedule right after the forward, and counts as part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from flyball_integrations.shared.attachment import Overrides
+from flyball_integrations.shared.instruction_hooks import InstructionHooks
+from flyball_integrations.torch.private_schedules import (
+    PipelineSchedule,
+    PipelineStage,
+    is_training,
+    stages_of,
+)
+from flyball_integrations.torch.waits import Instruction, WaitTimes
+
+Execute = Callable[..., Any]
+WrapForward = Callable[[PipelineStage, Execute], Execute]
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Whether it can tell when it has stepped, or is None.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if optimizer is not None and not callable(getattr(optimizer, "register_step_post_hook", None)):
+        raise ValueError(
+            "optimizer must be one object with register_step_post_hook, as a torch optimizer is,"
+            f" not {type(optimizer).__name__}; of several give the one that steps last"
+        )
+
+
+class SchedulePatch:
+    """The hooks of one schedule, in force from its making until `remove`.
+
+    A step is one `step` of the schedule, until it returns, or with an optimizer until that has
+    stepped or the next step begins. What computes while another computation runs is left out:
+    there is one clock.
+
+    Args:
+        schedule: one that `check_schedule` accepts.
+        hooks: called in the order of execution, with the microbatch and the chunk: which of
+            this rank's stages it is, in the order of the model.
+        synchronize: waits until the device has finished what was launched; called before each
+            hook of an instruction, so that clocks and times are those of the computation and
+            not of its launch.
+        around_step: made anew for every step, in force before the hooks are told of it.
+        wrap_forward: makes of a stage and its `forward_one_chunk` what is run in its place.
+        waits: times the waits for messages; None: they are not timed.
+        optimizer: whose next step ends a training step; None: the schedule's step does.
+
+    Raises:
+        ValueError: the optimizer cannot tell of its steps. Nothing is hooked then.
+    """
+
+    def __init__(
+        self,
+        schedule: PipelineSchedule,
+        hooks: InstructionHooks,
+        *,
+        synchronize: Callable[[], None],
+        around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
+        wrap_forward: WrapForward = lambda stage, forward: forward,
+        waits: WaitTimes | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self._schedule = schedule
+        self._hooks = hooks
+        self._synchronize = synchronize
+        self._around_step = around_step
+        self._waits = waits
+        self._is_stepping = self._is_step_open = False
+        self._running: Instruction | None = None
+        self._awaits_loss = False
+        self._overrides = Overrides()
+        check_optimizer(optimizer)
+        self._ends_with_optimizer = optimizer is not None
+        self._optimizer_hook = (
+            None
+            if optimizer is None
+            else optimizer.register_step_post_hook(lambda *_: self._end_step())
+        )
+        try:
+            self._hook_schedule(wrap_forward)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Leave schedule, stages and optimizer as they were before."""
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+        self._overrides.remove()
+
+    # ------------------------------------------------------------------ steps
+
+    def _hooked_step(self, step: Execute) -> Execute:
+        def step_on_planned_clocks(*args: object, **kwargs: object) -> object:
+            if not is_training(self._schedule):  # `eval` comes here too
+                return step(*args, **kwargs)
+            with self._around_step():
+                self._end_step()  # where the optimizer did not: gradients are accumulated
+                self._hooks.on_step_begin()
+                self._is_stepping = self._is_step_open = True
+                try:
+                    with nullcontext() if self._waits is None else self._waits.in_force():
+                        result = step(*args, **kwargs)
+                except BaseException:
+                    self._fail_step()
+                    raise
+                finally:
+                    self._is_stepping = self._awaits_loss = False
+                    self._running = None
+                if not self._ends_with_optimizer:
+                    self._end_step()
+            return result
+
+        return step_on_planned_clocks
+
+    def _end_step(self) -> None:
+        if self._is_step_open and not self._is_stepping:
+            self._is_step_open = False
+            if self._waits is not None:
+                self._waits.timer.end_step()
+            self._hooks.on_step_end()
+
+    def _fail_step(self) -> None:
+        self._is_step_open = False
+        if self._waits is not None:
+            self._waits.timer.forget()
+        self._hooks.on_step_failed()
+
+    # ------------------------------------------------------------------ instructions
+
+    def _hook_schedule(self, wrap_forward: WrapForward) -> None:
+        schedule = self._schedule
+        for chunk, stage in enumerate(stages_of(schedule)):
+            self._hook_stage(stage, chunk, wrap_forward)
+        self._overrides.set(
+            schedule, "_maybe_compute_loss", self._ending_forward(schedule._maybe_compute_loss)
+        )
+        self._overrides.set(schedule, "step", self._hooked_step(schedule.step))
+
+    def _hook_stage(self, stage: PipelineStage, chunk: int, wrap_forward: WrapForward) -> None:
+        forward = wrap_forward(stage, stage.forward_one_chunk)
+        hooked = {
+            "forward_one_chunk": self._hooked("forward", chunk, forward, has_loss=stage.is_last),
+            "backward_one_chunk": self._hooked_backward(chunk, stage.backward_one_chunk),
+            "backward_weight_one_chunk": self._hooked(
+                "backward_weight", chunk, stage.backward_weight_one_chunk
+            ),
+        }
+        for name, value in hooked.items():
+            self._overrides.set(stage, name, value)
+
+    def _hooked(
+        self, kind: str, chunk: int, execute: Execute, *, has_loss: bool = False
+    ) -> Execute:
+        def execute_between_hooks(microbatch: int, *args: object, **kwargs: object) -> object:
+            if self._awaits_loss:  # which was not computed by the schedule's own method
+                self._end()
+            if not self._is_stepping or self._running is not None:
+                return execute(microbatch, *args, **kwargs)
+            self._begin(Instruction(kind, microbatch, chunk))
+            result = execute(microbatch, *args, **kwargs)
+            if has_loss:
+                self._awaits_loss = True
+            else:
+                self._end()
+            return result
+
+        return execute_between_hooks
+
+    def _hooked_backward(self, chunk: int, execute: Execute) -> Execute:
+        whole = self._hooked("backward", chunk, execute)
+        of_input = self._hooked("backward_input", chunk, execute)
+
+        def backward(microbatch: int, *args: object, **kwargs: object) -> object:
+            is_whole = kwargs.get("full_backward", True)
+            return (whole if is_whole else of_input)(microbatch, *args, **kwargs)
+
+        return backward
+
+    def _ending_forward(self, compute_loss: Execute) -> Execute:
+        def compute_loss_in_forward(stage: PipelineStage, *args: object) -> object:
+            result = compute_loss(stage, *args)
+            if self._awaits_loss and stage.is_last:
+                self._end()
+            return result
+
+        return compute_loss_in_forward
+
+    def _begin(self, instruction: Instruction) -> None:
+        self._running = instruction
+        if self._waits is not None:
+            self._waits.before(instruction)
+        self._synchronize()
+        if self._waits is not None:
+            self._waits.timer.tell()
+        kind, microbatch, chunk = instruction
+        self._hooks.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
+
+    def _end(self) -> None:
+        instruction, self._running = self._running, None
+        self._awaits_loss = False
+        if instruction is None:
+            return
+        self._synchronize()
+        kind, microbatch, chunk = instruction
+        self._hooks.on_instruction_end(kind, microbatch=microbatch, chunk=chunk)

@@ -1,0 +1,1 @@
+"""Demo, evaluation and emulated clusters: they show Flyball and are no part of it."""

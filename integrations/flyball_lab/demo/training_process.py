@@ -1,0 +1,49 @@
+"""Launches the demo's ranks with torchrun, and says which rank failed when one does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from flyball_lab.demo.child_process import ChildProcess
+from flyball_lab.demo.demo_errors import DemoFailedError
+from flyball_lab.demo.options import NUM_STAGES, DemoOptions
+from flyball_lab.demo.run_folder import RunFolder, tail
+
+# torchrun names the rank that failed first; the others only lost their neighbour.
+_FAILED_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+
+
+def start_training(
+    folder: RunFolder, environment: Mapping[str, str], options: DemoOptions, *, planner_url: str
+) -> ChildProcess:
+    """One torchrun with one rank a stage, all on this machine."""
+    return ChildProcess(
+        [
+            *("-m", "torch.distributed.run", "--nproc-per-node", str(NUM_STAGES)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
+            *("--local-addr", "127.0.0.1", "--log-dir", str(folder.path / "torchrun")),
+            *("-m", "flyball_lab.demo.training_rank"),
+            *("--folder", str(folder.path), "--planner-url", planner_url),
+            *("--steps", str(options.num_steps)),
+            *("--microbatches", str(options.num_microbatches)),
+            *("--time-scale", str(options.time_scale)),
+        ],
+        environment={**environment, "TMPDIR": str(folder.path)},
+        log=folder.torchrun_log,
+    )
+
+
+def check_training(training: ChildProcess, folder: RunFolder) -> bool:
+    """Whether training is over; raises DemoFailedError if it failed."""
+    status = training.exit_status()
+    if status is None:
+        return False
+    if status == 0:
+        return True
+    failed = _FAILED_RANK.search(training.log.read_text(errors="replace"))
+    if failed is None:
+        raise DemoFailedError(f"torchrun ended with status {status}", log_tail=tail(training.log))
+    rank_status, rank = int(failed.group(1)), int(failed.group(2))
+    ended = f"was ended by signal {-rank_status}" if rank_status < 0 else "failed"
+    raise DemoFailedError(f"training rank {rank} {ended}", log_tail=tail(folder.rank_log(rank)))

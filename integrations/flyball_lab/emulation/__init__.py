@@ -1,0 +1,1 @@
+"""Emulated ranks in virtual time."""

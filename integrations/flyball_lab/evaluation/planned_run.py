@@ -1,0 +1,276 @@
+"""One run of the evaluation: a job at the planner, its ranks, and steps on its plan.
+
+Nothing is short-cut: the planner gets the profile over REST, each rank session registers,
+receives its part of the plan, acknowledges it, and runs it from the step that the planner names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any
+
+from flyball_client.api.errors import PlannerError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, run_step
+from flyball_lab.emulation.rank_clock import RankClock
+from flyball_lab.emulation.switching_gpu import SwitchingGpu
+from flyball_lab.evaluation.configurations import Configuration, merged_profile
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_wire.messages import JobRegistration, StepMeasurement
+
+# Of the energy counter: so fine that a step's energy is exact, and the same in every run.
+_COUNTER_PERIOD_S = 1e-9
+_ACTIVATION_TIMEOUT_S = 60.0
+_POLL_S = 0.01
+_CALL_TIMEOUT_S = 30.0
+# Virtual steps pass so fast that the ranks' own threads would hardly get a turn.
+_YIELD_S = 0.002
+_LINK_TIMES = LinkTimes(poll_wait_s=1.0)
+
+
+class EvaluationFailedError(Exception):
+    """A run could not be carried through; the text is one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What one run took: emulated, and as the planner had predicted it.
+
+    Attributes:
+        emulated_iteration_time_s: mean over the steps on the plan, s.
+        emulated_energy_j: of an iteration, all GPUs, mean likewise, J.
+        predicted_iteration_time_s, predicted_energy_j: the plan's own figures.
+        lower_bound_j: that the plan comes with; None: its policy knows none.
+        num_switches: clocks set in an iteration, all GPUs; the last one's.
+        peak_activations: per stage, the most microbatches held for their backward.
+    """
+
+    configuration: Configuration
+    emulated_iteration_time_s: float
+    emulated_energy_j: float
+    predicted_iteration_time_s: float
+    predicted_energy_j: float
+    lower_bound_j: float | None
+    num_switches: int
+    peak_activations: tuple[int, ...]
+
+    @property
+    def time_difference_percent(self) -> float:
+        """How far the emulated time is above the predicted one, %."""
+        return 100 * (self.emulated_iteration_time_s / self.predicted_iteration_time_s - 1)
+
+    @property
+    def energy_difference_percent(self) -> float:
+        """How far the emulated energy is above the predicted one, %."""
+        return 100 * (self.emulated_energy_j / self.predicted_energy_j - 1)
+
+    @property
+    def microbatches_per_s(self) -> float:
+        """Throughput of all pipelines together, emulated."""
+        run = self.configuration
+        return run.num_pipelines * run.num_microbatches / self.emulated_iteration_time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainedStep:
+    """What all ranks measured in a step, and the clocks they set."""
+
+    measured: tuple[StepMeasurement, ...]
+    num_switches: int
+
+
+def run_configuration(
+    planner_url: str,
+    job_id: str,
+    configuration: Configuration,
+    *,
+    num_steps: int,
+    switch_latency_s: float = 0.0,
+    check_interrupted: Callable[[], None] = lambda: None,
+) -> RunResult:
+    """Plan and train on the plan, in virtual time; its first step is a warm-up and not counted.
+
+    Args:
+        planner_url: of a planner that does not know the job yet.
+        job_id: the job.
+        configuration: what is run.
+        num_steps: counted, at least 1.
+        switch_latency_s: virtual s from a clock's request to its taking effect.
+        check_interrupted: called between steps; may raise.
+
+    Raises:
+        EvaluationFailedError: the planner failed or refused, or no plan took effect.
+    """
+    profile = merged_profile(configuration.model.profile, configuration.num_pipelines)
+    try:
+        with PlannerClient(planner_url, timeout_s=_CALL_TIMEOUT_S) as planner:
+            version = _register(planner, job_id, configuration, profile)
+            plan = planner.get_plan(job_id, version).plan
+            ranks = _make_ranks(
+                planner, job_id, configuration, profile, plan=plan, latency_s=switch_latency_s
+            )
+            with _started(ranks):
+                _until_activated(planner, job_id, version, check_interrupted)
+                steps = _train(ranks, version, num_steps, check_interrupted)
+    except PlannerError as error:
+        raise EvaluationFailedError(f"{configuration.title}: {error}") from None
+    return _result(configuration, plan, steps)
+
+
+def _result(
+    configuration: Configuration, plan: dict[str, Any], steps: Sequence[_TrainedStep]
+) -> RunResult:
+    num_unplanned = sum(measured.num_unplanned for step in steps for measured in step.measured)
+    energies_j = [[measured.energy_j for measured in step.measured] for step in steps]
+    if num_unplanned or any(None in step_j for step_j in energies_j):
+        raise EvaluationFailedError(
+            f"{configuration.title}: {num_unplanned} instructions ran outside the plan, or a rank"
+            " could not read its energy"
+        )
+    return RunResult(
+        configuration=configuration,
+        emulated_iteration_time_s=fmean(
+            max(measured.time_s for measured in step.measured) for step in steps
+        ),
+        emulated_energy_j=fmean(sum(rank_j or 0.0 for rank_j in step_j) for step_j in energies_j),
+        predicted_iteration_time_s=float(plan["iteration_time_s"]),
+        predicted_energy_j=float(plan["energy_j"]),
+        lower_bound_j=plan["lower_bound_j"],
+        num_switches=steps[-1].num_switches,
+        peak_activations=tuple(_peak_activations(_order(stage)) for stage in plan["stages"]),
+    )
+
+
+def _peak_activations(order: Order) -> int:
+    """A microbatch's activations are held from its forward to the end of its backward."""
+    changes = (
+        {"forward": 1, "backward": -1, "backward_weight": -1}.get(kind, 0) for kind, _ in order
+    )
+    return max(accumulate(changes))
+
+
+def _register(
+    planner: PlannerClient, job_id: str, configuration: Configuration, profile: StageProfile
+) -> int:
+    """Make the job and its profile known; the version of the plan that was made."""
+    model, manner = configuration.model, configuration.manner
+    planner.put_job(
+        job_id,
+        JobRegistration(
+            num_stages=model.num_stages,
+            num_microbatches=configuration.num_microbatches,
+            num_ranks=configuration.num_ranks,
+            schedule=manner.schedule,
+            policy=manner.policy,
+            reconfigure=manner.reconfigure,
+            blocking_power_w=(model.blocking_power_w,),
+            emulated=True,
+        ),
+    )
+    version = planner.put_profile_csv(job_id, write_stage_profile(profile)).newest_version
+    if version is None:
+        raise EvaluationFailedError(f"{configuration.title}: the planner made no plan")
+    return version
+
+
+def _make_ranks(
+    planner: PlannerClient,
+    job_id: str,
+    configuration: Configuration,
+    profile: StageProfile,
+    *,
+    plan: dict[str, Any],
+    latency_s: float,
+) -> list[EmulatedRank]:
+    """All ranks of the run, pipeline by pipeline; none has begun to talk to the planner."""
+    model = configuration.model
+    orders = [_order(stage) for stage in plan["stages"]]
+    ranks: list[EmulatedRank] = []
+    for number in range(configuration.num_ranks):
+        pipeline, stage = divmod(number, model.num_stages)
+        clock = RankClock()
+        gpu = SwitchingGpu(
+            profile,
+            stage,
+            blocking_power_w=model.blocking_power_w,
+            switch_latency_s=latency_s,
+            counter_period_s=_COUNTER_PERIOD_S,
+            clock=clock,
+            product=model.gpu.upper(),
+        )
+        session = RankSession(
+            gpu=gpu, job_id=job_id, rank=number, stage=stage, planner=planner, times=_LINK_TIMES
+        )
+        ranks.append(
+            EmulatedRank(
+                pipeline=pipeline, stage=stage, order=orders[stage], session=session, clock=clock
+            )
+        )
+    return ranks
+
+
+@contextmanager
+def _started(ranks: Sequence[EmulatedRank]) -> Iterator[None]:
+    """In the block the ranks follow the planner; afterwards all are closed."""
+    try:
+        for rank in ranks:
+            rank.session.start()
+        yield
+    finally:
+        # One after the other they would wait for each other's last calls.
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            list(pool.map(lambda rank: rank.session.close(), ranks))
+
+
+def _order(stage: Sequence[Sequence[Any]]) -> Order:
+    return tuple((str(kind), int(microbatch)) for kind, microbatch, *_ in stage)
+
+
+def _until_activated(
+    planner: PlannerClient, job_id: str, version: int, check_interrupted: Callable[[], None]
+) -> None:
+    """Return once all ranks have acknowledged the plan and its first step is named."""
+    deadline_s = time.monotonic() + _ACTIVATION_TIMEOUT_S
+    while planner.get_activation(job_id, version).first_step is None:
+        check_interrupted()
+        if time.monotonic() > deadline_s:
+            raise EvaluationFailedError(f"job {job_id}: not all ranks acknowledged the plan")
+        time.sleep(_POLL_S)
+
+
+def _train(
+    ranks: Sequence[EmulatedRank],
+    version: int,
+    num_steps: int,
+    check_interrupted: Callable[[], None],
+) -> list[_TrainedStep]:
+    """Steps until so many and a warm-up ran on the plan on every rank; those, without it."""
+    num_stages = 1 + max(rank.stage for rank in ranks)
+    deadline_s = time.monotonic() + _ACTIVATION_TIMEOUT_S
+    on_plan: list[_TrainedStep] = []
+    while len(on_plan) <= num_steps:
+        check_interrupted()
+        before = _num_switches(ranks)
+        measured = run_step(ranks, num_stages=num_stages)
+        if all(of_rank.plan_version == version for of_rank in measured):
+            on_plan.append(
+                _TrainedStep(measured=measured, num_switches=_num_switches(ranks) - before)
+            )
+        elif time.monotonic() > deadline_s:
+            raise EvaluationFailedError(f"plan {version} took effect on no more than some ranks")
+        else:
+            time.sleep(_YIELD_S)
+    return on_plan[1:]
+
+
+def _num_switches(ranks: Sequence[EmulatedRank]) -> int:
+    return sum(rank.session.clock_report.num_switches for rank in ranks)

@@ -1,0 +1,1 @@
+"""Commands of the planner package: serve, token and offline planning."""

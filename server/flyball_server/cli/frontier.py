@@ -1,0 +1,116 @@
+"""`flyball frontier`: the whole time-energy frontier of a pipeline, offline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from flyball_server.cli import pipeline_arguments
+from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES, write_frontier_plot
+from flyball_server.cli.progress_line import ProgressLine
+from flyball_server.planning import planner, request_options
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier_curve import (
+    DEFAULT_NUM_POINTS,
+    FrontierCurve,
+    frontier_document,
+    make_frontier,
+)
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.warm_up import warm_up
+from flyball_wire.command import Command, CommandError
+
+NUM_TABLE_ROWS = 20
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    pipeline_arguments.add_pipeline_arguments(parser)
+    parser.add_argument(
+        "--points",
+        metavar="N",
+        type=int,
+        default=DEFAULT_NUM_POINTS,
+        help=f"how many plans (default {DEFAULT_NUM_POINTS})",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help=f"draw it: {', '.join(PLOT_SUFFIXES)}"
+    )
+    parser.add_argument("--json", action="store_true", help="print the points as JSON, alone")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
+        raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
+    with ProgressLine("reading the profile") as progress:
+        curve, solve_s = _solved(arguments, progress)
+    if arguments.plot:
+        write_frontier_plot(curve, arguments.plot)
+    print(json.dumps(frontier_document(curve, solve_s=solve_s)) if arguments.json else _text(curve))
+    return 0
+
+
+def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[FrontierCurve, float]:
+    """The frontier, and how long solving took, s."""
+
+    def report(num_plans: int) -> None:
+        progress.show(f"planned {num_plans}, about {arguments.points} wanted")
+
+    try:
+        request = pipeline_arguments.request_of(
+            arguments,
+            policy="frontier",
+            reconfigure=request_options.DEFAULT_RECONFIGURE,
+            target=request_options.DEFAULT_TARGET,
+        )
+        progress.show("loading compiled code")
+        warm_up()  # this is starting the program, not solving
+        progress.show("solving the bounds")
+        began_s = time.perf_counter()
+        if isinstance(request, PlanRequest):
+            request = planner.with_named_schedule(request)
+        curve = make_frontier(request, arguments.points, report)
+    except PlanningError as error:
+        raise pipeline_arguments.refused(error) from None
+    return curve, time.perf_counter() - began_s
+
+
+def _text(curve: FrontierCurve) -> str:
+    """A table of at most NUM_TABLE_ROWS of the points, and the plans to compare them with."""
+    baseline = curve.baseline
+    lines = [
+        "predicted, one iteration; saving against the baseline",
+        *_of_reserve(curve.reserve),
+        "",
+        "              time, s       energy, J   saving, %   gap to the bound, %",
+    ]
+
+    def line(name: str, time_s: float, energy_j: float, gap: str = "") -> str:
+        saving = 100 * (1 - energy_j / baseline.energy_j)
+        return f"{name:<10}{time_s:11.4f}  {energy_j:14.2f}  {saving:10.2f}  {gap}"
+
+    step = max(1, -(-len(curve.points) // NUM_TABLE_ROWS))
+    shown = [*curve.points[:-1:step], curve.points[-1]]
+    lines += [
+        line("frontier", point.iteration_time_s, point.energy_j, f"{point.gap_percent:.2f}")
+        for point in shown
+    ]
+    if len(shown) < len(curve.points):
+        lines.append(f"({len(shown)} of {len(curve.points)} points shown; --json has all)")
+    lines.append("")
+    lines.append(line("baseline", baseline.iteration_time_s, baseline.energy_j))
+    for plan in curve.envpipe:
+        lines.append(line("EnvPipe", plan.iteration_time_s, plan.energy_j, plan.name))
+    return "\n".join(lines)
+
+
+def _of_reserve(reserve: float) -> list[str]:
+    if not reserve:
+        return []
+    return [f"bounds are on plans that keep {100 * reserve:g} % in reserve and are no faster"]
+
+
+COMMAND = Command(
+    summary="the whole time-energy frontier of a pipeline, offline", configure=_configure, run=_run
+)

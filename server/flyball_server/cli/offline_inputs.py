@@ -1,0 +1,126 @@
+"""What the offline commands read: profiles, plan files, blocking power; each error one line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+
+from flyball_profiles.gpu_windows import GpuTableError, GpuWindow, load_gpu_window
+from flyball_profiles.stage_profile import ProfileError, StageProfile
+from flyball_profiles.stage_profile_csv import read_pipeline_profiles, read_stage_profile
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_plan_from_document,
+    is_data_parallel,
+    plan_from_document,
+)
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_wire.command import CommandError
+
+
+def add_profile_argument(parser: argparse.ArgumentParser) -> None:
+    """The positional PROFILE.csv."""
+    parser.add_argument(
+        "profile",
+        metavar="PROFILE.csv",
+        type=Path,
+        help="stage profile: stage,instruction,frequency,time,energy (MHz, s, J)",
+    )
+
+
+def add_blocking_power_argument(parser: argparse.ArgumentParser, note: str) -> None:
+    """`--blocking-power`, one value or one per stage."""
+    parser.add_argument(
+        "--blocking-power",
+        metavar="W",
+        type=watts,
+        help=f"W a GPU draws while it waits in communication, one value or one per stage; {note}",
+    )
+
+
+def watts(text: str) -> tuple[float, ...]:
+    """`70` or `70,70,84`, W.
+
+    Raises:
+        argparse.ArgumentTypeError: a part is no number.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of watts, nor one per stage as in 70,70,84"
+        ) from None
+
+
+def read_profile(path: Path) -> StageProfile:
+    """The stage profile of a CSV file, all ranks of a stage merged."""
+    try:
+        return read_stage_profile(path)
+    except ProfileError as error:
+        raise CommandError(error.located(str(path))) from None
+
+
+def read_pipelines(path: Path) -> tuple[StageProfile, ...]:
+    """The stage profile of each data-parallel pipeline of a CSV file, by `dp_rank`."""
+    try:
+        return read_pipeline_profiles(path)
+    except ProfileError as error:
+        raise CommandError(error.located(str(path))) from None
+
+
+def gpu_window(name: str | None) -> GpuWindow | None:
+    """The GPU table's entry called `name`; None for None."""
+    if name is None:
+        return None
+    try:
+        return load_gpu_window(name)
+    except GpuTableError as error:
+        raise CommandError(f"--gpu: {error}") from None
+
+
+def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -> tuple[float, ...]:
+    """`--blocking-power`, else the GPU table's figure; never a guess."""
+    if given_w is not None:
+        return given_w
+    if gpu is None:
+        raise CommandError(
+            "blocking power is needed: give --blocking-power W (measured), or --gpu NAME"
+            " for a GPU whose table has it"
+        )
+    if gpu.blocking_power_w is None:
+        raise CommandError(
+            f"the table of {gpu.name} has no measured blocking power; give --blocking-power W"
+        )
+    return (gpu.blocking_power_w,)
+
+
+def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
+    """The plan of a file that `flyball plan -o` wrote."""
+    try:
+        document: object = json.loads(path.read_text(encoding="utf-8"))
+        if is_data_parallel(document):
+            return data_parallel_plan_from_document(document)
+        return plan_from_document(document)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from None
+    except PlanningError as error:
+        raise CommandError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path}: not a plan in JSON ({error})") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a result whole: a file appears complete, or the old one stays."""
+    if path.name in ("", "..") or path.is_dir():
+        raise CommandError(f"{path}: is a folder; name a file in it")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
+        with contextlib.suppress(OSError, ValueError):
+            partial.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CommandError(f"{path}: cannot be written ({reason or error})") from None

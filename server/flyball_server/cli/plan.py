@@ -1,0 +1,160 @@
+"""`flyball plan`: one plan from a stage profile, offline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flyball_server.cli import offline_inputs, pipeline_arguments
+from flyball_server.cli.plots.clock_colors import add_color_argument, color_system, row_colors
+from flyball_server.cli.plots.pipeline_blocks import pipeline_blocks
+from flyball_server.cli.progress_line import ProgressLine
+from flyball_server.planning import planner, request_options
+from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
+from flyball_server.planning.documents.plan_text import plan_rows
+from flyball_server.planning.documents.recorded_plan import (
+    model_of_plan,
+    models_of_data_parallel_plan,
+)
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.targets import TARGET_FORMS
+from flyball_server.planning.model.data_parallel import (
+    DataParallelRequest,
+    make_data_parallel_plan,
+    simulate_jointly,
+)
+from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_server.planning.schedule_choice import REFERENCE
+from flyball_server.planning.warm_up import warm_up
+from flyball_wire.command import Command
+
+if TYPE_CHECKING:
+    from rich.color import ColorSystem
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    pipeline_arguments.add_pipeline_arguments(parser)
+    add_choice = pipeline_arguments.add_choice
+    add_choice(parser, "--policy", POLICIES, request_options.DEFAULT_POLICY)
+    add_choice(parser, "--reconfigure", RECONFIGURATIONS, request_options.DEFAULT_RECONFIGURE)
+    add_choice(parser, "--target", TARGET_FORMS, request_options.DEFAULT_TARGET)
+    parser.add_argument(
+        "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"
+    )
+    add_color_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON, alone")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    system = color_system(arguments.color)
+    with ProgressLine("reading the profile") as progress:
+        document, text = _planned(arguments, progress, system)
+    if arguments.output:
+        offline_inputs.write_text(arguments.output, document + "\n")
+    print(document if arguments.json else text)
+    return 0
+
+
+def _planned(
+    arguments: argparse.Namespace, progress: ProgressLine, system: ColorSystem | None
+) -> tuple[str, str]:
+    """The plan as a document and, unless JSON is asked for, as text."""
+    try:
+        request = pipeline_arguments.request_of(
+            arguments,
+            policy=arguments.policy,
+            reconfigure=arguments.reconfigure,
+            target=arguments.target,
+        )
+        if arguments.policy == "frontier":
+            progress.show("loading compiled code")
+            warm_up()  # this is starting the program, not solving
+        began_s = time.perf_counter()
+        if isinstance(request, DataParallelRequest):
+            pipelines = make_data_parallel_plan(request, progress.show)
+            solve_s = time.perf_counter() - began_s
+            document = data_parallel_document(pipelines, solve_s=solve_s)
+            text = "" if arguments.json else _data_parallel_text(pipelines, request, system)
+        else:
+            plan = planner.make_plan(request, progress.show)
+            document = plan_document(plan, solve_s=time.perf_counter() - began_s)
+            text = "" if arguments.json else _text(plan, request, system)
+    except PlanningError as error:
+        raise pipeline_arguments.refused(error) from None
+    return json.dumps(document), text
+
+
+def _text(plan: FrequencyPlan, request: PlanRequest, system: ColorSystem | None) -> str:
+    model, assignment = model_of_plan(request.profile, plan)
+    paint, legend = row_colors(system, [model], [assignment])
+    rows = plan_rows(model, assignment, simulate(model, assignment), paint)
+    summary = _summary(plan, f"{plan.num_stages} stages")
+    return "\n".join([summary, *legend, *rows, *_considered_rows(plan)])
+
+
+def _considered_rows(plan: FrequencyPlan) -> list[str]:
+    """What `auto` looked at, the chosen order marked."""
+    if not plan.considered:
+        return []
+    rows = ["", "schedule            time, s     energy, J      bound, J   (predicted)"]
+    for entry in plan.considered:
+        mark = "*" if entry.schedule == plan.schedule else " "
+        figures = [
+            f"{value:{width}.{digits}f}" if value is not None else " " * (width - 1) + "-"
+            for value, width, digits in (
+                (entry.iteration_time_s, 9, 4),
+                (entry.energy_j, 14, 2),
+                (entry.lower_bound_j, 14, 2),
+            )
+        ]
+        what = entry.why_not if entry.why_not else "".join(figures)
+        rows.append(f"{mark} {entry.schedule:16s} {what}")
+    reference = next((entry for entry in plan.considered if entry.schedule == REFERENCE), None)
+    if plan.schedule != REFERENCE and reference and reference.energy_j:
+        less_percent = 100 * (1 - plan.energy_j / reference.energy_j)
+        rows.append(
+            f"{plan.schedule} needs {less_percent:.2f} % less energy than {REFERENCE}'s plan"
+        )
+    return rows
+
+
+def _data_parallel_text(
+    plan: DataParallelPlan, request: DataParallelRequest, system: ColorSystem | None
+) -> str:
+    profiles = [pipeline.profile for pipeline in request.pipelines]
+    models, assignments = zip(*models_of_data_parallel_plan(profiles, plan), strict=True)
+    paint, legend = row_colors(system, models, assignments)
+    blocks = pipeline_blocks(models, assignments, simulate_jointly(models, assignments), paint)
+    shape = f"{len(plan.pipelines)} pipelines of {plan.num_stages} stages"
+    return "\n".join([_summary(plan, shape), *legend, blocks])
+
+
+def _summary(plan: PlanPrediction, shape: str) -> str:
+    summary = (
+        f"{plan.policy}, {plan.reconfigure}, {plan.schedule}: {shape},"
+        f" {plan.num_microbatches} microbatches, target {plan.target}\n"
+        f"             time, s     energy, J   (predicted, one iteration)\n"
+        f"baseline  {plan.baseline_iteration_time_s:10.4f}  {plan.baseline_energy_j:12.2f}\n"
+        f"plan      {plan.iteration_time_s:10.4f}  {plan.energy_j:12.2f}"
+        f"   saves {plan.saving_percent:.2f} %, {plan.slowdown_percent:+.2f} % time\n"
+    )
+    if plan.lower_bound_j is not None and plan.gap_percent is not None:
+        kept = f" that keeps {100 * plan.reserve:g} % in reserve" if plan.reserve else ""
+        gap_percent = round(plan.gap_percent, 2) + 0.0  # a solver's tolerance is no -0.00 %
+        summary += (
+            f"bound                 {plan.lower_bound_j:12.2f}"
+            f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
+        )
+    return summary
+
+
+COMMAND = Command(
+    summary="one frequency plan from a stage profile, offline", configure=_configure, run=_run
+)

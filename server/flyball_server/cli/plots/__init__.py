@@ -1,0 +1,1 @@
+"""Plans and frontiers as pictures, colours and traces."""

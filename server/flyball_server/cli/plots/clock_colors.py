@@ -1,0 +1,147 @@
+"""EnvPipe's rows in colour: each unit by its clock, for a terminal.
+
+Slow is cool and fast is warm. Colour adds nothing that the text does not say: the MHz stand in
+each unit, and the critical path is in `[ ]`. rich, which knows what terminals can show, is
+imported where colours are asked for only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flyball_server.planning.documents.plan_text import Paint
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_wire.command import CommandError
+
+if TYPE_CHECKING:
+    from rich.color import ColorSystem
+
+# From slow to fast; each can be read on a black background and on a white one.
+_STOPS = (
+    (60, 125, 230),
+    (20, 150, 165),
+    (75, 150, 45),
+    (190, 130, 0),
+    (215, 85, 40),
+    (205, 40, 95),
+)
+# The same where there are sixteen colours only: blue, cyan, green, yellow, red.
+_NUMBERS = (4, 6, 2, 3, 1)
+_NUM_SWATCHES = 12
+
+
+class ClockColors:
+    """The colours of a range of clocks.
+
+    Args:
+        lowest_mhz, highest_mhz: the range; of a single clock all has the highest's colour.
+        system: what the terminal can show.
+    """
+
+    def __init__(self, lowest_mhz: int, highest_mhz: int, system: ColorSystem) -> None:
+        self._lowest_mhz = lowest_mhz
+        self._highest_mhz = highest_mhz
+        self._system = system
+
+    def paint(self, text: str, clock_mhz: float, is_critical: bool) -> str:
+        """The text in its clock's colour; bold on the critical path."""
+        from rich.style import Style  # noqa: PLC0415
+
+        span_mhz = self._highest_mhz - self._lowest_mhz
+        share = (clock_mhz - self._lowest_mhz) / span_mhz if span_mhz else 1.0
+        style = Style(color=self._color(share), bold=is_critical or None)
+        return style.render(text, color_system=self._system)
+
+    def legend(self, *, has_blocks: bool) -> str:
+        """The range of clocks in one line; in `#` where the encoding has no blocks."""
+        from rich.style import Style  # noqa: PLC0415
+
+        block = "\N{LOWER FIVE EIGHTHS BLOCK}" if has_blocks else "#"
+        step_mhz = (self._highest_mhz - self._lowest_mhz) / (_NUM_SWATCHES - 1)
+        swatches = "".join(
+            self.paint(block, self._lowest_mhz + i * step_mhz, False) for i in range(_NUM_SWATCHES)
+        )
+        critical = Style(bold=True).render("[critical path]", color_system=self._system)
+        return f"MHz: {self._lowest_mhz} {swatches} {self._highest_mhz}   {critical}"
+
+    def _color(self, share: float) -> str:
+        from rich.color import ColorSystem  # noqa: PLC0415
+
+        if self._system is ColorSystem.STANDARD:
+            return f"color({_NUMBERS[round(share * (len(_NUMBERS) - 1))]})"
+        return "rgb({},{},{})".format(*_between(share))
+
+
+def _between(share: float) -> tuple[int, ...]:
+    """Red, green and blue at this share of the way from slow to fast."""
+    place = share * (len(_STOPS) - 1)
+    before = min(int(place), len(_STOPS) - 2)
+    return tuple(
+        round(low + (high - low) * (place - before))
+        for low, high in zip(_STOPS[before], _STOPS[before + 1], strict=True)
+    )
+
+
+def add_color_argument(parser: argparse.ArgumentParser) -> None:
+    """When rows are in colour."""
+    parser.add_argument(
+        "--color",
+        metavar="WHEN",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour units by their clocks: auto (on a terminal, unless NO_COLOR is set), always"
+        " or never (default: %(default)s)",
+    )
+
+
+def color_system(when: str) -> ColorSystem | None:
+    """What colours there are to print with; None: none is to be used.
+
+    Raises:
+        CommandError: `always`, and rich is missing.
+    """
+    if when == "never" or (when == "auto" and not _takes_color()):
+        return None
+    try:
+        from rich.color import ColorSystem  # noqa: PLC0415
+        from rich.console import COLOR_SYSTEMS, Console  # noqa: PLC0415
+    except ImportError:
+        if when == "auto":
+            return None
+        raise CommandError(
+            "--color always needs rich: pip install '.[server]' in a clone of Flyball"
+        ) from None
+    name = Console(force_terminal=True).color_system
+    return ColorSystem.STANDARD if name is None else COLOR_SYSTEMS[name]
+
+
+def row_colors(
+    system: ColorSystem | None,
+    models: Sequence[PipelineModel],
+    assignments: Sequence[Assignment],
+) -> tuple[Paint | None, list[str]]:
+    """How the units of these pipelines are painted, and the lines that explain it.
+
+    The range is as in the picture: from the plan's lowest clock to the highest that there is.
+    """
+    if system is None:
+        return None, []
+    chosen = [
+        (points, choice)
+        for model, assignment in zip(models, assignments, strict=True)
+        for points, choice in zip(model.points, assignment, strict=True)
+    ]
+    lowest_mhz = min(points[choice].frequency_mhz for points, choice in chosen)
+    highest_mhz = max(points[0].frequency_mhz for points, _ in chosen)
+    colors = ClockColors(lowest_mhz, highest_mhz, system)
+    has_blocks = "utf" in sys.stdout.encoding.lower()
+    return colors.paint, [colors.legend(has_blocks=has_blocks)]
+
+
+def _takes_color() -> bool:
+    is_dumb = os.environ.get("TERM", "").lower() in {"dumb", "unknown"}
+    return sys.stdout.isatty() and not is_dumb and not os.environ.get("NO_COLOR")

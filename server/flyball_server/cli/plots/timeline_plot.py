@@ -1,0 +1,264 @@
+"""The timeline as a picture: a row a stage, a box an instruction, baseline above plan.
+
+Needs matplotlib. Clocks are colours whose lightness rises with the clock, none of them too dark
+for black text; what a box is shows without colour too: height and hatching tell the kind, how
+high it sits the model chunk, and its letter both, where there is room.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import Colormap, ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.cli.plots.timeline_boxes import (
+    LOOKS,
+    ROW_HEIGHT,
+    Box,
+    Point,
+    boxes_of,
+    critical_lines,
+    num_chunks,
+    row_names,
+)
+from flyball_server.planning.documents.plan_text import LETTERS
+from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
+from flyball_wire.command import CommandError
+
+_WAITING = "0.93"
+_WIDTH_IN, _BESIDE_AXES_IN = 14.0, 1.9
+_DPI = 150
+_POINTS_PER_IN = 72
+# Beyond it an SVG holds the boxes as an image, and boxes have no edges.
+_MANY_BOXES = 6000
+_MANY_ROWS = 24
+_TITLE_LENGTH = 160
+_DIGIT_WIDTH_EM = 0.66
+_WIDTHS_EM = {".": 0.34, "W": 1.0}
+_SMALLEST_FONT_PT, _LARGEST_FONT_PT = 4.5, 7.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    """What both panels share: clocks to colours, and the inches that time and rows have."""
+
+    colors: Colormap
+    clocks: Normalize
+    end_s: float
+    num_rows: int
+    panel_height_in: float
+
+    def width_pt(self, time_s: float) -> float:
+        return time_s / self.end_s * (_WIDTH_IN - _BESIDE_AXES_IN) * _POINTS_PER_IN
+
+    @property
+    def row_height_pt(self) -> float:
+        return self.panel_height_in / self.num_rows * _POINTS_PER_IN
+
+
+def write_timeline_plot(timeline: PredictedTimeline, path: Path) -> None:
+    """Draw the timeline into an .svg or .png file.
+
+    Raises:
+        CommandError: the file cannot be written.
+    """
+    picture = io.BytesIO()
+    # Without a date and with a fixed salt the same plan gives the same file.
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    with mpl.rc_context(
+        {"hatch.linewidth": 0.4, "svg.fonttype": "none", "svg.hashsalt": "flyball"}
+    ):
+        _draw(timeline).savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
+    try:
+        path.write_bytes(picture.getvalue())
+    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CommandError(f"--plot: {path} cannot be written ({reason or error})") from None
+
+
+def _draw(timeline: PredictedTimeline) -> Figure:
+    shown = {"baseline, highest clocks": timeline.baseline(), "plan": timeline}
+    boxes = {name: list(boxes_of(each)) for name, each in shown.items()}
+    scale = _scale(shown, boxes)
+    saving = f"; saves {_saving_percent(*shown.values()):.2f} %"
+    figure = Figure(figsize=(_WIDTH_IN, 2 * scale.panel_height_in + 2.0), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, (name, each) in zip(panels, shown.items(), strict=True):
+        _panel(axes, each, boxes[name], scale)
+        title = f"{name}: {_figures(each)}" + (saving if each is timeline else "")
+        axes.set_title(title, fontsize="medium", loc="left")
+    panels[0].set_xlim(0, scale.end_s * 1.002)
+    panels[1].set_xlabel("s from the iteration's begin (predicted)")
+    _clock_bar(figure, panels, boxes, scale)
+    kinds = {box.kind for each in boxes.values() for box in each}
+    figure.legend(
+        handles=_legend(timeline, kinds), loc="outside lower left", ncols=8,
+        fontsize="small", frameon=False,
+    )  # fmt: skip
+    figure.suptitle(_title(timeline), parse_math=False)
+    return figure
+
+
+def _title(timeline: PredictedTimeline) -> str:
+    plan = timeline.plan
+    pipelines = f"{len(timeline.models)} pipelines of " if timeline.is_data_parallel else ""
+    title = (
+        f"Predicted iteration: {plan.schedule}, {pipelines}{plan.num_stages} stages,"
+        f" {plan.num_microbatches} microbatches; policy {plan.policy}, target {plan.target}"
+    )
+    # Names come from the plan file, where they may be any text.
+    drawable = "".join(c if c.isascii() and c.isprintable() else "?" for c in title)
+    return textwrap.shorten(drawable, _TITLE_LENGTH)
+
+
+def _scale(shown: dict[str, PredictedTimeline], boxes: dict[str, list[Box]]) -> _Scale:
+    clocks_mhz = [box.clock_mhz for each in boxes.values() for box in each]
+    num_rows = max(len(row_names(each)) for each in shown.values())
+    lightest = mpl.colormaps["viridis"](np.linspace(0.45, 1, 256))
+    return _Scale(
+        colors=ListedColormap(lightest),
+        # Of a single clock the highest colour.
+        clocks=Normalize(min(*clocks_mhz, max(clocks_mhz) - 1), max(clocks_mhz)),
+        end_s=max(each.simulation.whole.iteration_time_s for each in shown.values()),
+        num_rows=num_rows,
+        panel_height_in=min(0.42 * num_rows + 0.2, max(5.0, 0.14 * num_rows), 20.0),
+    )
+
+
+def _figures(timeline: PredictedTimeline) -> str:
+    whole = timeline.simulation.whole
+    return (
+        f"{whole.iteration_time_s:.4f} s, {whole.energy_j:.2f} J,"
+        f" bubbles {100 * whole.bubble_fraction:.1f} % (predicted)"
+    )
+
+
+def _saving_percent(baseline: PredictedTimeline, plan: PredictedTimeline) -> float:
+    return 100 * (1 - plan.simulation.whole.energy_j / baseline.simulation.whole.energy_j)
+
+
+def _panel(axes: Axes, timeline: PredictedTimeline, boxes: Sequence[Box], scale: _Scale) -> None:
+    rows = row_names(timeline)
+    _waiting(axes, len(rows), timeline.simulation.whole.iteration_time_s)
+    many = len(boxes) > _MANY_BOXES
+    for kind, look in LOOKS.items():
+        of_kind = [box for box in boxes if box.kind is kind]
+        if of_kind:
+            _fill(axes, of_kind, scale, hatch="" if many else look.hatch, rasterized=many)
+    _critical_paths(axes, timeline, width_pt=0.7 if len(rows) > _MANY_ROWS else 1.3)
+    _write_labels(axes, boxes, scale)
+    every = -(-len(rows) // 40)
+    axes.set_yticks(range(0, len(rows), every), rows[::every], fontsize="small")
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first stage on top
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _corners(left: float, right: float, top: float, bottom: float) -> list[Point]:
+    return [(left, bottom), (right, bottom), (right, top), (left, top)]
+
+
+def _waiting(axes: Axes, num_rows: int, iteration_time_s: float) -> None:
+    """What stays visible of this is waiting."""
+    whole_rows = [
+        _corners(0.0, iteration_time_s, row - ROW_HEIGHT / 2, row + ROW_HEIGHT / 2)
+        for row in range(num_rows)
+    ]
+    axes.add_collection(
+        PolyCollection(whole_rows, facecolors=_WAITING, linewidths=0), autolim=False
+    )
+
+
+def _fill(axes: Axes, boxes: Sequence[Box], scale: _Scale, *, hatch: str, rasterized: bool) -> None:
+    corners = [
+        _corners(box.start_s, box.finish_s, box.bottom - box.height, box.bottom) for box in boxes
+    ]
+    collection = PolyCollection(
+        corners,
+        array=np.array([box.clock_mhz for box in boxes], dtype=np.float64),
+        cmap=scale.colors,
+        norm=scale.clocks,
+        edgecolors="none" if rasterized else "0.35",
+        linewidths=0 if rasterized else 0.35,
+        hatch=hatch or None,
+        rasterized=rasterized,
+        zorder=2,
+    )
+    axes.add_collection(collection, autolim=False)
+
+
+def _critical_paths(axes: Axes, timeline: PredictedTimeline, *, width_pt: float) -> None:
+    lines = list(critical_lines(timeline))
+    collection = LineCollection(lines, colors="black", linewidths=width_pt, zorder=3)
+    axes.add_collection(collection, autolim=False)
+
+
+def _write_labels(axes: Axes, boxes: Sequence[Box], scale: _Scale) -> None:
+    """`F3` and below it the MHz, as much of it as the box has room for."""
+    font_pt = min(_LARGEST_FONT_PT, 0.3 * scale.row_height_pt)
+    for box in boxes:
+        width_pt = scale.width_pt(box.finish_s - box.start_s)
+        label_pt = min(font_pt, width_pt / _width_em(box.label))
+        clock = str(box.clock_mhz)
+        clock_pt = min(0.8 * font_pt, width_pt / _width_em(clock))
+        if label_pt < _SMALLEST_FONT_PT:
+            continue
+        is_tall = 2.1 * font_pt <= box.height * scale.row_height_pt
+        has_both = is_tall and clock_pt >= _SMALLEST_FONT_PT
+        texts = [(box.label, label_pt, 0.7 if has_both else 0.5)]
+        if has_both:
+            texts.append((clock, clock_pt, 0.27))
+        for text, size_pt, height in texts:
+            axes.text(
+                (box.start_s + box.finish_s) / 2, box.bottom - box.height * height, text,
+                fontsize=size_pt, ha="center", va="center", zorder=4, in_layout=False,
+            )  # fmt: skip
+
+
+def _width_em(text: str) -> float:
+    """About how wide the text is, in font sizes."""
+    return sum(_WIDTHS_EM.get(character, _DIGIT_WIDTH_EM) for character in text)
+
+
+def _clock_bar(
+    figure: Figure, panels: Sequence[Axes], boxes: dict[str, list[Box]], scale: _Scale
+) -> None:
+    bar = figure.colorbar(
+        ScalarMappable(norm=scale.clocks, cmap=scale.colors), ax=panels, pad=0.01, aspect=40
+    )
+    bar.set_label("planned SM clock, MHz")
+    clocks_mhz = sorted({box.clock_mhz for each in boxes.values() for box in each})
+    if len(clocks_mhz) <= 8:
+        bar.set_ticks(clocks_mhz)
+
+
+def _legend(timeline: PredictedTimeline, kinds: set[InstructionKind]) -> list[Patch]:
+    handles = [
+        Patch(
+            facecolor="0.85",
+            edgecolor="0.35",
+            hatch=look.hatch or None,
+            label=f"{LETTERS[kind]} {kind} ({look.words})",
+        )
+        for kind, look in LOOKS.items()
+        if kind in kinds
+    ]
+    path = "each pipeline's longest path" if timeline.is_data_parallel else "critical path"
+    handles.append(Patch(facecolor="none", edgecolor="black", linewidth=1.3, label=path))
+    handles.append(Patch(facecolor=_WAITING, label="waiting"))
+    if num_chunks(timeline) > 1:
+        note = "F3.1: of chunk 1; later chunks sit higher"
+        handles.append(Patch(facecolor="none", edgecolor="none", label=note))
+    return handles

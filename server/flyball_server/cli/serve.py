@@ -1,0 +1,174 @@
+"""`flyball serve`: the planner as a process, on loopback and SQLite unless told otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+
+from flyball_server.cli.command_refusal import command_refusal
+from flyball_server.jobs.auth.access import has_operators, list_tokens
+from flyball_server.jobs.errors import StoreError
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.database_address import missing_file
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.log_setup import LOG_FORMATS, set_up_logging
+from flyball_server.serving.listening import (
+    address_of,
+    check_certificate,
+    check_operator_has_a_token,
+    listening_socket,
+    must_ask,
+    raise_file_limit,
+)
+from flyball_server.settings import (
+    ALLOW_OPEN_VARIABLE,
+    DATABASE_VARIABLE,
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    HOST_VARIABLE,
+    LOG_FORMAT_VARIABLE,
+    LOG_LEVEL_VARIABLE,
+    LOG_LEVELS,
+    PORT_VARIABLE,
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
+    TOKEN_VARIABLE,
+    Settings,
+    SettingsError,
+    load_settings,
+)
+from flyball_wire.command import Command, CommandError
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--host", help=f"address to listen on (default {DEFAULT_HOST}; {HOST_VARIABLE})"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        help=f"TCP port, 0 for a free one (default {DEFAULT_PORT}; {PORT_VARIABLE})",
+    )
+    parser.add_argument(
+        "--database",
+        metavar="URL",
+        help="that holds jobs and plans: sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+        " (default: a file in the user's state folder;"
+        f" {DATABASE_VARIABLE})",
+    )
+    parser.add_argument(
+        "--token",
+        help="an operator's token, beside those that `flyball token` makes; on a shared machine"
+        f" rather set {TOKEN_VARIABLE}, which others cannot see",
+    )
+    parser.add_argument(
+        "--allow-open",
+        action="store_true",
+        help=f"listen beyond loopback even without any token ({ALLOW_OPEN_VARIABLE}=1)",
+    )
+    parser.add_argument(
+        "--tls-certificate",
+        metavar="FILE",
+        help="PEM file with the certificate, then those between it and a CA: serve HTTPS"
+        f" ({TLS_CERTIFICATE_VARIABLE})",
+    )
+    parser.add_argument(
+        "--tls-key",
+        metavar="FILE",
+        help=f"PEM file with the certificate's key ({TLS_KEY_VARIABLE})",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        help=f"how much to log on stderr (default info; {LOG_LEVEL_VARIABLE})",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        help=f"as text, or a JSON object a line (default text; {LOG_FORMAT_VARIABLE})",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = load_settings(
+            host=arguments.host,
+            port=arguments.port,
+            database=arguments.database,
+            token=arguments.token,
+            log_level=arguments.log_level,
+            log_format=arguments.log_format,
+            allow_open=arguments.allow_open or None,
+            tls_certificate=arguments.tls_certificate,
+            tls_key=arguments.tls_key,
+        )
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+    if arguments.token is not None:
+        _warn(
+            "others on this machine can read --token in the list of processes;"
+            f" set {TOKEN_VARIABLE}"
+        )
+    check_certificate(
+        settings,
+        certificate_name="--tls-certificate"
+        if arguments.tls_certificate
+        else TLS_CERTIFICATE_VARIABLE,
+        key_name="--tls-key" if arguments.tls_key else TLS_KEY_VARIABLE,
+    )
+    set_up_logging(level=settings.log_level, log_format=settings.log_format)
+    try:
+        store = make_job_store(settings.database, for_planner=True)
+        with listening_socket(settings) as listener:
+            _run_planner(settings, store, listener)
+    except StoreError as error:
+        raise command_refusal(error) from None
+    return 0
+
+
+def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -> None:
+    """Check what can be checked, then serve; nothing listens before."""
+    asks = must_ask(listener, settings)
+    address = address_of(listener, settings)
+    has_operator = settings.token is not None
+    if asks and missing_file(settings.database) is not None:
+        # Before it is made: a planner that does not start leaves nothing behind.
+        check_operator_has_a_token(address, has_operator=has_operator, has_tokens=False)
+    try:
+        # Before anything listens, so that a bad file is one line and not a failed startup.
+        store.open()
+        tokens = list_tokens(store)
+        has_tokens = has_operator or bool(tokens)
+        if asks:
+            check_operator_has_a_token(
+                address,
+                has_operator=has_operator or has_operators(tokens),
+                has_tokens=has_tokens,
+            )
+        _warn_of(settings, listener, has_tokens=has_tokens)
+        raise_file_limit(settings)
+        # Seconds of imports, which nobody waits for who asked for help or has a setting wrong.
+        from flyball_server.serving.planner_server import serve_planner  # noqa: PLC0415
+
+        serve_planner(settings, store, listener)
+    finally:
+        store.close()
+
+
+def _warn_of(settings: Settings, listener: socket.socket, *, has_tokens: bool) -> None:
+    """Say on stderr what an operator may not have meant."""
+    if settings.allow_open and not has_tokens:
+        where = address_of(listener, settings)
+        _warn(f"anyone who reaches {where} can change plans, as {ALLOW_OPEN_VARIABLE} allows")
+
+
+def _warn(text: str) -> None:
+    print(f"flyball serve: warning: {text}", file=sys.stderr, flush=True)
+
+
+COMMAND = Command(
+    summary="run the planner that ranks get their plans from",
+    configure=_configure,
+    run=_run,
+)

@@ -1,0 +1,188 @@
+"""`flyball token`: tokens made, listed and revoked in the planner's database, running or not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flyball_server.cli.command_refusal import command_refusal
+from flyball_server.jobs.auth.access import create_token, list_tokens, revoke_token
+from flyball_server.jobs.auth.token_record import TokenRecord
+from flyball_server.jobs.errors import JobsError, NoOperatorsTokenError
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.database_address import missing_file
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.settings import DATABASE_VARIABLE, Settings, SettingsError, load_settings
+from flyball_wire.command import Command, CommandError
+from flyball_wire.messages import TOKEN_HEADER
+
+_OPERATOR = "operator"
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, (summary, configure, _) in _ACTIONS.items():
+        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        configure(action)
+        action.add_argument(
+            "--database",
+            metavar="URL",
+            help=f"the planner's (default: {DATABASE_VARIABLE}, else as for flyball serve)",
+        )
+        action.add_argument("--json", action="store_true", help="print the result as JSON, alone")
+
+
+def _configure_create(parser: argparse.ArgumentParser) -> None:
+    opens = parser.add_mutually_exclusive_group(required=True)
+    opens.add_argument("--operator", action="store_true", help="it opens everything")
+    opens.add_argument("--job", metavar="JOB", help="the one job that it opens")
+    parser.add_argument("--note", default="", help="what people know it by")
+
+
+def _configure_list(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def _configure_revoke(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="the token's public part, as listed")
+
+
+def _create(store: JobStore, arguments: argparse.Namespace) -> None:
+    record, token = create_token(
+        store,
+        job_id=arguments.job,
+        note=arguments.note,
+        has_operator=_settings(arguments.database).token is not None,
+    )
+    text = (
+        f"{token}\n\n{_opens(record)}; it is not shown again. Clients send it as {TOKEN_HEADER}:\n"
+        "set FLYBALL_TOKEN to it."
+    )
+    try:
+        print(json.dumps({"token": token, **_as_json(record)}) if arguments.json else text)
+        sys.stdout.flush()
+    except OSError as error:
+        revoke_token(store, record.token_id)  # nobody has read it
+        # Python flushes stdout once more as it exits, and must find it writable.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CommandError(
+            f"the token could not be written ({error.strerror}), and is revoked again"
+        ) from None
+
+
+def _list(store: JobStore, arguments: argparse.Namespace) -> None:
+    records = list_tokens(store)
+    if arguments.json:
+        print(json.dumps({"tokens": [_as_json(record) for record in records]}))
+    elif not records:
+        print("No tokens. Make one: flyball token create --operator")
+    else:
+        rows = [("ID", "OPENS", "CREATED", "NOTE"), *map(_row, records)]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            print("  ".join((*cells, row[3])).rstrip())
+
+
+def _revoke(store: JobStore, arguments: argparse.Namespace) -> None:
+    # Whoever gives the whole token means its public part, and does not want to read the rest.
+    token_id = arguments.id.removeprefix("fb_").partition("_")[0]
+    if not token_id:
+        raise CommandError("give the token's ID, as `flyball token list` shows it")
+    revoke_token(store, token_id)
+    if arguments.json:
+        print(json.dumps({"revoked": token_id}))
+    else:
+        print(f"{token_id} is revoked; planners that run notice it within 5 s.")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    _, _, act = _ACTIONS[arguments.action]
+    try:
+        settings = _settings(arguments.database)
+        missing = missing_file(settings.database)
+        if missing is not None:
+            _check_may_be_made(missing, settings, arguments)
+        with _opened_store(settings.database) as store:
+            if missing is not None:
+                print(f"flyball token: made {missing}", file=sys.stderr)
+            act(store, arguments)
+    except JobsError as error:
+        raise command_refusal(error) from None
+    return 0
+
+
+def _settings(database: str | None) -> Settings:
+    try:
+        return load_settings(database=database)
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Namespace) -> None:
+    """Whether this command may make the database.
+
+    Raises:
+        CommandError: only the first operator's token may, or a job's beside one of the settings.
+        NoOperatorsTokenError: it is a job's without one.
+    """
+    if arguments.action != "create":
+        raise CommandError(
+            f"{file} is not there; name the planner's database by --database or {DATABASE_VARIABLE}"
+        )
+    if arguments.job is not None and settings.token is None:
+        raise NoOperatorsTokenError
+
+
+@contextmanager
+def _opened_store(database: str) -> Iterator[JobStore]:
+    store = make_job_store(database)
+    try:
+        store.open()
+        yield store
+    finally:
+        store.close()
+
+
+def _as_json(record: TokenRecord) -> dict[str, str | None]:
+    return {
+        "token_id": record.token_id,
+        "job_id": record.job_id,
+        "note": record.note,
+        "created_at": record.created_at.isoformat(),
+    }
+
+
+def _row(record: TokenRecord) -> tuple[str, str, str, str]:
+    created = record.created_at.isoformat(sep=" ", timespec="seconds")
+    opens = _OPERATOR if record.job_id is None else f"job {record.job_id}"
+    return record.token_id, opens, created, record.note
+
+
+def _opens(record: TokenRecord) -> str:
+    if record.job_id is None:
+        return "An operator's token, which opens everything"
+    return f"A token that opens job {record.job_id} and nothing else"
+
+
+_Action = tuple[
+    str,
+    Callable[[argparse.ArgumentParser], None],
+    Callable[[JobStore, argparse.Namespace], None],
+]
+_ACTIONS: dict[str, _Action] = {
+    "create": ("make a token, which is shown once", _configure_create, _create),
+    "list": ("which tokens there are, and what they open", _configure_list, _list),
+    "revoke": ("let a token open nothing any more", _configure_revoke, _revoke),
+}
+
+COMMAND = Command(
+    summary="make, list and revoke the tokens that the planner asks for",
+    configure=_configure,
+    run=_run,
+)

@@ -1,0 +1,203 @@
+"""What routes ask FastAPI for: the planner's parts, the kind of body, checked parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from anyio import CapacityLimiter
+from fastapi import Depends, Path, Query, Request
+from pydantic import BeforeValidator
+
+from flyball_server.http.edge_errors import ContentTypeError, TooManyWaitingError
+from flyball_server.http.events.live_events import LiveEvents
+from flyball_server.http.overviews import Overviews
+from flyball_server.http.rank_calls import RankCalls
+from flyball_server.http.readiness import Readiness
+from flyball_server.http.timeline_answers import TimelineAnswers
+from flyball_server.jobs.auth.token_gate import TokenGate
+from flyball_server.jobs.bounds import MAX_COUNT
+from flyball_server.jobs.lifecycle.heartbeats import RankPresence
+from flyball_server.jobs.reconcile.loop import Reactor
+from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, MAX_RANKS
+from flyball_server.jobs.replanning.plan_coalescer import Plannings
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.waiters import JobWaiters
+from flyball_server.prometheus.process_metrics import ProcessMetrics
+from flyball_server.settings import Settings
+from flyball_server.views.frontier import FrontierMemory
+from flyball_server.views.history import HistoryMemory
+
+JSON = "application/json"
+# When a call that cannot be held is to come again, s.
+RETRY_AFTER_S = 5
+# Streams of no time that are held at once, beside the calls that wait: who is refused a stream asks
+# for these. Each lasts as long as a look, which may be a minute where the history is read first.
+MOST_ANSWERED_AT_ONCE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerState:
+    """What one app holds, under `app.state.planner`."""
+
+    settings: Settings
+    services: JobServices
+    waiters: JobWaiters
+    presence: RankPresence
+    reactor: Reactor
+    frontiers: FrontierMemory
+    histories: HistoryMemory
+    timelines: TimelineAnswers
+    history_threads: CapacityLimiter
+    plannings: Plannings
+    frontier_threads: CapacityLimiter
+    gate: TokenGate
+    rank_calls: RankCalls
+    metrics: ProcessMetrics
+    readiness: Readiness
+    overviews: Overviews
+    live_events: LiveEvents
+
+
+# These are async, though they await nothing: each other would take a thread for every call.
+async def planner_state(request: Request) -> PlannerState:
+    """The state of the app that serves this call."""
+    return cast("PlannerState", request.app.state.planner)
+
+
+State = Annotated[PlannerState, Depends(planner_state)]
+
+
+def content_type(request: Request) -> str:
+    """The body's content type without its parameters, in lower case."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_content_type(request: Request, *wanted: str) -> str:
+    """The body's content type, which must be one of those wanted, and the body not compressed.
+
+    Raises:
+        ContentTypeError: it says something else, or nothing.
+    """
+    kind = content_type(request)
+    names = " or ".join(wanted)
+    if kind not in wanted:
+        raise ContentTypeError(wanted=names)
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ContentTypeError(wanted=f"{names} and without a content encoding")
+    return kind
+
+
+async def require_json(request: Request) -> None:
+    """Refuse a body that does not say it is JSON.
+
+    Raises:
+        ContentTypeError: it says something else, or nothing.
+    """
+    require_content_type(request, JSON)
+
+
+async def granted_wait_s(
+    state: State,
+    wait_s: Annotated[
+        float,
+        Query(
+            ge=0,
+            description="Wait so long for an answer, s; never longer than the planner's limit"
+            " (60 unless FLYBALL_MAX_WAIT_S says otherwise).",
+            examples=[30],
+        ),
+    ] = 0,
+) -> float:
+    """How long a long poll waits, s: as asked, or as long as the planner grants.
+
+    Raises:
+        TooManyWaitingError: it would have to be held, and no more are.
+    """
+    granted_s = min(wait_s, state.settings.max_wait_s)
+    if granted_s > 0:
+        _refuse_too_many(state.waiters.num_waiting, state.settings.max_waiting)
+    return granted_s
+
+
+async def granted_stream_s(
+    state: State,
+    wait_s: Annotated[
+        float | None,
+        Query(
+            ge=0,
+            description="End after so long, s; never later than the planner's limit, which it is"
+            " where nothing is given (60 unless FLYBALL_MAX_WAIT_S says otherwise). 0: with what"
+            " there is now.",
+            examples=[30],
+        ),
+    ] = None,
+) -> float:
+    """How long a stream of events lasts, s: as asked, or as long as the planner grants.
+
+    Also one of no time is held, until what it tells has been looked at: these have a limit of
+    their own.
+
+    Raises:
+        TooManyWaitingError: no more are held.
+    """
+    granted_s = min(math.inf if wait_s is None else wait_s, state.settings.max_wait_s)
+    if granted_s > 0:
+        _refuse_too_many(state.waiters.num_waiting, state.settings.max_waiting)
+    else:
+        _refuse_too_many(state.waiters.num_at_once, MOST_ANSWERED_AT_ONCE)
+    return granted_s
+
+
+def _refuse_too_many(num_held: int, most: int) -> None:
+    if num_held >= most:
+        raise TooManyWaitingError(retry_after_s=RETRY_AFTER_S)
+
+
+def in_digits(text: str) -> str:
+    """The same, so that a rank has one address: pydantic also reads `+1`, `1.0` and `1_0`.
+
+    Raises:
+        ValueError: it is not written in digits alone, which pydantic takes for its error.
+    """
+    if not text.removeprefix("-").isdigit():
+        raise ValueError("write it in digits")
+    return text
+
+
+JsonBody = Depends(require_json)
+AfterStep = Annotated[
+    int,
+    Query(ge=-1, le=MAX_COUNT, description="Only steps after this one; -1: all."),
+    BeforeValidator(in_digits),
+]
+WaitS = Annotated[float, Depends(granted_wait_s)]
+StreamS = Annotated[float, Depends(granted_stream_s)]
+JobId = Annotated[
+    str,
+    Path(
+        pattern=ANY_JOB_ID_PATTERN,
+        description="The job's name: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first; of an earlier run"
+        " with @ and its number behind it.",
+        examples=["gpt2-demo"],
+    ),
+]
+NewJobId = Annotated[
+    str,
+    Path(
+        pattern=JOB_ID_PATTERN,
+        description="The job's name: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first.",
+        examples=["gpt2-demo"],
+    ),
+]
+Rank = Annotated[
+    int,
+    Path(ge=0, lt=MAX_RANKS, description="Rank number, from 0.", examples=[0]),
+    BeforeValidator(in_digits),
+]
+Version = Annotated[
+    int,
+    Path(ge=1, le=MAX_COUNT, description="Plan version, from 1.", examples=[1]),
+    BeforeValidator(in_digits),
+]

@@ -1,0 +1,1 @@
+"""Conversion between wire types and stored records."""

@@ -1,0 +1,207 @@
+"""The one mapping between what crosses the wire and what the planner keeps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from flyball_server.jobs.activation.rank_plans import StagePlan
+from flyball_server.jobs.measurements.measurements import RankPost, StepSummary
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobSpec,
+    PlanRecord,
+    RankRecord,
+    StepDetail,
+    StepRecord,
+)
+from flyball_server.jobs.registry.inputs import TargetUpdate
+from flyball_server.jobs.registry.inspection import JobSummary
+from flyball_server.jobs.registry.launch import Launch
+from flyball_server.jobs.registry.registration import KnownRank
+from flyball_server.jobs.replanning.plan_documents import any_plan_document
+from flyball_server.planning.documents.plan_document import instruction_entries
+from flyball_server.planning.frontier_curve import frontier_document
+from flyball_server.views.frontier import SolvedFrontier
+from flyball_wire import batches, messages
+from flyball_wire.read_models import ComparedPlanView, FrontierPointView, FrontierView
+
+_LAUNCH_FIELDS = ("run", "restart_count")
+_STEP_FIELDS = tuple(
+    field.name for field in fields(StepRecord) if field.name not in {"job_id", "rank"}
+)
+
+# ------------------------------------------------------------------ from the wire
+
+
+def job_spec(registration: messages.JobRegistration) -> JobSpec:
+    """A registration as the planner keeps it: one rank per stage unless it says otherwise."""
+    num_ranks = registration.num_ranks
+    return JobSpec(
+        num_stages=registration.num_stages,
+        num_microbatches=registration.num_microbatches,
+        num_ranks=registration.num_stages if num_ranks is None else num_ranks,
+        schedule=registration.schedule,
+        policy=registration.policy,
+        reconfigure=registration.reconfigure,
+        target=registration.target,
+        effort=registration.effort,
+        blocking_power_w=registration.blocking_power_w,
+        gpu=registration.gpu,
+        activation_bytes=registration.activation_bytes,
+        free_memory_bytes=registration.free_memory_bytes,
+        emulated=registration.emulated,
+        checkpoint=registration.checkpoint,
+        order=registration.order,
+        virtual_stages=registration.virtual_stages,
+        profiling=registration.profiling,
+        profiling_slowdown=registration.profiling_slowdown,
+        adaptation=registration.adaptation,
+        reserve=registration.reserve,
+    )
+
+
+def launch(registration: messages.JobRegistration | messages.RankRegistration) -> Launch:
+    """Which start of the job somebody registers for."""
+    return Launch(run=registration.run, restart_count=registration.restart_count)
+
+
+def rank_record(job_id: str, rank: int, registration: messages.RankRegistration) -> RankRecord:
+    """A rank that has just registered."""
+    values = dict(vars(registration))
+    for name in _LAUNCH_FIELDS:
+        del values[name]
+    return RankRecord(job_id=job_id, rank=rank, **values)
+
+
+def target_update(change: messages.TargetChange) -> TargetUpdate:
+    """A change of target."""
+    return TargetUpdate(**asdict(change))
+
+
+def rank_post(
+    job_id: str, rank: int, sent: messages.MeasurementBatch | batches.StepsOfRank
+) -> RankPost:
+    """The measured steps of a rank, and what their instructions took, of those that tell."""
+    return RankPost(
+        rank=rank,
+        run_id=sent.run_id,
+        steps=tuple(
+            StepRecord(
+                job_id=job_id,
+                rank=rank,
+                **{name: getattr(step, name) for name in _STEP_FIELDS},
+            )
+            for step in sent.steps
+        ),
+        details=tuple(
+            StepDetail(
+                job_id=job_id,
+                rank=rank,
+                step=step.step,
+                by_clock=step.by_clock,
+                instructions=step.instructions,
+                counter_readings=step.counter_readings,
+            )
+            for step in sent.steps
+            if step.by_clock is not None or step.instructions is not None
+        ),
+    )
+
+
+def profile_rows(profile: messages.JsonProfile) -> list[dict[str, object]]:
+    """A JSON profile's rows as the profile reader takes them, without the keys not given."""
+    return [
+        {name: value for name, value in asdict(row).items() if value is not None}
+        for row in profile.rows
+    ]
+
+
+# ------------------------------------------------------------------ to the wire
+
+
+def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobView:
+    """A job, its registration as it is in force now."""
+    job = summary.job
+    return messages.JobView(
+        job_id=job.job_id,
+        state=str(job.state),
+        registration=messages.JobRegistration(
+            **asdict(job.in_force), run=job.run, restart_count=job.restart_count
+        ),
+        ranks=tuple(rank_view(rank) for rank in summary.ranks),
+        newest_version=summary.newest_version,
+        active_version=summary.active_version,
+        problem=job.problem,
+        created_at=job.created_at.isoformat(),
+        notes=notes,
+    )
+
+
+def registered_view(known: KnownRank) -> messages.RegisteredRank:
+    """A rank, as its registration is answered."""
+    return messages.RegisteredRank(**vars(rank_view(known.record)), run_id=known.run_id)
+
+
+def rank_view(rank: RankRecord) -> messages.RankView:
+    """A rank."""
+    # A hundred clocks of thousands of ranks would make every look at a job long.
+    values = {
+        name: value for name, value in vars(rank).items() if name not in {"job_id", "sm_clocks_mhz"}
+    }
+    seen_at = rank.last_seen_at
+    return messages.RankView(
+        **(values | {"last_seen_at": None if seen_at is None else seen_at.isoformat()})
+    )
+
+
+def plan_view(record: PlanRecord) -> messages.PlanView:
+    """A plan version, whole."""
+    return messages.PlanView(
+        job_id=record.job_id,
+        version=record.version,
+        first_step=record.first_step,
+        created_at=record.created_at.isoformat(),
+        plan=any_plan_document(record.plan, solve_s=record.solve_s),
+        report=str(record.report),
+        baseline_cycle=record.baseline_cycle,
+    )
+
+
+def rank_plan(stage_plan: StagePlan) -> messages.RankPlan:
+    """The part of a plan version that one rank runs."""
+    record = stage_plan.plan
+    return messages.RankPlan(
+        job_id=record.job_id,
+        version=record.version,
+        stage=stage_plan.stage,
+        first_step=record.first_step,
+        instructions=instruction_entries(stage_plan.instructions),
+        predicted_iteration_time_s=record.plan.iteration_time_s,
+        cycle_mhz=stage_plan.cycle_mhz,
+        intended_times_s=stage_plan.intended_times_s,
+        report=str(record.report),
+        counter_reads=stage_plan.counter_reads,
+    )
+
+
+def frontier_view(solved: SolvedFrontier) -> FrontierView:
+    """A job's frontier."""
+    document = frontier_document(solved.curve, solve_s=solved.solve_s)
+    return FrontierView(
+        job_id=solved.job_id,
+        points=tuple(FrontierPointView(**point) for point in document["points"]),
+        baseline=ComparedPlanView(**document["baseline"]),
+        envpipe=tuple(ComparedPlanView(**plan) for plan in document["envpipe"]),
+        solve_s=document["solve_s"],
+        reserve=document["reserve"],
+    )
+
+
+def activation_view(activation: ActivationRecord) -> messages.Activation:
+    """From which step a version holds."""
+    return messages.Activation(version=activation.version, first_step=activation.first_step)
+
+
+def step_view(summary: StepSummary) -> messages.StepView:
+    """One step over all ranks."""
+    return messages.StepView(**asdict(summary))

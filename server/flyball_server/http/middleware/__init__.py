@@ -1,0 +1,1 @@
+"""ASGI middleware: limits, logging, metrics, headers, access."""

@@ -1,0 +1,92 @@
+"""The limits on requests: 431 and 413 for what is too large, 408 for what does not arrive."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flyball_server.http.edge_errors import (
+    BodyTooLargeError,
+    BodyTooSlowError,
+    HeadersTooLargeError,
+)
+from flyball_server.http.problem_handlers import problem_response
+
+
+class BodyLimit:
+    """ASGI middleware: reads the body up to the limits, then hands the call on whole.
+
+    Args:
+        app: what is behind it.
+        max_body_bytes: the largest body. No more of one is ever in memory.
+        body_timeout_s: the longest that one may take to arrive, s.
+        max_header_bytes: the longest request line with all headers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float, max_header_bytes: int
+    ) -> None:
+        self._app = app
+        self._max_header_bytes = max_header_bytes
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if _num_header_bytes(scope) > self._max_header_bytes:
+            long = HeadersTooLargeError(max_header_bytes=self._max_header_bytes)
+            await problem_response(long)(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                messages = None if self._declares_too_much(scope) else await self._read(receive)
+        except TimeoutError:
+            slow = BodyTooSlowError(timeout_s=f"{self._body_timeout_s:g}")
+            response = problem_response(slow)
+            response.headers["Connection"] = "close"  # nobody waits for the rest
+            await response(scope, receive, send)
+            return
+        if messages is None:
+            error = BodyTooLargeError(max_body_bytes=self._max_body_bytes)
+            await problem_response(error)(scope, receive, send)
+            return
+        await self._app(scope, _replayed(messages, receive), send)
+
+    def _declares_too_much(self, scope: Scope) -> bool:
+        declared: bytes = dict(scope["headers"]).get(b"content-length", b"")
+        if not declared.isdigit():
+            return False  # none, or nonsense: counting what comes is what protects
+        return len(declared) > 18 or int(declared) > self._max_body_bytes
+
+    async def _read(self, receive: Receive) -> list[Message] | None:
+        """All messages of the body; None when it grows beyond the limit."""
+        messages: list[Message] = []
+        num_bytes = 0
+        while True:
+            message = await receive()
+            messages.append(message)
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                return None
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return messages
+
+
+def _num_header_bytes(scope: Scope) -> int:
+    """About as many as have come: of the address, names and values."""
+    address: int = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return address + sum(len(name) + len(value) for name, value in scope["headers"])
+
+
+def _replayed(messages: list[Message], receive: Receive) -> Receive:
+    waiting = iter(messages)
+
+    async def next_message() -> Message:
+        message = next(waiting, None)
+        return await receive() if message is None else message
+
+    return next_message

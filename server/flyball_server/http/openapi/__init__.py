@@ -1,0 +1,1 @@
+"""Description and examples of the REST API."""

@@ -1,0 +1,118 @@
+"""Jobs: register, inspect, change the target."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Response
+from starlette.concurrency import run_in_threadpool
+
+from flyball_server.http.call_router import call_router
+from flyball_server.http.dependencies import JobId, JsonBody, NewJobId, PlannerState, State
+from flyball_server.http.limits import check_size
+from flyball_server.http.mapping.jobs import job_spec, job_view, launch, target_update
+from flyball_server.http.middleware.token_access import CallerAccess
+from flyball_server.http.openapi import examples
+from flyball_server.http.openapi.documentation import (
+    JSON_BODY_ERRORS,
+    READ_ERRORS,
+    answers,
+    json_body,
+)
+from flyball_server.jobs.job_state import JobInput
+from flyball_server.jobs.registry.inputs import change_target
+from flyball_server.jobs.registry.inspection import JobSummary, get_job, list_jobs, notes
+from flyball_server.jobs.registry.registration import register_job
+from flyball_wire import messages, routes
+
+ROUTER = call_router("jobs")
+
+
+@ROUTER.put(
+    routes.JOB,
+    summary="Register a job",
+    dependencies=[JsonBody],
+    responses={
+        **answers(examples.JOB, 409, *JSON_BODY_ERRORS, meaning="It was registered already."),
+        **answers(examples.JOB, status=201, meaning="It is new.", model=messages.JobView),
+    },
+)
+async def put_job(
+    state: State,
+    job_id: NewJobId,
+    registration: Annotated[messages.JobRegistration, json_body(examples.REGISTRATION)],
+    response: Response,
+) -> messages.JobView:
+    """Any rank may register the job, any number of times; the same again changes nothing.
+
+    Other values are taken as long as nothing has been planned for the job. Later they begin a
+    new run of it once its ranks are gone, or at once where its launcher has started it again
+    (`restart_count`); what was known is then kept as `NAME@1`, `NAME@2`, ... While ranks are
+    there it is a 409: change the target, or register a new job.
+    """
+    spec = job_spec(registration)
+    await run_in_threadpool(check_size, state, job_id, spec)
+    stored, is_new = await run_in_threadpool(
+        register_job, state.plannings.storing, job_id, spec, launch(registration)
+    )
+    summary = await state.plannings.planned(stored, JobInput.REGISTRATION)
+    response.status_code = 201 if is_new else 200
+    return await run_in_threadpool(_view, state, summary)
+
+
+@ROUTER.get(
+    routes.JOBS,
+    summary="List all jobs",
+    responses=answers([examples.JOB], *READ_ERRORS, meaning="In the order of their creation."),
+)
+def get_jobs(state: State, access: CallerAccess) -> list[messages.JobView]:
+    """Every job that this planner knows, with its ranks.
+
+    By a job's token that job and its earlier runs alone.
+    """
+    services = state.services
+    return [
+        job_view(summary, notes(services, summary))
+        for summary in list_jobs(services)
+        if access.opens(summary.job.job_id)
+    ]
+
+
+@ROUTER.get(
+    routes.JOB,
+    summary="Inspect a job",
+    name="get_job",
+    responses=answers(examples.JOB, 404, *READ_ERRORS, meaning="The job as it stands."),
+)
+def get_one_job(state: State, job_id: JobId) -> messages.JobView:
+    """The job's registration as it is in force, its ranks, and how far its plans are."""
+    summary = get_job(state.services, job_id)
+    return job_view(summary, notes(state.services, summary))
+
+
+@ROUTER.put(
+    routes.TARGET,
+    summary="Change how a job is planned",
+    dependencies=[JsonBody],
+    responses=answers(examples.JOB, 404, *JSON_BODY_ERRORS, meaning="The job, planned anew."),
+)
+async def put_target(
+    state: State,
+    job_id: JobId,
+    change: Annotated[messages.TargetChange, json_body(examples.TARGET_CHANGE)],
+) -> messages.JobView:
+    """Policy, reconfiguration, target and effort from now on; null leaves one as it is.
+
+    A job that has a profile is planned at once and gets a new plan version; values that are in
+    force already make none. Where no plan meets the target this is a 422, the job's state says
+    `planning-failed`, and the older plan holds.
+    """
+    stored = await run_in_threadpool(
+        change_target, state.plannings.storing, job_id, target_update(change)
+    )
+    summary = await state.plannings.planned(stored, JobInput.TARGET)
+    return await run_in_threadpool(_view, state, summary)
+
+
+def _view(state: PlannerState, summary: JobSummary) -> messages.JobView:
+    return job_view(summary, notes(state.services, summary))

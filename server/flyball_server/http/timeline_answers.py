@@ -1,0 +1,156 @@
+"""Timelines as they are sent: megabytes of JSON, made and compressed once, and remembered.
+
+JSON is written a row at a time: written in one go it would keep all other threads of the planner
+from running meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextvars import Context
+from dataclasses import is_dataclass
+
+from anyio import CapacityLimiter, to_thread
+from starlette.concurrency import run_in_threadpool
+
+from flyball_server.http.mapping.plan_views import timeline_view
+from flyball_server.jobs.services import JobServices
+from flyball_server.views.plan_timeline import TimelineKey, get_timeline, timeline_key
+
+# Of compressed answers together; one of 64 stages and 256 microbatches takes some 0.5 MB.
+MAX_REMEMBERED_BYTES = 32 * 2**20
+# So many are made at once: each takes a core for seconds where the pipeline is long.
+TIMELINES_AT_ONCE = 2
+# Higher levels take much longer for little.
+_LEVEL = 5
+_GZIP_BITS = 31  # zlib's way to say: with a gzip header
+
+
+class TimelineAnswers:
+    """What was answered, as gzip; those not asked for longest are forgotten.
+
+    `ask` is used on one event loop at a time, all else on any thread.
+
+    Args:
+        max_bytes: that all of them together may take; an answer that is longer is not kept.
+    """
+
+    def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._guard = threading.Lock()
+        self._kept: OrderedDict[TimelineKey, bytes] = OrderedDict()
+        self._in_making: dict[TimelineKey, asyncio.Task[bytes]] = {}
+        self._threads = CapacityLimiter(TIMELINES_AT_ONCE)
+
+    async def ask(self, services: JobServices, job_id: str, version: int | None) -> bytes:
+        """The answer; of those who ask for the same at once the first one has it made for all.
+
+        Raises:
+            UnknownError, WrongStateError: as for `get_timeline`.
+        """
+        key = await run_in_threadpool(timeline_key, services, job_id, version)
+        making = self._in_making.get(key)
+        if making is None:
+            found = self._find(key)
+            if found is not None:
+                return found
+            # Not in the context of this call: it is made for others too, though this one goes.
+            making = asyncio.create_task(
+                self._make_on_thread(services, job_id, version), context=Context()
+            )
+            self._in_making[key] = making
+            making.add_done_callback(functools.partial(self._made, key))
+        return await asyncio.shield(making)
+
+    async def _make_on_thread(
+        self, services: JobServices, job_id: str, version: int | None
+    ) -> bytes:
+        return await to_thread.run_sync(self.get, services, job_id, version, limiter=self._threads)
+
+    def _made(self, key: TimelineKey, making: asyncio.Task[bytes]) -> None:
+        del self._in_making[key]
+        if not making.cancelled():
+            making.exception()  # perhaps all who have asked have gone, and nobody else looks at it
+
+    def known(self, services: JobServices, job_id: str, version: int | None) -> bytes | None:
+        """The answer, if it was made before.
+
+        Raises:
+            UnknownJobError, UnknownPlanError, MissingPlanError: as for `timeline_key`.
+        """
+        return self._find(timeline_key(services, job_id, version))
+
+    def get(self, services: JobServices, job_id: str, version: int | None) -> bytes:
+        """The answer, made on this thread if it was not before.
+
+        Raises:
+            UnknownError, WrongStateError: as for `get_timeline`.
+        """
+        found = self.known(services, job_id, version)
+        if found is None:
+            timeline = get_timeline(services, job_id, version)
+            found = _compressed(timeline_view(timeline))
+            self._keep(timeline.key, found)
+        return found
+
+    def _find(self, key: TimelineKey) -> bytes | None:
+        with self._guard:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _keep(self, key: TimelineKey, answer: bytes) -> None:
+        with self._guard:
+            self._kept[key] = answer
+            self._kept.move_to_end(key)
+            num_bytes = sum(map(len, self._kept.values()))
+            while num_bytes > self._max_bytes:
+                _, dropped = self._kept.popitem(last=False)
+                num_bytes -= len(dropped)
+
+
+def uncompressed(answer: bytes) -> bytes:
+    """The JSON of an answer."""
+    return zlib.decompress(answer, _GZIP_BITS)
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether who sends this header (empty: none) takes gzip: RFC 9110, 12.5.3."""
+    weights: dict[str, bool] = {}
+    for item in accept_encoding.lower().split(","):
+        name, _, parameters = item.partition(";")
+        weight = parameters.replace(" ", "").removeprefix("q=")
+        weights[name.strip()] = weight.strip("0.") != "" or not parameters
+    return weights.get("gzip", weights.get("x-gzip", weights.get("*", False)))
+
+
+def _compressed(view: object) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_BITS)
+    packed = [packer.compress(part.encode()) for part in _json_parts(view)]
+    return b"".join([*packed, packer.flush()])
+
+
+def _json_parts(value: object) -> Iterator[str]:
+    """A wire type as JSON; those within it one by one."""
+    if is_dataclass(value) and not isinstance(value, type):
+        sign = "{"
+        for name, field in vars(value).items():
+            yield f"{sign}{json.dumps(name)}:"
+            yield from _json_parts(field)
+            sign = ","
+        yield "}"
+    elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+        sign = "["
+        for item in value:
+            yield sign
+            yield from _json_parts(item)
+            sign = ","
+        yield "]"
+    else:
+        yield json.dumps(value, separators=(",", ":"), allow_nan=False)

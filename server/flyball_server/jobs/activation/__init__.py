@@ -1,0 +1,1 @@
+"""Plan versions on their way to the ranks."""

@@ -1,0 +1,219 @@
+"""Plans as ranks ask for them: thousands at once, so a version is read and cut up once.
+
+A version never changes but for its first step; what is kept of it is bounded and may be dropped
+at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.activation.rank_part import (
+    intended_times_s,
+    rank_counter_reads,
+    rank_cycle_mhz,
+    rank_instructions,
+)
+from flyball_server.jobs.control import InForce
+from flyball_server.jobs.errors import (
+    JobsError,
+    PlannerFaultError,
+    UnknownJobError,
+    UnknownRankError,
+)
+from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, RankRecord
+from flyball_server.jobs.registry.inspection import newest_version, require_plan
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.plan import DataParallelPlan
+
+_LOG = logging.getLogger(__name__)
+
+# A job's newest version is all that its ranks ask for. Parsed, one of 64 stages and 256
+# microbatches takes some 10 MB.
+KEPT_JOBS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """A plan version and the part of it that a rank runs.
+
+    Attributes:
+        instructions: of its stage, and pipeline, in the order of execution.
+        cycle_mhz: per step of a cycle, the clock of each instruction; None: always its own.
+        intended_times_s: of each instruction at its own clock; None: not known.
+        counter_reads: after how many instructions its energy counter is read; None: nowhere.
+    """
+
+    plan: PlanRecord
+    stage: int
+    instructions: tuple[PlannedInstruction, ...]
+    cycle_mhz: tuple[tuple[int, ...], ...] | None
+    intended_times_s: tuple[float, ...] | None
+    counter_reads: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanQuestion:
+    """Ranks that hold a version (0: none) and ask for a newer one."""
+
+    ranks: tuple[int, ...]
+    after_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPart:
+    """The part of the newest version that these ranks run, as rendered."""
+
+    ranks: tuple[int, ...]
+    rendered: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAnswer:
+    """The newest version's parts where it is newer, and what is wrong with single ranks."""
+
+    parts: tuple[SharedPart, ...]
+    failures: Mapping[int, JobsError]
+
+    @property
+    def is_news(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.parts or self.failures)
+
+
+class RankPlans:
+    """Answers questions for plans, each job's newest version read and rendered once.
+
+    May be used from several threads at once.
+
+    Args:
+        render: a part as it is sent; its plan's `first_step` is as it stands now.
+        kept_jobs: of how many jobs the newest version is kept.
+    """
+
+    def __init__(self, render: Callable[[StagePlan], bytes], *, kept_jobs: int = KEPT_JOBS) -> None:
+        self._render = render
+        self._kept_jobs = kept_jobs
+        self._lock = threading.Lock()
+        self._versions: OrderedDict[str, _Version] = OrderedDict()
+
+    def answer(
+        self, services: JobServices, job_id: str, questions: Sequence[PlanQuestion]
+    ) -> tuple[PlanAnswer | JobsError, ...]:
+        """The answers to questions of one job, all from one moment and one reading transaction."""
+        with services.store.reading() as reader:
+            job = reader.find_job(job_id)
+            if job is None:
+                return tuple(UnknownJobError(job_id=job_id) for _ in questions)
+            activations = reader.list_activations(job_id)
+            newest = newest_version(activations) or 0
+            called = {rank for asked in questions for rank in asked.ranks}
+            ranks = {rank.rank: rank for rank in reader.find_ranks(job_id, called)}
+            version = None
+            if any(asked.after_version < newest for asked in questions):
+                version = self._version(reader, job, activations[-1])
+        return tuple(self._answer(job_id, asked, ranks, newest, version) for asked in questions)
+
+    def _answer(
+        self,
+        job_id: str,
+        asked: PlanQuestion,
+        ranks: Mapping[int, RankRecord],
+        newest: int,
+        version: _Version | None,
+    ) -> PlanAnswer:
+        failures: dict[int, JobsError] = {
+            rank: UnknownRankError(job_id=job_id, rank=rank)
+            for rank in asked.ranks
+            if rank not in ranks
+        }
+        if version is None or asked.after_version >= newest:
+            return PlanAnswer(parts=(), failures=failures)
+        shared: dict[bytes, list[int]] = {}
+        for rank in asked.ranks:
+            if rank in ranks:
+                try:
+                    with self._lock:
+                        rendered = version.rendered(ranks[rank], self._render)
+                except Exception as error:
+                    _LOG.exception("job %s: the plan of rank %d failed", job_id, rank)
+                    failures[rank] = PlannerFaultError(job_id=job_id)
+                    failures[rank].__cause__ = error
+                else:
+                    shared.setdefault(rendered, []).append(rank)
+        parts = tuple(
+            SharedPart(ranks=tuple(of_part), rendered=rendered)
+            for rendered, of_part in shared.items()
+        )
+        return PlanAnswer(parts=parts, failures=failures)
+
+    def _version(self, reader: JobReader, job: JobRecord, newest: ActivationRecord) -> _Version:
+        planned_for = reader.find_control(job.job_id).planned_for
+        identity = (job.created_at, newest, job.inputs_revision, planned_for)
+        with self._lock:
+            known = self._versions.get(job.job_id)
+            if known is not None and known.identity == identity:
+                self._versions.move_to_end(job.job_id)
+                return known
+        version = _Version(
+            identity=identity,
+            plan=require_plan(reader, job.job_id, newest.version),
+            profile=reader.find_profile(job.job_id),
+            planned_for=planned_for,
+        )
+        with self._lock:
+            self._versions[job.job_id] = version
+            self._versions.move_to_end(job.job_id)
+            while len(self._versions) > self._kept_jobs:
+                self._versions.popitem(last=False)
+        return version
+
+
+def stage_plan(
+    plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_for: InForce
+) -> StagePlan:
+    """The part of a version that this rank runs."""
+    instructions = rank_instructions(plan.plan, rank)
+    return StagePlan(
+        plan=plan,
+        stage=rank.stage,
+        instructions=instructions,
+        cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
+        intended_times_s=intended_times_s(rank, instructions, profile, planned_for),
+        counter_reads=rank_counter_reads(plan.plan, rank.stage),
+    )
+
+
+@dataclass(kw_only=True)
+class _Version:
+    """A job's newest version with all that its parts are made of, and the parts made so far.
+
+    Attributes:
+        identity: of all that the parts are made of.
+        parts: rendered, by what ranks of the same part have in common.
+    """
+
+    identity: tuple[datetime, ActivationRecord, int, InForce]
+    plan: PlanRecord
+    profile: StageProfile | None
+    planned_for: InForce
+    parts: dict[tuple[int, int | None, int | None], bytes] = field(
+        default_factory=dict[tuple[int, int | None, int | None], bytes]
+    )
+
+    def rendered(self, rank: RankRecord, render: Callable[[StagePlan], bytes]) -> bytes:
+        """The part of this rank."""
+        is_separate = isinstance(self.plan.plan, DataParallelPlan)
+        is_paced = any(pace.rank == rank.rank for pace in self.planned_for.rank_paces)
+        key = (rank.stage, rank.dp_rank if is_separate else None, rank.rank if is_paced else None)
+        if key not in self.parts:
+            self.parts[key] = render(stage_plan(self.plan, rank, self.profile, self.planned_for))
+        return self.parts[key]

@@ -1,0 +1,129 @@
+"""Who may call: tokens made, listed and revoked, and what a token that is presented opens.
+
+A token is `fb_ID_SECRET`. Its secret is 256 random bits, which nobody guesses: a fast hash of it
+is as good as a slow one would be for a password that a person has chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from flyball_server.jobs.auth.token_record import TokenRecord
+from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
+from flyball_server.jobs.moments import utc_now
+from flyball_server.jobs.records import JOB_ID_PATTERN, RUN_SIGN
+from flyball_server.jobs.store.contract import TOKENS, JobStore
+
+_PREFIX = "fb"
+_ID_BYTES = 8
+_SECRET_BYTES = 32
+_TOKEN = re.compile(r"fb_([0-9a-f]{8,32})_[A-Za-z0-9_-]{20,200}")
+# What a token of an unknown id is compared with, so that it takes as long as a known one.
+_NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """What a caller may do.
+
+    Attributes:
+        job_id: the one job that is open to it, with its earlier runs; None: an operator, to whom
+            all are.
+    """
+
+    job_id: str | None
+
+    def opens(self, job_id: str) -> bool:
+        """Whether this job, or earlier run of one, is open to it."""
+        return self.job_id is None or self.job_id == job_id.partition(RUN_SIGN)[0]
+
+
+OPERATOR = Access(job_id=None)
+
+
+def digest_of(token: str) -> str:
+    """SHA-256 of a token, hexadecimal: what is kept of it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def create_token(
+    store: JobStore,
+    *,
+    job_id: str | None,
+    note: str = "",
+    now: Callable[[], datetime] = utc_now,
+    has_operator: bool = False,
+) -> tuple[TokenRecord, str]:
+    """Make a token, an operator's where no job is given; the job need not be registered yet.
+
+    Args:
+        store: that keeps it.
+        job_id: the one job that it opens; None: everything.
+        note: what people know it by.
+        now: the time.
+        has_operator: whether there is an operator's token that the store does not know.
+
+    Returns:
+        What is kept of it, and the token itself, which is kept nowhere.
+
+    Raises:
+        InvalidFieldError: no job has such a name, or the note is no printable text.
+        NoOperatorsTokenError: it is a job's, and there is no operator's.
+    """
+    if job_id is not None and re.fullmatch(JOB_ID_PATTERN, job_id) is None:
+        raise InvalidFieldError("job_id", "must be 1 to 128 of A-Z a-z 0-9 . _ -, no dot first")
+    token_id = secrets.token_hex(_ID_BYTES)
+    token = f"{_PREFIX}_{token_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+    record = TokenRecord(
+        token_id=token_id, digest=digest_of(token), job_id=job_id, created_at=now(), note=note
+    )
+    with store.writing(TOKENS) as writer:
+        if not (job_id is None or has_operator or has_operators(writer.list_tokens())):
+            raise NoOperatorsTokenError
+        writer.save_token(record)
+    return record, token
+
+
+def list_tokens(store: JobStore) -> tuple[TokenRecord, ...]:
+    """What is kept of all tokens, in the order of their creation."""
+    with store.reading() as reader:
+        return reader.list_tokens()
+
+
+def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
+    """Whether one of them is an operator's."""
+    return any(token.job_id is None for token in tokens)
+
+
+def revoke_token(store: JobStore, token_id: str) -> None:
+    """Let a token open nothing any more.
+
+    Raises:
+        UnknownTokenError: there is none with this public part.
+    """
+    with store.writing(TOKENS) as writer:
+        if writer.find_token(token_id) is None:
+            raise UnknownTokenError(token_id=token_id)
+        writer.delete_token(token_id)
+
+
+def stored_access(store: JobStore, token: str) -> Access | None:
+    """What a token opens by what the store keeps; None: nothing.
+
+    The store is read for whatever looks like a token, so that a known id takes as long as an
+    unknown one.
+    """
+    matched = _TOKEN.fullmatch(token)
+    if matched is None:
+        return None
+    with store.reading() as reader:
+        record = reader.find_token(matched.group(1))
+    kept = _NO_DIGEST if record is None else record.digest
+    is_right = hmac.compare_digest(digest_of(token), kept)
+    return Access(job_id=record.job_id) if is_right and record is not None else None

@@ -1,0 +1,1 @@
+"""States and ends of jobs."""

@@ -1,0 +1,84 @@
+"""Which ranks were heard of lately: noted at each call, told to the store now and then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from datetime import datetime
+
+from flyball_server.jobs.errors import StoreError
+from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S
+from flyball_server.jobs.services import JobServices
+
+_LOG = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 5.0
+
+
+class RankPresence:
+    """Notes the ranks that call, and tells the store every `KEEP_PERIOD_S` seconds.
+
+    What a planner that is killed had not told yet is lost, and the ranks call again.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._seen: dict[str, set[int]] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def note(self, job_id: str, ranks: Iterable[int]) -> None:
+        """These ranks of a job have called just now; from any thread, costs nothing."""
+        with self._guard:
+            self._seen.setdefault(job_id, set()).update(ranks)
+
+    def start(self, services: JobServices) -> None:
+        """Tell this store from now on."""
+        self._stopping.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(services,), name="flyball-presence", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell what is left, and end."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def keep(self, services: JobServices) -> None:
+        """Tell the store now; what it cannot take is told the next time.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        now = services.now()
+        with self._guard:
+            taken, self._seen = self._seen, {}
+        failure: StoreError | None = None
+        for job_id, ranks in taken.items():
+            try:
+                _touch(services, job_id, ranks, now)
+            except StoreError as error:
+                # The next job may be free to write.
+                self.note(job_id, ranks)
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _run(self, services: JobServices) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopping.wait(KEEP_PERIOD_S)
+            try:
+                self.keep(services)
+            except StoreError as error:
+                _LOG.debug("it is not kept which ranks are there: %s", error)
+            except Exception:
+                _LOG.exception("it could not be kept which ranks are there")
+
+
+def _touch(services: JobServices, job_id: str, ranks: set[int], now: datetime) -> None:
+    with services.store.writing(job_id) as writer:
+        writer.touch_ranks(job_id, ranks, now)

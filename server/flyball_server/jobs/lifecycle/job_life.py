@@ -1,0 +1,119 @@
+"""When a job is over, when it comes back, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput, JobState
+from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
+from flyball_server.jobs.store.contract import JobReader
+
+# Thousands of ranks call every step: the store is told that they did so often, s.
+KEEP_PERIOD_S = 5.0
+_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifeTimes:
+    """After which silence what is taken for gone, s.
+
+    Attributes:
+        rank_silence_s: a rank; longer than the longest long poll that is granted.
+        job_expiry_s: a job, which then is `expired`; 0: never.
+        job_retention_s: a job that is over, which then is deleted; 0: never.
+    """
+
+    rank_silence_s: float = 90.0
+    job_expiry_s: float = 7 * 86_400.0
+    job_retention_s: float = 0.0
+
+
+DEFAULT_LIFE = LifeTimes()
+
+
+def is_gone(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
+    """Whether a rank has left, or nothing was heard of it for long."""
+    return rank.has_left or is_silent(rank, now, times)
+
+
+def is_silent(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
+    """Whether nothing was heard for long of a rank that has not left."""
+    if rank.has_left:
+        return False
+    if rank.last_seen_at is None:
+        return True
+    return now - rank.last_seen_at > timedelta(seconds=times.rank_silence_s)
+
+
+def last_sign(job: JobRecord, ranks: Sequence[RankRecord]) -> datetime:
+    """When a rank of the job was last heard of, or else the job registered; UTC."""
+    return max([job.created_at, *(rank.last_seen_at or job.created_at for rank in ranks)])
+
+
+def living_state(reader: JobReader, job: JobRecord) -> JobState:
+    """The state of a job that is over, were it not: where it comes back to."""
+    if job.state not in OVER:
+        return job.state
+    if job.problem is not None:
+        return JobState.PLANNING_FAILED
+    if job.planned_revision:
+        return JobState.PLANNED
+    is_measured = job.in_force.is_profiled_online and reader.list_activations(job.job_id)
+    return JobState.PROFILING if is_measured else JobState.AWAITING_PROFILE
+
+
+def come_back(reader: JobReader, job: JobRecord) -> JobRecord:
+    """The job, no longer over."""
+    if job.state not in OVER:
+        return job
+    return job.moved(living_state(reader, job), problem=job.problem)
+
+
+def job_notes(
+    job: JobRecord,
+    ranks: Sequence[RankRecord],
+    activations: Sequence[ActivationRecord],
+    *,
+    now: datetime,
+    times: LifeTimes,
+) -> tuple[str, ...]:
+    """What a job waits for and what is odd about it, a line each; for people."""
+    if job.state in OVER:
+        return ()
+    notes: list[str] = []
+    if _is_being_planned(job):
+        notes.append("is being planned")
+    missing = sorted(set(range(job.in_force.num_ranks)) - {rank.rank for rank in ranks})
+    if missing:
+        notes.append(f"waits for {_ranks(missing)} to register")
+    newest = max(activations, key=lambda entry: entry.version, default=None)
+    if newest is not None and newest.first_step is None and not missing:
+        held_up = [rank.rank for rank in ranks if rank.acknowledged_version != newest.version]
+        notes.append(f"version {newest.version} waits for {_ranks(held_up)} to acknowledge it")
+    silent = [rank.rank for rank in ranks if is_silent(rank, now, times)]
+    if silent:
+        notes.append(
+            f"{_ranks(silent)} not heard of for {times.rank_silence_s:g} s: a new version waits"
+            " until it registers again"
+        )
+    left = [rank.rank for rank in ranks if rank.has_left]
+    if left and len(left) < len(ranks):
+        notes.append(f"{_ranks(left)} ended before the others")
+    versions = sorted({rank.client_version for rank in ranks})
+    if len(versions) > 1:
+        notes.append(f"ranks run different versions of Flyball: {', '.join(versions)}")
+    return tuple(notes)
+
+
+def _is_being_planned(job: JobRecord) -> bool:
+    """Whether somebody is at it, or will be as soon as a planner is there."""
+    is_behind = job.planned_revision < job.inputs_revision and job.problem is None
+    return is_behind and (job.state not in UNPROFILED or job.changed_input is JobInput.PROFILE)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"rank {shown}{more}"

@@ -1,0 +1,1 @@
+"""Measured steps of a job."""

@@ -1,0 +1,153 @@
+"""Use cases of measuring: storing what ranks measured, and the job's steps made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from flyball_server.jobs.called_ranks import CalledRanks
+from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
+from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.reconcile.triggers import are_posts_looked_at
+from flyball_server.jobs.records import StepDetail, StepRecord
+from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobWriter
+
+# Of the newest steps of a job: what reactions may still look at.
+KEPT_DETAILS = 256
+# Profiling looks at all its steps, and short ones go on while it decides.
+KEPT_DETAILS_OF_PROFILING = 1024
+# Of those that hold single instructions, which take megabytes a step in a large pipeline, as many
+# as these instructions of all ranks make. Short steps need many: ranks post a second of them
+# at a time, and one must not drop what another has yet to complete. So it is of 64 ranks x 32
+# instructions for steps of 31 ms and more, of fewer for shorter ones.
+KEPT_INSTRUCTIONS = 65_536
+FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSummary:
+    """One step of a job over its ranks; as the wire's StepView."""
+
+    step: int
+    num_ranks: int
+    plan_versions: tuple[int | None, ...]
+    time_s: float
+    energy_j: float | None
+    num_unplanned: int
+    num_overruns: int
+    num_clock_misses: int
+    num_power_capped: int
+    num_thermally_capped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPost:
+    """What a rank measured since its last post, and details of those steps where there are some.
+
+    Attributes:
+        run_id: of the job's run that it belongs to; None: not told.
+    """
+
+    rank: int
+    steps: tuple[StepRecord, ...]
+    details: tuple[StepDetail, ...] = ()
+    run_id: str | None = None
+
+
+def store_together(
+    services: JobServices, job_id: str, posts: Sequence[RankPost]
+) -> tuple[int | JobsError, ...]:
+    """Keep what ranks of a job measured, in one transaction.
+
+    A step posted again replaces the older one; of details only the newest are kept.
+
+    Returns:
+        For each post: how many steps were stored, or why none was.
+    """
+    try:
+        return _store_together(services, job_id, posts, looks_at_ranks=False)
+    except ValueError:
+        # The store takes no steps of unknown ranks: only then is it worth a look which these are.
+        return _store_together(services, job_id, posts, looks_at_ranks=True)
+
+
+def _store_together(
+    services: JobServices, job_id: str, posts: Sequence[RankPost], *, looks_at_ranks: bool
+) -> tuple[int | JobsError, ...]:
+    steps: dict[tuple[int, int], StepRecord] = {}
+    details: dict[tuple[int, int], StepDetail] = {}
+    outcomes: list[int | JobsError] = []
+    with services.store.writing(job_id) as writer:
+        ranks = CalledRanks(writer, job_id, (post.rank for post in posts))
+        for post in posts:
+            try:
+                ranks.check_run_of(post.rank, post.run_id)
+                if looks_at_ranks or not post.steps:
+                    ranks.require(post.rank)
+            except (UnknownError, OtherRunError) as error:
+                outcomes.append(error)
+                continue
+            newest = {(post.rank, step.step): step for step in post.steps}
+            steps |= newest
+            details |= {(post.rank, detail.step): detail for detail in post.details}
+            outcomes.append(len(newest))
+        writer.save_steps(tuple(steps.values()))
+        _save_details(writer, job_id, tuple(details.values()))
+        job = ranks.job
+        is_looked_at = job is not None and are_posts_looked_at(writer, job)
+    if is_looked_at:
+        services.notice(job_id)
+    return tuple(outcomes)
+
+
+def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> None:
+    if not details:
+        return
+    writer.save_step_details(details)
+    num_kept = _num_kept_steps(writer, job_id, details)
+    writer.drop_step_details(job_id, max(detail.step for detail in details) - num_kept + 1)
+
+
+def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> int:
+    job = require_job(writer, job_id)
+    num_instructions = max(len(detail.instructions or ()) for detail in details)
+    if not num_instructions:
+        is_profiling = job.state is JobState.PROFILING
+        return KEPT_DETAILS_OF_PROFILING if is_profiling else KEPT_DETAILS
+    num_a_step = num_instructions * job.in_force.num_ranks
+    return min(max(KEPT_INSTRUCTIONS // num_a_step, FEWEST_KEPT_STEPS), MOST_KEPT_STEPS)
+
+
+def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[StepSummary, ...]:
+    """The job's newest `limit` steps, rising.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        measured = reader.list_newest_steps(job_id, limit)
+    return tuple(
+        _summary(step, tuple(records))
+        for step, records in groupby(measured, key=lambda record: record.step)
+    )
+
+
+def _summary(step: int, records: tuple[StepRecord, ...]) -> StepSummary:
+    energies_j = [record.energy_j for record in records if record.energy_j is not None]
+    versions = {record.plan_version for record in records}
+    return StepSummary(
+        step=step,
+        num_ranks=len(records),
+        plan_versions=tuple(sorted(versions, key=lambda version: version or 0)),
+        time_s=max(record.time_s for record in records),
+        energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
+        num_unplanned=sum(record.num_unplanned for record in records),
+        num_overruns=sum(record.num_overruns for record in records),
+        num_clock_misses=sum(record.num_clock_misses for record in records),
+        num_power_capped=sum(record.num_power_capped for record in records),
+        num_thermally_capped=sum(record.num_thermally_capped for record in records),
+    )

@@ -1,0 +1,175 @@
+"""Steps of a plan version: which run at the highest clocks, and how they make pairs. Pure."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from flyball_server.jobs.savings.estimates import BatchMeans, PairedMeans
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeStep:
+    """A step over all its ranks.
+
+    Attributes:
+        version: the newest plan version that was run in it; None: default clocks on all ranks.
+        is_complete: whether all ranks have posted it.
+        is_mixed: whether ranks ran several versions in it.
+        left_plan: whether it was run otherwise than planned.
+        time_s: the slowest rank's, s.
+        energy_j: of all ranks, J; None where one could not read it.
+    """
+
+    step: int
+    version: int | None
+    is_complete: bool
+    is_mixed: bool
+    left_plan: bool
+    time_s: float
+    energy_j: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepKinds:
+    """Which steps of a plan version run at the highest clocks.
+
+    Attributes:
+        first_step: the step of the first entry of `baseline_cycle`.
+        baseline_cycle: as in PlanRecord; `(True,)`: all of them do; empty: none.
+        is_probe: whether the version was made to learn from, not to save.
+    """
+
+    first_step: int = 0
+    baseline_cycle: tuple[bool, ...] = ()
+    is_probe: bool = False
+
+    def is_baseline(self, step: int) -> bool:
+        """Whether this step runs at the highest clocks."""
+        cycle = self.baseline_cycle
+        return bool(cycle) and cycle[(step - self.first_step) % len(cycle)]
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether its steps are compared with each other."""
+        return not self.is_probe and len(set(self.baseline_cycle)) > 1
+
+    @property
+    def is_all_baseline(self) -> bool:
+        """Whether all its steps run at the highest clocks, and were not made to learn from."""
+        return not self.is_probe and bool(self.baseline_cycle) and all(self.baseline_cycle)
+
+
+DEFAULT_CLOCKS = StepKinds(baseline_cycle=(True,))
+
+
+@dataclass(kw_only=True)
+class StepSeries:
+    """Steps of one kind: their times, and the energies of those that have one."""
+
+    times_s: BatchMeans = field(default_factory=BatchMeans)
+    energies_j: BatchMeans = field(default_factory=BatchMeans)
+    first_step: int = 0
+    last_step: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps added so far."""
+        return self.times_s.num_values
+
+    def add(self, step: WholeStep) -> None:
+        """The next step."""
+        if not self.num_steps:
+            self.first_step = step.step
+        self.last_step = step.step
+        self.times_s.add(step.time_s)
+        if step.energy_j is not None:
+            self.energies_j.add(step.energy_j)
+
+    def distance_to(self, other: StepSeries) -> int:
+        """Steps between the two, 0 where they overlap."""
+        return max(self.first_step - other.last_step, other.first_step - self.last_step, 0)
+
+
+def pairs_of(cycle: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How a cycle of plan and baseline steps falls into pairs.
+
+    A pair is the shortest stretch with as many steps of either kind: `ABBA` has two, so has
+    `AABBBBAA`. Steps at the end that make no whole stretch belong to none.
+
+    Returns:
+        Per row of the cycle the pair that it belongs to (from 0; the number of pairs: none), and
+        per pair its steps of either kind.
+    """
+    pair_of_row: list[int] = []
+    sizes: list[int] = []
+    begun = balance = 0
+    for row, is_baseline in enumerate(cycle):
+        balance += 1 if is_baseline else -1
+        pair_of_row.append(len(sizes))
+        if balance == 0:
+            sizes.append((row + 1 - begun) // 2)
+            begun = row + 1
+    return tuple(pair_of_row), tuple(sizes)
+
+
+@dataclass(kw_only=True)
+class Pairs:
+    """Plan steps against baseline steps; of pairs without energies `energies_j` has none."""
+
+    times_s: PairedMeans = field(default_factory=PairedMeans)
+    energies_j: PairedMeans = field(default_factory=PairedMeans)
+
+
+class PairGathering:
+    """Steps of an interleaved version, put together to pairs.
+
+    A pair counts where at least half of its steps of either kind were measured well.
+    """
+
+    def __init__(self, kinds: StepKinds) -> None:
+        self._pairs = Pairs()
+        self._kinds = kinds
+        self._pair_of_row, self._sizes = pairs_of(kinds.baseline_cycle)
+        self._now: tuple[int, int] | None = None
+        self._on_plan, self._at_baseline = StepSeries(), StepSeries()
+
+    def add(self, step: WholeStep) -> None:
+        """The next step that was measured well."""
+        cycle, row = divmod(step.step - self._kinds.first_step, len(self._pair_of_row))
+        pair = (cycle, self._pair_of_row[row])
+        if pair != self._now:
+            self._end_pair()
+            self._now = pair
+        half = self._at_baseline if self._kinds.is_baseline(step.step) else self._on_plan
+        half.add(step)
+
+    def so_far(self) -> Pairs:
+        """All pairs, as if the one that is being gathered were at its end; nothing changes."""
+        wanted = self._num_wanted()
+        if not wanted:
+            return self._pairs
+        counted = copy.deepcopy(self._pairs)  # some sums each, however many pairs they are of
+        self._count_in(counted, wanted)
+        return counted
+
+    def _end_pair(self) -> None:
+        wanted = self._num_wanted()
+        if wanted:
+            self._count_in(self._pairs, wanted)
+        self._on_plan, self._at_baseline = StepSeries(), StepSeries()
+
+    def _num_wanted(self) -> int:
+        """Steps of either kind that make the pair which is being gathered; 0: it is none."""
+        return 0 if self._now is None else (*self._sizes, 0)[self._now[1]]
+
+    def _count_in(self, pairs: Pairs, wanted: int) -> None:
+        on_plan, at_baseline = self._on_plan, self._at_baseline
+        _add_pair(pairs.times_s, on_plan.times_s, at_baseline.times_s, wanted)
+        _add_pair(pairs.energies_j, on_plan.energies_j, at_baseline.energies_j, wanted)
+
+
+def _add_pair(pairs: PairedMeans, a: BatchMeans, b: BatchMeans, wanted: int) -> None:
+    smaller = min(a.num_values, b.num_values)
+    if 2 * smaller >= wanted:
+        pairs.add(a.total / a.num_values, b.total / b.num_values, num_steps=smaller)

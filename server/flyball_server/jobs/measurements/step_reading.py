@@ -1,0 +1,160 @@
+"""A job's steps for the savings: read in bounded pieces, each with what kind of step it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+
+from flyball_server.jobs.measurements.step_pairs import PairGathering, StepKinds, WholeStep
+from flyball_server.jobs.records import PlanRecord, StepTotals
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.probe_plan import ProbePlan
+
+STEPS_A_PIECE = 5_000
+# A rank whose planner is away posts later: a step is given up when ranks have measured so much
+# after it, s.
+GIVE_UP_S = 60.0
+_FEWEST_LATER = 2
+# So many later steps give a step up too, however short they are.
+MOST_LATER = 2048
+_BASELINE = "baseline"
+
+
+def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds:
+    """Which steps of this version run at the highest clocks.
+
+    Args:
+        record: the version.
+        highest_mhz: per stage the highest clock that profiling ran, MHz; empty: it ran none.
+    """
+    if isinstance(record.plan, ProbePlan):
+        is_probe, cycle = True, _highest_rows(record.plan, highest_mhz)
+    else:
+        is_probe = False
+        cycle = (True,) if record.plan.policy == _BASELINE else record.baseline_cycle
+    return StepKinds(first_step=record.first_step or 0, baseline_cycle=cycle, is_probe=is_probe)
+
+
+def all_step_kinds(records: Iterable[PlanRecord]) -> dict[int, StepKinds]:
+    """The same of all versions of a job."""
+    known = tuple(records)
+    probes = [record.plan for record in known if isinstance(record.plan, ProbePlan)]
+    # The first version of profiling is all at the highest clocks.
+    first_row = probes[0].cycle_mhz[0] if probes else ()
+    highest_mhz = [max(clocks_mhz, default=0) for clocks_mhz in first_row]
+    return {record.version: step_kinds(record, highest_mhz) for record in known}
+
+
+def _highest_rows(plan: ProbePlan, highest_mhz: Sequence[int]) -> tuple[bool, ...]:
+    if len(highest_mhz) != plan.num_stages:
+        return ()
+    return tuple(
+        all(
+            clock_mhz == highest
+            for clocks_mhz, highest in zip(row, highest_mhz, strict=True)
+            for clock_mhz in clocks_mhz
+        )
+        for row in plan.cycle_mhz
+    )
+
+
+def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
+    """What the savings look at of a step of a job of so many ranks."""
+    num_held_down = totals.num_power_capped + totals.num_thermally_capped
+    return WholeStep(
+        step=totals.step,
+        version=totals.newest_version,
+        is_complete=totals.num_ranks >= num_ranks,
+        is_mixed=totals.lowest_version != totals.newest_version
+        or 0 < totals.num_with_plan < totals.num_ranks,
+        # What power and heat do to a clock they do at the highest clocks too: it belongs to the
+        # comparison. A clock missed for no such reason was not the plan's: another program set it.
+        left_plan=totals.num_unplanned > 0 or totals.num_clock_misses > num_held_down,
+        time_s=totals.time_s,
+        energy_j=totals.energy_j,
+    )
+
+
+def whole_steps(
+    reader: JobReader, job_id: str, num_ranks: int, *, after_step: int = -1
+) -> Iterator[WholeStep]:
+    """The job's steps after this one, rising; no more of them in memory than a piece."""
+    while True:
+        piece = reader.list_step_totals(job_id, after_step=after_step, limit=STEPS_A_PIECE)
+        for totals in piece:
+            yield whole_step(totals, num_ranks)
+        if len(piece) < STEPS_A_PIECE:
+            return
+        after_step = piece[-1].step
+
+
+def settled_steps(piece: Sequence[StepTotals], num_ranks: int) -> Sequence[StepTotals]:
+    """The first of these steps, up to one that ranks may still post.
+
+    Args:
+        piece: steps, rising.
+        num_ranks: of the job.
+    """
+    later_s = 0.0
+    num_settled = len(piece)
+    for position in range(len(piece) - 1, -1, -1):
+        num_later = len(piece) - 1 - position
+        is_given_up = num_later >= MOST_LATER or (
+            num_later >= _FEWEST_LATER and later_s >= GIVE_UP_S
+        )
+        if piece[position].num_ranks < num_ranks and not is_given_up:
+            num_settled = position
+        later_s += piece[position].time_s
+    return piece[:num_settled]
+
+
+def num_paired_steps(reader: JobReader, record: PlanRecord, num_ranks: int) -> int:
+    """Steps of either kind in the pairs that an interleaved version has measured so far."""
+    return PairedSteps(record, num_ranks).read(reader)
+
+
+class PairedSteps:
+    """Counts the pairs of one version, again and again; each settled step is read once.
+
+    Args:
+        record: the version.
+        num_ranks: of its job.
+    """
+
+    def __init__(self, record: PlanRecord, num_ranks: int) -> None:
+        self._record = record
+        self._num_ranks = num_ranks
+        kinds = step_kinds(record)
+        self._pairs = PairGathering(kinds)
+        self._is_over = record.first_step is None or not kinds.is_interleaved
+        # As in the savings, the first step is left out: clocks settle in it.
+        self._after_step = record.first_step or 0
+
+    def read(self, reader: JobReader) -> int:
+        """Steps of either kind in the pairs so far."""
+        while not self._is_over:
+            piece = reader.list_step_totals(
+                self._record.job_id, after_step=self._after_step, limit=STEPS_A_PIECE
+            )
+            settled = settled_steps(piece, self._num_ranks)
+            self._is_over = self._add_to(self._pairs, settled)
+            self._after_step = settled[-1].step if settled else self._after_step
+            if len(piece) < STEPS_A_PIECE:
+                return self._with(piece[len(settled) :])
+        return self._pairs.so_far().times_s.num_steps
+
+    def _with(self, unsettled: Sequence[StepTotals]) -> int:
+        """With the complete ones of these, which are read again the next time."""
+        pairs = copy.deepcopy(self._pairs) if unsettled else self._pairs
+        self._add_to(pairs, () if self._is_over else unsettled)
+        return pairs.so_far().times_s.num_steps
+
+    def _add_to(self, pairs: PairGathering, several: Iterable[StepTotals]) -> bool:
+        """Whether they go beyond the version."""
+        for step in (whole_step(totals, self._num_ranks) for totals in several):
+            if (step.version or 0) > self._record.version:
+                return True
+            is_good = step.is_complete and not step.is_mixed and not step.left_plan
+            if is_good and step.version == self._record.version:
+                pairs.add(step)
+        return False

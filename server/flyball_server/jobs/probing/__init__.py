@@ -1,0 +1,1 @@
+"""Online profiling of a running job."""

@@ -1,0 +1,180 @@
+"""What the store has of a job's online profiling: ranks, probe plans, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flyball_profiles.gpu_windows import GpuWindow
+from flyball_server.jobs.probing.probing_setup import probe_setup, probed_versions, stage_steps
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobRecord,
+    JobSpec,
+    PlanRecord,
+    RankRecord,
+    StepRecord,
+)
+from flyball_server.jobs.registry.inspection import newest_plan, require_plan
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
+
+# Of the newest steps some may still be without the last rank's measurement.
+_LOOK_BACK_STEPS = 8
+# How many steps the other ranks may be ahead of one that tells nothing, beyond the cycle.
+PATIENCE_STEPS = 200
+_SHOWN_RANKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbingRecord:
+    """Everything that the next move depends on.
+
+    Attributes:
+        versions: probe plans, oldest first.
+        observed: the stages' steps from the first version's first step on.
+        problem: why it cannot go on; None: it can.
+    """
+
+    spec: JobSpec
+    ranks: tuple[RankRecord, ...]
+    versions: tuple[ProbedVersion, ...]
+    observed: tuple[StageStep, ...]
+    problem: str | None = None
+
+    @property
+    def first_step(self) -> int | None:
+        """Of the first version; None: not named yet."""
+        return self.versions[0].first_step if self.versions else None
+
+    @property
+    def num_steps(self) -> int:
+        """Looked at so far."""
+        return len({step.step for step in self.observed})
+
+    def setup(self, gpu_table: Callable[[str], GpuWindow]) -> ProbeSetup:
+        """What is to be profiled.
+
+        Raises:
+            InvalidFieldError, GpuTableError, PlanningError: the job cannot be.
+        """
+        window = None if self.spec.gpu is None else gpu_table(self.spec.gpu)
+        return probe_setup(self.spec, self.ranks, window)
+
+
+def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
+    """The record, where there may be something to do; None: ranks or steps are awaited."""
+    ranks = reader.list_ranks(job.job_id)
+    if len(ranks) < job.in_force.num_ranks:
+        return None
+    # Only the newest one, as long as it is being measured: they are large.
+    newest = newest_plan(reader, job.job_id)
+    problem = None
+    has_started_over = _has_started_over(reader.list_activations(job.job_id)[-2:])
+    if newest is not None and not (has_started_over or _is_measured(reader, newest, len(ranks))):
+        problem = _silence(reader, newest, ranks)
+        if problem is None:
+            return None
+    plans = _since_last_start(probe_plans(reader, job.job_id))
+    return ProbingRecord(
+        spec=job.in_force,
+        ranks=ranks,
+        versions=probed_versions(plans),
+        observed=_observed(reader, job.job_id, ranks, plans),
+        problem=problem,
+    )
+
+
+def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
+    """The versions that measure the job, rising, since it was last planned."""
+    plans: list[PlanRecord] = []
+    for entry in reversed(reader.list_activations(job_id)):
+        record = require_plan(reader, job_id, entry.version)
+        if not isinstance(record.plan, ProbePlan):
+            break
+        plans.append(record)
+    return plans[::-1]
+
+
+def is_never_planned(reader: JobReader, job_id: str) -> bool:
+    """Whether all that the job's ranks were ever given was to measure it."""
+    return len(probe_plans(reader, job_id)) == len(reader.list_activations(job_id))
+
+
+def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
+    """The versions since the run last started over, at a lower step.
+
+    From there on it is measured anew, beginning with the highest clocks: what a run measured
+    before it was started over was perhaps on other machines.
+    """
+    first = 0
+    for number in range(1, len(plans)):
+        if _has_started_over(plans[number - 1 : number + 1]):
+            first = number
+    since = plans[first:]
+    return since if not first or _is_highest(since[0]) else since[1:]
+
+
+def _has_started_over(two: Sequence[PlanRecord | ActivationRecord]) -> bool:
+    """Whether the second of two versions holds from no later a step than the first."""
+    match [entry.first_step for entry in two]:
+        case [int(before), int(after)]:
+            return after <= before
+        case _:
+            return False
+
+
+def _is_highest(record: PlanRecord) -> bool:
+    """Whether each stage runs at one clock throughout, as the first version does."""
+    plan = record.plan
+    return isinstance(plan, ProbePlan) and all(
+        len(set(of_stage)) == 1 for row in plan.cycle_mhz for of_stage in row
+    )
+
+
+def _is_measured(reader: JobReader, newest: PlanRecord, num_ranks: int) -> bool:
+    """Whether all ranks have told of the last step of the newest version's cycle, or a later."""
+    if newest.first_step is None:
+        return False
+    last_step = newest.first_step + newest.cycle_length - 1
+    counts: dict[int, int] = {}
+    for record in _newest_steps(reader, newest):
+        counts[record.step] = counts.get(record.step, 0) + 1
+    return any(step >= last_step and count >= num_ranks for step, count in counts.items())
+
+
+def _silence(reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...]) -> str | None:
+    """Which ranks tell nothing while others have long passed the newest version's cycle."""
+    told = _newest_steps(reader, newest)
+    if newest.first_step is None or not told:
+        return None
+    waited_for = told[-1].step - (newest.first_step + newest.cycle_length)
+    if waited_for < PATIENCE_STEPS:
+        return None
+    silent = sorted({rank.rank for rank in ranks} - {record.rank for record in told})
+    names = ", ".join(map(str, silent[:_SHOWN_RANKS])) or "some"
+    return f"rank {names} told nothing of its steps while others ran {waited_for} more"
+
+
+def _newest_steps(reader: JobReader, newest: PlanRecord) -> tuple[StepRecord, ...]:
+    """Of the newest steps those that ran this version."""
+    return tuple(
+        record
+        for record in reader.list_newest_steps(newest.job_id, _LOOK_BACK_STEPS)
+        if record.plan_version == newest.version
+    )
+
+
+def _observed(
+    reader: JobReader, job_id: str, ranks: tuple[RankRecord, ...], plans: list[PlanRecord]
+) -> tuple[StageStep, ...]:
+    first_step = plans[0].first_step if plans else None
+    if first_step is None:
+        return ()
+    numbers = {plan.version for plan in plans}
+    newest = reader.list_newest_steps(job_id, 1)
+    steps = reader.list_steps(job_id, first_step, newest[-1].step + 1) if newest else ()
+    details = reader.list_step_details(job_id, first_step)
+    of_versions = [step for step in steps if step.plan_version in numbers]
+    return stage_steps(probed_versions(plans), ranks, of_versions, details)

@@ -1,0 +1,181 @@
+"""Comparisons: the version with steps at the highest clocks, and the plain plan after it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from flyball_server.jobs.control import Comparison, JobControl
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.measurements.step_reading import num_paired_steps
+from flyball_server.jobs.reconcile.triggers import open_comparison
+from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
+from flyball_server.jobs.registry.inspection import require_job, require_plan
+from flyball_server.jobs.savings.comparisons import PATIENCE, add_with_cycle, comparison_cycle
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.planning.probe_plan import ProbePlan
+
+_LOG = logging.getLogger(__name__)
+
+# Where counting steps takes longer than this, s, it pauses for so many times as long.
+_QUICK_S = 0.2
+_PAUSE_FACTOR = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pause:
+    """Until when not to count a job's steps.
+
+    Attributes:
+        of: when the job began; a new run under its name does not wait.
+        until_s: monotonic, s.
+    """
+
+    of: datetime
+    until_s: float
+
+
+_Pauses = dict[str, _Pause]
+
+
+class Comparing:
+    """The reaction that begins comparisons and ends them.
+
+    What it remembers, until when not to count the many steps of a large job again, saves time and
+    decides nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pauses: _Pauses = {}
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Begin a comparison, end it, or leave the job as it is."""
+        pauses = self._pauses
+        started_s = time.monotonic()
+        with services.store.reading() as reader:
+            job = reader.find_job(job_id)
+            if job is None or job.state in OVER:
+                pauses.pop(job_id, None)
+                return None
+            pause = pauses.get(job_id)
+            if pause and pause.of == job.created_at and started_s < pause.until_s:
+                return pause.until_s - started_s
+            situation = _situation(reader, job)
+            if situation is None or not _wants_change(reader, situation):
+                return _pause(pauses, job, started_s)
+        with services.store.writing(job_id) as writer:
+            is_same = _situation(writer, require_job(writer, job_id)) == situation
+            if is_same:
+                _LOG.info("job %s: %s", job_id, _change(services, writer, situation))
+        pauses.pop(job_id, None)
+        if is_same:
+            services.wake(job_id)
+        services.notice(job_id)
+        return None
+
+
+def _pause(pauses: _Pauses, job: JobRecord, started_s: float) -> float | None:
+    """When to look again, s, after a look that took long; None: after a change."""
+    took_s = time.monotonic() - started_s
+    if took_s <= _QUICK_S:
+        pauses.pop(job.job_id, None)
+        return None
+    pause_s = _PAUSE_FACTOR * took_s
+    pauses[job.job_id] = _Pause(of=job.created_at, until_s=started_s + took_s + pause_s)
+    return pause_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Situation:
+    """What a job's comparison is decided on.
+
+    Attributes:
+        running: the comparison, which is not over.
+        newest: of the job's plan versions.
+    """
+
+    job: JobRecord
+    control: JobControl
+    running: Comparison
+    newest: ActivationRecord
+
+
+def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
+    """How the job's comparison stands; None: it has none that is not over."""
+    control = reader.find_control(job.job_id)
+    running = open_comparison(control)
+    activations = reader.list_activations(job.job_id)
+    if running is None or not activations:
+        return None
+    return _Situation(
+        job=job,
+        control=control,
+        running=running,
+        newest=activations[-1],
+    )
+
+
+def _wants_change(reader: JobReader, situation: _Situation) -> bool:
+    running, newest = situation.running, situation.newest
+    if running.version is None:
+        return _can_be_compared(reader, situation)
+    return running.version != newest.version or _is_over(reader, situation)
+
+
+def _is_over(reader: JobReader, situation: _Situation) -> bool:
+    job_id, newest = situation.job.job_id, situation.newest
+    num_pairs = situation.running.num_pairs
+    if newest.first_step is None:
+        return False
+    # Of this version: a run that started over has left steps with higher numbers.
+    newest_step = reader.newest_step(
+        job_id, version=newest.version, after_step=newest.first_step - 1
+    )
+    if newest_step is None:
+        return False
+    num_steps = newest_step - newest.first_step
+    if num_steps < 2 * num_pairs:
+        return False
+    record = require_plan(reader, job_id, newest.version)
+    return (
+        num_steps >= PATIENCE * 2 * num_pairs + record.cycle_length
+        or num_paired_steps(reader, record, situation.job.in_force.num_ranks) >= num_pairs
+    )
+
+
+def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
+    """Whether the newest plan holds, and nothing else is about to change it."""
+    job, newest = situation.job, situation.newest
+    if newest.first_step is None or job.planned_revision != job.inputs_revision:
+        return False
+    record = require_plan(reader, job.job_id, newest.version)
+    return not isinstance(record.plan, ProbePlan) and record.report is not StepReport.INSTRUCTIONS
+
+
+def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> str:
+    """Do what the situation wants; what to say of it."""
+    running = situation.running
+    newest = require_plan(writer, situation.job.job_id, situation.newest.version)
+    if running.version is None:
+        cycle = comparison_cycle(running.num_pairs, newest.plan.iteration_time_s)
+        compared = add_with_cycle(services, writer, newest, baseline_cycle=cycle)
+        begun = replace(running, version=compared.version, of_version=newest.version)
+        _save(writer, situation, begun)
+        return f"plan {compared.version} compares plan {newest.version} with the highest clocks"
+    if running.version == newest.version:
+        plain = add_with_cycle(services, writer, newest, baseline_cycle=())
+        _save(writer, situation, replace(running, is_done=True))
+        return f"the comparison is over; plan {plain.version} is plan {running.of_version} again"
+    if newest.baseline_cycle:
+        # The run has started over, and the comparison's version was added again.
+        _save(writer, situation, replace(running, version=newest.version))
+        return f"the comparison goes on as plan {newest.version}"
+    _save(writer, situation, replace(running, is_done=True))
+    return f"plan {newest.version} has ended the comparison that ran as plan {running.version}"
+
+
+def _save(writer: JobWriter, situation: _Situation, comparison: Comparison) -> None:
+    writer.save_control(situation.control.evolve(comparison=comparison))

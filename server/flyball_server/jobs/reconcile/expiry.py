@@ -1,0 +1,90 @@
+"""Reaction: a job ends when its ranks have left, expires when nothing is heard of it for long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import datetime
+from typing import Literal
+
+from flyball_server.jobs.job_state import OVER, JobState
+from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign, living_state
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+
+_LOG = logging.getLogger(__name__)
+
+# Thousands of ranks are read at each look.
+SHORTEST_PERIOD_S = 5.0
+LONGEST_PERIOD_S = 600.0
+
+
+class Ageing:
+    """Moves jobs to `ended` and `expired`, and deletes those that were over for long enough."""
+
+    def __init__(self) -> None:
+        # What ranks said while no planner was there, none has heard.
+        self._began: datetime | None = None
+        # By job, when it was looked at last, monotonic s.
+        self._looked_s: dict[str, float] = {}
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """End, expire or delete the job where it is time."""
+        wait_s = self._looked_s.get(job_id, -SHORTEST_PERIOD_S) + SHORTEST_PERIOD_S
+        wait_s -= time.monotonic()
+        if wait_s > 0:
+            return wait_s
+        self._looked_s[job_id] = time.monotonic()
+        began = self._began = self._began or services.now()
+        with services.store.reading() as reader:
+            job = reader.find_job(job_id)
+            move = None if job is None else _due(services, reader, job, began)
+        if job is None:
+            self._looked_s.pop(job_id, None)
+            return None
+        if move is not None:
+            _make(services, job_id, began)
+        return LONGEST_PERIOD_S
+
+
+def _due(
+    services: JobServices, reader: JobReader, job: JobRecord, began: datetime
+) -> JobState | Literal["deleted"] | None:
+    """The state that the job is due for, or `deleted`; None: it stays as it is.
+
+    `began`: since when this planner hears ranks.
+    """
+    ranks, now, life = reader.list_ranks(job.job_id), services.now(), services.life
+    silence_s = (now - max(last_sign(job, ranks), began)).total_seconds()
+    is_expired = 0 < life.job_expiry_s < silence_s
+    have_left = bool(ranks) and all(rank.has_left for rank in ranks)
+    if job.state in OVER and any(not is_gone(rank, now, life) for rank in ranks):
+        return living_state(reader, job)
+    kept_s = life.job_retention_s
+    if job.state is JobState.EXPIRED:
+        kept_s += life.job_expiry_s
+    if job.state in OVER and life.job_retention_s > 0 and kept_s < silence_s:
+        return "deleted"
+    if is_expired and job.state is not JobState.EXPIRED:
+        return JobState.EXPIRED
+    return JobState.ENDED if have_left and job.state not in OVER else None
+
+
+def _make(services: JobServices, job_id: str, began: datetime) -> None:
+    """Make the move that is due, if it still is now that nothing can change."""
+    with services.store.writing(job_id) as writer:
+        job = writer.find_job(job_id)
+        move = None if job is None else _due(services, writer, job, began)
+        if job is None or move is None:
+            return
+        if isinstance(move, JobState):
+            writer.save_job(job.moved(move, problem=job.problem))
+            if move in OVER:
+                newest = writer.newest_step(job_id)
+                # Nobody will look at them again.
+                writer.drop_step_details(job_id, 0 if newest is None else newest + 1)
+        else:
+            writer.delete_job(job_id)
+    _LOG.info("job %s: %s", job_id, move)
+    services.wake(job_id)

@@ -1,0 +1,169 @@
+"""The threads on which the planner reacts: to what ranks measure, and to the time of day."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
+from flyball_server.jobs.reconcile.contract import Reaction
+from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
+from flyball_server.jobs.services import JobServices
+from flyball_server.log_context import about
+
+_LOG = logging.getLogger(__name__)
+
+# A job that is planned keeps its thread waiting; the solving itself is elsewhere. Some are left
+# for the reactions that plan nothing.
+NUM_THREADS = NUM_SLOTS + 2
+# Thousands of ranks post every step: a job is not looked at more often than this, s.
+SHORTEST_PAUSE_S = 0.1
+# Every job is looked at so often, s, as if it had changed: another planner on the store may have
+# ended between a change and what had to follow it.
+ROUND_S = 60.0
+# Another planner on the store is looking at the job, s.
+_ELSEWHERE_S = 1.0
+_STOP_TIMEOUT_S = 10.0
+_STORE_RETRY_S = 5.0
+# A condition cannot wait for centuries, and a reaction may ask for that.
+_LONGEST_WAIT_S = 600.0
+# No job has this name: all of them.
+_ALL = ""
+
+
+class Reactor:
+    """Calls the reactions for each job that was noticed, for one job on one thread at a time.
+
+    Of several planners on one store one looks at a job at a time.
+
+    Args:
+        reactions: called in this order for each job.
+        round_s: every so often all jobs count as noticed, s.
+    """
+
+    def __init__(self, reactions: Sequence[Reaction], *, round_s: float = ROUND_S) -> None:
+        self._reactions = tuple(reactions)
+        self._round_s = round_s
+        self._changed = threading.Condition()
+        # By job, when to look at it next, monotonic s.
+        self._due_s: dict[str, float] = {}
+        self._looked_s: dict[str, float] = {}
+        self._looked_at: set[str] = set()
+        self._is_stopping = False
+        self._threads: tuple[threading.Thread, ...] = ()
+
+    def notice(self, job_id: str) -> None:
+        """Something about the job has changed; from any thread, costs nothing."""
+        with self._changed:
+            soonest_s = self._looked_s.get(job_id, 0.0) + SHORTEST_PAUSE_S
+            self._be_due(job_id, max(time.monotonic(), soonest_s))
+
+    def notice_all(self) -> None:
+        """Anything may have changed; from any thread, costs nothing."""
+        with self._changed:
+            self._looked_s.clear()
+            self._be_due(_ALL, time.monotonic())
+
+    def start(self, services: JobServices) -> None:
+        """Look at all jobs that the store has, and from now on at those that change."""
+        self._is_stopping = False
+        self.notice_all()
+        self._threads = tuple(
+            threading.Thread(
+                target=self._run, args=(services,), name=f"flyball-reactor-{number}", daemon=True
+            )
+            for number in range(NUM_THREADS)
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End after the jobs that are being looked at, whose planning may take a while."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _be_due(self, job_id: str, due_s: float) -> None:
+        if due_s < self._due_s.get(job_id, float("inf")):
+            self._due_s[job_id] = due_s
+            self._changed.notify()
+
+    def _run(self, services: JobServices) -> None:
+        while (job_id := self._wait_for_job()) is not None:
+            try:
+                again_s = self._look(services, job_id)
+            except Exception:
+                _LOG.exception("job %s: not looked at", job_id)
+                again_s = _STORE_RETRY_S
+            self._end_look(job_id, again_s)
+
+    def _wait_for_job(self) -> str | None:
+        """The next job whose time has come, which nobody looks at; None: the end."""
+        with self._changed:
+            while not self._is_stopping:
+                now_s = time.monotonic()
+                waiting = self._due_s.keys() - self._looked_at
+                job_id = min(waiting, key=self._due_s.__getitem__, default=None)
+                if job_id is not None and self._due_s[job_id] <= now_s:
+                    del self._due_s[job_id]
+                    self._looked_s[job_id] = now_s
+                    self._looked_at.add(job_id)
+                    self._changed.notify()  # another may be due as well
+                    return job_id
+                wait_s = _LONGEST_WAIT_S if job_id is None else self._due_s[job_id] - now_s
+                self._changed.wait(min(wait_s, _LONGEST_WAIT_S))
+            return None
+
+    def _end_look(self, job_id: str, again_s: float | None) -> None:
+        with self._changed:
+            self._looked_at.discard(job_id)
+            if again_s is not None:
+                self._be_due(job_id, time.monotonic() + max(again_s, SHORTEST_PAUSE_S))
+            self._changed.notify()  # it may have been noticed meanwhile
+
+    def _look(self, services: JobServices, job_id: str) -> float | None:
+        """Look at one job, or at which there are; in how many seconds to do so again."""
+        try:
+            if job_id == _ALL:
+                return self._notice_all(services)
+            with services.store.turn(f"react {job_id}", waits=False) as is_mine, about(job=job_id):
+                return self._react(services, job_id) if is_mine else _ELSEWHERE_S
+        except JobsError as error:
+            what = "jobs are" if job_id == _ALL else f"job {job_id} is"
+            _LOG.warning("%s not looked at yet: %s", what, error.message)
+            return _STORE_RETRY_S
+
+    def _notice_all(self, services: JobServices) -> float:
+        """Look at every job once, one after the other within the round; at first at once."""
+        with services.store.reading() as reader:
+            job_ids = [job.job_id for job in reader.list_jobs()]
+        with self._changed:
+            now_s = time.monotonic()
+            for number, job_id in enumerate(job_ids):
+                is_new = job_id not in self._looked_s
+                wait_s = 0.0 if is_new else self._round_s * number / len(job_ids)
+                self._be_due(job_id, now_s + wait_s)
+            for gone in self._looked_s.keys() - {*job_ids, *self._due_s, _ALL}:
+                del self._looked_s[gone]
+        return self._round_s
+
+    def _react(self, services: JobServices, job_id: str) -> float | None:
+        asked_s: list[float] = []
+        for reaction in self._reactions:
+            try:
+                again_s = reaction(services, job_id)
+            except UnknownJobError:
+                return None  # deleted, or renamed
+            except JobsError as error:
+                _LOG.warning("job %s: %s", job_id, error.message)
+                asked_s += [_STORE_RETRY_S] if isinstance(error, StoreError) else []
+            except Exception:
+                _LOG.exception("job %s: a reaction failed", job_id)
+            else:
+                asked_s += [] if again_s is None else [again_s]
+        return min(asked_s, default=None)

@@ -1,0 +1,162 @@
+"""The reaction that profiles a job in its own training: probe, look, probe again, then plan."""
+
+from __future__ import annotations
+
+import logging
+
+from flyball_profiles.gpu_windows import GpuTableError
+from flyball_server.jobs.activation.plan_versions import add_version
+from flyball_server.jobs.control import ProfilingResult
+from flyball_server.jobs.errors import InvalidFieldError, JobsError
+from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plans, read_probing
+from flyball_server.jobs.probing.probing_setup import control_result
+from flyball_server.jobs.reconcile.triggers import is_probed, may_be_left_probing
+from flyball_server.jobs.records import JobRecord, StepReport
+from flyball_server.jobs.registry.inspection import newest_plan, require_job
+from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.profiling.moves import (
+    Finished,
+    KeepWatching,
+    Move,
+    Probe,
+    Refused,
+    easy_move,
+    next_move,
+)
+from flyball_server.profiling.observations import ProbeSetup
+
+_LOG = logging.getLogger(__name__)
+
+
+def probing(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
+    """Profile a job that is to be profiled online, one move further.
+
+    Once it is over, and there is no plan, the ranks go back to their highest clocks.
+    """
+    with services.store.reading() as reader:
+        job = require_job(reader, job_id)
+        record = read_probing(reader, job) if is_probed(job) else None
+        is_left_probing = _is_left_probing(reader, job_id)
+    if is_left_probing:
+        _back_to_highest(services, job_id)
+    if record is None:
+        return None
+    try:
+        setup = record.setup(services.gpu_window)
+    except (InvalidFieldError, PlanningError, GpuTableError) as error:
+        _refuse(services, job, str(error), record)
+        return None
+    with slots.taken() as is_free:
+        if not is_free:
+            return LOOK_AGAIN_S
+        try:
+            move = _next_move(services, job, setup, record)
+        except SupersededError:
+            services.notice(job_id)
+            return None
+    _make(services, job, record, setup, move)
+    return None
+
+
+def _next_move(
+    services: JobServices, job: JobRecord, setup: ProbeSetup, record: ProbingRecord
+) -> Move:
+    if record.problem is not None:
+        return Refused(problem=record.problem)
+    try:
+        easy = easy_move(setup, record.versions, record.observed)
+        return easy or solve(services, job, next_move, setup, record.versions, record.observed)
+    except (JobsError, SupersededError):
+        raise
+    except Exception:
+        # It would fail again at each look, and the ranks go on probing.
+        _LOG.exception("job %s: profiling failed", job.job_id)
+        return Refused(problem="it failed inside the planner, whose log says why")
+
+
+def _make(
+    services: JobServices, job: JobRecord, record: ProbingRecord, setup: ProbeSetup, move: Move
+) -> None:
+    if isinstance(move, Probe):
+        _publish(services, job, move.plan, record)
+    elif isinstance(move, KeepWatching):
+        _LOG.debug("job %s: %d more steps to be measured", job.job_id, move.num_steps)
+    elif isinstance(move, Finished):
+        _finish(services, job, setup, move)
+    else:
+        _refuse(services, job, move.problem, record)
+
+
+def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: ProbingRecord) -> None:
+    with services.store.writing(job.job_id) as writer:
+        now = _still_unprofiled(writer, job)
+        if now is None:
+            return
+        if now.state is JobState.AWAITING_PROFILE:
+            writer.save_job(now.moved(JobState.PROFILING))
+        version = add_version(services, writer, job.job_id, plan, report=StepReport.CLOCKS).version
+        progress = ProfilingResult(state="probing", num_steps=record.num_steps)
+        writer.save_control(writer.find_control(job.job_id).evolve(profiling=progress))
+    services.wake(job.job_id)
+    _LOG.info("job %s: version %d probes in %d steps", job.job_id, version, plan.num_steps)
+
+
+def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Finished) -> None:
+    """Keep what was found; reaction `replanning` plans from it."""
+    with services.store.writing(job.job_id) as writer:
+        now = _still_unprofiled(writer, job)
+        if now is None:
+            return
+        result = control_result(move.result)
+        writer.save_profile(job.job_id, move.result.profile(setup))
+        writer.save_control(writer.find_control(job.job_id).evolve(profiling=result))
+        writer.save_job(now.with_change(JobInput.PROFILE))
+    services.notice(job.job_id)
+    _LOG.info("job %s: profiled in %d steps", job.job_id, result.num_steps)
+
+
+def _refuse(services: JobServices, job: JobRecord, problem: str, record: ProbingRecord) -> None:
+    with services.store.writing(job.job_id) as writer:
+        now = _still_unprofiled(writer, job)
+        if now is None:
+            return
+        result = ProfilingResult(state="refused", problem=problem, num_steps=record.num_steps)
+        writer.save_control(writer.find_control(job.job_id).evolve(profiling=result))
+        writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=f"profiling: {problem}"))
+    _LOG.warning("job %s: profiling refused: %s", job.job_id, problem)
+    _back_to_highest(services, job.job_id)
+
+
+def _is_left_probing(reader: JobReader, job_id: str) -> bool:
+    """Whether the ranks of a job that could not be planned still probe."""
+    if not may_be_left_probing(require_job(reader, job_id)):
+        return False
+    newest = newest_plan(reader, job_id)
+    return (
+        newest is not None
+        and isinstance(newest.plan, ProbePlan)
+        and newest.report is not StepReport.TOTALS
+    )
+
+
+def _back_to_highest(services: JobServices, job_id: str) -> None:
+    """Where ranks are left probing, end that with a last version."""
+    with services.store.writing(job_id) as writer:
+        if not _is_left_probing(writer, job_id):
+            return
+        # The first one is all at the highest clocks.
+        add_version(services, writer, job_id, probe_plans(writer, job_id)[0].plan)
+    services.wake(job_id)
+
+
+def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
+    """The job as it stands; None: meanwhile it was changed, or somebody has put a profile."""
+    now = require_job(writer, job.job_id)
+    is_same = is_probed(now) and is_same_work(job, now)
+    return now if is_same and not writer.has_profile(job.job_id) else None

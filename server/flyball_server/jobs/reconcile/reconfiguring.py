@@ -1,0 +1,163 @@
+"""EnvPipe's loop: a next version with raised clocks, as long as measured waits ask for one.
+
+What it has done so far is in the versions themselves: those that still have to be looked at ask
+the ranks for their instructions, the last one for totals.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from flyball_server.jobs.activation.plan_versions import add_version
+from flyball_server.jobs.measurements.observation_windows import complete_steps, measured_looks
+from flyball_server.jobs.reconcile.triggers import is_reconfigured
+from flyball_server.jobs.records import JobRecord, PlanRecord, StepReport
+from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
+from flyball_server.jobs.replanning.plan_request import plan_request
+from flyball_server.jobs.replanning.solve import is_same_work
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.measured_pipeline import MeasuredPipeline
+from flyball_server.planning.model.pipeline_model import Assignment
+from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import planned_stages
+from flyball_server.planning.policies.measured_reconfigure import (
+    Decision,
+    MeasuredLoop,
+    decide,
+)
+from flyball_server.planning.policies.reconfigure import reconfigure
+
+_LOG = logging.getLogger(__name__)
+
+STEPS_PER_LOOK = 2
+# Steps on one version that all ranks measured; after so many without a look none will come.
+PATIENCE_STEPS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Round:
+    """A version that is in force, and what was measured on it.
+
+    Attributes:
+        plan: what the version runs.
+        assignment: its clocks.
+        is_hopeless: it was run for long, and nothing of it can be looked at.
+    """
+
+    job: JobRecord
+    record: PlanRecord
+    plan: FrequencyPlan
+    loop: MeasuredLoop
+    assignment: Assignment
+    looks: list[MeasuredPipeline]
+    is_hopeless: bool
+
+
+def reconfiguring(services: JobServices, job_id: str) -> None:
+    """The reaction for jobs whose `adaptation` is `reconfigure`.
+
+    Where waits cannot be had, the profile's own times decide once, as they do for jobs that
+    adapt to nothing.
+    """
+    with services.store.reading() as reader:
+        this = _round(services, reader, job_id)
+    if this is None:
+        return
+    if this.is_hopeless:
+        _raise_by_profile(services, this, "its ranks post no instructions as they were planned")
+        return
+    try:
+        decision = decide(this.loop, this.assignment, this.looks)
+    except PlanningError as error:
+        _raise_by_profile(services, this, error.message)
+        return
+    _act(services, this, decision)
+
+
+def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
+    """What there is to decide on; None: the job is not one to reconfigure, or not now."""
+    job = require_job(reader, job_id)
+    if not is_reconfigured(job):
+        return None  # other jobs cost no more than this one read
+    record = newest_plan(reader, job_id)
+    if record is None:
+        return None
+    plan = record.plan
+    is_open = record.report is StepReport.INSTRUCTIONS and not record.baseline_cycle
+    is_current = record.first_step is not None and job.planned_revision == job.inputs_revision
+    if not (is_open and is_current and isinstance(plan, FrequencyPlan)):
+        return None
+    profile = reader.find_profile(job_id)
+    if profile is None:
+        return None
+    request = plan_request(job.in_force, profile, services.gpu_window, reader.find_control(job_id))
+    model, assignment = model_of_plan(profile, plan)
+    loop = MeasuredLoop(
+        model=model,
+        manner=job.in_force.reconfigure,
+        granularity_mhz=request.reconfigure_granularity_mhz,
+    )
+    looks = measured_looks(
+        reader, record, model, steps_per_look=STEPS_PER_LOOK, most_looks=loop.finish_limit
+    )
+    return _Round(
+        job=job,
+        record=record,
+        plan=plan,
+        loop=loop,
+        assignment=assignment,
+        looks=looks,
+        is_hopeless=not looks and _num_measured(reader, record) >= PATIENCE_STEPS,
+    )
+
+
+def _num_measured(reader: JobReader, record: PlanRecord) -> int:
+    num_ranks = len(reader.list_ranks(record.job_id))
+    first_step = (record.first_step or 0) + 1
+    return len(complete_steps(reader, record, num_ranks, first_step=first_step))
+
+
+def _act(services: JobServices, this: _Round, decision: Decision) -> None:
+    if decision.raised is not None:
+        num_raised = sum(map(int.__gt__, this.assignment, decision.raised))
+        why = f"{num_raised} instructions raised on the measured critical path"
+        _publish(services, this, decision.raised, StepReport.INSTRUCTIONS, why)
+    elif decision.is_finished:
+        why = "nothing is left to raise on the measured critical path"
+        _publish(services, this, this.assignment, StepReport.TOTALS, why)
+
+
+def _raise_by_profile(services: JobServices, this: _Round, why: str) -> None:
+    loop = this.loop
+    raised = reconfigure(loop.model, this.assignment, loop.manner, loop.granularity_mhz)
+    _LOG.warning("job %s: %s; the profile decides which clocks to raise", this.job.job_id, why)
+    _publish(services, this, raised, StepReport.TOTALS, "reconfigured by the profile")
+
+
+def _publish(
+    services: JobServices, this: _Round, assignment: Assignment, report: StepReport, why: str
+) -> None:
+    """Add the version, unless the job has another one by now."""
+    predicted = simulate(this.loop.model, assignment)
+    plan = replace(
+        this.plan,
+        reconfigure=this.loop.manner,
+        iteration_time_s=predicted.iteration_time_s,
+        energy_j=predicted.energy_j,
+        stages=planned_stages(this.loop.model, assignment),
+    )
+    job_id = this.job.job_id
+    with services.store.writing(job_id) as writer:
+        now = require_job(writer, job_id)
+        newest = newest_version(writer.list_activations(job_id))
+        if not is_same_work(this.job, now) or newest != this.record.version:
+            return
+        record = add_version(services, writer, job_id, plan, report=report)
+    services.wake(job_id)
+    services.notice(job_id)
+    _LOG.info("job %s: plan %d: %s", job_id, record.version, why)

@@ -1,0 +1,44 @@
+"""Targets by the time of day: the one that holds now is in force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.replanning.planning_slots import PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.update_and_replan import steer
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.timetable import next_change, target_at
+
+# A clock that is set while the planner runs is noticed after so long at the latest, s.
+LONGEST_PAUSE_S = 600.0
+_NO_TARGET = ""
+
+
+def timetabled(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
+    """The reaction that brings a timetable's target in force, and takes it back."""
+    now = services.now()
+
+    def changed(job: JobRecord, control: JobControl) -> JobControl:
+        del job
+        held = _NO_TARGET
+        if control.timetable is not None:
+            held = target_at(control.timetable, _NO_TARGET, now)
+        return control.evolve(in_force=replace(control.in_force, target=held or None))
+
+    with services.store.reading() as reader:
+        job, control = require_job(reader, job_id), reader.find_control(job_id)
+    if job.state in OVER:
+        return None
+    wanted = changed(job, control)
+    if wanted != control:
+        target = wanted.in_force.target or "its own target"
+        with slots.steering(services) as steering:
+            steer(steering, job_id, changed, f"by its timetable wanted for {target}")
+    if control.timetable is None:
+        return None
+    change = next_change(control.timetable, now)
+    return None if change is None else min(LONGEST_PAUSE_S, (change - now).total_seconds())

@@ -1,0 +1,1 @@
+"""Use cases of registration: jobs, ranks, profiles, targets."""

@@ -1,0 +1,73 @@
+"""Use cases that change what a job is planned from: its profile, its target."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.job_state import JobInput
+from flyball_server.jobs.records import JobSpec
+from flyball_server.jobs.registry.inspection import JobSummary, require_job
+from flyball_server.jobs.replanning.plan_request import check_spec
+from flyball_server.jobs.replanning.planning_turn import plan_if_needed
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.stragglers.reports import forget_measured_paces
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetUpdate:
+    """How to plan from now on; None leaves a part as it is."""
+
+    policy: str | None = None
+    reconfigure: str | None = None
+    target: str | None = None
+    effort: str | None = None
+
+    def applied_to(self, spec: JobSpec) -> JobSpec:
+        """The specification with the parts that are given."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return spec.evolve(**given)
+
+
+def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> JobSummary:
+    """Plan the job from this profile; the same profile again makes no new version.
+
+    Raises:
+        UnknownJobError: no such job.
+        InvalidFieldError: the profile is of another number of stages.
+        PlanningFailedError: the profile is kept, but the planner cannot use it for this job.
+    """
+    with services.store.writing(job_id) as writer:
+        job = require_job(writer, job_id)
+        if profile.num_stages != job.in_force.num_stages:
+            raise InvalidFieldError(
+                "profile",
+                f"has {profile.num_stages} stages, but the job has {job.in_force.num_stages}",
+            )
+        if writer.find_profile(job_id) != profile:
+            writer.save_profile(job_id, profile)
+            forget_measured_paces(services, writer, job_id)
+            writer.save_job(job.with_change(JobInput.PROFILE))
+    return plan_if_needed(services, job_id, JobInput.PROFILE)
+
+
+def change_target(services: JobServices, job_id: str, update: TargetUpdate) -> JobSummary:
+    """Plan the job like this from now on; the same again makes no new version.
+
+    Raises:
+        UnknownJobError: no such job.
+        InvalidFieldError: an unknown name.
+        PlanningFailedError: the target is kept, but no plan meets it; the older plan holds.
+    """
+    with services.store.writing(job_id) as writer:
+        job = require_job(writer, job_id)
+        spec = update.applied_to(job.in_force)
+        if spec != job.in_force:
+            check_spec(spec, services.gpu_window)
+            changed = job.with_change(JobInput.TARGET, in_force=spec)
+            if not writer.has_profile(job_id):
+                # That profiling was refused stands until there is something to plan from.
+                changed = changed.evolve(problem=job.problem)
+            writer.save_job(changed)
+    return plan_if_needed(services, job_id, JobInput.TARGET)

@@ -1,0 +1,145 @@
+"""Use cases that only look: one job, all jobs, their plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyball_server.jobs.errors import UnknownJobError, UnknownPlanError, UnknownRankError
+from flyball_server.jobs.lifecycle.job_life import job_notes
+from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, RankRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSummary:
+    """A job with its ranks and what has become of its plans.
+
+    Attributes:
+        newest_version: of its plans; None: none yet.
+        active_version: the newest whose first step is named; None: none yet.
+        activations: of all its versions, rising.
+    """
+
+    job: JobRecord
+    ranks: tuple[RankRecord, ...]
+    newest_version: int | None
+    active_version: int | None
+    activations: tuple[ActivationRecord, ...] = ()
+
+
+def get_job(services: JobServices, job_id: str) -> JobSummary:
+    """One job.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.reading() as reader:
+        return summarise(reader, require_job(reader, job_id))
+
+
+def list_jobs(services: JobServices) -> tuple[JobSummary, ...]:
+    """All jobs in the order of their creation."""
+    with services.store.reading() as reader:
+        return tuple(summarise(reader, job) for job in reader.list_jobs())
+
+
+def list_plans(services: JobServices, job_id: str) -> tuple[PlanRecord, ...]:
+    """All versions of a job's plan, rising.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        return reader.list_plans(job_id)
+
+
+def get_plan(services: JobServices, job_id: str, version: int) -> PlanRecord:
+    """One version of a job's plan.
+
+    Raises:
+        UnknownJobError: no such job.
+        UnknownPlanError: no such version.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        return require_plan(reader, job_id, version)
+
+
+def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
+    """The job with its ranks and versions, read in the same transaction."""
+    activations = reader.list_activations(job.job_id)
+    active = [entry.version for entry in activations if entry.first_step is not None]
+    return JobSummary(
+        job=job,
+        ranks=reader.list_ranks(job.job_id),
+        newest_version=newest_version(activations),
+        active_version=max(active, default=None),
+        activations=activations,
+    )
+
+
+def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
+    """What the job waits for and what is odd about it, a line each; for people."""
+    return job_notes(
+        summary.job,
+        summary.ranks,
+        summary.activations,
+        now=services.now(),
+        times=services.life,
+    )
+
+
+def newest_version(activations: tuple[ActivationRecord, ...]) -> int | None:
+    """The highest of these versions; None where there is none."""
+    return max((entry.version for entry in activations), default=None)
+
+
+def newest_plan(reader: JobReader, job_id: str) -> PlanRecord | None:
+    """The newest version of a job's plan; None: it has none."""
+    version = newest_version(reader.list_activations(job_id))
+    return None if version is None else require_plan(reader, job_id, version)
+
+
+def require_job(reader: JobReader, job_id: str) -> JobRecord:
+    """The job.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    job = reader.find_job(job_id)
+    if job is None:
+        raise UnknownJobError(job_id=job_id)
+    return job
+
+
+def require_plan(reader: JobReader, job_id: str, version: int) -> PlanRecord:
+    """The version of a job's plan.
+
+    Raises:
+        UnknownPlanError: no such version.
+    """
+    plan = reader.find_plan(job_id, version)
+    if plan is None:
+        raise UnknownPlanError(job_id=job_id, version=version)
+    return plan
+
+
+def require_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord:
+    """The rank of a job.
+
+    Raises:
+        UnknownJobError: no such job.
+        UnknownRankError: no such rank in it.
+    """
+    require_job(reader, job_id)
+    record = find_rank(reader, job_id, rank)
+    if record is None:
+        raise UnknownRankError(job_id=job_id, rank=rank)
+    return record
+
+
+def find_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord | None:
+    """The rank of a job, or None."""
+    return next(iter(reader.find_ranks(job_id, (rank,))), None)

@@ -1,0 +1,212 @@
+"""Use cases of making known: a job, its ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from flyball_server.jobs.bounds import check_count
+from flyball_server.jobs.called_ranks import CalledRanks
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    JobsError,
+    RegistrationConflictError,
+    UnknownJobError,
+    WrongStateError,
+)
+from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.lifecycle.job_life import come_back, is_silent
+from flyball_server.jobs.probing.probing_record import is_never_planned
+from flyball_server.jobs.records import LAYOUT_FIELDS, JobRecord, JobSpec, RankRecord
+from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
+from flyball_server.jobs.registry.launch import Launch, check_not_over, check_run, check_run_id
+from flyball_server.jobs.registry.new_run import can_begin_anew, new_run
+from flyball_server.jobs.replanning.plan_request import check_spec
+from flyball_server.jobs.replanning.planning_turn import plan_if_needed
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader, JobWriter
+
+_LOG = logging.getLogger(__name__)
+_UNTOLD = Launch()
+
+
+def register_job(
+    services: JobServices, job_id: str, spec: JobSpec, launch: Launch = _UNTOLD
+) -> tuple[JobSummary, bool]:
+    """Make a job known; the same again changes nothing.
+
+    A job of which nothing has been planned yet may be registered anew with other values; one
+    whose online profiling was refused, to wait for a profile that is put. Where all ranks of a
+    job are gone, or its launcher has started it again, other values begin a new run under its
+    name, and the old one is kept under another.
+
+    Returns:
+        The job, and whether it is new.
+
+    Raises:
+        InvalidFieldError: a value cannot be used.
+        RegistrationConflictError: the job is planned, or has ranks, that do not fit.
+        OtherRunError: its launcher has started it again since this start.
+        PlanningFailedError: its profile was there already, and planning it so failed.
+    """
+    check_spec(spec, services.gpu_window)
+    with services.store.writing(job_id) as writer:
+        job = writer.find_job(job_id)
+        if job is None:
+            created = launch.noted_in(
+                JobRecord(job_id=job_id, registered=spec, in_force=spec, created_at=services.now())
+            )
+            writer.save_job(created)
+            return summarise(writer, created), True
+        is_new = False
+        check_not_over(job, launch)
+        # A rank that restarts sends what it first sent, whatever the target has become since.
+        if spec not in (job.registered, job.in_force):
+            is_new = _register_otherwise(services, writer, job, spec, launch)
+        elif launch.noted_in(job) != job:
+            writer.save_job(launch.noted_in(job))
+    return plan_if_needed(services, job_id, JobInput.REGISTRATION), is_new
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownRank:
+    """A rank as it is known, and the run of its job that it belongs to."""
+
+    record: RankRecord
+    run_id: str
+
+
+def register_together(
+    services: JobServices, job_id: str, ranks: Sequence[tuple[RankRecord, Launch]]
+) -> tuple[KnownRank | JobsError, ...]:
+    """Make ranks of a job known, in one transaction.
+
+    A rank that registers again starts without a plan, and the newest registration of a rank is
+    the one that holds. A job that was over comes back.
+
+    Returns:
+        For each: the rank as it is known, or why it is not.
+    """
+    outcomes: list[KnownRank | JobsError] = []
+    with services.store.writing(job_id) as writer:
+        known = CalledRanks(writer, job_id, (rank.rank for rank, _ in ranks))
+        job = known.job
+        if job is None:
+            return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
+        for rank, launch in ranks:
+            try:
+                record = _take_rank(services, known, job, rank, launch)
+                outcomes.append(KnownRank(record=record, run_id=job.run_id))
+            except (WrongStateError, InvalidFieldError) as error:
+                outcomes.append(error)
+        known.save(writer)
+        returned = come_back(writer, job)
+        if returned != job and not all(isinstance(outcome, JobsError) for outcome in outcomes):
+            writer.save_job(returned)
+    services.notice(job_id)
+    return tuple(outcomes)
+
+
+def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None = None) -> None:
+    """A rank's training is over; what it measured stays. Any number of times.
+
+    Raises:
+        UnknownJobError: no such job.
+        OtherRunError: a new run of the job has begun.
+    """
+    with services.store.writing(job_id) as writer:
+        check_run_id(require_job(writer, job_id), run_id)
+        known = find_rank(writer, job_id, rank)
+        if known is None or known.has_left:
+            return
+        writer.save_ranks([known.evolve(has_left=True, last_seen_at=services.now())])
+    services.notice(job_id)
+
+
+def _take_rank(
+    services: JobServices, known: CalledRanks, job: JobRecord, rank: RankRecord, launch: Launch
+) -> RankRecord:
+    check_run(job, launch)
+    _check_place(rank, job.in_force)
+    _tell_if_taken_over(services, known.find(rank.rank), rank)
+    taken = rank.evolve(last_seen_at=services.now(), has_left=False)
+    known.change(taken)
+    return taken
+
+
+def _check_place(rank: RankRecord, spec: JobSpec) -> None:
+    if rank.rank >= spec.num_ranks:
+        raise InvalidFieldError("rank", f"must be 0 to {spec.num_ranks - 1}, not {rank.rank}")
+    if rank.stage >= spec.num_stages:
+        raise InvalidFieldError("stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}")
+    # Each stage has a rank at least, and the others may all be of this one.
+    most_of_stage = spec.num_ranks - spec.num_stages
+    for field in LAYOUT_FIELDS:
+        check_count(field, getattr(rank, field), most=most_of_stage)
+
+
+def _tell_if_taken_over(services: JobServices, before: RankRecord | None, now: RankRecord) -> None:
+    """Two processes that both think they are this rank would take its place in turns."""
+    if before is None or before.has_left or is_silent(before, services.now(), services.life):
+        return
+    if (before.host, before.gpu_uuid) != (now.host, now.gpu_uuid):
+        _LOG.warning(
+            "job %s: rank %d registers from %s, and was heard of from %s lately; the newest holds",
+            now.job_id,
+            now.rank,
+            now.host,
+            before.host,
+        )
+
+
+def _register_otherwise(
+    services: JobServices, writer: JobWriter, job: JobRecord, spec: JobSpec, launch: Launch
+) -> bool:
+    """Take other values for a job that is known; whether that is a new run of it."""
+    conflict = _conflict(writer, job, spec)
+    if conflict is None:
+        _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
+        return False
+    if not (launch.is_restart_of(job) or can_begin_anew(services, writer, job)):
+        raise RegistrationConflictError(job_id=job.job_id, field=conflict)
+    new_run(services, writer, job, launch.noted_in(job.evolve(registered=spec, in_force=spec)))
+    return True
+
+
+def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
+    """The field that what is known of the job does not fit; None: it may be registered anew."""
+    if not _can_be_registered_anew(reader, job, spec):
+        return next(
+            field.name
+            for field in fields(spec)
+            if getattr(spec, field.name) != getattr(job.in_force, field.name)
+        )
+    for rank in reader.list_ranks(job.job_id):
+        if rank.rank >= spec.num_ranks:
+            return "num_ranks"
+        if rank.stage >= spec.num_stages:
+            return "num_stages"
+    return None
+
+
+def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
+    changed_job = job.with_change(JobInput.REGISTRATION, in_force=spec).evolve(registered=spec)
+    profile = writer.find_profile(job.job_id)
+    if profile is None or profile.num_stages != spec.num_stages:
+        # The profile is of another pipeline now; what is left is to wait for the right one.
+        writer.delete_profile(job.job_id)
+        if job.state is JobState.PLANNING_FAILED:
+            changed_job = changed_job.moved(JobState.AWAITING_PROFILE)
+    writer.save_job(changed_job)
+
+
+def _can_be_registered_anew(reader: JobReader, job: JobRecord, spec: JobSpec) -> bool:
+    """Whether its ranks have been given nothing, or measuring it was refused.
+
+    Then somebody puts the profile: to measure it again takes a job of its own.
+    """
+    if not reader.list_activations(job.job_id):
+        return True
+    is_refused = job.state is not JobState.PROFILING and is_never_planned(reader, job.job_id)
+    return is_refused and not spec.is_profiled_online

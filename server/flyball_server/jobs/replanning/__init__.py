@@ -1,0 +1,1 @@
+"""Planning of a stored job and its publication."""

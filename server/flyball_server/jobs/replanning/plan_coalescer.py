@@ -1,0 +1,66 @@
+"""Plannings that calls wait for: in the event loop, not in threads that other calls need."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+from anyio import CapacityLimiter, to_thread
+
+from flyball_server.jobs.job_state import JobInput
+from flyball_server.jobs.registry.inspection import JobSummary
+from flyball_server.jobs.replanning.planning_turn import is_planned, plan_if_needed
+from flyball_server.jobs.services import JobServices
+
+# Jobs that calls have planned at once; a thread each, which waits for its solve.
+_MAX_JOBS = 64
+
+
+class Plannings:
+    """Plans jobs for whoever has changed their inputs; for the event loop's own thread.
+
+    Of the calls that wait for the same planning only one has a thread.
+
+    Attributes:
+        storing: services whose use cases store a change and leave the planning to `planned`.
+    """
+
+    def __init__(self, services: JobServices) -> None:
+        self.storing = replace(services, plans_at_once=False)
+        self._services = services
+        self._limiter = CapacityLimiter(_MAX_JOBS)
+        self._running: dict[tuple[str, JobInput], asyncio.Task[JobSummary]] = {}
+
+    async def planned(self, stored: JobSummary, asked_by: JobInput) -> JobSummary:
+        """The job, planned from what the caller has stored or from what came later.
+
+        Args:
+            stored: the job after the change.
+            asked_by: the input that was changed.
+
+        Raises:
+            PlanningFailedError, UnknownJobError, PlanningStoppedError: as for `plan_if_needed`.
+        """
+        if is_planned(stored):
+            return stored
+        key = (stored.job.job_id, asked_by)
+        earlier = self._running.get(key)
+        if earlier is not None:
+            # It may have looked at the job before the change; one that begins after it has not.
+            await asyncio.wait({earlier})
+        task = self._running.get(key) or self._begin(key)
+        return await asyncio.shield(task)
+
+    def _begin(self, key: tuple[str, JobInput]) -> asyncio.Task[JobSummary]:
+        planning = partial(plan_if_needed, self._services, *key)
+        task = asyncio.create_task(to_thread.run_sync(planning, limiter=self._limiter))
+        self._running[key] = task
+        task.add_done_callback(partial(self._end, key))
+        return task
+
+    def _end(self, key: tuple[str, JobInput], task: asyncio.Task[JobSummary]) -> None:
+        if self._running.get(key) is task:
+            del self._running[key]
+        if not task.cancelled():
+            task.exception()  # whoever waited may have gone

@@ -1,0 +1,43 @@
+"""Any kind of plan that a job can have, as plain data: how plans are stored and shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flyball_server.jobs.records import AnyPlan
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_document,
+    data_parallel_plan_from_document,
+    is_data_parallel,
+    plan_document,
+    plan_from_document,
+)
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.probe_plan import (
+    ProbePlan,
+    is_probe,
+    probe_document,
+    probe_from_document,
+)
+
+
+def any_plan_document(plan: AnyPlan, *, solve_s: float) -> dict[str, Any]:
+    """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
+    if isinstance(plan, ProbePlan):
+        return {**probe_document(plan), "solve_s": solve_s}
+    if isinstance(plan, FrequencyPlan):
+        return plan_document(plan, solve_s=solve_s)
+    return data_parallel_document(plan, solve_s=solve_s)
+
+
+def any_plan_from_document(document: object) -> AnyPlan:
+    """The plan that `any_plan_document` wrote.
+
+    Raises:
+        PlanningError: the document is not a plan; `field` says where.
+    """
+    if is_probe(document):
+        return probe_from_document(document)
+    if is_data_parallel(document):
+        return data_parallel_plan_from_document(document)
+    return plan_from_document(document)

@@ -1,0 +1,192 @@
+"""From a job's specification to what the planner is asked, and checks that need no profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.control import InForce, JobControl
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.probing.probing_setup import probing_schedule
+from flyball_server.jobs.records import (
+    ADAPT_FRONTIER,
+    ADAPT_RECONFIGURE,
+    ADAPTATIONS,
+    PROFILINGS,
+    JobSpec,
+)
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import build_dag
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_server.planning.request_options import (
+    DEFAULT_POLICY,
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+)
+from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
+from flyball_server.planning.schedules import SCHEDULES
+from flyball_server.planning.schedules._base import ActivationMemory
+from flyball_server.planning.schedules.explicit import (
+    EXPLICIT,
+    explicit_order,
+    schedule_of_order,
+)
+from flyball_server.planning.schedules.gpipe import check_checkpoint
+
+GpuTable = Callable[[str], GpuWindow]
+
+
+def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
+    """Refuse now what can be told before the profile has come: names, power, an order.
+
+    Raises:
+        InvalidFieldError: an unknown name, or no blocking power.
+    """
+    if is_auto(spec.schedule):
+        _check_candidates(spec)
+    else:
+        _check_name("schedule", spec.schedule, (*SCHEDULES, AUTO))
+    _check_name("policy", DEFAULT_POLICY if spec.policy is None else spec.policy, POLICIES)
+    _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
+    _check_name("effort", spec.effort, tuple(Effort))
+    _check_name("profiling", spec.profiling, PROFILINGS)
+    _check_adaptation(spec)
+    window = _window(spec, gpu_table)
+    if not spec.is_profiled_online:
+        _blocking_power_w(spec, window, None)
+    _check_order(spec)
+    _check_checkpoint(spec)
+    if spec.is_profiled_online:
+        probing_schedule(spec)
+
+
+def _check_adaptation(spec: JobSpec) -> None:
+    _check_name("adaptation", spec.adaptation, ADAPTATIONS)
+    policy = spec.policy or DEFAULT_POLICY
+    if spec.adaptation == ADAPT_RECONFIGURE and policy != "envelope":
+        raise InvalidFieldError(
+            "adaptation", f"reconfigure raises clocks of policy envelope, not of {policy}"
+        )
+    if spec.adaptation == ADAPT_FRONTIER and policy != "frontier":
+        raise InvalidFieldError(
+            "adaptation", f"frontier plans with policy frontier, not with {policy}"
+        )
+
+
+def _check_checkpoint(spec: JobSpec) -> None:
+    try:
+        check_checkpoint(spec.schedule, spec.checkpoint)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from None
+
+
+def _check_candidates(spec: JobSpec) -> None:
+    if spec.policy not in {None, "frontier"}:
+        raise InvalidFieldError("schedule", "auto compares frontiers; policy must be frontier")
+    try:
+        candidate_schedules(spec.schedule)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from None
+
+
+def _check_order(spec: JobSpec) -> None:
+    """Whether the order of schedule `explicit` is complete and runs to its end."""
+    if (spec.order is None) is (spec.schedule == EXPLICIT):
+        raise InvalidFieldError("order", f"give it with schedule {EXPLICIT}, and with no other")
+    if spec.order is None:
+        return
+    try:
+        order = explicit_order(spec.order, spec.virtual_stages)
+        build_dag(schedule_of_order(order, spec.num_microbatches))
+    except PlanningError as error:
+        field = "order" if error.field == "schedule" else error.field
+        raise InvalidFieldError(field, error.message) from None
+
+
+def plan_request(
+    spec: JobSpec, profile: StageProfile, gpu_table: GpuTable, control: JobControl
+) -> PlanRequest:
+    """What the planner is asked for this job, slow ranks apart.
+
+    Args:
+        spec: in force.
+        profile: the job's.
+        gpu_table: by name.
+        control: what steers the job: its target by the time of day, a measured blocking power.
+
+    Raises:
+        InvalidFieldError: no blocking power is known.
+    """
+    window = _window(spec, gpu_table)
+    granularity_mhz = (
+        DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+        if window is None
+        else window.reconfigure_granularity_mhz
+    )
+    memory = None
+    if spec.activation_bytes is not None and spec.free_memory_bytes is not None:
+        memory = ActivationMemory(
+            activation_bytes=spec.activation_bytes, free_bytes=spec.free_memory_bytes
+        )
+    return PlanRequest(
+        profile=profile,
+        num_microbatches=spec.num_microbatches,
+        blocking_power_w=_blocking_power_w(spec, window, control),
+        schedule=spec.schedule,
+        policy=spec.policy or DEFAULT_POLICY,
+        # Where waits are measured, they decide what is raised, and not the model.
+        reconfigure="default" if is_raised_by_waits(spec, control.in_force) else spec.reconfigure,
+        target=control.in_force.target or spec.target,
+        activation_memory=memory,
+        reconfigure_granularity_mhz=granularity_mhz,
+        effort=Effort(control.in_force.effort or spec.effort),
+        checkpoint=spec.checkpoint,
+        order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
+        reserve=spec.reserve,
+    )
+
+
+def is_raised_by_waits(spec: JobSpec, in_force: InForce) -> bool:
+    """Whether measured waits decide which clocks are raised.
+
+    Not while ranks are slower than their profile: then pipelines differ, and the model, which
+    knows their paces, decides.
+    """
+    slowdowns = [pace.slowdown for pace in in_force.rank_paces]
+    slowdowns += [pace.slowdown for pace in in_force.stage_paces]
+    return spec.adaptation == ADAPT_RECONFIGURE and all(each == 1 for each in slowdowns)
+
+
+def _check_name(field: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise InvalidFieldError(field, f"unknown {name!r}; known: {', '.join(known)}")
+
+
+def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:
+    if spec.gpu is None:
+        return None
+    try:
+        return gpu_table(spec.gpu)
+    except GpuTableError as error:
+        raise InvalidFieldError("gpu", str(error)) from None
+
+
+def _blocking_power_w(
+    spec: JobSpec, window: GpuWindow | None, control: JobControl | None
+) -> tuple[float, ...]:
+    if spec.blocking_power_w is not None:
+        return spec.blocking_power_w
+    profiling = None if control is None else control.profiling
+    if profiling is not None and profiling.blocking_power_w is not None:
+        return profiling.blocking_power_w
+    if window is None:
+        raise InvalidFieldError("blocking_power_w", "give it in W, or name a gpu of the table")
+    power_w = window.blocking_power_w
+    if power_w is None:
+        raise InvalidFieldError(
+            "blocking_power_w", f"the table of {spec.gpu} has none; measure it and give it in W"
+        )
+    return (power_w,)

@@ -1,0 +1,114 @@
+"""Solving for a job: in the planner's executor, within its time bound, while it is wanted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any, TypeVar
+
+from flyball_server.jobs.errors import PlanningStoppedError, StoreError
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.errors import PlanningError
+from flyball_server.solving.futures import SolverAwayError, SolverLostError, SolveStoppedError
+
+_LOG = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+# How often the store is asked whether the job's inputs are still the same, s.
+LOOK_PERIOD_S = 0.25
+# What a process that ends has solved is solved once more.
+_NUM_ATTEMPTS = 2
+# What a PlanningError names where the fault is in no part of the request.
+PLANNING_FIELD = "planning"
+
+
+class SupersededError(Exception):
+    """The job's inputs have changed since: nobody wants the result any more."""
+
+
+def solve(
+    services: JobServices, job: JobRecord, function: Callable[..., ResultT], *args: object
+) -> ResultT:
+    """The function's result, from wherever the planner solves.
+
+    It waits in this thread, and looks at the job meanwhile: another planner on the same store may
+    have changed it.
+
+    Args:
+        services: the seams.
+        job: as it stood when the arguments were made from it.
+        function: known by its name, as the arguments picklable where another process solves.
+        args: of the function.
+
+    Raises:
+        SupersededError: the job's inputs have changed; the solve is stopped.
+        UnknownJobError: the job is gone; likewise.
+        PlanningStoppedError: the planner shuts down.
+        PlanningError: the function's, or, with field `planning`: it took longer than the planner
+            allows, or the process that solved it ended, and did so again at a second attempt.
+    """
+    lost: SolverLostError | None = None
+    for _ in range(_NUM_ATTEMPTS):
+        try:
+            future = services.executor.submit(function, *args)
+        except RuntimeError:
+            raise PlanningStoppedError(job_id=job.job_id) from None
+        try:
+            return _awaited(services, job, future)
+        except SolverAwayError as error:
+            problem = f"{error}; put the profile or the target again when that is over"
+            raise PlanningError(problem, field=PLANNING_FIELD) from error
+        except SolverLostError as error:
+            lost = error
+            _LOG.warning("job %s: not solved: %s", job.job_id, error)
+        finally:
+            future.cancel()  # nothing, where it is done
+    raise PlanningError(
+        f"{lost}, and so it did at a second attempt; see that it has memory enough, then put the"
+        " profile or the target again",
+        field=PLANNING_FIELD,
+    ) from lost
+
+
+def is_same_work(job: JobRecord, now: JobRecord) -> bool:
+    """Whether what is made from the one is of use to the other: same inputs, of the same run."""
+    return (now.created_at, now.inputs_revision) == (job.created_at, job.inputs_revision)
+
+
+def _awaited(services: JobServices, job: JobRecord, future: Future[ResultT]) -> ResultT:
+    began_s: float | None = None
+    limit_s = services.planning_timeout_s
+    while not _is_done(future):
+        _check_wanted(services, job)
+        if future.running():
+            # Waiting for a process does not count.
+            began_s = began_s or time.monotonic()
+            if time.monotonic() - began_s > limit_s:
+                raise PlanningError(
+                    f"took longer than {limit_s:g} s, and was stopped; ask for less effort, or"
+                    " allow more in FLYBALL_PLANNING_TIMEOUT_S",
+                    field=PLANNING_FIELD,
+                )
+    try:
+        return future.result()
+    except (SolveStoppedError, CancelledError):
+        raise PlanningStoppedError(job_id=job.job_id) from None
+
+
+def _is_done(future: Future[Any]) -> bool:
+    return bool(wait([future], LOOK_PERIOD_S).done)
+
+
+def _check_wanted(services: JobServices, job: JobRecord) -> None:
+    try:
+        with services.store.reading() as reader:
+            now = require_job(reader, job.job_id)
+    except StoreError as error:
+        _LOG.debug("job %s: not looked at: %s", job.job_id, error.message)
+        return
+    if not is_same_work(job, now):
+        raise SupersededError

@@ -1,0 +1,1 @@
+"""Measured savings and comparisons."""

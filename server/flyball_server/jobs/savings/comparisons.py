@@ -1,0 +1,174 @@
+"""Use cases of comparing: steps at the highest clocks among those on the plan, on request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from flyball_server.jobs.activation.plan_versions import add_version
+from flyball_server.jobs.control import Comparison
+from flyball_server.jobs.errors import JobIsOverError, MissingPlanError, NothingToCompareError
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.measurements.step_reading import num_paired_steps, step_kinds
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.registry.inspection import newest_plan, require_job
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.planning.probe_plan import ProbePlan
+
+# The energy counter moves about every 100 ms: a block of so long loses a few percent at its ends.
+BLOCK_S = 2.0
+# An interval needs some pairs of blocks, however short the steps are.
+MIN_BLOCKS = 6
+# A comparison whose steps are not measured well is given up after so many times the steps.
+PATIENCE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonProgress:
+    """How far a comparison is; as the wire's ComparisonView."""
+
+    state: Literal["none", "running", "done", "ended"]
+    version: int | None = None
+    num_pairs: int = 0
+    num_measured_pairs: int = 0
+
+
+def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> ComparisonProgress:
+    """Ask for a comparison of the job's plan with the highest clocks.
+
+    It begins as soon as a plan holds that is not being reconfigured. The same
+    again changes nothing while it runs; another number of pairs changes when it ends.
+
+    Raises:
+        UnknownJobError: no such job.
+        MissingPlanError: it has no plan yet, or is still being profiled.
+        NothingToCompareError: its plan is all at the highest clocks.
+        JobIsOverError: nobody would run it.
+        InvalidFieldError: too few pairs, or too many.
+    """
+    wanted = Comparison(num_pairs=num_pairs)
+    with services.store.writing(job_id) as writer:
+        job = require_job(writer, job_id)
+        newest = newest_plan(writer, job_id)
+        if job.state in OVER:
+            raise JobIsOverError(job_id=job_id, state=job.state)
+        if newest is None or isinstance(newest.plan, ProbePlan):
+            raise MissingPlanError(job_id=job_id)
+        if step_kinds(newest).is_all_baseline:
+            raise NothingToCompareError(job_id=job_id)
+        control = writer.find_control(job_id)
+        known = control.comparison
+        if known is None or known.is_done:
+            writer.save_control(control.evolve(comparison=wanted))
+        elif known.num_pairs != num_pairs:
+            # The steps that it has measured count for the new number too.
+            changed = Comparison(
+                num_pairs=num_pairs, version=known.version, of_version=known.of_version
+            )
+            writer.save_control(control.evolve(comparison=changed))
+    services.notice(job_id)
+    # Counting its steps takes a while, and nobody need wait for that to write.
+    return get_comparison(services, job_id)
+
+
+def get_comparison(services: JobServices, job_id: str) -> ComparisonProgress:
+    """How far the newest comparison of a job is.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        return comparison_progress(reader, job_id)
+
+
+def delete_comparison(services: JobServices, job_id: str) -> None:
+    """End the comparison that runs or is asked for; nothing where there is none.
+
+    Where it runs the plain plan comes back as the next version.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.writing(job_id) as writer:
+        require_job(writer, job_id)
+        control = writer.find_control(job_id)
+        running = control.comparison
+        if running is None or running.is_done:
+            return
+        ended = None if running.version is None else replace(running, is_done=True)
+        writer.save_control(control.evolve(comparison=ended))
+        newest = newest_plan(writer, job_id)
+        # It may run as another version than its own, after a run that started over.
+        if ended is not None and newest is not None and newest.baseline_cycle:
+            add_with_cycle(services, writer, newest, baseline_cycle=())
+    services.wake(job_id)
+    services.notice(job_id)
+
+
+def add_with_cycle(
+    services: JobServices,
+    writer: JobWriter,
+    record: PlanRecord,
+    *,
+    baseline_cycle: tuple[bool, ...],
+) -> PlanRecord:
+    """The same plan as the next version, with other steps at the highest clocks."""
+    return add_version(
+        services,
+        writer,
+        record.job_id,
+        record.plan,
+        solve_s=record.solve_s,
+        report=record.report,
+        baseline_cycle=baseline_cycle,
+    )
+
+
+def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:
+    """How far the newest comparison of a known job is, in the caller's transaction."""
+    comparison = reader.find_control(job_id).comparison
+    if comparison is None:
+        return ComparisonProgress(state="none")
+    return progress_of(comparison, _num_measured_pairs(reader, job_id, comparison))
+
+
+def progress_of(comparison: Comparison, num_measured: int) -> ComparisonProgress:
+    """How far a comparison is that has measured so many pairs."""
+    state: Literal["running", "done", "ended"] = "running"
+    if comparison.is_done:
+        state = "done" if num_measured >= comparison.num_pairs else "ended"
+    return ComparisonProgress(
+        state=state,
+        version=comparison.version,
+        num_pairs=comparison.num_pairs,
+        num_measured_pairs=num_measured,
+    )
+
+
+def comparison_cycle(
+    num_pairs: int, iteration_time_s: float, *, block_steps: int | None = None
+) -> tuple[bool, ...]:
+    """Which steps run at the highest clocks: plan, highest, highest, plan, each a block of steps.
+
+    In that order of blocks a drift of the machine cancels in each four of them.
+
+    Args:
+        num_pairs: steps of either kind that are wanted.
+        iteration_time_s: of a step, predicted.
+        block_steps: of a block; None: so many that it lasts BLOCK_S, but no more than leave
+            MIN_BLOCKS of either kind.
+    """
+    longest = max(1, num_pairs // MIN_BLOCKS)
+    steps = block_steps or min(longest, max(1, math.ceil(BLOCK_S / iteration_time_s)))
+    return (False,) * steps + (True,) * 2 * steps + (False,) * steps
+
+
+def _num_measured_pairs(reader: JobReader, job_id: str, comparison: Comparison) -> int:
+    if comparison.version is None:
+        return 0
+    record = reader.find_plan(job_id, comparison.version)
+    num_ranks = require_job(reader, job_id).in_force.num_ranks
+    return 0 if record is None else num_paired_steps(reader, record, num_ranks)

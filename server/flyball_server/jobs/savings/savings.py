@@ -1,0 +1,266 @@
+"""What each plan version of a job was measured to do, against measured steps of the baseline.
+
+Pure: steps go in, in rising order, any number of them; memory stays bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flyball_server.jobs.measurements.step_pairs import (
+    DEFAULT_CLOCKS,
+    PairGathering,
+    StepKinds,
+    StepSeries,
+    WholeStep,
+)
+from flyball_server.jobs.savings.intervals import Interval, MeanEstimate, combined, ratio_of
+
+# Fewer steps at the highest clocks are no baseline where there are others.
+MIN_BASELINE_STEPS = 8
+# Ranks post once a second or after each step: what is older and still not there will not come.
+ON_THEIR_WAY_S = 5.0
+_FEWEST_ON_THEIR_WAY, _MOST_ON_THEIR_WAY = 2, 1024
+
+BaselineKind = Literal["interleaved", "apart", "itself", "none"]
+"""How the baseline of a version was measured: in turn with the plan's steps, in other steps of the
+job, not at all; `itself`: the version is all at the highest clocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainstBaseline:
+    """A version's steps against steps at the highest clocks.
+
+    Attributes:
+        time_s, energy_j: of the baseline.
+        time_ratio, energy_ratio: the plan's over the baseline's.
+        saved_j: of one step, J.
+    """
+
+    kind: BaselineKind
+    time_s: Interval | None = None
+    energy_j: Interval | None = None
+    time_ratio: Interval | None = None
+    energy_ratio: Interval | None = None
+    saved_j: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionSavings:
+    """What one plan version was measured to do.
+
+    Attributes:
+        time_s, energy_j: of a step on the plan; None: none was measured, or not its energy.
+        saved_j: in all of these `num_steps` steps, J; None without a baseline.
+        num_left_out: of its other steps: not run as planned, of several versions, not posted by
+            all ranks, or the first after a change of version, in which clocks settle.
+    """
+
+    version: int
+    time_s: Interval | None
+    energy_j: Interval | None
+    against: AgainstBaseline
+    saved_j: Interval | None
+    num_steps: int
+    num_left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSavings:
+    """All versions of a job, and its sums.
+
+    Attributes:
+        num_steps: measured by all ranks, on whatever clocks.
+        time_s, energy_j: of all these together; energy None where one could not be read.
+        saved_j: of all versions with a baseline and an interval; their bounds add up, since
+            versions share baselines. Where none has an interval: of those with a baseline.
+    """
+
+    num_steps: int
+    time_s: float
+    energy_j: float | None
+    saved_j: Interval | None
+    versions: tuple[VersionSavings, ...]
+
+
+class _Tally:
+    """The steps of one version."""
+
+    def __init__(self, kinds: StepKinds) -> None:
+        self.kinds = kinds
+        self.on_plan = StepSeries()
+        self.at_baseline = StepSeries()
+        self.pairs = PairGathering(kinds) if kinds.is_interleaved else None
+        self.num_left_out = 0
+
+    def add(self, step: WholeStep) -> None:
+        is_baseline = self.kinds.is_baseline(step.step)
+        (self.at_baseline if is_baseline else self.on_plan).add(step)
+        if self.pairs is not None:
+            self.pairs.add(step)
+
+
+class SavingsFold:
+    """Takes a job's steps one by one and tells what its versions saved.
+
+    Args:
+        kinds: per plan version, which of its steps run at the highest clocks.
+    """
+
+    def __init__(self, kinds: Mapping[int, StepKinds]) -> None:
+        self._kinds = kinds
+        self._tallies: dict[int | None, _Tally] = {}
+        # The version of the step before, alone in a tuple; empty: none that counts.
+        self._settled: tuple[int | None, ...] = ()
+        self._on_their_way: deque[tuple[_Tally, float]] = deque()
+        self._on_their_way_s = 0.0
+        self._num_steps = 0
+        self._time_s = 0.0
+        self._energy_j: float | None = 0.0
+
+    def add(self, step: WholeStep) -> None:
+        """The next step, in rising order."""
+        tally = self._tally(step.version)
+        if not step.is_complete:
+            self._await(tally, step.time_s)
+            return
+        while self._on_their_way:
+            self._give_up_oldest()
+        self._num_steps += 1
+        self._time_s += step.time_s
+        if step.energy_j is None:
+            self._energy_j = None
+        elif self._energy_j is not None:
+            self._energy_j += step.energy_j
+        settled = self._settled
+        # Of a mixed step nobody knows which ranks have still to change.
+        self._settled = () if step.is_mixed else (step.version,)
+        if step.is_mixed or step.left_plan or settled != (step.version,):
+            tally.num_left_out += 1
+        else:
+            tally.add(step)
+
+    def _await(self, tally: _Tally, time_s: float) -> None:
+        """The newest steps are still on their way from some ranks."""
+        waiting = self._on_their_way
+        waiting.append((tally, time_s))
+        self._on_their_way_s += time_s
+        while len(waiting) > _FEWEST_ON_THEIR_WAY and (
+            self._on_their_way_s - waiting[0][1] >= ON_THEIR_WAY_S
+            or len(waiting) > _MOST_ON_THEIR_WAY
+        ):
+            self._give_up_oldest()
+
+    def _give_up_oldest(self) -> None:
+        tally, time_s = self._on_their_way.popleft()
+        tally.num_left_out += 1
+        self._on_their_way_s -= time_s
+
+    def so_far(self) -> JobSavings:
+        """What all steps so far come to; more may be added afterwards."""
+        baselines = self._baselines()
+        versions = tuple(
+            self._version_savings(version, baselines)
+            for version in sorted(version for version in self._tallies if version is not None)
+            if not self._tallies[version].kinds.is_probe
+        )
+        return JobSavings(
+            num_steps=self._num_steps,
+            time_s=self._time_s,
+            energy_j=self._energy_j if self._num_steps else None,
+            saved_j=_total(versions),
+            versions=versions,
+        )
+
+    def _tally(self, version: int | None) -> _Tally:
+        if version not in self._tallies:
+            kinds = DEFAULT_CLOCKS if version is None else self._kinds.get(version, StepKinds())
+            self._tallies[version] = _Tally(kinds)
+        return self._tallies[version]
+
+    def _version_savings(self, version: int, baselines: Sequence[StepSeries]) -> VersionSavings:
+        tally = self._tallies[version]
+        against = _against(tally, baselines)
+        steps = tally.at_baseline if against.kind == "itself" else tally.on_plan
+        saved_j = against.saved_j
+        return VersionSavings(
+            version=version,
+            time_s=_interval(steps.times_s.estimate()),
+            energy_j=_interval(steps.energies_j.estimate()),
+            against=against,
+            saved_j=None if saved_j is None else saved_j.scaled(steps.num_steps),
+            num_steps=steps.num_steps,
+            num_left_out=tally.num_left_out,
+        )
+
+    def _baselines(self) -> list[StepSeries]:
+        """Steps at the highest clocks to compare with."""
+        known = [tally.at_baseline for tally in self._tallies.values()]
+        measured = [series for series in known if series.num_steps]
+        enough = [series for series in measured if series.num_steps >= MIN_BASELINE_STEPS]
+        return enough or measured
+
+
+def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> AgainstBaseline:
+    if tally.kinds.is_all_baseline:
+        return AgainstBaseline(kind="itself")
+    pairs = None if tally.pairs is None else tally.pairs.so_far()
+    if pairs is not None and pairs.times_s.num_pairs:
+        per_step = pairs.energies_j.difference()
+        return AgainstBaseline(
+            kind="interleaved",
+            time_s=_interval(tally.at_baseline.times_s.estimate()),
+            energy_j=_interval(tally.at_baseline.energies_j.estimate()),
+            time_ratio=pairs.times_s.ratio(),
+            energy_ratio=pairs.energies_j.ratio(),
+            saved_j=None if per_step is None else combined([(-1, per_step)]).interval(),
+        )
+    on_plan = tally.on_plan
+    if not baselines or not on_plan.num_steps:
+        return AgainstBaseline(kind="none")
+    # The nearest in time: the machine was most alike then.
+    nearest = min(baselines, key=lambda series: (series.distance_to(on_plan), -series.num_steps))
+    return _apart(on_plan, nearest)
+
+
+def _apart(on_plan: StepSeries, baseline: StepSeries) -> AgainstBaseline:
+    times_s = on_plan.times_s.estimate(), baseline.times_s.estimate()
+    energies_j = on_plan.energies_j.estimate(), baseline.energies_j.estimate()
+    return AgainstBaseline(
+        kind="apart",
+        time_s=_interval(times_s[1]),
+        energy_j=_interval(energies_j[1]),
+        time_ratio=_ratio(*times_s),
+        energy_ratio=_ratio(*energies_j),
+        saved_j=_difference(*energies_j),
+    )
+
+
+def _interval(estimate: MeanEstimate | None) -> Interval | None:
+    return None if estimate is None else estimate.interval()
+
+
+def _ratio(a: MeanEstimate | None, b: MeanEstimate | None) -> Interval | None:
+    return None if a is None or b is None else ratio_of(a, b)
+
+
+def _difference(a: MeanEstimate | None, b: MeanEstimate | None) -> Interval | None:
+    """How much less `a` is than `b`."""
+    return None if a is None or b is None else combined([(1, b), (-1, a)]).interval()
+
+
+def _total(versions: tuple[VersionSavings, ...]) -> Interval | None:
+    saved = [(each.saved_j, each.num_steps) for each in versions if each.saved_j is not None]
+    sure = [(each, num_steps) for each, num_steps in saved if each.low is not None]
+    counted = sure or saved
+    if not counted:
+        return None
+    return Interval(
+        mean=sum(each.mean for each, _ in counted),
+        low=sum(each.low or 0.0 for each, _ in sure) if sure else None,
+        high=sum(each.high or 0.0 for each, _ in sure) if sure else None,
+        num_steps=sum(num_steps for _, num_steps in counted),
+    )

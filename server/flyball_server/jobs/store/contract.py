@@ -1,0 +1,249 @@
+"""The contract of a job store: what keeps jobs, ranks, profiles, plans and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Protocol
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.auth.token_record import TokenRecord
+from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.measurements.stage_totals import StageTotals
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    StepDetail,
+    StepRecord,
+    StepTotals,
+)
+
+# What `writing` is told by whoever changes tokens: no job has this name.
+TOKENS = "/tokens"
+
+
+class JobReader(Protocol):
+    """What can be read inside one transaction; all of it from the same moment."""
+
+    def find_job(self, job_id: str) -> JobRecord | None:
+        """The job, or None."""
+        ...
+
+    def list_jobs(self) -> tuple[JobRecord, ...]:
+        """All jobs in the order of their creation, then of their names."""
+        ...
+
+    def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
+        """Those of these ranks that the job has, by number."""
+        ...
+
+    def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
+        """The job's ranks by number."""
+        ...
+
+    def count_ranks_holding(self, job_id: str, version: int) -> int:
+        """How many of the job's ranks acknowledged just this plan version last."""
+        ...
+
+    def find_profile(self, job_id: str) -> StageProfile | None:
+        """The job's newest profile, or None."""
+        ...
+
+    def has_profile(self, job_id: str) -> bool:
+        """Whether the job has a profile; quickly found out, however large it is."""
+        ...
+
+    def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
+        """One version of the job's plan, or None."""
+        ...
+
+    def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
+        """All versions of the job's plan, rising."""
+        ...
+
+    def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
+        """All versions of the job's plan, rising, without the plans."""
+        ...
+
+    def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
+        """What all ranks measured in the job's newest `num_steps` steps, by step, then rank."""
+        ...
+
+    def newest_step(
+        self,
+        job_id: str,
+        *,
+        version: int | None = None,
+        after_step: int = -1,
+        before_step: int | None = None,
+    ) -> int | None:
+        """The newest step that a rank has measured between these; None: there is none.
+
+        With `version` only steps on that plan version count: those on others that are newer are
+        gone through one by one.
+        """
+        ...
+
+    def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
+        """What all ranks measured in steps `first_step` to before `end_step`, likewise."""
+        ...
+
+    def list_step_totals(
+        self, job_id: str, *, after_step: int, limit: int
+    ) -> tuple[StepTotals, ...]:
+        """The first `limit` steps after `after_step` (-1: from the beginning), rising."""
+        ...
+
+    def list_stage_totals(
+        self, job_id: str, *, after_step: int, num_steps: int
+    ) -> tuple[StageTotals, ...]:
+        """The newest `num_steps` steps after `after_step`, by step, stage, then version."""
+        ...
+
+    def list_step_details(
+        self, job_id: str, first_step: int, *, limit: int | None = None
+    ) -> tuple[StepDetail, ...]:
+        """The details kept of steps from `first_step` on, by step, then rank; the first `limit`."""
+        ...
+
+    def find_control(self, job_id: str) -> JobControl:
+        """What steers the job; as if nothing did, where nothing was ever saved."""
+        ...
+
+    def find_token(self, token_id: str) -> TokenRecord | None:
+        """The token by its public part, or None."""
+        ...
+
+    def list_tokens(self) -> tuple[TokenRecord, ...]:
+        """All tokens in the order of their creation, then of their public parts."""
+        ...
+
+
+class JobWriter(JobReader, Protocol):
+    """What can be changed inside one transaction; it reads its own changes."""
+
+    def save_job(self, job: JobRecord) -> None:
+        """Insert the job or replace it."""
+        ...
+
+    def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
+        """Insert ranks or replace them; of one that is there twice the later one counts."""
+        ...
+
+    def save_profile(self, job_id: str, profile: StageProfile) -> None:
+        """Keep this profile in place of any older one."""
+        ...
+
+    def delete_profile(self, job_id: str) -> None:
+        """Forget the job's profile; nothing if it has none."""
+        ...
+
+    def add_plan(self, plan: PlanRecord) -> None:
+        """Add a version: the newest plus one, or 1; any other raises ValueError."""
+        ...
+
+    def name_first_step(self, job_id: str, version: int, first_step: int) -> None:
+        """Say from which step a version holds; ValueError if unknown or already named."""
+        ...
+
+    def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
+        """Insert measured steps; one of the same job, rank and step is replaced."""
+        ...
+
+    def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
+        """Insert details of steps; those of the same job, rank and step are replaced."""
+        ...
+
+    def drop_step_details(self, job_id: str, before_step: int) -> None:
+        """Forget the details of the job's steps before this one."""
+        ...
+
+    def save_control(self, control: JobControl) -> None:
+        """Keep this in the place of what steered its job before."""
+        ...
+
+    def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
+        """Note that these ranks of a job were heard of; those that are not known are left out."""
+        ...
+
+    def rename_job(self, job_id: str, new_job_id: str) -> None:
+        """Let a job and all that belongs to it go by another name; ValueError if that is taken."""
+        ...
+
+    def delete_job(self, job_id: str) -> None:
+        """Forget a job and all that belongs to it; nothing if there is none."""
+        ...
+
+    def save_token(self, token: TokenRecord) -> None:
+        """Insert the token or replace it."""
+        ...
+
+    def delete_token(self, token_id: str) -> None:
+        """Forget a token; nothing if there is none."""
+        ...
+
+
+class JobStore(Protocol):
+    """Where jobs are kept.
+
+    Contract, tested over every implementation by `tests/contract/test_job_store*.py`, and as far
+    as the REST API shows it over a live server too:
+
+    - Any thread may use the store at any time, but one transaction belongs to one thread.
+    - Writing transactions of one subject run one after another, across processes too where
+      processes share the store; what is read of that subject stays true until the end. Those of
+      different subjects may run at once. A reading transaction sees one moment and waits for no
+      writer.
+    - A `with` block that ends normally has stored all its changes when it returns; one that
+      raises has stored none of them.
+    - Records go in and come out by value: what comes out equals what went in, floats to the
+      last bit, and no later change shows in it.
+    - What belongs to a job can only be saved while the job exists (and measured steps only
+      while their rank does): otherwise ValueError, which is a mistake of the caller.
+    - Plans are never changed, and removed only with their job.
+    - A turn belongs to one holder at a time, across processes too where processes share the
+      store, and ends with the process that holds it.
+    - A signal reaches the listeners of all processes that share the store, the caller's too, and
+      may reach them more than once; where one was perhaps missed, they are called with None.
+    - `open` makes or updates whatever holds the data, and may be called again; `close` too.
+    - `StoreClosedError`: not open. `StoreUnavailableError`: cannot be opened, read or written.
+      `StoreBusyError`: another process holds it; trying again may help. `StoreDamagedError`,
+      `StoreForeignError`, `StoreTooNewError`: `open` found something it must not touch.
+    """
+
+    def open(self) -> None:
+        """Make the store ready for use."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds; stored data stays where the store keeps data."""
+        ...
+
+    def reading(self) -> AbstractContextManager[JobReader]:
+        """A transaction that only reads."""
+        ...
+
+    def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+        """A transaction that may change things of a job, by its id, or TOKENS."""
+        ...
+
+    def turn(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
+        """Whether the turn of this name is the caller's until the block ends.
+
+        With `waits` it is, as soon as no other holds it; without, it is not where another does.
+        """
+        ...
+
+    def signal(self, job_id: str) -> None:
+        """Tell all listeners that something of this job has been stored."""
+        ...
+
+    def listen(self, heard: Callable[[str | None], None]) -> None:
+        """Call this, from any thread, with each job that is signalled; it must not block.
+
+        None: any job may have been. There is one listener in each process.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Job store in memory, and the coordination within one process."""

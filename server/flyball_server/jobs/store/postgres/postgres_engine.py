@@ -1,0 +1,184 @@
+"""PostgreSQL as the SQL store needs it: connections, transactions, clear errors.
+
+It needs psycopg, which is in the extra `postgres`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from flyball_server.jobs.errors import StoreBusyError, StoreError, StoreUnreachableError
+from flyball_server.jobs.store.database_address import shown
+
+# So long a writing transaction waits for others of its subject, and a call for a connection, s.
+BUSY_TIMEOUT_S = 10.0
+_POOL_TIMEOUT_S = 5.0
+# Several planners and their turns and signals stay below PostgreSQL's default of 100 connections.
+_POOL_SIZE, _POOL_OVERFLOW = 8, 12
+_LONGEST_REASON = 300
+# A planner that hangs inside a transaction must not keep the others from its job for ever, and
+# one whose machine is gone must not keep its turns: PostgreSQL asks whether it is still there.
+_SESSION = (
+    "SET idle_in_transaction_session_timeout = '60s'",
+    "SET tcp_keepalives_idle = 10",
+    "SET tcp_keepalives_interval = 5",
+    "SET tcp_keepalives_count = 3",
+)
+_DEFAULTS: dict[str, str | int] = {
+    "connect_timeout": 3,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+    "fallback_application_name": "flyball",
+    "client_encoding": "utf8",
+}
+# By the beginning of SQLSTATE: what passes by itself as soon as others are ready.
+_BUSY = ("40001", "40P01", "55P03", "57014", "25P03")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresAddress:
+    """Where the database is, with the password in no text that is ever shown.
+
+    Attributes:
+        database: the address as it was given.
+        location: what people know it by.
+    """
+
+    database: str = field(repr=False)
+
+    @property
+    def location(self) -> str:
+        """The address without password and options."""
+        return shown(self.database)
+
+    def connect(self, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+        """A new connection.
+
+        Raises:
+            psycopg.Error: there is none; `error` makes a StoreError of it.
+        """
+        given = conninfo_to_dict(self.database)
+        chosen: dict[str, Any] = {**_DEFAULTS, **given}
+        connection = psycopg.connect(**chosen, autocommit=True)
+        try:
+            busy_ms = round(1000 * BUSY_TIMEOUT_S)
+            statements = "; ".join((f"SET lock_timeout = {busy_ms}", *_SESSION))
+            connection.execute(statements.encode())
+            connection.autocommit = autocommit
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def error(self, cause: BaseException | None) -> StoreError:
+        """What a failure of PostgreSQL means for the store."""
+        state = getattr(cause, "sqlstate", None) or ""
+        if state.startswith(_BUSY):
+            return StoreBusyError(location=self.location)
+        return StoreUnreachableError(location=self.location, reason=self._reason(cause))
+
+    def _reason(self, cause: BaseException | None) -> str:
+        first, _, _ = str(cause).strip().partition("\n")
+        # Of several hosts the first line only says that all failed.
+        reason = " ".join(str(cause).split()) if first.endswith(":") else first
+        for secret in self._secrets():
+            reason = reason.replace(secret, "***")
+        return reason[:_LONGEST_REASON].rstrip(".") or type(cause).__name__
+
+    def _secrets(self) -> list[str]:
+        try:
+            given = conninfo_to_dict(self.database)
+        except psycopg.Error:
+            return []
+        return [str(given[name]) for name in ("password", "sslpassword") if given.get(name)]
+
+
+def make_postgres_engine(address: PostgresAddress) -> Engine:
+    """An engine over this database; nothing is opened before the first transaction."""
+    return create_engine(
+        "postgresql+psycopg://",
+        creator=address.connect,
+        pool_size=_POOL_SIZE,
+        max_overflow=_POOL_OVERFLOW,
+        pool_timeout=_POOL_TIMEOUT_S,
+        pool_pre_ping=True,  # after a restart of PostgreSQL old connections are of no use
+        pool_use_lifo=True,
+        hide_parameters=True,
+        use_native_hstore=False,
+    )
+
+
+@contextmanager
+def postgres_reading(engine: Engine, address: PostgresAddress) -> Generator[Connection]:
+    """A transaction that sees one moment and waits for nobody.
+
+    Raises:
+        StoreError: PostgreSQL refused; which one says why.
+    """
+    options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+    with _transaction(engine, address, options) as connection:
+        yield connection
+
+
+@contextmanager
+def postgres_writing(
+    engine: Engine, address: PostgresAddress, *, key: int
+) -> Generator[Connection]:
+    """A transaction that runs after all others of the same key, and sees what they stored.
+
+    Raises:
+        StoreError: PostgreSQL refused; which one says why.
+    """
+    options = {"isolation_level": "READ COMMITTED", "postgresql_readonly": False}
+    with _transaction(engine, address, options) as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+        yield connection
+
+
+def check_encoding(connection: Connection, address: PostgresAddress) -> None:
+    """Refuse a database that does not hold every text.
+
+    Raises:
+        StoreUnreachableError: its encoding is another than UTF8.
+    """
+    encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
+    if encoding != "UTF8":
+        raise StoreUnreachableError(
+            location=address.location, reason=f"its encoding is {encoding}, not UTF8"
+        )
+
+
+def lock_key(kind: str, name: str) -> int:
+    """The 64 bits by which all planners know an advisory lock."""
+    digest = hashlib.sha256(f"flyball {kind} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+@contextmanager
+def _transaction(
+    engine: Engine, address: PostgresAddress, options: dict[str, Any]
+) -> Generator[Connection]:
+    try:
+        with engine.connect().execution_options(**options) as connection, connection.begin():
+            yield connection
+    except PoolTimeoutError as error:
+        raise StoreBusyError(location=address.location) from error
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.IntegrityError | psycopg.DataError):
+            reason = str(error.orig).partition("\n")[0]
+            raise ValueError(f"refused by the schema: {reason}") from error
+        raise address.error(error.orig) from error
+    except psycopg.Error as error:
+        raise address.error(error) from error

@@ -1,0 +1,123 @@
+"""The job store on PostgreSQL, which several planners can share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+
+from sqlalchemy import Engine
+
+from flyball_server.jobs.errors import StoreBusyError, StoreClosedError
+from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.memory.local_coordination import NamedLocks
+from flyball_server.jobs.store.postgres.postgres_engine import (
+    BUSY_TIMEOUT_S,
+    PostgresAddress,
+    check_encoding,
+    lock_key,
+    make_postgres_engine,
+    postgres_reading,
+    postgres_writing,
+)
+from flyball_server.jobs.store.postgres.postgres_locks import PostgresTurns
+from flyball_server.jobs.store.postgres.postgres_signals import PostgresSignals
+from flyball_server.jobs.store.postgres.postgres_transaction import PostgresTransaction
+from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
+from flyball_server.jobs.store.sql.sql_migrations import migrate
+
+
+class PostgresJobStore:
+    """The JobStore contract over a database in PostgreSQL.
+
+    Writing transactions of one subject follow each other by an advisory lock, which lets those of
+    other subjects run at once. When PostgreSQL is away, calls raise StoreUnreachableError; when it
+    is back they are answered again.
+
+    Args:
+        database: `postgresql://USER@HOST/DATABASE`, with any options of libpq.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._address = PostgresAddress(database=database)
+        self._engine: Engine | None = None
+        self._subjects = NamedLocks()
+        self._turns = PostgresTurns(self._address)
+        self._signals = PostgresSignals(self._address)
+        self._forgetting = Forgetting(
+            reading=lambda: postgres_reading(self._opened(), self._address),
+            writing=lambda: postgres_writing(
+                self._opened(), self._address, key=lock_key("forget", "")
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return f"PostgresJobStore({self._address.location!r})"
+
+    def open(self) -> None:
+        """Make the tables or bring them to the newest schema, one planner after the other.
+
+        Raises:
+            StoreError: the database cannot be used; which one says why.
+        """
+        if self._engine is not None:
+            return
+        engine = make_postgres_engine(self._address)
+        try:
+            key = lock_key("schema", "")
+            with postgres_writing(engine, self._address, key=key) as connection:
+                check_encoding(connection, self._address)
+                migrate(connection, location=self._address.location)
+        except BaseException:
+            engine.dispose()
+            raise
+        self._engine = engine
+        self._turns.open()
+        self._signals.start()
+        self._forgetting.start()
+
+    def close(self) -> None:
+        """End all connections."""
+        self._forgetting.stop()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._signals.stop()
+            self._turns.close()
+            engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        """A transaction that only reads."""
+        with postgres_reading(self._opened(), self._address) as connection:
+            yield PostgresTransaction(connection)
+
+    @contextmanager
+    def writing(self, subject: str) -> Generator[JobWriter]:
+        """A transaction that may change things of a job, by its id, or TOKENS."""
+        engine = self._opened()
+        # Only one of a process waits in PostgreSQL: the others need no connection for that.
+        with self._subjects.held(subject, timeout_s=BUSY_TIMEOUT_S) as is_mine:
+            if not is_mine:
+                raise StoreBusyError(location=self._address.location)
+            key = lock_key("write", subject)
+            with postgres_writing(engine, self._address, key=key) as connection:
+                transaction = PostgresTransaction(connection)
+                yield transaction
+        if transaction.has_forgotten:
+            self._forgetting.wake()
+
+    def turn(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
+        """Whether the turn of this name is the caller's until the block ends."""
+        return self._turns.turn(name, waits=waits)
+
+    def signal(self, job_id: str) -> None:
+        """Tell all listeners that something of this job has been stored."""
+        self._signals.signal(job_id)
+
+    def listen(self, heard: Callable[[str | None], None]) -> None:
+        """Call this, from any thread, with each job that is signalled; it must not block."""
+        self._signals.listen(heard)
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise StoreClosedError
+        return self._engine

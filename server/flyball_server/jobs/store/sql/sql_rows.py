@@ -1,0 +1,292 @@
+"""Records to rows of the SQL tables and back."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, cast
+
+from sqlalchemy import Row
+
+from flyball_server.jobs.auth.token_record import TokenRecord
+from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.measurements.stage_totals import StageTotals
+from flyball_server.jobs.records import (
+    AnyPlan,
+    JobRecord,
+    JobSpec,
+    PlanRecord,
+    RankRecord,
+    StepDetail,
+    StepRecord,
+    StepReport,
+    StepTotals,
+)
+from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
+from flyball_wire.codec import decode, encode
+
+
+def job_values(job: JobRecord) -> dict[str, Any]:
+    """The row of a job, but for its name and what its rows refer to it by."""
+    return {
+        "created_at": job.created_at.isoformat(),
+        "state": str(job.state),
+        "problem": job.problem,
+        "registered": json.dumps(asdict(job.registered)),
+        "in_force": json.dumps(asdict(job.in_force)),
+        "changed_input": str(job.changed_input),
+        "inputs_revision": job.inputs_revision,
+        "planned_revision": job.planned_revision,
+        "run": job.run,
+        "restart_count": job.restart_count,
+    }
+
+
+def job_of(row: Row[Any]) -> JobRecord:
+    """The job of a row."""
+    return JobRecord(
+        job_id=row.name,
+        created_at=datetime.fromisoformat(row.created_at),
+        state=JobState(row.state),
+        problem=row.problem,
+        registered=_spec_of(row.registered),
+        in_force=_spec_of(row.in_force),
+        changed_input=JobInput(row.changed_input),
+        inputs_revision=row.inputs_revision,
+        planned_revision=row.planned_revision,
+        run=row.run,
+        restart_count=row.restart_count,
+    )
+
+
+def rank_values(rank: RankRecord) -> dict[str, Any]:
+    """The row of a rank."""
+    clocks_mhz = rank.sm_clocks_mhz
+    return vars(rank) | {
+        "sm_clocks_mhz": None if clocks_mhz is None else json.dumps(clocks_mhz),
+        "last_seen_at": None if rank.last_seen_at is None else rank.last_seen_at.isoformat(),
+    }
+
+
+def rank_of(row: Row[Any], job_id: str) -> RankRecord:
+    """The rank of a row of this job, by its name."""
+    return RankRecord(
+        job_id=job_id,
+        rank=row.rank,
+        stage=row.stage,
+        host=row.host,
+        gpu_name=row.gpu_name,
+        gpu_uuid=row.gpu_uuid,
+        emulated=row.emulated,
+        client_version=row.client_version,
+        acknowledged_version=row.acknowledged_version,
+        current_step=row.current_step,
+        dp_rank=row.dp_rank,
+        tp_rank=row.tp_rank,
+        cp_rank=row.cp_rank,
+        sm_clocks_mhz=None if row.sm_clocks_mhz is None else _clocks_of(row.sm_clocks_mhz),
+        last_seen_at=(
+            None if row.last_seen_at is None else datetime.fromisoformat(row.last_seen_at)
+        ),
+        has_left=row.has_left,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _clocks_of(text: str) -> tuple[int, ...]:
+    """A GPU's clocks; thousands of ranks have the same."""
+    return tuple(json.loads(text))
+
+
+def token_values(token: TokenRecord) -> dict[str, Any]:
+    """The row of a token."""
+    return asdict(token) | {"created_at": token.created_at.isoformat()}
+
+
+def token_of(row: Row[Any]) -> TokenRecord:
+    """The token of a row."""
+    return TokenRecord(
+        token_id=row.token_id,
+        digest=row.digest,
+        job_id=row.job_id,
+        created_at=datetime.fromisoformat(row.created_at),
+        note=row.note,
+    )
+
+
+def step_of(row: Row[Any], job_id: str) -> StepRecord:
+    """The measured step of a row of this job, by its name."""
+    return StepRecord(
+        job_id=job_id,
+        rank=row.rank,
+        step=row.step,
+        plan_version=row.plan_version,
+        time_s=row.time_s,
+        energy_j=row.energy_j,
+        num_unplanned=row.num_unplanned,
+        num_overruns=row.num_overruns,
+        num_clock_misses=row.num_clock_misses,
+        num_power_capped=row.num_power_capped,
+        num_thermally_capped=row.num_thermally_capped,
+        sm_clock_mhz=row.sm_clock_mhz,
+    )
+
+
+def totals_of(row: Row[Any]) -> StepTotals:
+    """The totals of a row of STEP_TOTALS."""
+    return StepTotals(
+        step=row.step,
+        num_ranks=row.num_ranks,
+        lowest_version=row.lowest_version,
+        newest_version=row.newest_version,
+        num_with_plan=row.num_with_plan,
+        time_s=row.time_s,
+        energy_j=row.energy_j if row.num_with_energy == row.num_ranks else None,
+        # PostgreSQL's sums of whole numbers are decimals.
+        num_unplanned=int(row.num_unplanned),
+        num_clock_misses=int(row.num_clock_misses),
+        num_power_capped=int(row.num_power_capped),
+        num_thermally_capped=int(row.num_thermally_capped),
+    )
+
+
+def stage_totals_of(row: Row[Any]) -> StageTotals:
+    """The totals of a row of STAGE_TOTALS."""
+    return StageTotals(
+        step=row.step,
+        stage=row.stage,
+        plan_version=row.plan_version,
+        num_ranks=row.num_ranks,
+        time_s=row.time_s,
+        energy_j=row.energy_j if row.num_with_energy == row.num_ranks else None,
+        num_clock_misses=int(row.num_clock_misses),
+        num_power_capped=int(row.num_power_capped),
+        num_thermally_capped=int(row.num_thermally_capped),
+        num_with_clock=row.num_with_clock,
+        sm_clock_mhz=row.sm_clock_mhz,
+    )
+
+
+class _KnownPlans:
+    """The plans that were written or read last, by their text: all ranks of a job want the same.
+
+    Of 64 stages x 256 microbatches one takes a third of a second to read, and some 10 MB. May be
+    used from several threads at once.
+    """
+
+    def __init__(self, num_kept: int) -> None:
+        self._num_kept = num_kept
+        self._guard = threading.Lock()
+        self._plans: OrderedDict[str, AnyPlan] = OrderedDict()
+
+    def text_of(self, plan: PlanRecord) -> str:
+        """How the plan is stored."""
+        text = json.dumps(any_plan_document(plan.plan, solve_s=plan.solve_s))
+        self._keep(text, plan.plan)
+        return text
+
+    def plan_of(self, text: str) -> AnyPlan:
+        """The plan that is stored so."""
+        with self._guard:
+            plan = self._plans.get(text)
+        if plan is None:
+            plan = any_plan_from_document(json.loads(text))
+        self._keep(text, plan)
+        return plan
+
+    def _keep(self, text: str, plan: AnyPlan) -> None:
+        with self._guard:
+            self._plans[text] = plan
+            self._plans.move_to_end(text)
+            while len(self._plans) > self._num_kept:
+                self._plans.popitem(last=False)
+
+
+_PLANS = _KnownPlans(8)
+
+
+def plan_values(plan: PlanRecord) -> dict[str, Any]:
+    """The row of a plan version."""
+    return {
+        "job_id": plan.job_id,
+        "version": plan.version,
+        "created_at": plan.created_at.isoformat(),
+        "first_step": plan.first_step,
+        "solve_s": plan.solve_s,
+        "document": _PLANS.text_of(plan),
+        "report": str(plan.report),
+        "baseline_cycle": json.dumps(plan.baseline_cycle),
+    }
+
+
+def plan_of(row: Row[Any], job_id: str) -> PlanRecord:
+    """The plan version of a row of this job, by its name."""
+    return PlanRecord(
+        job_id=job_id,
+        version=row.version,
+        created_at=datetime.fromisoformat(row.created_at),
+        first_step=row.first_step,
+        solve_s=row.solve_s,
+        plan=_PLANS.plan_of(row.document),
+        report=StepReport(row.report),
+        baseline_cycle=tuple(json.loads(row.baseline_cycle)),
+    )
+
+
+def detail_values(detail: StepDetail) -> dict[str, Any]:
+    """The row of a step's details."""
+    return {
+        "job_id": detail.job_id,
+        "step": detail.step,
+        "rank": detail.rank,
+        "document": json.dumps([detail.by_clock, detail.instructions, detail.counter_readings]),
+    }
+
+
+def detail_of(row: Row[Any], job_id: str) -> StepDetail:
+    """The details of a row of this job, by its name."""
+    by_clock, instructions, counter_readings = cast(
+        "tuple[Any, Any, Any]", _with_tuples(json.loads(row.document))
+    )
+    return StepDetail(
+        job_id=job_id,
+        rank=row.rank,
+        step=row.step,
+        by_clock=by_clock,
+        instructions=instructions,
+        counter_readings=counter_readings,
+    )
+
+
+def control_values(control: JobControl) -> dict[str, Any]:
+    """The row of a job's control."""
+    return {"job_id": control.job_id, "document": json.dumps(encode(control))}
+
+
+def control_of(document: str, job_id: str) -> JobControl:
+    """The control of a row of this job, by its name, which may have been another."""
+    control = _control_of(document)
+    return control if control.job_id == job_id else control.evolve(job_id=job_id)
+
+
+@functools.lru_cache(maxsize=64)
+def _control_of(document: str) -> JobControl:
+    """What is written there; one that holds a measured profile takes long to read."""
+    return decode(JobControl, json.loads(document))
+
+
+def _spec_of(document: str) -> JobSpec:
+    fields: dict[str, Any] = json.loads(document)
+    values: dict[str, Any] = {name: _with_tuples(value) for name, value in fields.items()}
+    return JobSpec(**values)
+
+
+def _with_tuples(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    return tuple(_with_tuples(item) for item in cast("list[object]", value))

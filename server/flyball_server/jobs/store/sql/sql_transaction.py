@@ -1,0 +1,394 @@
+"""A transaction of the job store on SQL, whichever database it is."""
+
+# ruff: noqa: D102 - JobWriter says what the methods do
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.auth.token_record import TokenRecord
+from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.measurements.stage_totals import StageTotals
+from flyball_server.jobs.records import (
+    ActivationRecord,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    StepDetail,
+    StepRecord,
+    StepTotals,
+)
+from flyball_server.jobs.store.sql.profile_document import profile_document, profile_from_text
+from flyball_server.jobs.store.sql.sql_rows import (
+    control_of,
+    control_values,
+    detail_of,
+    detail_values,
+    job_of,
+    job_values,
+    plan_of,
+    plan_values,
+    rank_of,
+    rank_values,
+    stage_totals_of,
+    step_of,
+    token_of,
+    token_values,
+    totals_of,
+)
+from flyball_server.jobs.store.sql.sql_tables import (
+    CONTROLS,
+    JOBS,
+    PLANS,
+    PROFILES,
+    RANKS,
+    STAGE_TOTALS,
+    STEP_DETAILS,
+    STEP_TOTALS,
+    STEPS,
+    TOKENS,
+)
+
+# Makes an INSERT with `on_conflict_do_update`, which SQL has no common word for.
+AnyInsert = sqlite.Insert | postgresql.Insert
+Insert = Callable[[Table], AnyInsert]
+
+# Of what the rows of a job refer to it by: made at random, so that planners that share a database
+# need not agree.
+_KEY_BYTES = 8
+# Databases bound how many values a statement has.
+_MOST_IN_A_QUERY = 10_000
+
+
+class SqlTransaction:
+    """JobWriter over one connection inside a transaction.
+
+    Args:
+        connection: inside a transaction.
+        insert: makes the database's INSERT that can replace.
+    """
+
+    def __init__(self, connection: Connection, insert: Insert) -> None:
+        self._connection = connection
+        self._insert = insert
+        # By the names of jobs, what their rows refer to them by.
+        self._keys: dict[str, str] = {}
+        self._has_forgotten = False
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether there are rows now that belong to no job any more, for `sql_forgetting`."""
+        return self._has_forgotten
+
+    def find_job(self, job_id: str) -> JobRecord | None:
+        row = self._connection.execute(select(JOBS).where(JOBS.c.name == job_id)).one_or_none()
+        if row is None:
+            return None
+        self._keys[job_id] = row.job_id
+        return job_of(row)
+
+    def list_jobs(self) -> tuple[JobRecord, ...]:
+        # Not ordered by the database: how it orders texts may depend on its language.
+        named = select(JOBS).where(JOBS.c.name.is_not(None))
+        jobs = [job_of(row) for row in self._connection.execute(named)]
+        return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
+
+    def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
+        of_job = select(RANKS).where(RANKS.c.job_id == self._key(job_id)).order_by(RANKS.c.rank)
+        rows = (
+            row
+            for some in _some_at_a_time(ranks)
+            for row in self._connection.execute(of_job.where(RANKS.c.rank.in_(some)))
+        )
+        return tuple(rank_of(row, job_id) for row in rows)
+
+    def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
+        query = select(RANKS).where(RANKS.c.job_id == self._key(job_id)).order_by(RANKS.c.rank)
+        return tuple(rank_of(row, job_id) for row in self._connection.execute(query))
+
+    def count_ranks_holding(self, job_id: str, version: int) -> int:
+        query = select(func.count()).where(
+            RANKS.c.job_id == self._key(job_id), RANKS.c.acknowledged_version == version
+        )
+        return self._connection.execute(query).scalar_one()
+
+    def find_profile(self, job_id: str) -> StageProfile | None:
+        query = select(PROFILES.c.document).where(PROFILES.c.job_id == self._key(job_id))
+        document = self._connection.execute(query).scalar_one_or_none()
+        return None if document is None else profile_from_text(document)
+
+    def has_profile(self, job_id: str) -> bool:
+        query = select(PROFILES.c.job_id).where(PROFILES.c.job_id == self._key(job_id))
+        return self._connection.execute(query).scalar_one_or_none() is not None
+
+    def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
+        query = select(PLANS).where(PLANS.c.job_id == self._key(job_id), PLANS.c.version == version)
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else plan_of(row, job_id)
+
+    def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
+        query = select(PLANS).where(PLANS.c.job_id == self._key(job_id)).order_by(PLANS.c.version)
+        return tuple(plan_of(row, job_id) for row in self._connection.execute(query))
+
+    def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
+        query = (
+            select(PLANS.c.version, PLANS.c.first_step)
+            .where(PLANS.c.job_id == self._key(job_id))
+            .order_by(PLANS.c.version)
+        )
+        rows = self._connection.execute(query)
+        return tuple(
+            ActivationRecord(version=row.version, first_step=row.first_step) for row in rows
+        )
+
+    def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
+        of_job = STEPS.c.job_id == self._key(job_id)
+        newest = (
+            select(STEPS.c.step).where(of_job).distinct().order_by(STEPS.c.step.desc())
+        ).limit(num_steps)
+        query = (
+            select(STEPS)
+            .where(
+                of_job, STEPS.c.step >= select(func.min(newest.subquery().c.step)).scalar_subquery()
+            )
+            .order_by(STEPS.c.step, STEPS.c.rank)
+        )
+        return tuple(step_of(row, job_id) for row in self._connection.execute(query))
+
+    def newest_step(
+        self,
+        job_id: str,
+        *,
+        version: int | None = None,
+        after_step: int = -1,
+        before_step: int | None = None,
+    ) -> int | None:
+        # Not max(): where versions count, that would go through all of the job's steps.
+        query = select(STEPS.c.step).where(
+            STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step
+        )
+        if version is not None:
+            query = query.where(STEPS.c.plan_version == version)
+        if before_step is not None:
+            query = query.where(STEPS.c.step < before_step)
+        newest = query.order_by(STEPS.c.step.desc()).limit(1)
+        return self._connection.execute(newest).scalar_one_or_none()
+
+    def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
+        query = (
+            select(STEPS)
+            .where(
+                STEPS.c.job_id == self._key(job_id),
+                STEPS.c.step >= first_step,
+                STEPS.c.step < end_step,
+            )
+            .order_by(STEPS.c.step, STEPS.c.rank)
+        )
+        return tuple(step_of(row, job_id) for row in self._connection.execute(query))
+
+    def list_step_totals(
+        self, job_id: str, *, after_step: int, limit: int
+    ) -> tuple[StepTotals, ...]:
+        query = (
+            select(*STEP_TOTALS)
+            .where(STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step)
+            .group_by(STEPS.c.step)
+            .order_by(STEPS.c.step)
+            .limit(limit)
+        )
+        return tuple(totals_of(row) for row in self._connection.execute(query))
+
+    def list_stage_totals(
+        self, job_id: str, *, after_step: int, num_steps: int
+    ) -> tuple[StageTotals, ...]:
+        of_job = (STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step)
+        newest = (
+            select(STEPS.c.step).where(*of_job).distinct().order_by(STEPS.c.step.desc())
+        ).limit(num_steps)
+        first_step = select(func.min(newest.subquery().c.step)).scalar_subquery()
+        of_rank = and_(RANKS.c.job_id == STEPS.c.job_id, RANKS.c.rank == STEPS.c.rank)
+        query = (
+            select(*STAGE_TOTALS)
+            .join_from(STEPS, RANKS, of_rank)
+            .where(*of_job, STEPS.c.step >= first_step)
+            .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
+        )
+        # Not ordered by the database: where a missing version stands depends on which it is.
+        totals = (stage_totals_of(row) for row in self._connection.execute(query))
+        return tuple(sorted(totals, key=lambda each: each.place))
+
+    def list_step_details(
+        self, job_id: str, first_step: int, *, limit: int | None = None
+    ) -> tuple[StepDetail, ...]:
+        query = (
+            select(STEP_DETAILS)
+            .where(STEP_DETAILS.c.job_id == self._key(job_id), STEP_DETAILS.c.step >= first_step)
+            .order_by(STEP_DETAILS.c.step, STEP_DETAILS.c.rank)
+            .limit(limit)
+        )
+        return tuple(detail_of(row, job_id) for row in self._connection.execute(query))
+
+    def find_control(self, job_id: str) -> JobControl:
+        query = select(CONTROLS.c.document).where(CONTROLS.c.job_id == self._key(job_id))
+        document = self._connection.execute(query).scalar_one_or_none()
+        return JobControl(job_id=job_id) if document is None else control_of(document, job_id)
+
+    def find_token(self, token_id: str) -> TokenRecord | None:
+        query = select(TOKENS).where(TOKENS.c.token_id == token_id)
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else token_of(row)
+
+    def list_tokens(self) -> tuple[TokenRecord, ...]:
+        tokens = [token_of(row) for row in self._connection.execute(select(TOKENS))]
+        return tuple(sorted(tokens, key=lambda token: (token.created_at, token.token_id)))
+
+    def save_job(self, job: JobRecord) -> None:
+        key = self._key(job.job_id)
+        values = job_values(job)
+        if key:
+            self._update_job(key, job.job_id, values)
+        else:
+            key = secrets.token_hex(_KEY_BYTES)
+            values |= {"job_id": key, "name": job.job_id, "is_deleted": False}
+            self._connection.execute(JOBS.insert().values(values))
+            self._keys[job.job_id] = key
+
+    def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
+        self._upsert(RANKS, [self._of_job(rank_values(rank)) for rank in ranks])
+
+    def save_profile(self, job_id: str, profile: StageProfile) -> None:
+        document = json.dumps(profile_document(profile))
+        self._upsert(PROFILES, [self._of_job({"job_id": job_id, "document": document})])
+
+    def delete_profile(self, job_id: str) -> None:
+        self._connection.execute(PROFILES.delete().where(PROFILES.c.job_id == self._key(job_id)))
+
+    def add_plan(self, plan: PlanRecord) -> None:
+        query = select(func.max(PLANS.c.version)).where(PLANS.c.job_id == self._key(plan.job_id))
+        expected = (self._connection.execute(query).scalar() or 0) + 1
+        if plan.version != expected:
+            raise ValueError(f"the next plan version is {expected}, not {plan.version}")
+        self._connection.execute(PLANS.insert().values(self._of_job(plan_values(plan))))
+
+    def name_first_step(self, job_id: str, version: int, first_step: int) -> None:
+        unnamed = (
+            PLANS.c.job_id == self._key(job_id),
+            PLANS.c.version == version,
+            PLANS.c.first_step.is_(None),
+        )
+        changed = self._connection.execute(
+            PLANS.update().where(*unnamed).values(first_step=first_step)
+        )
+        if changed.rowcount != 1:
+            raise ValueError(f"plan version {version} of {job_id} is unknown or already named")
+
+    def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
+        self._upsert(STEPS, [self._of_job(vars(step)) for step in steps])
+
+    def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
+        self._upsert(STEP_DETAILS, [self._of_job(detail_values(each)) for each in details])
+
+    def drop_step_details(self, job_id: str, before_step: int) -> None:
+        self._connection.execute(
+            STEP_DETAILS.delete().where(
+                STEP_DETAILS.c.job_id == self._key(job_id), STEP_DETAILS.c.step < before_step
+            )
+        )
+
+    def save_control(self, control: JobControl) -> None:
+        self._upsert(CONTROLS, [self._of_job(control_values(control))])
+
+    def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
+        seen = RANKS.update().values(last_seen_at=seen_at.isoformat())
+        for some in _some_at_a_time(ranks):
+            self._connection.execute(
+                seen.where(RANKS.c.job_id == self._key(job_id), RANKS.c.rank.in_(some))
+            )
+
+    def rename_job(self, job_id: str, new_job_id: str) -> None:
+        key = self._key(job_id)
+        if not key or self.find_job(new_job_id) is not None:
+            raise ValueError(f"job {job_id} is unknown, or there is a job {new_job_id}")
+        self._update_job(key, job_id, {"name": new_job_id})
+        del self._keys[job_id]
+
+    def delete_job(self, job_id: str) -> None:
+        # What belongs to it may be millions of rows: they go when nobody waits for it.
+        known = JOBS.update().where(JOBS.c.name == job_id)
+        self._connection.execute(known.values(name=None, is_deleted=True))
+        self._keys.pop(job_id, None)
+        self._has_forgotten = True
+
+    def save_token(self, token: TokenRecord) -> None:
+        self._upsert(TOKENS, [token_values(token)])
+
+    def delete_token(self, token_id: str) -> None:
+        self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
+
+    def _key(self, job_id: str) -> str:
+        """What the rows of the job of this name refer to it by; empty where there is none."""
+        if job_id not in self._keys:
+            query = select(JOBS.c.job_id).where(JOBS.c.name == job_id)
+            key: str | None = self._connection.execute(query).scalar_one_or_none()
+            if key is None:
+                return ""
+            self._keys[job_id] = key
+        return self._keys[job_id]
+
+    def _update_job(self, key: str, job_id: str, values: dict[str, Any]) -> None:
+        """Change a job that was found by this name in this transaction.
+
+        Raises:
+            UnknownJobError: a transaction of another subject has deleted it since.
+        """
+        known = JOBS.update().where(JOBS.c.job_id == key, JOBS.c.name == job_id)
+        if self._connection.execute(known.values(values)).rowcount != 1:
+            raise UnknownJobError(job_id=job_id)
+
+    def _of_job(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of a row, which refers to its job not by name.
+
+        Raises:
+            ValueError: there is no such job.
+        """
+        key = self._key(values["job_id"])
+        if not key:
+            raise ValueError(f"no job {values['job_id']}")
+        return {**values, "job_id": key}
+
+    def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            self._connection.execute(_inserting(table, self._insert), rows)
+
+
+def _some_at_a_time(numbers: Collection[int]) -> Iterator[list[int]]:
+    """The numbers, rising, as many at a time as a statement takes."""
+    rising = sorted(set(numbers))
+    for start in range(0, len(rising), _MOST_IN_A_QUERY):
+        yield rising[start : start + _MOST_IN_A_QUERY]
+
+
+@functools.cache
+def _inserting(table: Table, insert: Insert) -> AnyInsert:
+    """An INSERT of one row, kept: making it costs more than running it."""
+    return replacing(table, insert(table))
+
+
+def replacing(table: Table, statement: AnyInsert) -> AnyInsert:
+    """The statement, which replaces the rows that are there."""
+    keys = [column.name for column in table.primary_key]
+    excluded = statement.excluded  # made anew by each look at it
+    others = {
+        column.name: excluded[column.name] for column in table.columns if column.name not in keys
+    }
+    return statement.on_conflict_do_update(index_elements=keys, set_=others)

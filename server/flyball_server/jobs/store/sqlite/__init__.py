@@ -1,0 +1,1 @@
+"""Job store on SQLite."""

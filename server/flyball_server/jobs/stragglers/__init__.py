@@ -1,0 +1,1 @@
+"""Stragglers: announced and detected slowdowns."""

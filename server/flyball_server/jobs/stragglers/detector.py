@@ -1,0 +1,225 @@
+"""How fast ranks run against their profile, found from what they measured; pure.
+
+A ratio is the time that instructions took over the time that the profile has for them at the
+clock that was asked for, so that a clock that was planned to be low makes no rank slow. Ratios
+are pooled over the instructions of a step, and judged over a window of steps: a single slow step
+is nothing, and neither is noise that stays within the window's standard error.
+
+What ranks of one stage and pipeline measure they measure together (they wait for each other
+within an instruction), so one of them stands for all. Where a stage runs in several pipelines,
+what all of them have in common is a drift of the stage, and a straggler is what one has beyond it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flyball_server.jobs.control import RankPace, StagePace
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.stragglers.step_ratios import RankStep, Ratio, reason_of, window_ratio
+from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaceRules:
+    """When a rank is slow, and when its stage has drifted.
+
+    Attributes:
+        slow_above: a rank is a straggler once its ratio has been above this in each of
+            `num_steps` steps; a known one's slowdown changes by as large a factor, or not at all.
+        slow_until: it is none any more once its ratio has been below this for as long.
+        drift: a stage has drifted once the ratios of all its ranks have been beyond this share on
+            average over `num_drift_steps` steps, and over either half of them.
+        num_errors: and in all cases by so many standard errors.
+    """
+
+    slow_above: float = 1.05
+    slow_until: float = 1.025
+    drift: float = 0.02
+    num_steps: int = 5
+    num_drift_steps: int = 40
+    num_errors: float = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paces:
+    """What was found: stragglers by rank, one of a stage and pipeline; and drifted stages.
+
+    A straggler's slowdown comes on top of its stage's drift.
+    """
+
+    stragglers: tuple[RankPace, ...] = ()
+    drifts: tuple[StagePace, ...] = ()
+
+
+def find_paces(
+    observed: Iterable[RankStep],
+    ranks: Sequence[RankRecord],
+    known: Paces,
+    *,
+    now_unix_s: float,
+    announced: Collection[int] = (),
+    rules: PaceRules | None = None,
+) -> Paces:
+    """What of `known` still holds, and what is new.
+
+    Args:
+        observed: steps, the newest ones of each rank at least.
+        ranks: all of the job's.
+        known: as found before.
+        now_unix_s: the time of day, for what is new.
+        announced: ranks that are announced to be slow now: what they do is no drift.
+        rules: None: the ordinary ones.
+    """
+    rules = rules or PaceRules()
+    steps: dict[int, list[RankStep]] = defaultdict(list)
+    for step in sorted(observed, key=lambda step: step.step):
+        steps[step.rank].append(step)
+    by_stage: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for rank in ranks:
+        by_stage[rank.stage].setdefault(rank.dp_rank, []).append(rank.rank)
+    stragglers: list[RankPace] = []
+    drifts: list[StagePace] = []
+    for stage, pipelines in sorted(by_stage.items()):
+        look = _StageLook(
+            pipelines=list(pipelines.values()),
+            steps=steps,
+            known={pace.rank: pace for pace in known.stragglers},
+            drifts={pace.kind: pace for pace in known.drifts if pace.stage == stage},
+            rules=rules,
+        )
+        found = look.stragglers(now_unix_s)
+        stragglers += found
+        # Of one that is over the window still has slow steps.
+        apart = {pace.rank for pace in (*known.stragglers, *found)}
+        drifts += look.drifted(stage, apart | set(announced))
+    return Paces(
+        stragglers=tuple(sorted(stragglers, key=lambda pace: pace.rank)), drifts=tuple(drifts)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StageLook:
+    """One stage: per pipeline its ranks, what they measured, and what is known."""
+
+    pipelines: Sequence[Sequence[int]]
+    steps: Mapping[int, Sequence[RankStep]]
+    known: Mapping[int, RankPace]
+    drifts: dict[str, StagePace]
+    rules: PaceRules
+
+    def stragglers(self, now_unix_s: float) -> list[RankPace]:
+        """Those of the stage, beyond its drift and what its pipelines have in common."""
+        ratios = {
+            rank: self._ratio(rank, self.rules.num_steps)
+            for pipeline in self.pipelines
+            for rank in pipeline
+        }
+        means: list[float] = []
+        for pipeline in self.pipelines:
+            of_pipeline = [ratio.mean for rank in pipeline if (ratio := ratios[rank]) is not None]
+            if len(of_pipeline) < len(pipeline):  # a rank has not measured enough yet
+                return [self.known[rank] for rank in ratios if rank in self.known]
+            means.append(max(of_pipeline))
+        found: list[RankPace] = []
+        for index, pipeline in enumerate(self.pipelines):
+            others = [*means[:index], *means[index + 1 :]]
+            common = max(1.0, min(others, default=1.0))
+            beyond = {rank: ratio.over(common) for rank in pipeline if (ratio := ratios[rank])}
+            found += self._of_pipeline(beyond, now_unix_s)
+        return found
+
+    def _of_pipeline(self, beyond: Mapping[int, Ratio], now_unix_s: float) -> list[RankPace]:
+        """The one rank that stands for a pipeline's slow stage, if it is slow."""
+        slowest = max(beyond, key=lambda rank: beyond[rank].mean)
+        known = next((self.known[rank] for rank in beyond if rank in self.known), None)
+        ratio = beyond[slowest]
+        if known is None:
+            if not self._is_above(ratio, self.rules.slow_above, at_least=self.rules.slow_until):
+                return []
+            return [self._pace(slowest, ratio, now_unix_s)]
+        own = beyond[known.rank]
+        if self._is_below(own, self.rules.slow_until, at_most=self.rules.slow_above):
+            return []
+        against_known = ratio.over(known.slowdown)
+        factor = self.rules.slow_above
+        has_changed = self._is_above(against_known, factor, at_least=1.0) or self._is_below(
+            against_known, 1 / factor, at_most=1.0
+        )
+        found = self._pace(slowest, ratio, now_unix_s)
+        is_other = (found.rank, found.slowdown) != (known.rank, known.slowdown)
+        return [found] if has_changed and is_other else [known]
+
+    def _pace(self, rank: int, ratio: Ratio, now_unix_s: float) -> RankPace:
+        return RankPace(
+            rank=rank,
+            slowdown=min(max(1.0, ratio.mean), MAX_SLOWDOWN),
+            reason=reason_of(self.steps[rank][-self.rules.num_steps :]),
+            since_unix_s=now_unix_s,
+        )
+
+    def drifted(self, stage: int, apart: Collection[int]) -> list[StagePace]:
+        """The stage's drift, by kind; pipelines with a rank in `apart` do not count."""
+        ranks = [
+            rank
+            for pipeline in self.pipelines
+            if not any(rank in apart for rank in pipeline)
+            for rank in pipeline
+        ]
+        kinds = {
+            kind for rank in ranks for step in self.steps.get(rank, ()) for kind in step.by_kind
+        }
+        ratios = {
+            kind: [self._ratio(rank, self.rules.num_drift_steps, kind) for rank in ranks]
+            for kind in sorted(kinds)
+        }
+        measured = {
+            kind: [ratio for ratio in of_kind if ratio is not None]
+            for kind, of_kind in ratios.items()
+            if None not in of_kind
+        }
+        if not any(self._have_moved(of_kind) for of_kind in measured.values()):
+            return list(self.drifts.values())
+        # The stage is planned again in any case: each kind with what it takes now.
+        found = self.drifts | {
+            kind: StagePace(stage=stage, kind=kind, slowdown=self._drift(kind, of_kind))
+            for kind, of_kind in measured.items()
+        }
+        # What is back within a quarter of what counts as drift is as profiled.
+        least = self.rules.drift / 4
+        return [found[kind] for kind in sorted(found) if abs(found[kind].slowdown - 1) > least]
+
+    def _drift(self, kind: str, ratios: Sequence[Ratio]) -> float:
+        """What it is now, from the slowest rank, as profiles are."""
+        before = self.drifts[kind].slowdown if kind in self.drifts else 1.0
+        slowest = max(ratios, key=lambda ratio: ratio.mean)
+        earlier, later = slowest.halves
+        # Where they differ, the earlier half has steps from before the change.
+        has_changed = abs(later / earlier - 1) > self.rules.drift / 2
+        slowdown = before * (later if has_changed else slowest.mean)
+        return min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
+
+    def _have_moved(self, ratios: Sequence[Ratio]) -> bool:
+        """Whether all went the same way, far enough, surely, and not just for a moment."""
+        return any(
+            all(sign * (mean - 1) > self.rules.drift for ratio in ratios for mean in ratio.halves)
+            and all(
+                sign * (ratio.mean - 1) > self.rules.num_errors * ratio.error for ratio in ratios
+            )
+            for sign in (1, -1)
+        )
+
+    def _ratio(self, rank: int, num_steps: int, kind: str | None = None) -> Ratio | None:
+        drifts = {name: pace.slowdown for name, pace in self.drifts.items()}
+        return window_ratio(self.steps.get(rank, ()), num_steps, drifts=drifts, kind=kind)
+
+    def _is_above(self, ratio: Ratio, limit: float, *, at_least: float) -> bool:
+        """In each step above the limit, and surely above a lower one."""
+        sure = ratio.mean - self.rules.num_errors * ratio.error > at_least
+        return sure and min(ratio.of_steps) > limit
+
+    def _is_below(self, ratio: Ratio, limit: float, *, at_most: float) -> bool:
+        sure = ratio.mean + self.rules.num_errors * ratio.error < at_most
+        return sure and max(ratio.of_steps) < limit

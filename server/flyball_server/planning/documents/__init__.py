@@ -1,0 +1,1 @@
+"""Plans as data and as text."""

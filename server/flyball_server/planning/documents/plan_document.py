@@ -1,0 +1,307 @@
+"""A plan as plain data: what `flyball plan --json` prints, plan files hold and jobs store.
+
+Reading is strict: a document that is not a plan is refused with the place that is wrong, and
+nothing in it is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.documents.document_reading import (
+    count_of,
+    counts_of,
+    list_of,
+    mapping_of,
+    number_of,
+    positive_of,
+    text_of,
+    typed_of,
+)
+from flyball_server.planning.documents.planned_instructions import (
+    PlannedInstruction,
+    planned_instructions,
+)
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import (
+    ConsideredSchedule,
+    DataParallelPlan,
+    FrequencyPlan,
+    PlannedPipeline,
+    PlanPrediction,
+)
+from flyball_server.planning.request_options import DEFAULT_TARGET
+
+# Far above any real job; a broken document must not fill the memory.
+MAX_PIPELINES = 1_048_576
+_PLAIN_COUNT = 1_000_000_000
+_KINDS = {str(kind): kind for kind in InstructionKind}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
+    """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
+    return {**_prediction(plan, plan.num_stages, solve_s), "stages": stage_entries(plan.stages)}
+
+
+def data_parallel_document(plan: DataParallelPlan, *, solve_s: float) -> dict[str, Any]:
+    """Likewise for separate pipelines: `pipelines` in the place of `stages`."""
+    return {
+        **_prediction(plan, plan.num_stages, solve_s),
+        "pipelines": [_pipeline_entry(pipeline) for pipeline in plan.pipelines],
+    }
+
+
+def _pipeline_entry(pipeline: PlannedPipeline) -> dict[str, Any]:
+    alike = {"dp_ranks": list(pipeline.dp_ranks)} if pipeline.dp_ranks else {}
+    return {
+        "dp_rank": pipeline.dp_rank,
+        **alike,
+        "iteration_time_s": pipeline.iteration_time_s,
+        "energy_j": pipeline.energy_j,
+        "stages": stage_entries(pipeline.stages),
+    }
+
+
+def instruction_entries(
+    instructions: tuple[PlannedInstruction, ...],
+) -> tuple[tuple[str | int, ...], ...]:
+    """`[kind, microbatch, MHz]` of each, and a fourth element for a chunk other than 0."""
+    return tuple(
+        (_NAMES[kind], microbatch, clock_mhz, chunk)
+        if chunk
+        else (_NAMES[kind], microbatch, clock_mhz)
+        for kind, microbatch, clock_mhz, chunk in instructions
+    )
+
+
+def plan_from_document(document: object) -> FrequencyPlan:
+    """The plan that `plan_document` wrote.
+
+    Raises:
+        PlanningError: the document is not a plan; `field` says where.
+    """
+    fields = mapping_of(document, "plan")
+    return FrequencyPlan(
+        **_prediction_of(fields), stages=stages_from_entries(fields.get("stages"), "stages")
+    )
+
+
+def is_data_parallel(document: object) -> bool:
+    """Whether a document is of separate pipelines, for `data_parallel_plan_from_document`."""
+    return isinstance(document, dict) and "pipelines" in document
+
+
+def data_parallel_plan_from_document(document: object) -> DataParallelPlan:
+    """The plan that `data_parallel_document` wrote.
+
+    Raises:
+        PlanningError: the document is not such a plan; `field` says where.
+    """
+    fields = mapping_of(document, "plan")
+    pipelines = list_of(fields.get("pipelines"), "pipelines")
+    if not pipelines:
+        raise PlanningError("must hold at least one pipeline", field="pipelines")
+    return DataParallelPlan(**_prediction_of(fields), pipelines=_planned_pipelines(pipelines))
+
+
+def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[str, Any]:
+    return {
+        "policy": plan.policy,
+        "reconfigure": plan.reconfigure,
+        "schedule": plan.schedule,
+        "target": plan.target,
+        "num_stages": num_stages,
+        "num_microbatches": plan.num_microbatches,
+        "blocking_power_w": list(plan.blocking_power_w),
+        "iteration_time_s": plan.iteration_time_s,
+        "energy_j": plan.energy_j,
+        "baseline": {
+            "iteration_time_s": plan.baseline_iteration_time_s,
+            "energy_j": plan.baseline_energy_j,
+        },
+        "saving_percent": plan.saving_percent,
+        "slowdown_percent": plan.slowdown_percent,
+        "lower_bound_j": plan.lower_bound_j,
+        "gap_percent": plan.gap_percent,
+        "solve_s": solve_s,
+        **_shape(plan),
+    }
+
+
+def _shape(plan: PlanPrediction) -> dict[str, Any]:
+    """Chunks' places in the model, versions of weights, reserve, other orders: where there are."""
+    shape: dict[str, Any] = {}
+    if plan.virtual_stages:
+        shape["virtual_stages"] = [list(of_stage) for of_stage in plan.virtual_stages]
+    if plan.weight_versions is not None:
+        shape["weight_versions"] = list(plan.weight_versions)
+    if plan.reserve:
+        shape["reserve"] = plan.reserve
+    if plan.considered:
+        shape["considered"] = [asdict(schedule) for schedule in plan.considered]
+    return shape
+
+
+def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `PlanPrediction` that the document holds."""
+    baseline = mapping_of(fields.get("baseline"), "baseline")
+    bound = fields.get("lower_bound_j")
+    return {
+        "policy": text_of(fields, "policy"),
+        "reconfigure": text_of(fields, "reconfigure"),
+        "schedule": text_of(fields, "schedule"),
+        "target": text_of(fields, "target") if "target" in fields else DEFAULT_TARGET,
+        "num_microbatches": count_of(fields.get("num_microbatches"), "num_microbatches"),
+        "blocking_power_w": tuple(
+            number_of(power_w, "blocking_power_w")
+            for power_w in list_of(fields.get("blocking_power_w"), "blocking_power_w")
+        ),
+        "iteration_time_s": positive_of(fields.get("iteration_time_s"), "iteration_time_s"),
+        "energy_j": positive_of(fields.get("energy_j"), "energy_j"),
+        "baseline_iteration_time_s": positive_of(
+            baseline.get("iteration_time_s"), "baseline.iteration_time_s"
+        ),
+        "baseline_energy_j": positive_of(baseline.get("energy_j"), "baseline.energy_j"),
+        "lower_bound_j": None if bound is None else positive_of(bound, "lower_bound_j"),
+        "virtual_stages": tuple(
+            counts_of(of_stage, f"virtual_stages[{stage}]")
+            for stage, of_stage in enumerate(
+                list_of(fields.get("virtual_stages", []), "virtual_stages")
+            )
+        ),
+        "weight_versions": (
+            counts_of(fields["weight_versions"], "weight_versions")
+            if "weight_versions" in fields
+            else None
+        ),
+        "reserve": number_of(fields.get("reserve", 0.0), "reserve"),
+        "considered": tuple(
+            _considered(entry, f"considered[{position}]")
+            for position, entry in enumerate(list_of(fields.get("considered", []), "considered"))
+        ),
+    }
+
+
+def _considered(entry: object, where: str) -> ConsideredSchedule:
+    fields = mapping_of(entry, where)
+
+    def figure(name: str) -> float | None:
+        value = fields.get(name)
+        return None if value is None else number_of(value, f"{where}.{name}")
+
+    name = typed_of(fields.get("schedule"), str, "text", f"{where}.schedule")
+    return ConsideredSchedule(
+        schedule=cast("str", name),
+        lower_bound_j=figure("lower_bound_j"),
+        iteration_time_s=figure("iteration_time_s"),
+        energy_j=figure("energy_j"),
+        why_not=None if fields.get("why_not") is None else text_of(fields, "why_not"),
+    )
+
+
+def _planned_pipelines(entries: list[object]) -> tuple[PlannedPipeline, ...]:
+    """Pipelines that together stand for each data-parallel rank, from 0, once."""
+    pipelines: list[PlannedPipeline] = []
+    left: set[int] = set()  # ranks below the highest so far that no pipeline has stood for
+    num_ranks = 0
+    for position, entry in enumerate(entries):
+        where = f"pipelines[{position}]"
+        pipeline = _planned_pipeline(entry, where, min(left, default=num_ranks))
+        stands_for = pipeline.stands_for
+        left |= set(range(num_ranks, stands_for[-1] + 1))
+        if not left.issuperset(stands_for):
+            raise PlanningError("a pipeline before has some of them", field=f"{where}.dp_ranks")
+        left -= set(stands_for)
+        num_ranks = max(num_ranks, stands_for[-1] + 1)
+        pipelines.append(pipeline)
+    if left:
+        raise PlanningError(f"none stands for dp_rank {min(left)}", field="pipelines")
+    return tuple(pipelines)
+
+
+def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipeline:
+    fields = mapping_of(entry, where)
+    if count_of(fields.get("dp_rank"), f"{where}.dp_rank") != dp_rank:
+        raise PlanningError(
+            f"must be {dp_rank}; pipelines stand by dp_rank, from 0", field=f"{where}.dp_rank"
+        )
+    dp_ranks = counts_of(fields.get("dp_ranks", []), f"{where}.dp_ranks")
+    if dp_ranks and (dp_ranks[0] != dp_rank or list(dp_ranks) != sorted(set(dp_ranks))):
+        raise PlanningError(f"must rise, from {dp_rank} on", field=f"{where}.dp_ranks")
+    if dp_ranks and dp_ranks[-1] >= MAX_PIPELINES:
+        raise PlanningError(f"must be below {MAX_PIPELINES}", field=f"{where}.dp_ranks")
+    return PlannedPipeline(
+        dp_rank=dp_rank,
+        iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
+        energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
+        stages=stages_from_entries(fields.get("stages"), f"{where}.stages"),
+        dp_ranks=dp_ranks,
+    )
+
+
+def stage_entries(
+    stages: tuple[tuple[PlannedInstruction, ...], ...],
+) -> list[list[list[str | int]]]:
+    """Per stage, `[kind, microbatch, MHz]` of each instruction, and a chunk other than 0."""
+    return [list(map(list, instruction_entries(stage))) for stage in stages]
+
+
+def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruction, ...], ...]:
+    """What `stage_entries` wrote.
+
+    Raises:
+        PlanningError: it is something else; `field` says where, from `where` on.
+    """
+    return tuple(
+        _instructions(list_of(entries, f"{where}[{stage}]"), f"{where}[{stage}]")
+        for stage, entries in enumerate(list_of(value, where))
+    )
+
+
+def _instructions(entries: list[object], where: str) -> tuple[PlannedInstruction, ...]:
+    """Those of a stage; place by place only where one of them may be wrong."""
+    if set(map(type, entries)) == {list}:
+        lists = cast("list[list[Any]]", entries)
+        if set(map(len, lists)) == {3}:
+            names, microbatches, clocks_mhz = zip(*lists, strict=True)
+            if _are_kinds(names) and _are_counts(microbatches) and _are_counts(clocks_mhz):
+                kinds = map(_KINDS.__getitem__, names)
+                chunks = itertools.repeat(0, len(names))
+                return tuple(planned_instructions(kinds, microbatches, clocks_mhz, chunks))
+    return tuple(
+        _instruction(entry, f"{where}[{position}]") for position, entry in enumerate(entries)
+    )
+
+
+def _are_kinds(values: Sequence[object]) -> bool:
+    return set(map(type, values)) == {str} and _KINDS.keys() >= set(values)
+
+
+def _are_counts(values: Sequence[Any]) -> bool:
+    """Whether they are counts beyond doubt; truth values are none."""
+    return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= _PLAIN_COUNT
+
+
+def _instruction(entry: object, where: str) -> PlannedInstruction:
+    items = list_of(entry, where)
+    if len(items) not in (3, 4):
+        raise PlanningError(
+            "must be [kind, microbatch, MHz], with the chunk as a fourth where there are chunks",
+            field=where,
+        )
+    kind = next((kind for kind in InstructionKind if kind == items[0]), None)
+    if kind is None:
+        raise PlanningError(
+            f"unknown instruction; known: {', '.join(InstructionKind)}", field=where
+        )
+    return PlannedInstruction(
+        kind=kind,
+        microbatch=count_of(items[1], where),
+        frequency_mhz=count_of(items[2], where),
+        chunk=count_of(items[3], where) if len(items) == 4 else 0,
+    )

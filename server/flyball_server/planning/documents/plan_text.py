@@ -1,0 +1,58 @@
+"""The plan as people of this field read it: EnvPipe's rows, for a terminal.
+
+A row a stage; each unit as `F0 1980 23.4` = kind and microbatch, MHz, ms waited before it;
+units on the critical path in `[ ]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import Simulation
+
+LETTERS = {
+    InstructionKind.FORWARD: "F",
+    InstructionKind.BACKWARD: "B",
+    InstructionKind.BACKWARD_INPUT: "I",
+    InstructionKind.BACKWARD_WEIGHT: "W",
+    InstructionKind.RECOMPUTE: "R",
+}
+
+Paint = Callable[[str, int, bool], str]
+"""A unit's text, its clock in MHz, whether it is on the critical path -> the text in colour."""
+
+
+def plan_rows(
+    model: PipelineModel,
+    assignment: Sequence[int],
+    simulation: Simulation,
+    paint: Paint | None = None,
+) -> list[str]:
+    """One line per stage, its units in columns; None: without colour."""
+    critical = set(simulation.critical_path)
+    units: list[list[tuple[str, int]]] = [[] for _ in model.schedule.stages]
+    for node, choice in enumerate(assignment):
+        kind, microbatch, chunk = model.dag.instruction[node]
+        name = f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if chunk else "")
+        clock_mhz = model.points[node][choice].frequency_mhz
+        unit = f"{name} {clock_mhz} {simulation.wait_s[node] * 1e3:.1f}"
+        text = f"[{unit}]" if node in critical else f" {unit} "
+        units[model.dag.stage[node]].append((text, clock_mhz))
+    width = max(len(text) for row in units for text, _ in row)
+    stage_width = len(str(len(units) - 1))
+    return [
+        f"Stage {stage:>{stage_width}} | " + _joined(row, width, paint)
+        for stage, row in enumerate(units)
+    ]
+
+
+def _joined(row: Sequence[tuple[str, int]], width: int, paint: Paint | None) -> str:
+    """Units in columns; what fills up a column has no colour."""
+    if paint is None:
+        return " ".join(f"{text:<{width}}" for text, _ in row).rstrip()
+    return " ".join(
+        paint(text.rstrip(), clock_mhz, text.startswith("[")) + " " * (width - len(text.rstrip()))
+        for text, clock_mhz in row
+    ).rstrip()

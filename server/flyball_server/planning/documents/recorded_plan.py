@@ -1,0 +1,165 @@
+"""A plan held against a profile: the model and assignment that a stored plan stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.data_parallel import blocking_power_by_pipeline
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
+from flyball_server.planning.plan import (
+    DataParallelPlan,
+    FrequencyPlan,
+    PlannedPipeline,
+    PlanPrediction,
+)
+from flyball_server.planning.schedules._base import Instruction, Schedule
+
+
+def model_of_plan(
+    profile: StageProfile,
+    plan: FrequencyPlan,
+    blocking_power_w: tuple[float, ...] | None = None,
+) -> tuple[PipelineModel, Assignment]:
+    """The plan's own order on this profile, and its clocks as an assignment.
+
+    Args:
+        profile: measured points; may be another than the plan was made from.
+        plan: the plan; its order need not be one that Flyball generates.
+        blocking_power_w: W, one value or one per stage; None: the plan's own.
+
+    Raises:
+        PlanningError: the plan's order cannot run, or uses what the profile does not have.
+    """
+    return _model_of_stages(
+        profile,
+        plan,
+        plan.stages,
+        blocking_power_w=blocking_power_w or plan.blocking_power_w,
+    )
+
+
+def models_of_data_parallel_plan(
+    profiles: Sequence[StageProfile],
+    plan: DataParallelPlan,
+    blocking_power_w: tuple[float, ...] | None = None,
+) -> list[tuple[PipelineModel, Assignment]]:
+    """Likewise of each pipeline, by `dp_rank`, those that run alike one by one.
+
+    Args:
+        profiles: measured points of each pipeline.
+        plan: the plan.
+        blocking_power_w: W, one value, one per stage or one per stage of each pipeline; None:
+            the plan's own.
+
+    Raises:
+        PlanningError: there are more or fewer profiles than pipelines, or as `model_of_plan`.
+    """
+    by_dp_rank = plan.by_dp_rank
+    if len(profiles) != len(by_dp_rank):
+        raise PlanningError(
+            f"has {len(by_dp_rank)} pipelines, the profile {len(profiles)}", field="pipelines"
+        )
+    num_stages = profiles[0].num_stages
+    if blocking_power_w:
+        power_w = blocking_power_by_pipeline(blocking_power_w, len(profiles), num_stages)
+    else:
+        planned_w = blocking_power_by_pipeline(
+            plan.blocking_power_w, len(plan.pipelines), num_stages
+        )
+        power_w = [planned_w[plan.pipelines.index(pipeline)] for pipeline in by_dp_rank]
+    return [
+        _model_of_pipeline(profile, plan, pipeline, of_pipeline_w)
+        for profile, pipeline, of_pipeline_w in zip(profiles, by_dp_rank, power_w, strict=True)
+    ]
+
+
+def models_of_merged_plan(
+    profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
+) -> list[tuple[PipelineModel, Assignment]]:
+    """Likewise of a job's plan, those that run alike once, as if each were all that is profiled.
+
+    Args:
+        profile: measured points, merged over the ranks of all pipelines.
+        plan: for one pipeline, or for classes of pipelines.
+
+    Raises:
+        PlanningError: as `model_of_plan`.
+    """
+    if isinstance(plan, FrequencyPlan):
+        return [model_of_plan(profile, plan)]
+    power_w = blocking_power_by_pipeline(
+        plan.blocking_power_w, len(plan.pipelines), profile.num_stages
+    )
+    return [
+        _model_of_pipeline(profile, plan, pipeline, of_pipeline_w)
+        for pipeline, of_pipeline_w in zip(plan.pipelines, power_w, strict=True)
+    ]
+
+
+def _model_of_pipeline(
+    profile: StageProfile,
+    plan: DataParallelPlan,
+    pipeline: PlannedPipeline,
+    blocking_power_w: tuple[float, ...],
+) -> tuple[PipelineModel, Assignment]:
+    try:
+        return _model_of_stages(profile, plan, pipeline.stages, blocking_power_w=blocking_power_w)
+    except PlanningError as error:
+        if error.field == "blocking_power_w":  # of all pipelines, and an option's
+            raise
+        where = f"pipelines[{plan.pipelines.index(pipeline)}]"
+        raise PlanningError(error.message, field=f"{where}.{error.field}") from None
+
+
+def _model_of_stages(
+    profile: StageProfile,
+    plan: PlanPrediction,
+    stages: tuple[tuple[PlannedInstruction, ...], ...],
+    *,
+    blocking_power_w: tuple[float, ...],
+) -> tuple[PipelineModel, Assignment]:
+    order = Schedule(
+        name=plan.schedule,
+        num_microbatches=plan.num_microbatches,
+        virtual_stages=plan.virtual_stages,
+        weight_versions=plan.weight_versions,
+        stages=tuple(
+            tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
+            for stage in stages
+        ),
+    )
+    model = build_model(profile, order, blocking_power_w)
+    clocks_mhz: dict[tuple[int, Instruction], int] = {}
+    for stage, items in enumerate(stages):
+        for item in items:
+            instruction = Instruction(item.kind, item.microbatch, item.chunk)
+            key = (stage, order.node_of(instruction))
+            if clocks_mhz.setdefault(key, item.frequency_mhz) != item.frequency_mhz:
+                raise PlanningError(
+                    f"stage {stage} runs {item.kind} at several clocks; where a pipeline never"
+                    " flushes, all microbatches of a stage must run alike",
+                    field="stages",
+                )
+    assignment = [
+        _index_of(model.points[node], clocks_mhz[stage, instruction], model, node)
+        for node, (stage, instruction) in enumerate(
+            zip(model.dag.stage, model.dag.instruction, strict=True)
+        )
+    ]
+    return model, assignment
+
+
+def _index_of(
+    points: tuple[OperatingPoint, ...], clock_mhz: int, model: PipelineModel, node: int
+) -> int:
+    for index, point in enumerate(points):
+        if point.frequency_mhz == clock_mhz:
+            return index
+    raise PlanningError(
+        f"{model.dag.instruction[node].kind} of stage {model.dag.stage[node]} runs at"
+        f" {clock_mhz} MHz, which the profile does not have",
+        field="stages",
+    )

@@ -1,0 +1,1 @@
+"""Pipeline model: DAG, operating points, simulation."""

@@ -1,0 +1,355 @@
+"""Data-parallel pipelines planned together: the iteration ends when the slowest has finished.
+
+Side by side they are one pipeline model: the stages of all, no edges between pipelines, one
+iteration time. So what plans one pipeline plans them all, and a pipeline of faster GPUs may
+stretch to the time of the slowest one; waiting until then is priced.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.finish_times import predicted_time_and_energy
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import (
+    Simulation,
+    iteration_energy_j,
+    simulate,
+)
+from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
+from flyball_server.planning.planner import (
+    BUILDING,
+    SEARCHING,
+    PhaseReport,
+    PlanRequest,
+    chunk_places,
+    kept_reserve,
+    model_of_request,
+    planned_stages,
+    policy_request,
+)
+from flyball_server.planning.policies import POLICIES, choose
+from flyball_server.planning.policies._base import PolicyChoice
+from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
+from flyball_server.planning.schedule_choice import is_auto
+from flyball_server.planning.schedules._base import Schedule
+from flyball_server.planning.schedules.virtual_stages import VirtualStages
+
+ItemT = TypeVar("ItemT")
+
+# They find the outer envelope or the deadline in the model they are given: EnvPipe's need one
+# pipeline at a time, the frontier needs all at once.
+JOINT_POLICIES = frozenset({"frontier"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelRequest:
+    """All that a plan of data-parallel pipelines depends on.
+
+    Attributes:
+        pipelines: by `dp_rank`, at least one; alike but for profile and blocking power.
+    """
+
+    pipelines: tuple[PlanRequest, ...]
+
+    def evolve(self, *, policy: str, reconfigure: str, target: str) -> DataParallelRequest:
+        """The request with these for all pipelines."""
+        return DataParallelRequest(
+            pipelines=tuple(
+                replace(pipeline, policy=policy, reconfigure=reconfigure, target=target)
+                for pipeline in self.pipelines
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSimulation:
+    """One iteration of data-parallel pipelines, predicted.
+
+    Attributes:
+        whole: of all pipelines as one model.
+        pipelines: by `dp_rank`; `iteration_time_s`, floats and critical path are the pipeline's
+            own, energy and bubbles count its waiting for the slowest one.
+    """
+
+    whole: Simulation
+    pipelines: tuple[Simulation, ...]
+
+
+def separate_pipelines(
+    request: PlanRequest, profiles: Sequence[StageProfile]
+) -> DataParallelRequest:
+    """The request for pipelines of these profiles, by `dp_rank`; its own profile is not used.
+
+    Its blocking power is one value, one per stage, or one per stage of each pipeline.
+
+    Raises:
+        PlanningError: it is another number of values, or the schedule is `auto`.
+    """
+    if is_auto(request.schedule):
+        raise PlanningError(
+            "auto plans one pipeline; name a schedule for separate pipelines", field="schedule"
+        )
+    power_w = blocking_power_by_pipeline(
+        request.blocking_power_w, len(profiles), profiles[0].num_stages
+    )
+    return DataParallelRequest(
+        pipelines=tuple(
+            replace(request, profile=profile, blocking_power_w=of_pipeline_w)
+            for profile, of_pipeline_w in zip(profiles, power_w, strict=True)
+        )
+    )
+
+
+def blocking_power_by_pipeline(
+    blocking_power_w: Sequence[float], num_pipelines: int, num_stages: int
+) -> list[tuple[float, ...]]:
+    """Each pipeline's values: the same for all, or its own part of one per stage of each.
+
+    Raises:
+        PlanningError: it is another number of values.
+    """
+    values_w = tuple(blocking_power_w)
+    if len(values_w) in {1, num_stages}:
+        return [values_w] * num_pipelines
+    if len(values_w) != num_pipelines * num_stages:
+        raise PlanningError(
+            f"{len(values_w)} values for {num_pipelines} pipelines of {num_stages} stages; give"
+            " one, one per stage, or one per stage of each pipeline",
+            field="blocking_power_w",
+        )
+    return [values_w[first : first + num_stages] for first in range(0, len(values_w), num_stages)]
+
+
+def make_data_parallel_plan(
+    request: DataParallelRequest, report: PhaseReport = lambda _: None
+) -> DataParallelPlan:
+    """The plan that the request's policy makes, with clocks of its own for each pipeline.
+
+    Raises:
+        PlanningError: a part of the request cannot be used; names its field.
+        TargetUnreachableError: no plan of this policy meets the target.
+    """
+    report(BUILDING)
+    models = [model_of_request(pipeline) for pipeline in request.pipelines]
+    return plan_models(request.pipelines[0], models, report)
+
+
+def plan_models(
+    request: PlanRequest,
+    models: Sequence[PipelineModel],
+    report: PhaseReport = lambda _: None,
+    *,
+    dp_ranks: Sequence[tuple[int, ...]] = (),
+) -> DataParallelPlan:
+    """The plan of pipelines whose models are made already; its own profile is not used.
+
+    Args:
+        request: how to plan.
+        models: of the pipelines; all run the same schedule with as many microbatches.
+        report: told what is about to be done.
+        dp_ranks: of each model, the pipelines that it stands for; left out: one each.
+
+    Raises:
+        PlanningError, TargetUnreachableError: as for `make_data_parallel_plan`.
+    """
+    joint = join_pipelines(models)
+    report(SEARCHING)
+    choice = _choose(request, models, joint)
+    return plan_of_pipelines(
+        request,
+        models,
+        joint,
+        choice,
+        dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
+    )
+
+
+def plan_of_pipelines(
+    request: PlanRequest,
+    models: Sequence[PipelineModel],
+    joint: PipelineModel,
+    choice: PolicyChoice,
+    dp_ranks: Sequence[tuple[int, ...]],
+) -> DataParallelPlan:
+    """What was chosen for pipelines side by side, as a plan.
+
+    Args:
+        request: how it was planned; its own profile is not used.
+        models: of the pipelines.
+        joint: `join_pipelines` of these.
+        choice: for the joint model.
+        dp_ranks: of each model, the pipelines that it stands for.
+    """
+    iteration_time_s, energy_j = predicted_time_and_energy(joint, choice.assignment)
+    baseline_time_s, baseline_energy_j = predicted_time_and_energy(joint, joint.baseline())
+    return DataParallelPlan(
+        policy=request.policy,
+        reconfigure=request.reconfigure,
+        schedule=request.schedule,
+        target=request.target,
+        num_microbatches=request.num_microbatches,
+        blocking_power_w=joint.blocking_power_w,
+        iteration_time_s=iteration_time_s,
+        energy_j=energy_j,
+        baseline_iteration_time_s=baseline_time_s,
+        baseline_energy_j=baseline_energy_j,
+        lower_bound_j=choice.lower_bound_j,
+        virtual_stages=chunk_places(models[0].schedule),
+        weight_versions=models[0].schedule.weight_versions,
+        reserve=kept_reserve(request),
+        pipelines=_planned_pipelines(
+            models, split_assignment(models, choice.assignment), iteration_time_s, dp_ranks
+        ),
+    )
+
+
+def _planned_pipelines(
+    models: Sequence[PipelineModel],
+    assignments: Sequence[Assignment],
+    iteration_time_s: float,
+    dp_ranks: Sequence[tuple[int, ...]],
+) -> tuple[PlannedPipeline, ...]:
+    """The pipelines of a plan, each with what it takes until the slowest has finished.
+
+    Args:
+        models: of the pipelines.
+        assignments: likewise.
+        iteration_time_s: of all together, s.
+        dp_ranks: of each model, the pipelines that it stands for.
+    """
+    return tuple(
+        PlannedPipeline(
+            dp_rank=stands_for[0],
+            iteration_time_s=predicted_time_and_energy(model, assignment)[0],
+            energy_j=iteration_energy_j(model, assignment, iteration_time_s),
+            stages=planned_stages(model, assignment),
+            dp_ranks=stands_for if len(stands_for) > 1 else (),
+        )
+        for stands_for, model, assignment in zip(dp_ranks, models, assignments, strict=True)
+    )
+
+
+def joint_model(request: DataParallelRequest) -> PipelineModel:
+    """The pipelines that the request describes, as one.
+
+    Raises:
+        PlanningError: a part of the request cannot be used; names its field.
+    """
+    return join_pipelines([model_of_request(pipeline) for pipeline in request.pipelines])
+
+
+def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
+    """Pipelines side by side as one model: the one's stages and nodes after the other's.
+
+    Args:
+        models: at least one; all run the same schedule with as many microbatches.
+    """
+    return PipelineModel(
+        schedule=Schedule(
+            name=models[0].schedule.name,
+            num_microbatches=models[0].schedule.num_microbatches,
+            stages=_chained(model.schedule.stages for model in models),
+            virtual_stages=_joint_virtual_stages([model.schedule for model in models]),
+            weight_versions=_chained(model.schedule.weight_versions or () for model in models)
+            or None,
+        ),
+        dag=_joint_dag(models),
+        points=_chained(model.points for model in models),
+        blocking_power_w=_chained(model.blocking_power_w for model in models),
+        num_ranks=_chained(model.num_ranks for model in models),
+    )
+
+
+def split_assignment(
+    models: Sequence[PipelineModel], assignment: Sequence[int]
+) -> list[Assignment]:
+    """Each pipeline's part of an assignment of the joint model."""
+    nodes = iter(assignment)
+    return [list(itertools.islice(nodes, model.dag.num_nodes)) for model in models]
+
+
+def simulate_jointly(
+    models: Sequence[PipelineModel], assignments: Sequence[Assignment]
+) -> JointSimulation:
+    """Run one iteration of all pipelines on paper, each with its own assignment."""
+    whole = simulate(join_pipelines(models), list(itertools.chain(*assignments)))
+    return JointSimulation(
+        whole=whole,
+        pipelines=tuple(
+            _simulate_until(whole.iteration_time_s, model, assignment)
+            for model, assignment in zip(models, assignments, strict=True)
+        ),
+    )
+
+
+def _simulate_until(end_s: float, model: PipelineModel, assignment: Assignment) -> Simulation:
+    own = simulate(model, assignment)
+    return replace(
+        own,
+        energy_j=iteration_energy_j(model, assignment, end_s),
+        bubble_fraction=1 - (1 - own.bubble_fraction) * own.iteration_time_s / end_s,
+    )
+
+
+def _choose(
+    request: PlanRequest, models: Sequence[PipelineModel], joint: PipelineModel
+) -> PolicyChoice:
+    policy = request.policy
+    if policy in ENVPIPE_POLICIES:
+        choices = [choose(policy, policy_request(request, model)).assignment for model in models]
+        return PolicyChoice(assignment=list(itertools.chain(*choices)))
+    if policy in POLICIES and policy not in JOINT_POLICIES:
+        raise PlanningError(
+            f"{policy!r} cannot plan data-parallel pipelines separately; these can:"
+            f" {', '.join([*ENVPIPE_POLICIES, *sorted(JOINT_POLICIES)])}",
+            field="policy",
+        )
+    return choose(policy, policy_request(request, joint))
+
+
+def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:
+    """The disjoint union of the pipelines' DAGs."""
+    dags = [model.dag for model in models]
+    first_stage = _offsets([model.schedule.num_stages for model in models])
+    first_node = _offsets([dag.num_nodes for dag in dags])
+
+    def shifted(per_pipeline: Sequence[Sequence[int]], by: Sequence[int]) -> tuple[int, ...]:
+        return tuple(
+            NONE if number == NONE else number + offset
+            for numbers, offset in zip(per_pipeline, by, strict=True)
+            for number in numbers
+        )
+
+    return DependencyDag(
+        stage=shifted([dag.stage for dag in dags], first_stage),
+        instruction=_chained(dag.instruction for dag in dags),
+        order_predecessor=shifted([dag.order_predecessor for dag in dags], first_node),
+        data_predecessor=shifted([dag.data_predecessor for dag in dags], first_node),
+        topological_order=shifted([dag.topological_order for dag in dags], first_node),
+    )
+
+
+def _joint_virtual_stages(schedules: Sequence[Schedule]) -> VirtualStages:
+    """The one pipeline's virtual stages after the other's."""
+    first = _offsets([schedule.num_stages * schedule.num_chunks for schedule in schedules])
+    return tuple(
+        tuple(virtual + offset for virtual in of_stage)
+        for schedule, offset in zip(schedules, first, strict=True)
+        for of_stage in schedule.virtual_stages
+    )
+
+
+def _offsets(counts: Sequence[int]) -> list[int]:
+    """How many come before each."""
+    return [0, *itertools.accumulate(counts[:-1])]
+
+
+def _chained(parts: Iterable[Iterable[ItemT]]) -> tuple[ItemT, ...]:
+    return tuple(itertools.chain.from_iterable(parts))

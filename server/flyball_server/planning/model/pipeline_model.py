@@ -1,0 +1,136 @@
+"""A pipeline to be planned: a schedule's DAG with the operating points of every instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flyball_profiles.stage_profile import (
+    InstructionKind,
+    OperatingPoint,
+    ProfileError,
+    StageProfile,
+)
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import DependencyDag, build_dag
+from flyball_server.planning.schedules._base import Schedule
+
+# No GPU comes near it; beyond it is another unit, and sums could overflow.
+MAX_BLOCKING_POWER_W = 100_000
+
+Assignment = list[int]
+"""Per node of the DAG, an index into its operating points; 0 is the highest frequency."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineModel:
+    """Everything a policy decides on.
+
+    Attributes:
+        points: per node, its operating points in falling frequency; nodes of the same stage,
+            chunk and kind share one tuple. Where a node stands for all microbatches of a
+            steady-state period, of all of them.
+        blocking_power_w: per stage, W of one of its GPUs while it waits.
+        num_ranks: per stage, the number of ranks whose energy the points hold.
+    """
+
+    schedule: Schedule
+    dag: DependencyDag
+    points: tuple[tuple[OperatingPoint, ...], ...]
+    blocking_power_w: tuple[float, ...]
+    num_ranks: tuple[int, ...]
+
+    @property
+    def stage_blocking_power_w(self) -> tuple[float, ...]:
+        """Per stage, W of all its ranks together while they wait: `r_s P_s`."""
+        return tuple(
+            ranks * power_w
+            for ranks, power_w in zip(self.num_ranks, self.blocking_power_w, strict=True)
+        )
+
+    def durations_s(self, assignment: Sequence[int]) -> list[float]:
+        """Per node, its duration at the assigned point, s."""
+        return [
+            points[choice].time_s for points, choice in zip(self.points, assignment, strict=True)
+        ]
+
+    def baseline(self) -> Assignment:
+        """Every instruction at its highest profiled frequency."""
+        return [0] * self.dag.num_nodes
+
+
+def build_model(
+    profile: StageProfile, schedule: Schedule, blocking_power_w: Sequence[float]
+) -> PipelineModel:
+    """Join profile and schedule.
+
+    Args:
+        profile: measured operating points.
+        schedule: an order whose instructions the profile has.
+        blocking_power_w: one value for all stages, or one per stage, W, 0 to 1e5.
+
+    Raises:
+        PlanningError: the profile lacks an instruction or a stage of the schedule, or the
+            blocking power does not fit.
+    """
+    if schedule.num_stages != profile.num_stages:
+        raise PlanningError(
+            f"has {schedule.num_stages} stages, the profile {profile.num_stages}", field="schedule"
+        )
+    try:
+        chunks = profile.by_chunk(schedule.num_chunks)
+    except ProfileError as error:
+        raise PlanningError(error.message.removeprefix("the profile "), field="profile") from None
+    dag = build_dag(schedule)
+    alike, alike_of_node = dag.alike
+    of_alike = [_points_of(chunks, stage, kind, chunk) for stage, kind, chunk in alike]
+    if schedule.is_periodic:
+        of_alike = [_repeated(points, schedule.num_microbatches) for points in of_alike]
+    return PipelineModel(
+        schedule=schedule,
+        dag=dag,
+        points=tuple(map(of_alike.__getitem__, alike_of_node)),
+        blocking_power_w=_per_stage(blocking_power_w, profile.num_stages),
+        num_ranks=profile.num_ranks_per_stage,
+    )
+
+
+def _points_of(
+    chunks: Sequence[StageProfile], stage: int, kind: InstructionKind, chunk: int
+) -> tuple[OperatingPoint, ...]:
+    points = chunks[chunk].points.get((stage, kind))
+    if points is None:
+        where = f"stage {stage}" + (f", chunk {chunk}" if len(chunks) > 1 else "")
+        raise PlanningError(f"has no {kind} of {where}, which the schedule runs", field="profile")
+    return points
+
+
+def _repeated(points: Sequence[OperatingPoint], times: int) -> tuple[OperatingPoint, ...]:
+    """What so many of the instruction take together, all at the same clock."""
+    try:
+        return tuple(
+            replace(point, time_s=times * point.time_s, energy_j=times * point.energy_j)
+            for point in points
+        )
+    except ProfileError:
+        raise PlanningError(
+            f"{times} of them take longer, or more energy, than can be planned as one period",
+            field="num_microbatches",
+        ) from None
+
+
+def _per_stage(blocking_power_w: Sequence[float], num_stages: int) -> tuple[float, ...]:
+    for power_w in blocking_power_w:
+        if not 0 <= power_w <= MAX_BLOCKING_POWER_W:
+            raise PlanningError(
+                f"must be from 0 to {MAX_BLOCKING_POWER_W} W, not {power_w:g}",
+                field="blocking_power_w",
+            )
+    if len(blocking_power_w) == 1:
+        return (float(blocking_power_w[0]),) * num_stages
+    if len(blocking_power_w) != num_stages:
+        raise PlanningError(
+            f"{len(blocking_power_w)} values for {num_stages} stages; give one, or one per stage",
+            field="blocking_power_w",
+        )
+    return tuple(float(power_w) for power_w in blocking_power_w)

@@ -1,0 +1,138 @@
+"""The simulator: when each instruction runs, and what the iteration takes.
+
+Every instruction starts as soon as its predecessors have finished. Iteration energy is the sum
+over instructions of `E(f) - r_s P_s t(f)`, plus `T` times the sum over stages of `r_s P_s`:
+busy energy, and the blocking power over whatever of T is not busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.schedules.memory import peak_activations
+
+# Of the iteration time: sums of the same durations in another order differ by rounding alone.
+RELATIVE_TIME_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """One iteration of a plan, predicted.
+
+    Attributes:
+        start_s, finish_s: per node of the DAG, s from the iteration's begin.
+        wait_s: per node, how long its stage was idle before it, s.
+        float_s: per node, by how much it could end later without a longer iteration, s.
+        critical_path: nodes of one longest path, in the order of time.
+        iteration_time_s: T, s.
+        energy_j: of one iteration over all stages, J.
+        bubble_fraction: idle share of `num_stages * T`.
+        peak_activations: per stage, the most microbatches (of a chunk) held for backward.
+    """
+
+    start_s: tuple[float, ...]
+    finish_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    float_s: tuple[float, ...]
+    critical_path: tuple[int, ...]
+    iteration_time_s: float
+    energy_j: float
+    bubble_fraction: float
+    peak_activations: tuple[int, ...]
+
+
+def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
+    """Run one iteration of `assignment` on paper."""
+    dag = model.dag
+    durations_s = model.durations_s(assignment)
+    finish_s = earliest_finish_s(dag, durations_s)
+    # Not finish less duration: its rounding would show as a wait below zero.
+    start_s = [
+        max((finish_s[before] for before in dag.predecessors(node)), default=0.0)
+        for node in range(dag.num_nodes)
+    ]
+    iteration_time_s = max(finish_s)
+    latest_s = latest_finish_s(dag, durations_s, iteration_time_s)
+    return Simulation(
+        start_s=tuple(start_s),
+        finish_s=tuple(finish_s),
+        wait_s=tuple(
+            start - (finish_s[before] if before != NONE else 0.0)
+            for start, before in zip(start_s, dag.order_predecessor, strict=True)
+        ),
+        float_s=tuple(
+            max(0.0, latest - finish) for latest, finish in zip(latest_s, finish_s, strict=True)
+        ),
+        critical_path=tuple(critical_path(dag, durations_s, finish_s)),
+        iteration_time_s=iteration_time_s,
+        energy_j=iteration_energy_j(model, assignment, iteration_time_s),
+        bubble_fraction=1 - sum(durations_s) / (model.schedule.num_stages * iteration_time_s),
+        peak_activations=peak_activations(model.schedule),
+    )
+
+
+def time_and_energy(model: PipelineModel, assignment: Sequence[int]) -> tuple[float, float]:
+    """Iteration time, s, and energy, J, as `simulate` has them, without the rest of it."""
+    iteration_time_s = max(earliest_finish_s(model.dag, model.durations_s(assignment)))
+    return iteration_time_s, iteration_energy_j(model, assignment, iteration_time_s)
+
+
+def iteration_energy_j(
+    model: PipelineModel, assignment: Sequence[int], iteration_time_s: float
+) -> float:
+    """Energy of one iteration that takes `iteration_time_s`, J (formula above)."""
+    power_w = model.stage_blocking_power_w
+    busy_j = 0.0
+    for stage, points, choice in zip(model.dag.stage, model.points, assignment, strict=True):
+        point = points[choice]
+        busy_j += point.energy_j - power_w[stage] * point.time_s
+    return busy_j + iteration_time_s * sum(power_w)
+
+
+def earliest_finish_s(dag: DependencyDag, durations_s: Sequence[float]) -> list[float]:
+    """Per node, when it finishes if all start as early as they can, s."""
+    order_predecessor, data_predecessor = dag.order_predecessor, dag.data_predecessor
+    finish_s = [0.0] * (dag.num_nodes + 1)  # the last one stands for NONE
+    for node in dag.topological_order:
+        before, source = finish_s[order_predecessor[node]], finish_s[data_predecessor[node]]
+        finish_s[node] = (before if before > source else source) + durations_s[node]
+    finish_s.pop()
+    return finish_s
+
+
+def critical_path(
+    dag: DependencyDag, durations_s: Sequence[float], finish_s: Sequence[float]
+) -> list[int]:
+    """Nodes of one longest path in the order of time, walked back from the last finish.
+
+    As EnvPipe does: a node that did not wait follows the one before it on its stage, one that
+    waited follows the neighbour whose output it waited for. Of equal ends the lowest stage's.
+    """
+    node = max(dag.last_of_stages, key=lambda index: (finish_s[index], -dag.stage[index]))
+    tolerance_s = RELATIVE_TIME_TOLERANCE * finish_s[node]
+    path = [node]
+    while True:
+        before, source = dag.order_predecessor[node], dag.data_predecessor[node]
+        start_s = finish_s[node] - durations_s[node]
+        if before != NONE and start_s - finish_s[before] <= tolerance_s:
+            node = before
+        elif source != NONE:
+            node = source
+        else:
+            return path[::-1]
+        path.append(node)
+
+
+def latest_finish_s(
+    dag: DependencyDag, durations_s: Sequence[float], iteration_time_s: float
+) -> list[float]:
+    """Per node, when it must have finished for the iteration to take no longer than this, s."""
+    latest_s = [iteration_time_s] * dag.num_nodes
+    for node in reversed(dag.topological_order):
+        latest_start_s = latest_s[node] - durations_s[node]
+        for predecessor in dag.predecessors(node):
+            latest_s[predecessor] = min(latest_s[predecessor], latest_start_s)
+    return latest_s

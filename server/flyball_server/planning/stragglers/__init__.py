@@ -1,0 +1,1 @@
+"""Plans for GPUs that differ from their profile."""

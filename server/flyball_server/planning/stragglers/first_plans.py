@@ -1,0 +1,216 @@
+"""First plans of a job's pipelines for one deadline, and what they run at now."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.frontier.event_arcs import EventArcs, event_arcs
+from flyball_server.planning.frontier.first_plan import FirstPlan, FirstPlanner
+from flyball_server.planning.frontier.path_bound import least_busy_j
+from flyball_server.planning.frontier.reserve import with_reserve
+from flyball_server.planning.model.data_parallel import join_pipelines, plan_of_pipelines
+from flyball_server.planning.model.finish_times import FinishTimes, predicted_time_and_energy
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import iteration_energy_j
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import (
+    model_of_request,
+    plan_of_choice,
+)
+from flyball_server.planning.policies._base import PolicyChoice
+from flyball_server.planning.stragglers.running_clocks import RunningClocks
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    PacedRequest,
+    pace_classes,
+    paced_model,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """Clocks that some of the pipelines that are alike run at now.
+
+    Attributes:
+        num_pipelines: how many of them.
+        assignment: the clocks.
+    """
+
+    num_pipelines: int
+    assignment: Assignment
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PacedPipeline:
+    """Pipelines that are alike, as they are now.
+
+    Attributes:
+        dp_ranks: those that they are.
+        model: with their paces.
+        planner: of first plans of that, with a reserve where one is asked for.
+        running: the clocks they run at, of all of them; empty: not known.
+        running_s: durations of the clocks that most of them run at, as they were profiled and as
+            they are now, s.
+    """
+
+    dp_ranks: tuple[int, ...]
+    model: PipelineModel
+    planner: FirstPlanner
+    running: tuple[_Running, ...]
+    running_s: tuple[list[float], ...]
+
+
+class PacedFirstPlans:
+    """Makes first plans of the pipelines of a job.
+
+    Args:
+        paced: the job; policy `frontier`, a schedule by its name.
+        running: what the ranks run now; None: not known.
+    """
+
+    def __init__(self, paced: PacedRequest, running: RunningClocks | None) -> None:
+        self._request = paced.request
+        profiled = model_of_request(paced.request)
+        classes = pace_classes(paced.paces, paced.num_pipelines)
+        if running is not None and running.schedule != paced.request.schedule:
+            running = None
+        self._models = [
+            paced_model(profiled, paces, share=len(dp_ranks) / paced.num_pipelines)
+            for paces, dp_ranks in classes.items()
+        ]
+        self.baseline_s = max(map(_baseline_s, self._models))
+        arcs = event_arcs(profiled.dag)
+        self._pipelines = [
+            _paced_pipeline(dp_ranks, profiled, model, self._planner(model, arcs), running)
+            for dp_ranks, model in zip(classes.values(), self._models, strict=True)
+        ]
+
+    def _planner(self, model: PipelineModel, arcs: EventArcs) -> FirstPlanner:
+        cancellation_point()
+        reserve = self._request.reserve
+        return FirstPlanner(with_reserve(model, reserve, iteration_time_s=self.baseline_s), arcs)
+
+    @property
+    def fastest_s(self) -> float:
+        """What an iteration takes at the highest clocks, with every reserve used, s."""
+        return max(pipeline.planner.fastest_time_s for pipeline in self._pipelines)
+
+    @property
+    def slowest_s(self) -> float:
+        """A later deadline allows nothing more, s."""
+        return max(pipeline.planner.slowest_time_s for pipeline in self._pipelines)
+
+    def plan(self, deadline_s: float) -> FrequencyPlan | DataParallelPlan | None:
+        """The plan for a deadline; None: none is in time."""
+        if deadline_s < self.fastest_s:
+            return None
+        deadline_s = min(deadline_s, self.slowest_s)
+        first = [one.planner.plan(deadline_s, one.running_s) for one in self._pipelines]
+        if any(
+            one.planner.iteration_time_s(made.assignment) > deadline_s
+            for one, made in zip(self._pipelines, first, strict=True)
+        ):
+            return None
+        plan = self._plan(first, deadline_s)
+        return plan if plan.iteration_time_s <= deadline_s else None
+
+    @functools.cached_property
+    def now(self) -> tuple[float, float] | None:
+        """Time and energy of an iteration at the clocks that run, s and J; None: not known."""
+        pipelines = self._pipelines
+        if not all(pipeline.running for pipeline in pipelines):
+            return None
+        of_each = [(pipeline, now) for pipeline in pipelines for now in pipeline.running]
+        time_s = max(
+            predicted_time_and_energy(pipeline.model, now.assignment)[0]
+            for pipeline, now in of_each
+        )
+        energy_j = sum(
+            # The model's energies are those of all the pipelines that it stands for.
+            now.num_pipelines
+            / len(pipeline.dp_ranks)
+            * iteration_energy_j(pipeline.model, now.assignment, time_s)
+            for pipeline, now in of_each
+        )
+        return time_s, energy_j
+
+    @functools.cached_property
+    def _joint(self) -> PipelineModel:
+        return join_pipelines(self._models)
+
+    def _plan(
+        self, first: Sequence[FirstPlan], deadline_s: float
+    ) -> FrequencyPlan | DataParallelPlan:
+        assignment = list(itertools.chain.from_iterable(one.assignment for one in first))
+        bound_j = sum(one.lower_bound_j for one in first)
+        plan = self._plan_of_choice(PolicyChoice(assignment=assignment, lower_bound_j=bound_j))
+        if not plan.reserve:
+            return plan
+        bound_j = self._bound_with_reserve_j(bound_j, plan.iteration_time_s, deadline_s)
+        return replace(plan, lower_bound_j=bound_j)
+
+    def _plan_of_choice(self, choice: PolicyChoice) -> FrequencyPlan | DataParallelPlan:
+        if len(self._models) == 1:
+            return plan_of_choice(self._request, self._models[0], choice)
+        dp_ranks = [pipeline.dp_ranks for pipeline in self._pipelines]
+        plan = plan_of_pipelines(self._request, self._models, self._joint, choice, dp_ranks)
+        # A GPU's, as it was profiled: the models hold shares of it.
+        power_w = model_of_request(self._request).blocking_power_w * len(self._models)
+        return replace(plan, blocking_power_w=power_w)
+
+    def _bound_with_reserve_j(
+        self, lower_bound_j: float, iteration_time_s: float, deadline_s: float
+    ) -> float:
+        """What no plan needs less than that keeps the reserve and is no faster, J.
+
+        The bound of the longer instructions has the waiting in it that the reserve causes. A plan
+        that takes x without it takes at most the deadline, and at most `reserve` times x more,
+        with it: what is taken off here is the most of that for any x that is not shorter.
+        """
+        reserve = self._request.reserve
+        added_s = min(deadline_s - iteration_time_s, reserve * deadline_s / (1 + reserve))
+        waiting_w = sum(sum(model.stage_blocking_power_w) for model in self._models)
+        return max(
+            lower_bound_j - waiting_w * max(0.0, added_s), sum(map(least_busy_j, self._models))
+        )
+
+
+def _baseline_s(model: PipelineModel) -> float:
+    return max(FinishTimes(model.dag).earliest_s(model.durations_s(model.baseline())))
+
+
+def _paced_pipeline(
+    dp_ranks: tuple[int, ...],
+    profiled: PipelineModel,
+    model: PipelineModel,
+    planner: FirstPlanner,
+    running: RunningClocks | None,
+) -> _PacedPipeline:
+    now = () if running is None else _running(dp_ranks, model, running)
+    durations_s: tuple[list[float], ...] = ()
+    if now:
+        of_most = max(now, key=lambda one: one.num_pipelines).assignment
+        durations_s = (profiled.durations_s(of_most), model.durations_s(of_most))
+    return _PacedPipeline(
+        dp_ranks=dp_ranks,
+        model=model,
+        planner=planner,
+        running=now,
+        running_s=durations_s,
+    )
+
+
+def _running(
+    dp_ranks: tuple[int, ...], model: PipelineModel, running: RunningClocks
+) -> tuple[_Running, ...]:
+    """What each of the pipelines runs now; empty where it is not known of one of them."""
+    now: list[_Running] = []
+    for alike in running.alike(dp_ranks):
+        assignment = running.assignment(alike[0], model)
+        if assignment is None:
+            return ()
+        now.append(_Running(num_pipelines=len(alike), assignment=assignment))
+    return tuple(now)

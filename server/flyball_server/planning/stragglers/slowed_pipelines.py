@@ -1,0 +1,196 @@
+"""Plans for GPUs that are slower, or faster, than their profile.
+
+In one pipeline the other stages stretch to what the slow one leaves them. Of data-parallel
+pipelines all wait for the slowest: those that are alike are planned once, as a class, and all
+classes together to one iteration time T' (Chung et al., SOSP 2024, section 2.3), so that one
+certificate covers the whole job.
+
+A GPU that takes f times as long does so at the same power: its energies are f times as large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, ProfileError
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.data_parallel import plan_models
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.planner import (
+    BUILDING,
+    SEARCHING,
+    PhaseReport,
+    PlanRequest,
+    make_plan,
+    model_of_request,
+    plan_of_choice,
+    policy_request,
+    with_named_schedule,
+)
+from flyball_server.planning.policies import choose
+from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How much longer instructions of a stage take than its profile says.
+
+    Attributes:
+        stage: from 0.
+        slowdown: how many times as long, MIN_SLOWDOWN to MAX_SLOWDOWN; below 1 they are faster.
+        dp_rank: of which pipeline; None: of all.
+        kind: of instruction; None: all kinds.
+
+    Raises:
+        PlanningError: the slowdown is out of its bounds.
+    """
+
+    stage: int
+    slowdown: float
+    dp_rank: int | None = None
+    kind: InstructionKind | None = None
+
+    def __post_init__(self) -> None:
+        if not MIN_SLOWDOWN <= self.slowdown <= MAX_SLOWDOWN:
+            raise PlanningError(
+                f"must be {MIN_SLOWDOWN:g} to {MAX_SLOWDOWN:g} times as long,"
+                f" not {self.slowdown:g}",
+                field="slowdown",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacedRequest:
+    """All that a plan for GPUs of uneven pace depends on.
+
+    Attributes:
+        request: of the job; its profile is merged over all ranks of each stage, of all pipelines.
+        paces: those that apply to an instruction multiply.
+        num_pipelines: data-parallel ones, at least 1.
+
+    Raises:
+        PlanningError: a pace is of a stage or pipeline that there is not.
+    """
+
+    request: PlanRequest
+    paces: tuple[Pace, ...]
+    num_pipelines: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_pipelines < 1:
+            raise PlanningError(f"must be at least 1, not {self.num_pipelines}", field="pipelines")
+        for pace in self.paces:
+            if not 0 <= pace.stage < self.request.profile.num_stages:
+                raise PlanningError(
+                    f"there is no stage {pace.stage}; the profile has"
+                    f" {self.request.profile.num_stages}",
+                    field="stage",
+                )
+            if not 0 <= (pace.dp_rank or 0) < self.num_pipelines:
+                raise PlanningError(
+                    f"there is no pipeline {pace.dp_rank}; there are {self.num_pipelines}",
+                    field="dp_rank",
+                )
+
+
+def make_paced_plan(
+    paced: PacedRequest, report: PhaseReport = lambda _: None
+) -> FrequencyPlan | DataParallelPlan:
+    """The plan for these paces; the baseline is all of it at the highest clocks, as paced.
+
+    So target `fastest` means no longer than T', which the slowest pipeline needs in any case, and
+    `slowdown` is relative to that. Energies are of all that the profile holds. Every pipeline
+    keeps the order that the profile alone would give it; of schedule `auto` the one that is
+    chosen without paces.
+
+    Returns:
+        Where all pipelines are alike, one plan for all; else one for each class of them.
+
+    Raises:
+        PlanningError: a part of the request cannot be used; names its field.
+        TargetUnreachableError: no plan of this policy meets the target.
+    """
+    classes = pace_classes(paced.paces, paced.num_pipelines)
+    if classes == {(): tuple(range(paced.num_pipelines))}:
+        return make_plan(paced.request, report)
+    report(BUILDING)
+    request = with_named_schedule(paced.request)
+    model = model_of_request(request)
+    if len(classes) == 1:
+        [paces] = classes
+        model = paced_model(model, paces, share=1.0)
+        report(SEARCHING)
+        choice = choose(request.policy, policy_request(request, model))
+        return plan_of_choice(request, model, choice)
+    models = [
+        paced_model(model, paces, share=len(dp_ranks) / paced.num_pipelines)
+        for paces, dp_ranks in classes.items()
+    ]
+    plan = plan_models(request, models, report, dp_ranks=tuple(classes.values()))
+    return replace(plan, blocking_power_w=model.blocking_power_w * len(classes))
+
+
+def pace_classes(
+    paces: Sequence[Pace], num_pipelines: int
+) -> dict[tuple[Pace, ...], tuple[int, ...]]:
+    """The pipelines of each different set of paces, by the lowest of them."""
+    classes: dict[tuple[Pace, ...], tuple[int, ...]] = {}
+    for dp_rank in range(num_pipelines):
+        own = tuple(
+            sorted(
+                (
+                    replace(pace, dp_rank=None)
+                    for pace in paces
+                    if pace.dp_rank in (None, dp_rank) and pace.slowdown != 1
+                ),
+                key=lambda pace: (pace.stage, pace.kind or "", pace.slowdown),
+            )
+        )
+        classes[own] = (*classes.get(own, ()), dp_rank)
+    return classes
+
+
+def paced_model(model: PipelineModel, paces: Sequence[Pace], *, share: float) -> PipelineModel:
+    """The model with these paces, of such a share of the ranks that the profile merges."""
+    alike, alike_of_node = model.dag.alike
+    profiled = dict(zip(alike_of_node, model.points, strict=True))
+    made = [
+        _paced_points(
+            profiled[number],
+            math.prod(
+                pace.slowdown for pace in paces if pace.stage == stage and pace.kind in (None, kind)
+            ),
+            share,
+        )
+        for number, (stage, kind, _) in enumerate(alike)
+    ]
+    return replace(
+        model,
+        points=tuple(map(made.__getitem__, alike_of_node)),
+        # What a stage's ranks draw while they wait is what counts, and a share of the ranks that
+        # a profile holds need not be a whole number.
+        blocking_power_w=tuple(share * power_w for power_w in model.blocking_power_w),
+    )
+
+
+def _paced_points(
+    points: tuple[OperatingPoint, ...], slowdown: float, share: float
+) -> tuple[OperatingPoint, ...]:
+    if slowdown == share == 1:
+        return points
+    try:
+        return tuple(
+            replace(
+                point,
+                time_s=slowdown * point.time_s,
+                energy_j=slowdown * share * point.energy_j,
+            )
+            for point in points
+        )
+    except ProfileError as error:
+        raise PlanningError(
+            f"at {slowdown:g} times as long {error.message}", field="slowdown"
+        ) from None

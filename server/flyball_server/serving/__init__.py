@@ -1,0 +1,1 @@
+"""Planner process: socket, TLS, request deadlines, logging."""

@@ -1,0 +1,132 @@
+"""Where the planner listens and with what: its socket, its certificate, and who may reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import resource
+import socket
+import ssl
+
+from flyball_server.settings import (
+    ALLOW_OPEN_VARIABLE,
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
+    TOKEN_VARIABLE,
+    Settings,
+)
+from flyball_wire.command import BAD_INPUT, NOT_NOW, CommandError
+
+# For TLS 1.2; those of 1.3 are all of this kind.
+TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+# Files that a planner has open beside its connections.
+_OTHER_FILES = 512
+
+
+def listening_socket(settings: Settings) -> socket.socket:
+    """A socket bound to the settings' address; it does not listen yet.
+
+    Raises:
+        CommandError: it cannot be bound.
+    """
+    where = f"{settings.host}:{settings.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"cannot listen on {where}: {error}; give another --host") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise CommandError(
+            f"cannot listen on {where}: {error.strerror}; give another --port or --host",
+            status=NOT_NOW if error.errno == errno.EADDRINUSE else BAD_INPUT,
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket, settings: Settings) -> str:
+    """The planner's address, as clients name it."""
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if settings.tls_certificate is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def must_ask(listener: socket.socket, settings: Settings) -> bool:
+    """Whether nobody is to be let in without a token: other machines may reach the planner."""
+    is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+    return not is_loopback and not settings.allow_open
+
+
+def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: bool) -> None:
+    """Whether there is an operator's token, where tokens are asked for.
+
+    Raises:
+        CommandError: there is none.
+    """
+    if has_operator:
+        return
+    make = f"make a token with `flyball token create --operator` or set {TOKEN_VARIABLE}"
+    if has_tokens:
+        raise CommandError(
+            f"there are tokens of jobs alone, so nobody could operate the planner at {address}:"
+            f" {make}"
+        )
+    raise CommandError(
+        f"anyone who reaches {address} could change plans: {make}; --allow-open or"
+        f" {ALLOW_OPEN_VARIABLE}=1 lets everybody in all the same"
+    )
+
+
+def check_certificate(
+    settings: Settings,
+    *,
+    certificate_name: str = TLS_CERTIFICATE_VARIABLE,
+    key_name: str = TLS_KEY_VARIABLE,
+) -> None:
+    """Whether the certificate and its key can be used.
+
+    Args:
+        settings: which they are.
+        certificate_name: the option or variable that named the certificate.
+        key_name: the key's.
+
+    Raises:
+        CommandError: they cannot; it names the file.
+    """
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None or key is None:
+        return
+    for name, file in ((certificate_name, certificate), (key_name, key)):
+        try:
+            with open(file, "rb"):  # noqa: PTH123 - only whether it can be read
+                pass
+        except OSError as error:
+            raise CommandError(f"{name}: {file}: cannot be read ({error.strerror})") from None
+    try:
+        # An encrypted key would otherwise ask for its password on the terminal.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            certificate, key, password=""
+        )
+    except (ssl.SSLError, ValueError) as error:
+        why = getattr(error, "reason", None) or str(error)
+        raise CommandError(
+            f"{certificate_name}, {key_name}: {certificate} and {key} are no PEM certificate with"
+            f" its unencrypted key ({why})"
+        ) from None
+
+
+def raise_file_limit(settings: Settings) -> None:
+    """Let the process have as many open files as connections, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.max_connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft not in {resource.RLIM_INFINITY} and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,1 @@
+"""Read models that REST, metrics and dashboard share."""

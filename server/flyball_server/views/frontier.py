@@ -1,0 +1,133 @@
+"""Use case: the time-energy frontier of a job, from which an operator chooses a target."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from dataclasses import dataclass
+
+from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.replanning.plan_request import plan_request
+from flyball_server.jobs.replanning.solve import SupersededError, solve
+from flyball_server.jobs.services import JobServices, frontier_turn
+from flyball_server.planning.effort import Effort
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
+from flyball_server.planning.planner import PlanRequest, with_named_schedule
+from flyball_server.planning.request_options import DEFAULT_TARGET
+
+MAX_REMEMBERED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedFrontier:
+    """A job's frontier and how long it took to find, s."""
+
+    job_id: str
+    curve: FrontierCurve
+    solve_s: float
+
+
+class FrontierMemory:
+    """The frontier last asked for of each job, so that a page may ask again at no cost."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._solved: dict[str, tuple[PlanRequest, int, SolvedFrontier]] = {}
+
+    def find(self, request: PlanRequest, num_points: int, job_id: str) -> SolvedFrontier | None:
+        """What was found for just this, or None."""
+        with self._guard:
+            known = self._solved.get(job_id)
+        if known is None or known[:2] != (request, num_points):
+            return None
+        return known[2]
+
+    def keep(self, request: PlanRequest, num_points: int, solved: SolvedFrontier) -> None:
+        """Remember it in the place of what was known of the job; the oldest job goes."""
+        with self._guard:
+            self._solved.pop(solved.job_id, None)
+            self._solved[solved.job_id] = (request, num_points, solved)
+            while len(self._solved) > MAX_REMEMBERED:
+                self._solved.pop(next(iter(self._solved)))
+
+
+def known_frontier(
+    services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
+) -> SolvedFrontier | None:
+    """The job's frontier, if it was found for just this before.
+
+    Raises:
+        UnknownJobError, MissingProfileError, InvalidFieldError: as for `get_frontier`.
+    """
+    _, request = _request(services, job_id)
+    return memory.find(request, num_points, job_id)
+
+
+def get_frontier(
+    services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
+) -> SolvedFrontier:
+    """The job's frontier from its profile as it now stands.
+
+    Of a job with schedule `auto` it is that of the order chosen for the target `fastest`.
+
+    Raises:
+        UnknownJobError: no such job.
+        MissingProfileError: the job has no profile yet.
+        InvalidFieldError: the job cannot be planned; names the field.
+        PlanningStoppedError: the planner shuts down.
+    """
+    with services.store.turn(frontier_turn(job_id)):
+        while True:
+            job, request = _request(services, job_id)
+            known = memory.find(request, num_points, job_id)
+            if known is not None:
+                return known
+            try:
+                return _solved(services, memory, job, request, num_points)
+            except SupersededError:
+                continue
+
+
+def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest]:
+    """The job as it stands, and what its frontier is found for."""
+    with services.store.reading() as reader:
+        job = require_job(reader, job_id)
+        profile = reader.find_profile(job_id)
+        control = reader.find_control(job_id)
+    if profile is None:
+        raise MissingProfileError(job_id=job_id)
+    # The frontier is of all targets, one policy and the job's own effort: what is in force of
+    # them is no matter.
+    request = dataclasses.replace(
+        plan_request(job.in_force, profile, services.gpu_window, control),
+        policy="frontier",
+        target=DEFAULT_TARGET,
+        effort=Effort(job.in_force.effort),
+    )
+    return job, request
+
+
+def _solved(
+    services: JobServices,
+    memory: FrontierMemory,
+    job: JobRecord,
+    request: PlanRequest,
+    num_points: int,
+) -> SolvedFrontier:
+    started_s = time.perf_counter()
+    try:
+        curve = solve(services, job, _curve, request, num_points)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from error
+    solve_s = time.perf_counter() - started_s
+    solved = SolvedFrontier(job_id=job.job_id, curve=curve, solve_s=solve_s)
+    memory.keep(request, num_points, solved)
+    return solved
+
+
+def _curve(request: PlanRequest, num_points: int) -> FrontierCurve:
+    return make_frontier(with_named_schedule(request), num_points)

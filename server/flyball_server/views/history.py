@@ -1,0 +1,218 @@
+"""Use case: the history of a job's plan, every version in a line, without its instructions.
+
+A version's document may hold tens of thousands of instructions, and never changes: it is read
+once in the life of a planner. From which step a version holds is read every time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.records import JobRecord, PlanRecord
+from flyball_server.jobs.registry.inspection import require_job, require_plan
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.documents.stage_clocks import mean_stage_clocks_mhz
+from flyball_server.planning.plan import DataParallelPlan, PlanPrediction
+from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan
+
+# Of all jobs together; one of 64 stages takes some 3 KB.
+MAX_REMEMBERED = 10_000
+# Calls that may wait for documents to be read; each has a thread.
+HISTORIES_AT_ONCE = 4
+# Documents that are read in one transaction.
+_READ_AT_ONCE = 8
+_PREDICTION_FIELDS = tuple(field.name for field in dataclasses.fields(PlanPrediction))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSummary:
+    """A plan version without its instructions.
+
+    Attributes:
+        kind: `plan`; `comparison`: steps at the highest clocks in between; `separate`: each
+            data-parallel pipeline has clocks of its own; `probe`: made to learn from.
+        policy, target: that it was made for; of a probe `target` is empty.
+        first_step: from which it holds; None: not named.
+        prediction: None of a probe.
+        stage_clock_mhz: per stage, as in `mean_stage_clocks_mhz`, on the profile that the job had
+            when this planner first read the version.
+    """
+
+    version: int
+    kind: str
+    schedule: str
+    policy: str
+    target: str
+    created_at: datetime
+    first_step: int | None
+    prediction: PlanPrediction | None
+    stage_clock_mhz: tuple[float, ...]
+
+
+# By when the job was created, and by version.
+_Summaries = dict[datetime, dict[int, PlanSummary]]
+
+
+class HistoryMemory:
+    """What was read of plan versions; of the jobs not asked for longest it is forgotten.
+
+    Args:
+        max_versions: that are remembered of all jobs together; all of one job in any case.
+    """
+
+    def __init__(self, max_versions: int = MAX_REMEMBERED) -> None:
+        self._max_versions = max_versions
+        self._guard = threading.Lock()
+        self._jobs: OrderedDict[tuple[str, datetime], dict[int, PlanSummary]] = OrderedDict()
+        # One thread at a time reads documents, so that two callers do not read the same.
+        self.reading_documents = _InTurn()
+
+    def of_job(self, job: JobRecord) -> dict[int, PlanSummary]:
+        """A copy of what is known of this job's versions; another run of its name has others."""
+        key = (job.job_id, job.created_at)
+        with self._guard:
+            if key in self._jobs:
+                self._jobs.move_to_end(key)
+            return dict(self._jobs.get(key, {}))
+
+    def keep(self, job: JobRecord, found: dict[int, PlanSummary]) -> None:
+        """Remember these too; the jobs not asked for longest go."""
+        key = (job.job_id, job.created_at)
+        with self._guard:
+            self._jobs.setdefault(key, {}).update(found)
+            self._jobs.move_to_end(key)
+            num_versions = sum(map(len, self._jobs.values()))
+            while num_versions > self._max_versions and len(self._jobs) > 1:
+                _, dropped = self._jobs.popitem(last=False)
+                num_versions -= len(dropped)
+
+
+class _InTurn:
+    """A lock that goes to who has waited longest: a long history lets short ones in between."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._num_come = self._num_served = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Who has it or waits for it."""
+        return self._num_come - self._num_served
+
+    def __enter__(self) -> None:
+        with self._condition:
+            place = self._num_come
+            self._num_come += 1
+            self._condition.wait_for(lambda: self._num_served == place)
+
+    def __exit__(self, *error: object) -> None:
+        with self._condition:
+            self._num_served += 1
+            self._condition.notify_all()
+
+
+def known_summaries(
+    services: JobServices, job_id: str, memory: HistoryMemory
+) -> tuple[PlanSummary, ...] | None:
+    """As `plan_summaries`, where no document is left to read; None: one is.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    return _look(services, job_id, memory, {}, num_documents=0)
+
+
+def plan_summaries(
+    services: JobServices, job_id: str, memory: HistoryMemory
+) -> tuple[PlanSummary, ...]:
+    """All versions of a job's plan, rising, each as it stands now.
+
+    Of a job with hundreds of large versions the first call takes long; it is for a thread.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    own: _Summaries = {}
+    found = _look(services, job_id, memory, own, num_documents=0)
+    while found is None:
+        with memory.reading_documents:
+            found = _look(services, job_id, memory, own, num_documents=_READ_AT_ONCE)
+    return found
+
+
+def _look(
+    services: JobServices,
+    job_id: str,
+    memory: HistoryMemory,
+    own: _Summaries,
+    *,
+    num_documents: int,
+) -> tuple[PlanSummary, ...] | None:
+    """The history as one transaction sees it; None: documents are left to read after these.
+
+    What this call reads is added to `own`: the memory may have forgotten it before the last is
+    read.
+    """
+    with services.store.reading() as reader:
+        job = require_job(reader, job_id)
+        activations = reader.list_activations(job_id)
+        of_call = own.setdefault(job.created_at, {})
+        known = memory.of_job(job) | of_call
+        unknown = [entry.version for entry in activations if entry.version not in known]
+        if unknown and num_documents:
+            of_call |= _read(reader, job_id, unknown[:num_documents])
+            memory.keep(job, of_call)
+            known |= of_call
+    if any(entry.version not in known for entry in activations):
+        return None
+    return tuple(
+        dataclasses.replace(known[entry.version], first_step=entry.first_step)
+        for entry in activations
+    )
+
+
+def _read(reader: JobReader, job_id: str, versions: list[int]) -> dict[int, PlanSummary]:
+    profile = reader.find_profile(job_id)
+    return {
+        version: summary_of(require_plan(reader, job_id, version), profile) for version in versions
+    }
+
+
+def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
+    """A version in a line.
+
+    Args:
+        record: the version.
+        profile: the job's; None: it has none.
+    """
+    plan = record.plan
+    prediction = None if isinstance(plan, ProbePlan) else _without_instructions(plan)
+    return PlanSummary(
+        version=record.version,
+        kind=_kind(record),
+        schedule=plan.schedule,
+        policy=PROBE_POLICY if prediction is None else prediction.policy,
+        target="" if prediction is None else prediction.target,
+        created_at=record.created_at,
+        first_step=record.first_step,
+        prediction=prediction,
+        stage_clock_mhz=mean_stage_clocks_mhz(plan, profile),
+    )
+
+
+def _kind(record: PlanRecord) -> str:
+    if isinstance(record.plan, ProbePlan):
+        return "probe"
+    if record.baseline_cycle:
+        return "comparison"
+    return "separate" if isinstance(record.plan, DataParallelPlan) else "plan"
+
+
+def _without_instructions(plan: PlanPrediction) -> PlanPrediction:
+    return PlanPrediction(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS})

@@ -1,0 +1,329 @@
+"""What is told of jobs, read from the store when somebody asks: bounded work, bounded memory.
+
+Jobs that have a label of their own are read every time, all others now and then. What never
+changes, the documents of plan versions and settled steps, is read once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import fmean
+
+from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign
+from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
+from flyball_server.jobs.savings.intervals import Interval
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.views.job_totals import JobTotals, NewestSteps
+from flyball_server.views.plan_facts import (
+    PlanFacts,
+    Prediction,
+    StagePrediction,
+    plan_facts,
+)
+
+# Reading on in what was never read takes no longer than this at a time, s.
+BUDGET_S = 0.5
+# So often a job is read that has no label of its own, s.
+OTHERS_PERIOD_S = 60.0
+# A job keeps its label against newer ones while it was heard of so lately, s.
+KEPT_LABEL_S = 600.0
+# Rows of single ranks that are read for the stages of a job.
+_MOST_RANK_ROWS = 512
+# The label of all jobs that have none of their own; a job of this name is one of them.
+OTHER_JOBS = "other"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMeasurement:
+    """What the ranks of a stage measured in an iteration.
+
+    Attributes:
+        time_s: of the slowest, s.
+        energy_j: of all together, J; None where one could not be read.
+        sm_clock_mhz: mean of what was read back, over steps and ranks, MHz; None: nothing was.
+    """
+
+    time_s: float
+    energy_j: float | None
+    sm_clock_mhz: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCounts:
+    """How many ranks a job wants, has, hears of."""
+
+    expected: int
+    registered: int
+    present: int
+
+
+@dataclass(kw_only=True)
+class JobFacts:
+    """What is told of one job; `totals` goes on growing, the rest is of the last reading.
+
+    Attributes:
+        activations: of all its plan versions, rising.
+        stages: predicted, of the version that `prediction` is of.
+        planned_clocks_mhz: by stage, the mean clock that this version asks for, MHz.
+        measured_stages: by stage, of the newest steps.
+        is_caught_up: whether all settled steps are in `totals`.
+        planned_target: what a timetable made of the target, of the newest planning; None: the
+            job's own.
+        target_revision: the job's `planned_revision` that `planned_target` is of; -1: none yet.
+        active_at: when the job was last heard of, UTC.
+    """
+
+    job: JobRecord
+    totals: JobTotals = field(default_factory=JobTotals)
+    emulated: bool = False
+    ranks: RankCounts = RankCounts(expected=0, registered=0, present=0)
+    activations: tuple[ActivationRecord, ...] = ()
+    newest_version: int | None = None
+    active_version: int | None = None
+    prediction: Prediction | None = None
+    stages: tuple[StagePrediction, ...] = ()
+    planned_clocks_mhz: tuple[float, ...] = ()
+    newest: NewestSteps | None = None
+    measured_stages: tuple[StageMeasurement, ...] = ()
+    saved_j: Interval | None = None
+    is_caught_up: bool = False
+    planned_target: str | None = None
+    target_revision: int = -1
+    active_at: datetime
+    read_at_s: float = float("-inf")
+    plans: dict[int, PlanFacts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllJobs:
+    """What is told of all jobs.
+
+    Attributes:
+        labelled: those with a label of their own, in the order of their names.
+        others: those without.
+        num_by_state: of each state and of emulated GPUs or real ones.
+    """
+
+    labelled: tuple[JobFacts, ...]
+    others: tuple[JobFacts, ...]
+    num_by_state: Counter[tuple[str, bool]]
+
+
+class JobReading:
+    """Reads jobs, and remembers what need not be read again; one thread at a time.
+
+    Args:
+        services: the seams.
+        max_labelled: so many jobs have a label of their own at the most.
+        budget_s: reading on in what was never read takes no longer, s.
+        clock: monotonic, s.
+    """
+
+    def __init__(
+        self,
+        services: JobServices,
+        *,
+        max_labelled: int,
+        budget_s: float = BUDGET_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._services = services
+        self._max_labelled = max_labelled
+        self._budget_s = budget_s
+        self._clock = clock
+        self._known: dict[str, JobFacts] = {}
+        self._labelled: frozenset[str] = frozenset()
+
+    def read(self, *, num_fresh: int = 0) -> AllJobs:
+        """All jobs, as one reading transaction sees them.
+
+        Args:
+            num_fresh: so many of those heard of last are read, whether they have a label or not.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        until_s = self._clock() + self._budget_s
+        with self._services.store.reading() as reader:
+            jobs = {job.job_id: job for job in reader.list_jobs()}
+            self._known = {job_id: self._facts(job) for job_id, job in jobs.items()}
+            wanted, others = self._due(num_fresh)
+            for facts in wanted:
+                self._read(reader, facts, until_s)
+            for facts in others:
+                self._read(reader, facts, until_s)
+                if self._clock() >= until_s:
+                    break
+            self._labelled = self._choose()
+        everything = tuple(self._known[job_id] for job_id in sorted(self._known))
+        return AllJobs(
+            labelled=tuple(facts for facts in everything if not self._is_other(facts)),
+            others=tuple(facts for facts in everything if self._is_other(facts)),
+            num_by_state=Counter((str(each.job.state), each.emulated) for each in everything),
+        )
+
+    def read_one(self, job_id: str) -> JobFacts | None:
+        """One job, read now; None: there is none of this name.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        until_s = self._clock() + self._budget_s
+        with self._services.store.reading() as reader:
+            job = reader.find_job(job_id)
+            if job is None:
+                self._known.pop(job_id, None)
+                return None
+            facts = self._known[job_id] = self._facts(job)
+            self._read(reader, facts, until_s)
+        return facts
+
+    def _read(self, reader: JobReader, facts: JobFacts, until_s: float) -> None:
+        _read_job(self._services, reader, facts, lambda: self._clock() >= until_s)
+        facts.read_at_s = self._clock()
+
+    def _facts(self, job: JobRecord) -> JobFacts:
+        known = self._known.get(job.job_id)
+        if known is None or known.job.created_at != job.created_at:
+            # Another run under the same name begins from nothing.
+            return JobFacts(job=job, emulated=job.in_force.emulated, active_at=job.created_at)
+        known.job = job
+        return known
+
+    def _is_other(self, facts: JobFacts) -> bool:
+        return facts.job.job_id not in self._labelled
+
+    def _due(self, num_fresh: int) -> tuple[list[JobFacts], list[JobFacts]]:
+        """Those to be read now, then others whose time has come, those never read first."""
+        now_s = self._clock()
+        newest = sorted(self._known.values(), key=lambda facts: facts.active_at, reverse=True)
+        fresh = {facts.job.job_id for facts in newest[:num_fresh]} | self._labelled
+        wanted = [facts for facts in self._known.values() if facts.job.job_id in fresh]
+        others = [
+            facts
+            for facts in self._known.values()
+            if facts.job.job_id not in fresh
+            and (now_s - facts.read_at_s >= OTHERS_PERIOD_S or not facts.is_caught_up)
+        ]
+        # Of those never read the newest first: it is most likely the one that trains.
+        others.sort(key=lambda facts: (facts.read_at_s, -facts.active_at.timestamp()))
+        return wanted, others
+
+    def _choose(self) -> frozenset[str]:
+        """The jobs heard of last; one that has a label keeps it while it is heard of."""
+        now = self._services.now()
+
+        def rank(facts: JobFacts) -> tuple[bool, datetime]:
+            is_lately = (now - facts.active_at).total_seconds() < KEPT_LABEL_S
+            return is_lately and not self._is_other(facts), facts.active_at
+
+        nameable = [facts for job_id, facts in self._known.items() if job_id != OTHER_JOBS]
+        chosen = sorted(nameable, key=rank, reverse=True)[: self._max_labelled]
+        return frozenset(facts.job.job_id for facts in chosen)
+
+
+def _read_job(
+    services: JobServices, reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]
+) -> None:
+    job = facts.job
+    ranks = reader.list_ranks(job.job_id)
+    now = services.now()
+    if facts.target_revision != job.planned_revision:
+        facts.planned_target = reader.find_control(job.job_id).planned_for.target
+        facts.target_revision = job.planned_revision
+    facts.emulated = job.in_force.emulated or any(rank.emulated for rank in ranks)
+    facts.ranks = RankCounts(
+        expected=job.in_force.num_ranks,
+        registered=len(ranks),
+        present=sum(not is_gone(rank, now, services.life) for rank in ranks),
+    )
+    are_known = _read_plans(reader, facts, is_late)
+    before = facts.totals.after_step
+    facts.is_caught_up = are_known and facts.totals.read(
+        reader, job.job_id, job.in_force.num_ranks, is_late
+    )
+    facts.active_at = max(facts.active_at, last_sign(job, ranks))
+    if before not in (-1, facts.totals.after_step):
+        facts.active_at = max(facts.active_at, now)
+    newest = facts.totals.newest
+    if newest != facts.newest:
+        facts.newest = newest
+        facts.measured_stages = _measured_stages(reader, facts, ranks)
+    facts.saved_j = facts.totals.saved_j()
+
+
+def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]) -> bool:
+    """Which versions there are, and what those that were run hold; False: it got late."""
+    job_id = facts.job.job_id
+    activations = facts.activations = reader.list_activations(job_id)
+    active = [entry.version for entry in activations if entry.first_step is not None]
+    facts.newest_version = max((entry.version for entry in activations), default=None)
+    facts.active_version = max(active, default=None)
+    told = facts.active_version or facts.newest_version
+    unknown = [version for version in active if version not in facts.plans]
+    if told is not None and told not in facts.plans and told not in unknown:
+        unknown.append(told)
+    profile = reader.find_profile(job_id) if unknown else None
+    for version in unknown:
+        record = reader.find_plan(job_id, version)
+        if record is not None:
+            facts.plans[version] = plan_facts(record, profile, _highest_mhz(facts))
+        if is_late():
+            break
+    known = None if told is None else facts.plans.get(told)
+    facts.prediction = None if known is None else known.prediction
+    facts.stages = () if known is None else known.stages
+    facts.planned_clocks_mhz = () if known is None else known.stage_clocks_mhz
+    for entry in activations:
+        if entry.first_step is not None and entry.version in facts.plans:
+            plan = facts.plans[entry.version]
+            facts.totals.know(entry.version, plan.kinds_from(entry.first_step), plan.prediction)
+    return all(version in facts.plans for version in active)
+
+
+def _highest_mhz(facts: JobFacts) -> tuple[int, ...]:
+    """Per stage the highest clock that profiling ran; empty: it ran none so far."""
+    return next((plan.highest_mhz for plan in facts.plans.values() if plan.highest_mhz), ())
+
+
+def _measured_stages(
+    reader: JobReader, facts: JobFacts, ranks: Sequence[RankRecord]
+) -> tuple[StageMeasurement, ...]:
+    """By stage, the mean over the newest of the steps that are told of the job."""
+    if facts.newest is None or not ranks:
+        return ()
+    last_step = facts.newest.steps[-1]
+    first_step = last_step - max(_MOST_RANK_ROWS // len(ranks), 1) + 1
+    steps = frozenset(step for step in facts.newest.steps if step >= first_step)
+    stage_of = {rank.rank: rank.stage for rank in ranks}
+    times_s: dict[int, dict[int, float]] = defaultdict(dict)
+    energies_j: dict[int, float] = defaultdict(float)
+    clocks_mhz: dict[int, list[float]] = defaultdict(list)
+    without_energy: set[int] = set()
+    for record in reader.list_steps(facts.job.job_id, min(steps), last_step + 1):
+        stage = stage_of.get(record.rank)
+        if stage is None or record.step not in steps:
+            continue
+        of_stage = times_s[stage]
+        of_stage[record.step] = max(record.time_s, of_stage.get(record.step, 0.0))
+        if record.energy_j is None:
+            without_energy.add(stage)
+        else:
+            energies_j[stage] += record.energy_j
+        if record.sm_clock_mhz is not None:
+            clocks_mhz[stage].append(record.sm_clock_mhz)
+    if set(times_s) != set(range(facts.job.in_force.num_stages)):
+        return ()
+    return tuple(
+        StageMeasurement(
+            time_s=sum(times_s[stage].values()) / len(times_s[stage]),
+            energy_j=None if stage in without_energy else energies_j[stage] / len(steps),
+            sm_clock_mhz=fmean(clocks_mhz[stage]) if clocks_mhz[stage] else None,
+        )
+        for stage in range(facts.job.in_force.num_stages)
+    )

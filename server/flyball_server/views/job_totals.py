@@ -1,0 +1,194 @@
+"""Running totals of a job's steps: each step is read once, when it is settled.
+
+They are made of what the store has, so that a planner that starts again tells the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
+from flyball_server.jobs.measurements.step_reading import MOST_LATER, settled_steps, whole_step
+from flyball_server.jobs.records import StepTotals
+from flyball_server.jobs.savings.intervals import Interval
+from flyball_server.jobs.savings.savings import JobSavings, SavingsFold
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.views.plan_facts import Prediction
+
+# Of single ranks, that one read goes through.
+_ROWS_A_PIECE = 16_384
+_FEWEST_A_PIECE = 8
+_WIDER = 4
+# Steps whose mean is told as what the job measures now.
+NEWEST_STEPS = 16
+
+
+class Clocks(StrEnum):
+    """What a step that all ranks have posted was run at."""
+
+    PLAN = "plan"
+    HIGHEST = "highest"
+    DEFAULT = "default"
+    PROFILING = "profiling"
+    MIXED = "mixed"
+
+
+@dataclass
+class Sum:
+    """Steps added up: how many, their time, s, and the energy of those that have one, J."""
+
+    num_steps: int = 0
+    time_s: float = 0.0
+    energy_j: float = 0.0
+
+    def add(self, step: WholeStep) -> None:
+        """The next step."""
+        self.num_steps += 1
+        self.time_s += step.time_s
+        self.energy_j += step.energy_j or 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewestSteps:
+    """The newest steps that all ranks have posted, all alike, rising.
+
+    Attributes:
+        clocks: what they ran at, never MIXED.
+        version: of the plan; None: none, default clocks.
+        time_s, energy_j: mean of one; energy None where one could not be read.
+    """
+
+    clocks: Clocks
+    version: int | None
+    steps: tuple[int, ...]
+    time_s: float
+    energy_j: float | None
+
+
+class JobTotals:
+    """Takes the job's steps as they settle.
+
+    A step is settled when all ranks have posted it, or never will have. What is posted again
+    later, by a run that has started over from a checkpoint, is not counted again.
+
+    Attributes:
+        sums: of steps that all ranks have posted, by what they ran at.
+        num_incomplete: steps that not all ranks have posted.
+        predicted_j, predicted_baseline_j: of the steps in `sums[PLAN]`, what the model predicts
+            for them on their plan and at the highest clocks, J.
+    """
+
+    def __init__(self) -> None:
+        self.sums = {clocks: Sum() for clocks in Clocks}
+        self.num_incomplete = 0
+        self.predicted_j = 0.0
+        self.predicted_baseline_j = 0.0
+        self.num_unplanned = 0
+        self.num_clock_misses = 0
+        self.num_power_capped = 0
+        self.num_thermally_capped = 0
+        self.after_step = -1
+        self._widening = 1
+        self._kinds: dict[int, StepKinds] = {}
+        self._predictions: dict[int, Prediction] = {}
+        self._fold = SavingsFold(self._kinds)
+        self._newest: deque[WholeStep] = deque(maxlen=NEWEST_STEPS)
+        self._newest_is: tuple[int | None, Clocks] | None = None
+        self._savings = self._fold.so_far()
+        self._savings_after = self.after_step
+
+    def know(self, version: int, kinds: StepKinds, prediction: Prediction | None) -> None:
+        """A version that steps may have run on; before they are read."""
+        self._kinds[version] = kinds
+        if prediction is not None:
+            self._predictions[version] = prediction
+
+    def read(
+        self, reader: JobReader, job_id: str, num_ranks: int, is_late: Callable[[], bool]
+    ) -> bool:
+        """Read on in pieces; False: it got late before all settled steps were read."""
+        num_steps = max(_ROWS_A_PIECE // num_ranks, _FEWEST_A_PIECE)
+        while True:
+            limit = min(num_steps * self._widening, 2 * MOST_LATER)
+            piece = reader.list_step_totals(job_id, after_step=self.after_step, limit=limit)
+            settled = settled_steps(piece, num_ranks)
+            for totals in settled:
+                self._add(totals, whole_step(totals, num_ranks))
+            if len(piece) < limit:
+                return True
+            # Where the first step is awaited, later ones decide whether it is given up.
+            self._widening = 1 if settled else self._widening * _WIDER
+            if is_late():
+                return False
+
+    @property
+    def newest(self) -> NewestSteps | None:
+        """The newest steps that are alike; None: there is none."""
+        if not self._newest or self._newest_is is None:
+            return None
+        version, clocks = self._newest_is
+        num_steps = len(self._newest)
+        energies_j = [step.energy_j for step in self._newest if step.energy_j is not None]
+        return NewestSteps(
+            clocks=clocks,
+            version=version,
+            steps=tuple(step.step for step in self._newest),
+            time_s=sum(step.time_s for step in self._newest) / num_steps,
+            energy_j=sum(energies_j) / num_steps if len(energies_j) == num_steps else None,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far that all ranks have posted, on whatever clocks."""
+        return sum(counted.num_steps for counted in self.sums.values())
+
+    def savings(self) -> JobSavings:
+        """What the report says of the steps so far."""
+        if self._savings_after != self.after_step:
+            self._savings = self._fold.so_far()
+            self._savings_after = self.after_step
+        return self._savings
+
+    def saved_j(self) -> Interval | None:
+        """What the plans have saved, J; None without a measured baseline."""
+        return self.savings().saved_j
+
+    def _add(self, totals: StepTotals, step: WholeStep) -> None:
+        self.after_step = step.step
+        self.num_unplanned += totals.num_unplanned
+        self.num_clock_misses += totals.num_clock_misses
+        self.num_power_capped += totals.num_power_capped
+        self.num_thermally_capped += totals.num_thermally_capped
+        self._fold.add(step)
+        if not step.is_complete:
+            self.num_incomplete += 1
+            return
+        clocks = self._clocks(step)
+        self.sums[clocks].add(step)
+        prediction = self._predictions.get(step.version or 0)
+        if clocks is Clocks.PLAN and prediction is not None:
+            self.predicted_j += prediction.energy_j
+            self.predicted_baseline_j += prediction.baseline_energy_j
+        self._look_at_newest(step, clocks)
+
+    def _clocks(self, step: WholeStep) -> Clocks:
+        if step.is_mixed:
+            return Clocks.MIXED
+        if step.version is None:
+            return Clocks.DEFAULT
+        kinds = self._kinds.get(step.version, StepKinds())
+        if kinds.is_probe:
+            return Clocks.PROFILING
+        return Clocks.HIGHEST if kinds.is_baseline(step.step) else Clocks.PLAN
+
+    def _look_at_newest(self, step: WholeStep, clocks: Clocks) -> None:
+        kinds = self._kinds.get(step.version or 0, StepKinds())
+        if clocks is Clocks.MIXED or (clocks is Clocks.HIGHEST and kinds.is_interleaved):
+            return  # neither is what the job runs at
+        if self._newest_is != (step.version, clocks):
+            self._newest.clear()
+            self._newest_is = (step.version, clocks)
+        self._newest.append(step)
