@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from flyball_client.api.errors import CodecError
+from flyball_wire.errors import CodecError
 
 T = TypeVar("T")
 

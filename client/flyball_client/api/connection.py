@@ -15,12 +15,7 @@ from typing import Self, TypeVar
 
 import httpx
 
-from flyball_client.api.errors import (
-    CodecError,
-    PlannerBusyError,
-    PlannerError,
-    PlannerUnavailableError,
-)
+from flyball_client.api.errors import PlannerBusyError, PlannerError, PlannerUnavailableError
 from flyball_client.api.planner_errors import (
     CONNECTION_ERRORS,
     PASSING_STATUSES,
@@ -32,6 +27,7 @@ from flyball_client.api.planner_errors import (
 from flyball_client.api.trust import trusted_context, warn_of_plain_token
 from flyball_client.api.whole_answer import EndlessAnswerError, whole_answer
 from flyball_wire.codec import decode, decode_list, encode
+from flyball_wire.errors import CodecError
 from flyball_wire.messages import TOKEN_HEADER
 
 T = TypeVar("T")

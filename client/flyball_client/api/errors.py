@@ -1,13 +1,13 @@
 """The client's errors, one tree.
 
-FlyballError
+FlyballError                  (flyball_wire.errors)
 ├── PlannerError             (planner_client)
 │   ├── PlannerUnavailableError  the planner cannot be reached, or answered 5xx or nonsense
 │   │   ├── PlannerBusyError         it is there, and says when to ask again
 │   │   ├── PlannerDistrustedError    its certificate is not trusted
 │   │   └── PlannerCutOffError       what is there ended the connection, or speaks no HTTP
 │   └── PlannerRefusedError      it answered 4xx; `status` and its one-line reason
-├── CodecError               what was received is not what wire.py says
+├── CodecError               (flyball_wire.errors) received JSON that does not fit its type
 └── GpuError                 (gpu/_base)
     ├── GpuPermissionError
     ├── GpuNotFoundError
@@ -16,9 +16,7 @@ FlyballError
 
 from __future__ import annotations
 
-
-class FlyballError(Exception):
-    """Base of all errors that Flyball's client raises; its text says what to do."""
+from flyball_wire.errors import FlyballError
 
 
 class PlannerError(FlyballError):
@@ -51,7 +49,3 @@ class PlannerRefusedError(PlannerError):
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-
-class CodecError(FlyballError):
-    """Received JSON that does not fit its wire type; the text names the field."""

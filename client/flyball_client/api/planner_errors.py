@@ -9,7 +9,6 @@ from typing import NoReturn, cast
 import httpx
 
 from flyball_client.api.errors import (
-    CodecError,
     PlannerBusyError,
     PlannerCutOffError,
     PlannerDistrustedError,
@@ -18,6 +17,7 @@ from flyball_client.api.errors import (
     PlannerUnavailableError,
 )
 from flyball_wire.codec import decode
+from flyball_wire.errors import CodecError
 from flyball_wire.messages import Problem
 
 # What went wrong, by httpx's exception; the most special one in its family tree counts.

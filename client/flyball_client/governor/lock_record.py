@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flyball_client.api.errors import FlyballError
+from flyball_wire.errors import FlyballError
 
 _SUFFIX = ".clock"
 _MAX_BYTES = 4096

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Literal, Protocol, runtime_checkable
 
-from flyball_client.api.errors import FlyballError
+from flyball_wire.errors import FlyballError
 
 
 class GpuError(FlyballError):

@@ -1,7 +1,7 @@
 """What a GPU draws while it waits in communication: two ranks, of which one makes the other wait.
 
-Ranks are processes of `flyball_integrations.shared.blocking_pair`, which know torch; here is only who
-waits for whom, and the waiting GPU's energy counter.
+Ranks are processes of `flyball_integrations.shared.blocking_pair`, which know torch; here is only
+who waits for whom, and the waiting GPU's energy counter.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from flyball_client.api.errors import FlyballError
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.profiling.counter_window import CounterReading, power_error
+from flyball_wire.errors import FlyballError
 
 READY = "ready"
 RECEIVED = "received"

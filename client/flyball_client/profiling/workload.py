@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from flyball_client.api.errors import FlyballError
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_wire.errors import FlyballError
 
 RunOnce = Callable[[], object]
 

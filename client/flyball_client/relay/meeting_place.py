@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flyball_client.api.errors import FlyballError
 from flyball_client.governor.lock_record import default_state_dir
+from flyball_wire.errors import FlyballError
 from flyball_wire.version import flyball_version
 
 # Of a Unix socket's address on Linux, its final zero included.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from flyball_client.api.errors import CodecError
 from flyball_client.session.pending_plans import PlanSwitch
 from flyball_client.session.plan_compiler import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_wire.errors import CodecError
 from flyball_wire.messages import RankPlan
 
 _logger = logging.getLogger(__name__)

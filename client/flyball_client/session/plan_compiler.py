@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from flyball_client.api.errors import CodecError
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_wire.errors import CodecError
 from flyball_wire.messages import RankPlan
 
 

@@ -8,15 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from flyball_client.api.errors import (
-    CodecError,
-    FlyballError,
-    PlannerBusyError,
-    PlannerRefusedError,
-)
+from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_wire.errors import CodecError, FlyballError
 from flyball_wire.messages import Acknowledgement, RankPlan, RankRegistration
 
 _logger = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flyball_client.api.errors import FlyballError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.plan_subscriber import PlanFeed
 from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_wire.errors import FlyballError
 from flyball_wire.messages import RankPlan, RankRegistration, StepMeasurement
 
 _logger = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ import logging
 import random
 import threading
 
-from flyball_client.api.errors import FlyballError, PlannerBusyError, PlannerRefusedError
+from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
+from flyball_wire.errors import FlyballError
 
 _logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_client.api.errors import CodecError
 from flyball_wire import closed_loop, codec, messages
 from flyball_wire.codec import decode, decode_list, encode
+from flyball_wire.errors import CodecError
 
 WIRE_TYPES = [
     wire_type

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_client.api.errors import CodecError
 from flyball_client.session.plan_compiler import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_wire.errors import CodecError
 from flyball_wire.messages import RankPlan
 
 SUPPORTED_MHZ = (1410, 1200, 900)

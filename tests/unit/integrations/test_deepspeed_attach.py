@@ -118,7 +118,7 @@ def test_a_bad_address_or_token_is_refused_before_anything_is_opened(
 
 def test_an_option_that_there_is_not_is_refused_before_anything_is_opened(opened: Opened) -> None:
     wrong: dict[str, Any] = {"polcy": "frontier"}
-    with pytest.raises(TypeError, match=r"deepspeed_pipeline\.attach\(\) got an .* 'polcy'; did"):
+    with pytest.raises(TypeError, match=r"deepspeed\.pipeline\.attach\(\) got an .* 'polcy'; did"):
         attach(engine(), job_id="job", p2p="eager", **wrong)
     assert opened.log == []
 

@@ -194,7 +194,7 @@ def test_an_option_that_there_is_not_is_refused_and_nothing_is_touched() -> None
     schedule = schedule_of_one()
     before = dict(vars(schedule))
     wrong: dict[str, Any] = {"schedule_name": "1f1b"}
-    with pytest.raises(TypeError, match=r"torch_pipelining\.attach\(\) got an .* 'schedule_name'"):
+    with pytest.raises(TypeError, match=r"torch\.pipelining\.attach\(\) got an .* 'schedule_name'"):
         attach(schedule, job_id="job", gpu=RecordingGpu(), **wrong)
     assert vars(schedule) == before
 

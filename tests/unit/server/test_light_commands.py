@@ -23,7 +23,7 @@ def _loaded_by(module: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("command", ["serve_command", "token_command"])
+@pytest.mark.parametrize("command", ["cli.serve", "cli.token"])
 def test_a_command_that_may_only_refuse_loads_no_planner(command: str) -> None:
     loaded = _loaded_by(f"flyball_server.{command}")
 
