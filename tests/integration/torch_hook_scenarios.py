@@ -21,8 +21,12 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_integrations.torch.joint_attach import on_all_ranks_or_none
-from flyball_integrations.torch.pipelining import attach, detach, registration_of
+from flyball_integrations.torch.pipelining import (
+    attach,
+    detach,
+    on_all_ranks_or_none,
+    registration_of,
+)
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 SINGLE = ("GPipe", "1F1B")

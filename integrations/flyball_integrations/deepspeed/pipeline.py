@@ -26,8 +26,7 @@ from flyball_integrations.deepspeed.order_switch import OrderSwitch
 from flyball_integrations.deepspeed.settings import P2P, SCHEDULES
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import RankEnds, RankLayout, Registering
-from flyball_integrations.shared.order_agreement import OrderAgreement
-from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.shared.order_agreement import OrderAgreement, OrderNegotiation, RankPlace
 from flyball_integrations.shared.rank_memory import free_cuda_bytes
 from flyball_integrations.shared.transfer_timers import (
     DeviceTransferTimer,

@@ -7,13 +7,50 @@ what runs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from flyball_integrations.megatron.names import CALLS
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attachment import Overrides
+
+CALLS = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_with_interleaving",
+    "forward_backward_pipelining_without_interleaving",
+)
+_NAMES = (
+    *CALLS,
+    "forward_step",
+    "backward_step",
+    "get_schedule_table",
+    "get_pp_rank_microbatches",
+)
+_PARAMETER = "p2p_communicator"
+_TESTED_VERSIONS = "0.14.0, 0.15.3 and 0.16.1"
+
+
+def check_names(schedules: Any, *, version: str) -> None:  # noqa: ANN401 - a module without types
+    """Whether `megatron.core.pipeline_parallel.schedules` has all that is used of it.
+
+    Args:
+        schedules: the module.
+        version: of megatron-core.
+
+    Raises:
+        ValueError: it has not.
+    """
+    missing = [name for name in _NAMES if not hasattr(schedules, name)]
+    if not missing:
+        of_warmup = inspect.signature(schedules.get_pp_rank_microbatches).parameters
+        missing = [] if _PARAMETER in of_warmup else [f"{_PARAMETER} of get_pp_rank_microbatches"]
+    if missing:
+        raise ValueError(
+            f"megatron-core {version} has no {missing[0]} in its schedules,"
+            f" which Flyball uses; it is tested with megatron-core {_TESTED_VERSIONS}"
+        )
+
 
 Function = Callable[..., Any]
 

@@ -28,14 +28,13 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
 
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.megatron.names import check_names
 from flyball_integrations.megatron.order import (
     StageOrder,
     interleaved,
     one_f_one_b,
     registration_of,
 )
-from flyball_integrations.megatron.patch import patch_schedules
+from flyball_integrations.megatron.patch import check_names, patch_schedules
 from flyball_integrations.megatron.timers import HookedTimers
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attach_options import AttachOptions, check_options

@@ -12,9 +12,11 @@ Only attributes of this schedule and its stages are set, and `detach` removes th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from typing import Literal, Unpack
 
 import torch
@@ -23,12 +25,9 @@ import torch.distributed
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout, Registering
-from flyball_integrations.shared.order_agreement import OrderAgreement
-from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.shared.order_agreement import OrderAgreement, OrderNegotiation, RankPlace
 from flyball_integrations.shared.rank_memory import free_cuda_bytes
-from flyball_integrations.torch.joint_attach import on_all_ranks_or_none
-from flyball_integrations.torch.memory import ForwardMeter
-from flyball_integrations.torch.order_switch import TorchOrderSwitch, rehearse
+from flyball_integrations.torch.order_switch import ForwardMeter, TorchOrderSwitch, rehearse
 from flyball_integrations.torch.private_schedules import (
     PipelineSchedule,
     PipelineStage,
@@ -40,9 +39,66 @@ from flyball_integrations.torch.private_schedules import (
     send_at_once,
     stages_of,
 )
-from flyball_integrations.torch.schedule_patch import SchedulePatch, check_optimizer
-from flyball_integrations.torch.waits import WaitTimes
+from flyball_integrations.torch.schedule_patch import SchedulePatch, WaitTimes, check_optimizer
 from flyball_wire.messages import JobRegistration
+
+_logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def on_all_ranks_or_none(*, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
+    """What every rank does inside is to be undone by it where an error comes out.
+
+    Every rank must come to it at the same time; over gloo, whatever training uses. An error of
+    this rank's own comes out when the others have been told.
+
+    Args:
+        timeout_s: so long each of its two exchanges waits for a rank that does not come.
+
+    Raises:
+        ValueError: another rank has failed, or does not come.
+    """
+    try:
+        yield
+    except Exception as error:
+        _logger.warning(
+            "Flyball is not attached to rank %d, which the other ranks are now told: %s",
+            torch.distributed.get_rank(),
+            error,
+        )
+        try:
+            _failed_ranks(has_failed=True, timeout_s=timeout_s)
+        except RuntimeError as lost:
+            _logger.warning("the other ranks could not be told: %s", _first_line(lost))
+        raise
+    try:
+        failed = _failed_ranks(has_failed=False, timeout_s=timeout_s)
+    except RuntimeError as error:
+        raise ValueError(
+            f"not all ranks came to attach within {timeout_s:g} s of each other, so it is undone"
+            f" here: {_first_line(error)}"
+        ) from error
+    if failed:
+        ranks = ", ".join(map(str, failed))
+        raise ValueError(f"attach failed on rank {ranks}, so it is undone here; see the log there")
+
+
+def _failed_ranks(*, has_failed: bool, timeout_s: float) -> list[int]:
+    group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    marks = torch.zeros(group.size(), dtype=torch.int64)
+    marks[group.rank()] = int(has_failed)
+    # Not freed where it fails: that would wait for the rank that is gone.
+    torch.distributed.all_reduce(marks, group=group)
+    torch.distributed.destroy_process_group(group)
+    return [rank for rank, mark in enumerate(marks.tolist()) if mark]
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Without the stack of C++ that torch puts behind it."""
+    return str(error).partition("\n")[0]
+
 
 _ATTACHMENT = "_flyball_attachment"
 _ORDERS = ("own", "envpipe")

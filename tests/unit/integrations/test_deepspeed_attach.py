@@ -15,7 +15,7 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 from flyball_integrations.deepspeed import pipeline
 from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_integrations.deepspeed.settings import SCHEDULES
-from flyball_integrations.shared import attachment, order_negotiation
+from flyball_integrations.shared import attachment, order_agreement
 from flyball_server.planning.schedule_choice import candidate_schedules
 from flyball_wire.messages import JobRegistration
 
@@ -185,7 +185,7 @@ def test_a_job_whose_order_memory_bounds_is_registered_once_that_is_known(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     World(1, monkeypatch)
-    monkeypatch.setattr(order_negotiation, "gather_memory", lambda memory, **_: (memory,) * 2)
+    monkeypatch.setattr(order_agreement, "gather_memory", lambda memory, **_: (memory,) * 2)
     registered: list[JobRegistration] = []
 
     class Registrar:

@@ -94,9 +94,7 @@ def test_an_option_that_there_is_not_is_refused_and_nothing_is_changed(
 ) -> None:
     before = dict(vars(schedules))
     wrong: dict[str, Any] = {"hook": "patch"}
-    with pytest.raises(
-        TypeError, match=r"megatron\.pipeline\.attach\(\) got an .* 'hook'; did"
-    ):
+    with pytest.raises(TypeError, match=r"megatron\.pipeline\.attach\(\) got an .* 'hook'; did"):
         attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu(), **wrong)
     assert vars(schedules) == before
     assert registered == []

@@ -24,11 +24,9 @@ from tests.unit.integrations.switched_orders import (
 
 from flyball_client.session.pending_plans import PlanSwitch
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_integrations.deepspeed.order_switch import OrderSwitch
-from flyball_integrations.deepspeed.planned_schedule import PlannedSchedule
-from flyball_integrations.shared import order_negotiation
-from flyball_integrations.shared.order_agreement import OrderAgreement
-from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.deepspeed.order_switch import OrderSwitch, PlannedSchedule
+from flyball_integrations.shared import order_agreement
+from flyball_integrations.shared.order_agreement import OrderAgreement, OrderNegotiation, RankPlace
 from flyball_integrations.shared.rank_memory import RankMemory
 from flyball_integrations.shared.stage_orders import StageOrder
 
@@ -45,7 +43,7 @@ class Ranks:
     def __init__(
         self, world: World, monkeypatch: pytest.MonkeyPatch, *, free_bytes: int = 99
     ) -> None:
-        monkeypatch.setattr(order_negotiation, "gather_memory", lambda memory, **_: (memory,) * 2)
+        monkeypatch.setattr(order_agreement, "gather_memory", lambda memory, **_: (memory,) * 2)
         self._world = world
         self._free_bytes = free_bytes
         self.told: list[tuple[RankMemory, ...]] = []

@@ -20,8 +20,7 @@ from tests.unit.integrations.switched_orders import (
 )
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_integrations.deepspeed.order_switch import OrderSwitch
-from flyball_integrations.deepspeed.planned_schedule import PlannedSchedule
+from flyball_integrations.deepspeed.order_switch import OrderSwitch, PlannedSchedule
 from flyball_integrations.shared.stage_orders import StageOrder
 
 

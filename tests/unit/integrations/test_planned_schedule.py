@@ -15,7 +15,7 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 from tests.p2p_checker.checker import Deadlock, PipelineChecker, Window
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, operating_points, profile_of
 
-from flyball_integrations.deepspeed.planned_schedule import OrderedP2P, PlannedSchedule
+from flyball_integrations.deepspeed.order_switch import OrderedP2P, PlannedSchedule
 from flyball_integrations.shared.stage_orders import (
     OrderError,
     StageOrder,

@@ -26,12 +26,12 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
 
 from flyball_integrations.shared.stage_orders import one_f_one_b
 from flyball_integrations.torch import private_schedules
-from flyball_integrations.torch.joint_attach import on_all_ranks_or_none
 from flyball_integrations.torch.order_switch import computations, rehearse
 from flyball_integrations.torch.pipelining import (
     _synchronize,
     attach,
     detach,
+    on_all_ranks_or_none,
     registration_of,
 )
 from flyball_wire.messages import JobRegistration

@@ -26,10 +26,9 @@ from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, schedules
 
 from flyball_integrations.torch import private_schedules
-from flyball_integrations.torch.memory import ForwardMeter
+from flyball_integrations.torch.order_switch import ForwardMeter
 from flyball_integrations.torch.pipelining import registration_of
-from flyball_integrations.torch.schedule_patch import SchedulePatch
-from flyball_integrations.torch.waits import Instruction, WaitTimes
+from flyball_integrations.torch.schedule_patch import Instruction, SchedulePatch, WaitTimes
 
 
 @pytest.fixture(autouse=True, scope="module")

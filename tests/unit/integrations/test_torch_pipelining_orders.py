@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_integrations.shared import order_negotiation
-from flyball_integrations.shared.order_agreement import Decision, Offer
-from flyball_integrations.shared.order_negotiation import OrderNegotiation, RankPlace
+from flyball_integrations.shared import order_agreement
+from flyball_integrations.shared.order_agreement import Decision, Offer, OrderNegotiation, RankPlace
 from flyball_integrations.shared.rank_memory import RankMemory
 from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
 
@@ -69,7 +68,7 @@ class _Rank:
         self.told: list[tuple[RankMemory, ...]] = []
         self._free_bytes = free_bytes
         self._is_reachable = is_reachable
-        monkeypatch.setattr(order_negotiation, "gather_memory", self._gather)
+        monkeypatch.setattr(order_agreement, "gather_memory", self._gather)
         self.negotiation = OrderNegotiation(
             RankPlace(rank=0, stage=0, num_stages=2, num_microbatches=3),
             agreement=self.agreement,  # type: ignore[arg-type] # stands in for it
