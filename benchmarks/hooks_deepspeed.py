@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_lab.demo.child_process import ChildProcess
-from flyball_lab.demo.demo_errors import DemoFailedError
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.planner_process import start_planner, wait_for_planner
-from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
+from flyball_lab.demo.options import child_environment, missing_prerequisites
 from flyball_lab.demo.run_folder import RunFolder, tail
+from flyball_lab.demo.training_process import start_planner, wait_for_planner
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.messages import JobRegistration

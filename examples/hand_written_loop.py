@@ -20,7 +20,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
-from flyball_integrations.shared.job_registrar import JobRegistrar
+from flyball_integrations.shared.attachment import JobRegistrar
 from flyball_profiles.examples import load_example_profile
 from flyball_wire.messages import JobRegistration
 

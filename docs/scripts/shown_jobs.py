@@ -21,8 +21,7 @@ from tests.acceptance.closed_loop import (
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank
-from flyball_lab.emulation.rank_clock import RankClock
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
 from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile

@@ -18,8 +18,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, run_step
-from flyball_lab.emulation.rank_clock import RankClock
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.messages import StepMeasurement
 

@@ -18,10 +18,9 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from flyball_lab.demo.child_process import ChildProcess
+from flyball_lab.demo.child_process import ChildProcess, Interruption
 from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo.options import child_environment, missing_prerequisites
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 500

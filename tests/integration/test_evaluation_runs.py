@@ -19,9 +19,9 @@ from flyball_lab.evaluation.configurations import (
     UNIFORM,
     Configuration,
     Manner,
+    example_model,
     with_heavier_last_stage,
 )
-from flyball_lab.evaluation.models import example_model
 from flyball_lab.evaluation.planned_run import (
     EvaluationFailedError,
     RunResult,

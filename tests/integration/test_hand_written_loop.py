@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 from flyball_client.api.errors import PlannerError
-from flyball_lab.demo.child_process import ChildProcess
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.prerequisites import child_environment
+from flyball_lab.demo.child_process import ChildProcess, Interruption
+from flyball_lab.demo.options import child_environment
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire import routes

@@ -20,10 +20,9 @@ from tests.integration.two_nodes import Node, TwoNodes, two_nodes
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_lab.demo.child_process import ChildProcess
-from flyball_lab.demo.clock_witness import read_witnessed_clocks
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo.child_process import ChildProcess, Interruption
+from flyball_lab.demo.options import child_environment, missing_prerequisites
+from flyball_lab.demo.run_folder import read_witnessed_clocks
 
 _TRAINING = Path(__file__).with_name("two_node_training.py")
 _TIMEOUT_S = 500

@@ -31,7 +31,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.torch.pipelining import attach, detach
-from flyball_lab.emulation.rank_clock import RankClock
+from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 

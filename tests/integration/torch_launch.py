@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flyball_lab.demo.child_process import ChildProcess
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.prerequisites import child_environment
+from flyball_lab.demo.child_process import ChildProcess, Interruption
+from flyball_lab.demo.options import child_environment
 
 _ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flyball_lab.demo.child_process import ChildProcess
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo.child_process import ChildProcess, Interruption
+from flyball_lab.demo.options import child_environment, missing_prerequisites
 
 _TIMEOUT_S = 500
 

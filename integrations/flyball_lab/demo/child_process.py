@@ -2,16 +2,141 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.process_tree import kill_tree
+_PS_TIMEOUT_S = 5.0
+
+
+def kill_tree(root: subprocess.Popen[bytes]) -> None:
+    """Kill a child of this process with all its descendants, and reap it.
+
+    torchrun gives each rank a session of its own, and ninja each compiler a group of its own,
+    so no single process group holds them all. Each process is stopped before its children are
+    looked for: it can start no more, and its children cannot be reaped, so that no process
+    number changes hands before the kill.
+    """
+    if root.poll() is None:
+        stopped: list[int] = []
+        found = [root.pid]
+        while found:
+            for pid in found:
+                _signal(pid, signal.SIGSTOP)
+            stopped += found
+            children = _children_by_parent()
+            found = [
+                child for pid in stopped for child in children.get(pid, ()) if child not in stopped
+            ]
+        for pid in stopped:
+            _signal(pid, signal.SIGKILL)
+    root.wait()
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = defaultdict(list)
+    pairs = _pairs_from_proc() if Path("/proc/self/stat").exists() else _pairs_from_ps()
+    for pid, parent in pairs:
+        children[parent].append(pid)
+    return children
+
+
+def _pairs_from_proc() -> list[tuple[int, int]]:
+    pairs = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it ended just now
+                # pid (name) state ppid ...; the name may hold spaces and brackets.
+                after_name = (entry / "stat").read_text(errors="replace").rpartition(")")[2]
+                pairs.append((int(entry.name), int(after_name.split()[1])))
+    return pairs
+
+
+def _pairs_from_ps() -> list[tuple[int, int]]:
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="],  # noqa: S607 - where ps is differs by system
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=_PS_TIMEOUT_S,
+    )
+    return [(int(pid), int(parent)) for pid, parent in map(str.split, listing.stdout.splitlines())]
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CHECK_S = 0.05
+
+
+class Interruption:
+    """While it is entered, SIGINT, SIGTERM and SIGHUP only set a flag.
+
+    The demo asks for it between its steps and while it waits, so an interruption can never
+    fall between the start of a process and its being remembered, nor into the cleaning up.
+    Enter it in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        for number in _SIGNALS:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal came."""
+        if self._came:
+            raise KeyboardInterrupt
+
+    def sleep(self, seconds_s: float) -> None:
+        """Pause; an interruption ends the pause.
+
+        Raises:
+            KeyboardInterrupt: a signal came before or during the pause.
+        """
+        deadline_s = time.monotonic() + seconds_s
+        while True:
+            self.check()
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                return
+            time.sleep(min(_CHECK_S, remaining_s))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._came = True
+
+
+class DemoFailedError(Exception):
+    """A part of the demo died or never came; the text is one line, `log_tail` its last words."""
+
+    def __init__(self, message: str, *, log_tail: str = "") -> None:
+        super().__init__(message)
+        self.log_tail = log_tail
+
 
 _POLL_S = 0.1
 

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flyball_lab.demo.demo_errors import DemoFailedError
-from flyball_lab.demo.options import DemoOptions
-from flyball_lab.demo.prerequisites import missing_prerequisites
+from flyball_lab.demo.child_process import DemoFailedError
+from flyball_lab.demo.options import DemoOptions, missing_prerequisites
 from flyball_lab.demo.run_folder import RunFolder
 from flyball_lab.demo.verdict import DemoResult, failed_condition
 from flyball_wire.command import Command, CommandError
@@ -82,8 +81,8 @@ def _run_in(folder: RunFolder, options: DemoOptions, *, as_json: bool, keep: boo
     # rich is in the demo's extra only, and is known to be there by now.
     from rich.console import Console  # noqa: PLC0415
 
+    from flyball_lab.demo.child_process import Interruption  # noqa: PLC0415
     from flyball_lab.demo.demo_run import run_demo  # noqa: PLC0415
-    from flyball_lab.demo.interruption import Interruption  # noqa: PLC0415
     from flyball_lab.demo.progress import DemoProgress  # noqa: PLC0415
     from flyball_lab.demo.report import print_report, result_document  # noqa: PLC0415
 

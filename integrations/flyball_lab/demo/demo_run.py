@@ -7,20 +7,17 @@ from collections.abc import Callable
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_lab.demo.clock_witness import read_witnessed_clocks
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.measurement import measure
-from flyball_lab.demo.options import NUM_STAGES, DemoOptions, demo_profile
-from flyball_lab.demo.planner_process import (
+from flyball_lab.demo.child_process import Interruption
+from flyball_lab.demo.options import NUM_STAGES, DemoOptions, child_environment, demo_profile
+from flyball_lab.demo.progress import DemoProgress
+from flyball_lab.demo.report import terminal_plan
+from flyball_lab.demo.run_folder import RunFolder, read_witnessed_clocks
+from flyball_lab.demo.training_process import (
     check_planner,
     start_planner,
+    start_training,
     wait_for_planner,
 )
-from flyball_lab.demo.prerequisites import child_environment
-from flyball_lab.demo.progress import DemoProgress
-from flyball_lab.demo.run_folder import RunFolder
-from flyball_lab.demo.terminal_plan import terminal_plan
-from flyball_lab.demo.training_process import start_training
 from flyball_lab.demo.training_watch import (
     TrainingWatch,
     baseline_steps,
@@ -29,7 +26,7 @@ from flyball_lab.demo.training_watch import (
     planned_steps,
     planner_failed,
 )
-from flyball_lab.demo.verdict import DemoResult
+from flyball_lab.demo.verdict import DemoResult, measure
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
 # A planner that died is seen dead; one that is only slow, on a busy computer, is waited for.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from flyball_lab.demo.measurement import Measurement
+from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
+from flyball_lab.demo.run_folder import RunFolder, tail
 from flyball_lab.demo.verdict import (
     Comparison,
     DemoResult,
+    Measurement,
     Prediction,
     error_percent,
 )
+from flyball_wire.messages import PlanView
 
 
 def result_table(comparison: Comparison) -> Table:
@@ -110,3 +114,32 @@ def _with_error(measured: float, predicted: float, *, digits: int) -> str:
 def _saving(baseline: float, plan: float) -> str:
     # Adding 0.0 turns a rounded -0.0 into 0.0.
     return f"{round(-error_percent(plan, baseline), 1) + 0.0:.1f} %"
+
+
+_TIMEOUT_S = 60.0
+
+
+def terminal_plan(
+    plan: PlanView,
+    folder: RunFolder,
+    environment: Mapping[str, str],
+    interruption: Interruption,
+) -> list[str]:
+    """One line a stage. The plan and its profile stay in the folder as files.
+
+    Raises:
+        DemoFailedError: `flyball simulate` failed.
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    folder.plan_json.write_text(json.dumps(plan.plan))
+    log = folder.path / "simulate.log"
+    arguments = ["-m", "flyball_client", "simulate"]
+    with ChildProcess(
+        [*arguments, str(folder.profile_csv), str(folder.plan_json)],
+        environment=environment,
+        log=log,
+    ) as simulate:
+        status = simulate.wait(interruption, timeout_s=_TIMEOUT_S)
+    if status != 0:
+        raise DemoFailedError("flyball simulate failed on the demo's plan", log_tail=tail(log))
+    return [line for line in log.read_text().splitlines() if line.startswith("Stage ")]

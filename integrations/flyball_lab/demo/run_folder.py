@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from flyball_client.gpu.emulated import EmulatedGpu
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedStep:
@@ -84,3 +86,42 @@ def tail(log: Path, *, num_lines: int = 15) -> str:
         return f"({log.name} was never written)"
     lines = log.read_text(errors="replace").splitlines()
     return "\n".join(lines[-num_lines:]) or f"({log.name} is empty)"
+
+
+ClocksOfStep = tuple[tuple[str, int], ...]
+
+
+class ClockWitness:
+    """Stands between session and device: notes the clock in force, then lets the device pad.
+
+    The demo compares these notes with the plan, so that an applied plan is seen at the device
+    and not believed from the session that set it.
+    """
+
+    def __init__(self, device: EmulatedGpu) -> None:
+        self._device = device
+        self._steps: list[list[tuple[str, int]]] = []
+
+    def begin_step(self) -> None:
+        """The next training step begins."""
+        self._steps.append([])
+
+    def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
+        """Note the clock in force, and begin the emulated instruction."""
+        if self._steps:
+            self._steps[-1].append((kind, self._device.sm_clock_mhz()))
+        self._device.on_instruction_begin(kind, chunk)
+
+    def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
+        """End the emulated instruction."""
+        self._device.on_instruction_end(kind, chunk)
+
+    def write(self, file: Path) -> None:
+        """Write the notes of all steps, in order, as JSON."""
+        file.write_text(json.dumps(self._steps))
+
+
+def read_witnessed_clocks(file: Path) -> tuple[ClocksOfStep, ...]:
+    """Per step from 0, its (kind, MHz) in the order of execution."""
+    steps = json.loads(file.read_text())
+    return tuple(tuple((str(kind), int(mhz)) for kind, mhz in step) for step in steps)

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 
 from flyball_client.api.errors import PlannerError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_lab.demo.child_process import ChildProcess
-from flyball_lab.demo.demo_errors import DemoFailedError
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.measurement import steps_of
+from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
 from flyball_lab.demo.options import JOB_ID, NUM_STAGES, DemoOptions
-from flyball_lab.demo.planner_process import check_planner
 from flyball_lab.demo.progress import DemoProgress
 from flyball_lab.demo.run_folder import RunFolder
-from flyball_lab.demo.training_process import check_training
+from flyball_lab.demo.training_process import check_planner, check_training
+from flyball_lab.demo.verdict import steps_of
 from flyball_wire.messages import JobView, PlanView, StepView
 
 _POLL_S = 0.25

@@ -6,19 +6,21 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flyball_lab.demo.demo_errors import DemoFailedError
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.planner_process import start_planner, wait_for_planner
-from flyball_lab.demo.run_folder import RunFolder
-from flyball_lab.evaluation.configurations import Configuration
+from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
+from flyball_lab.demo.run_folder import RunFolder, tail
+from flyball_lab.demo.training_process import start_planner, wait_for_planner
+from flyball_lab.evaluation.configurations import (
+    Configuration,
+    example_model,
+    given_models,
+    merged_profile,
+)
 from flyball_lab.evaluation.figures import Figure, make_figure
-from flyball_lab.evaluation.models import example_model, given_models
-from flyball_lab.evaluation.plan_prints import printed_plans
 from flyball_lab.evaluation.planned_run import (
     EvaluationFailedError,
     RunResult,
@@ -26,7 +28,48 @@ from flyball_lab.evaluation.planned_run import (
 )
 from flyball_lab.evaluation.plots import write_plots
 from flyball_lab.evaluation.tables import Row, printed_table, rows_of, write_csv
+from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import CommandError
+
+_TIMEOUT_S = 300.0
+
+
+def printed_plans(
+    configuration: Configuration,
+    folder: Path,
+    environment: Mapping[str, str],
+    interruption: Interruption,
+) -> str:
+    """`CURRENT_STEP n` and a row a stage, for each step from the unraised plan to the last.
+
+    Raises:
+        EvaluationFailedError: the process failed.
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    model, manner = configuration.model, configuration.manner
+    profile = folder / "profile.csv"
+    profile.write_text(
+        write_stage_profile(merged_profile(model.profile, configuration.num_pipelines))
+    )
+    log = folder / "reconfiguration.log"
+    with ChildProcess(
+        [
+            *("-m", "flyball_server.cli.reconfiguration_steps", str(profile)),
+            *("--microbatches", str(configuration.num_microbatches)),
+            *("--blocking-power", repr(model.blocking_power_w)),
+            *("--schedule", manner.schedule, "--policy", manner.policy),
+            *("--reconfigure", manner.reconfigure),
+        ],
+        environment=environment,
+        log=log,
+    ) as process:
+        status = process.wait(interruption, timeout_s=_TIMEOUT_S)
+    if status != 0:
+        raise EvaluationFailedError(
+            f"{configuration.title}: its reconfiguration could not be printed: {tail(log)}"
+        )
+    return f"{configuration.title}\n{log.read_text()}"
+
 
 TOLERANCE_PERCENT = 3.0
 

@@ -21,9 +21,9 @@ from flyball_lab.evaluation.configurations import (
     Configuration,
     Manner,
     Model,
+    fitted_model,
     with_heavier_last_stage,
 )
-from flyball_lab.evaluation.models import fitted_model
 
 _V100_MODELS = ("bert-336m", "gpt-125m", "megatron-125m", "resnet-152")
 _RTX3090_MODELS = ("bert-1.3b", "bert-3.9b", "gpt-350m", "megatron-350m", "megatron-760m")

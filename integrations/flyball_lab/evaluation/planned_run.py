@@ -19,9 +19,13 @@ from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, run_step
-from flyball_lab.emulation.rank_clock import RankClock
-from flyball_lab.emulation.switching_gpu import SwitchingGpu
+from flyball_lab.emulation.emulated_pipeline import (
+    EmulatedRank,
+    Order,
+    RankClock,
+    SwitchingGpu,
+    run_step,
+)
 from flyball_lab.evaluation.configurations import Configuration, merged_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile

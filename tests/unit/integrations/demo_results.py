@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flyball_lab.demo.clock_witness import ClocksOfStep
-from flyball_lab.demo.measurement import Measurement
-from flyball_lab.demo.verdict import DemoResult
+from flyball_lab.demo.run_folder import ClocksOfStep
+from flyball_lab.demo.verdict import DemoResult, Measurement
 from flyball_wire.messages import JobRegistration, JobView, PlanView, RankView
 
 NUM_STEPS = 3

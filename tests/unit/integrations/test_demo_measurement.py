@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_lab.demo.measurement import Measurement, measure, steps_of
+from flyball_lab.demo.verdict import Measurement, measure, steps_of
 from flyball_wire.messages import StepView
 
 

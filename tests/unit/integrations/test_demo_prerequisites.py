@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_lab.demo import prerequisites
-from flyball_lab.demo.prerequisites import child_environment, missing_prerequisites
+from flyball_lab.demo import options
+from flyball_lab.demo.options import child_environment, missing_prerequisites
 
 pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 
@@ -13,7 +13,7 @@ def test_where_everything_is_nothing_is_missing() -> None:
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prerequisites, "find_spec", lambda name: None if name == "rich" else name)
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "rich" else name)
 
     assert missing_prerequisites() == [
         "rich (of the extra 'demo': pip install '.[demo]' in a clone of Flyball)"

@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flyball_lab.demo.child_process import ChildProcess
-from flyball_lab.demo.clock_witness import read_witnessed_clocks
-from flyball_lab.demo.demo_errors import DemoFailedError
-from flyball_lab.demo.interruption import Interruption
-from flyball_lab.demo.process_tree import kill_tree
-from flyball_lab.demo.run_folder import RunFolder, TrainedStep, tail
+from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption, kill_tree
+from flyball_lab.demo.run_folder import RunFolder, TrainedStep, read_witnessed_clocks, tail
 from flyball_lab.demo.training_process import check_training
 
 # Starts a child in a session of its own, which starts one too; each adds its pid to a file.

@@ -13,10 +13,10 @@ from flyball_lab.emulation.emulated_pipeline import (
     EmulatedDeadlockError,
     EmulatedRank,
     Order,
+    RankClock,
+    SwitchingGpu,
     run_step,
 )
-from flyball_lab.emulation.rank_clock import RankClock
-from flyball_lab.emulation.switching_gpu import SwitchingGpu
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 BLOCKING_POWER_W = 80.0

@@ -25,10 +25,12 @@ from flyball_lab.evaluation.configurations import (
     FRONTIER_ENVPIPE,
     GIVEN,
     Configuration,
+    example_model,
+    fitted_model,
+    given_models,
     with_heavier_last_stage,
 )
 from flyball_lab.evaluation.figures import FIGURE_NAMES, Figure, make_figure
-from flyball_lab.evaluation.models import example_model, fitted_model, given_models
 from flyball_lab.evaluation.planned_run import RunResult
 from flyball_lab.evaluation.plots import write_plots
 from flyball_lab.evaluation.tables import COLUMNS, printed_table, rows_of, write_csv
