@@ -168,7 +168,6 @@ def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
         "request to governor",
         "hook to NVML",
         "superseded",
-        "woke nobody, %",
         "CPU of controller, %",
         "others, %",
     ]
@@ -198,9 +197,7 @@ def _series_row(figure: SeriesFigure) -> list[str]:
         _pair(figure.delivery),
         _pair(figure.arrival),
         "-" if figure.arrival is None else str(figure.num_superseded),
-        "-" if figure.unwoken_share is None else f"{100 * figure.unwoken_share:.0f}",
-        f"{100 * figure.controller_share:.1f}"
-        + ("" if figure.polling_share is None else f" ({100 * figure.polling_share:.1f})"),
+        f"{100 * figure.controller_share:.1f}",
         f"{100 * figure.others_share:.0f}",
     ]
 

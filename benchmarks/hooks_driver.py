@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
 
 from flyball_client.governor import shared_state as words_of
-from flyball_client.governor.polling_credit import SAVED_NS
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
 from flyball_client.session.rank_session import RankSession
@@ -43,43 +41,14 @@ class FlyballRank:
         # What they share is nobody's business but theirs; here it is what is measured.
         self._words = governor._board.words
         self._last_request = 0
-        self._began = self._polled()
-        self._began_ns = self._began[-1]
-        # Of each step that ended.
-        self.polling: list[dict[str, float]] = []
 
     def on_step_begin(self) -> None:
         """A step begins."""
-        self._began_ns = time.monotonic_ns()
         self._session.on_step_begin()
 
     def on_step_end(self) -> None:
-        """A step is over: how many requests it had, how many of them woke nobody, and the rest."""
+        """A step is over."""
         self._session.on_step_end()
-        began, ended = self._began, self._polled()
-        self._began = ended
-        num_requests, num_unwoken, polling_ns, wall_ns = (
-            now - before for now, before in zip(ended, began, strict=True)
-        )
-        # The governor may save up for the step in the pause before it, and no longer than that.
-        step_ns = ended[-1] - self._began_ns
-        wall_ns = min(wall_ns, step_ns + SAVED_NS)
-        self.polling.append(
-            {
-                "num_requests": num_requests,
-                "num_unwoken": num_unwoken,
-                "polling_share": polling_ns / wall_ns,
-            }
-        )
-
-    def _polled(self) -> tuple[int, int, int, int]:
-        words = self._words
-        return (
-            words[words_of.REQUEST] >> 32,
-            words[words_of.NUM_UNWOKEN],
-            words[words_of.POLLING_NS],
-            time.monotonic_ns(),
-        )
 
     @property
     def controller_pid(self) -> int:
@@ -144,19 +113,13 @@ def _wait_until_planned(session: RankSession, governor: ProcessGovernor) -> None
         time.sleep(0.01)
 
 
-def _run_series(series: Series, rank: FlyballRank, record: CallRecord) -> list[dict[str, Any]]:
-    steps = run_series(series, rank, record)
-    polling = rank.polling[-len(steps) :]
-    return [step | polled for step, polled in zip(steps, polling, strict=True)]
-
-
 def main(series_file: Path, result_file: Path) -> None:
     """Run them all, one after the other."""
     wanted = [Series(**fields) for fields in json.loads(series_file.read_text(encoding="utf-8"))]
     with planned_session(INSTRUCTIONS) as (session, governor, _):
         rank = FlyballRank(session, governor)
         record = CallRecord.of_environment()
-        results = [_run_series(series, rank, record) for series in wanted]
+        results = [run_series(series, rank, record) for series in wanted]
     result_file.write_text(json.dumps(results), encoding="utf-8")
 
 

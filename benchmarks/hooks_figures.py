@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,6 @@ class SeriesFigure:
         series: what was run.
         others_share: what other processes used of the CPUs meanwhile, 0 to 1.
         controller_share: CPU time of the process that calls NVML, of one CPU, 0 to 1.
-        polling_share: what looking out for requests took of one CPU in the steps and in the pauses
-            before them as far as it may save up there, 0 to 1; None: it never does.
-        unwoken_share: requests that found the governor looking out, 0 to 1; None likewise.
         change: the hook's call where its clock is another than before.
         same: where it is not.
         arrival: from the hook's beginning to NVML being asked for its clock.
@@ -59,8 +56,6 @@ class SeriesFigure:
     series: Series
     others_share: float
     controller_share: float
-    polling_share: float | None
-    unwoken_share: float | None
     change: Distribution
     same: Distribution
     arrival: Distribution | None
@@ -88,8 +83,6 @@ class SeriesFigure:
             series=series,
             others_share=statistics.fmean(step["others_share"] for step in kept),
             controller_share=statistics.fmean(step["controller_share"] for step in kept),
-            polling_share=_mean(step.get("polling_share") for step in kept),
-            unwoken_share=_ratio(kept, "num_unwoken", "num_requests"),
             change=change,
             same=same,
             arrival=Distribution.of(pooled("arrival_us")),
@@ -97,13 +90,3 @@ class SeriesFigure:
             delivery=Distribution.of(pooled("delivery_us")),
             delivery_in_call=Distribution.of(pooled("delivery_in_call_us")),
         )
-
-
-def _mean(shares: Iterable[float | None]) -> float | None:
-    found = [share for share in shares if share is not None]
-    return statistics.fmean(found) if found else None
-
-
-def _ratio(steps: Sequence[dict[str, Any]], part: str, whole: str) -> float | None:
-    num_whole = sum(step.get(whole, 0) for step in steps)
-    return sum(step[part] for step in steps) / num_whole if num_whole else None

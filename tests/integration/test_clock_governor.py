@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
@@ -20,7 +19,6 @@ from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
 
 from flyball_client.governor import process_governor
-from flyball_client.governor import shared_state as words_of
 from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import LOOK_PERIOD_S, ProcessGovernor
 from flyball_client.gpu._base import GpuAddress
@@ -182,9 +180,7 @@ def own_governor(
     for name, value in nvml.variables.items():
         monkeypatch.setenv(name, value)
     address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
-    with closing(
-        ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state", least_idle_cores=0)
-    ) as governor:
+    with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
         yield governor
 
 
@@ -211,7 +207,7 @@ def test_of_a_pair_that_was_killed_and_started_again_nothing_remains(
     assert find_records(tmp_path / "state") == []
 
 
-def test_a_governor_killed_while_it_polled_costs_no_request(
+def test_a_request_left_beside_a_killed_governor_is_served_by_its_standby(
     nvml: FalseNvml, own_governor: ProcessGovernor
 ) -> None:
     own_governor.start()
@@ -219,47 +215,9 @@ def test_a_governor_killed_while_it_polled_costs_no_request(
     wait_until(lambda: nvml.locked_mhz() and all(own_governor.pids), "governed")
     killed, _ = own_governor.pids
     send(killed, signal.SIGKILL)
-    # As it leaves the board in the middle of a window: the hook wakes nobody.
-    own_governor._words[words_of.IS_POLLING] = 1
     own_governor.set_mhz(1200)
-    wait_until(lambda: nvml.locked_mhz() == 1200, "the standby serves what nobody was woken for")
+    wait_until(lambda: nvml.locked_mhz() == 1200, "the standby serves what stands on the page")
     assert own_governor.pids[0] not in {0, killed}
-
-
-def test_a_rank_that_asks_in_rhythm_wakes_nobody_in_the_end(
-    nvml: FalseNvml, own_governor: ProcessGovernor
-) -> None:
-    cores = os.sched_getaffinity(0)
-    own_governor.start()
-
-    def is_unwoken_after_a_step() -> bool:
-        own_governor.on_step_begin()
-        for sm_clock_mhz in (1410, 1200, 900):
-            own_governor.set_mhz(sm_clock_mhz)
-            time.sleep(0.02)
-            own_governor.on_instruction_end()
-        runs_anywhere = os.sched_getaffinity(own_governor.pids[0]) == cores
-        return own_governor._words[words_of.NUM_UNWOKEN] > 5 and runs_anywhere
-
-    wait_until(is_unwoken_after_a_step, "requests are found without a wake-up")
-    wait_until(lambda: nvml.locked_mhz() == 900, "the last one is in force")
-    assert own_governor._words[words_of.POLLING_NS] > 0
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
-def test_a_governor_that_is_woken_keeps_off_the_core_of_its_rank(
-    own_governor: ProcessGovernor,
-) -> None:
-    cores = os.sched_getaffinity(0)
-    own_governor.start()
-
-    def is_beside_its_rank() -> bool:
-        # Too irregular to be looked out for: no step begins.
-        own_governor.set_mhz(1410 if own_governor._requested_mhz == 1200 else 1200)
-        governor, core = own_governor.pids[0], own_governor._words[words_of.RANK_CORE] - 1
-        return governor > 0 and os.sched_getaffinity(governor) == cores - {core} != cores
-
-    wait_until(is_beside_its_rank, "the governor leaves one core to its rank")
 
 
 def test_the_pair_is_looked_for_twice_a_second_at_most(
@@ -282,20 +240,6 @@ def test_the_pair_is_looked_for_twice_a_second_at_most(
                 own_governor.on_step_begin()
             assert len(looks) == num_looks
             now_s += LOOK_PERIOD_S
-
-
-@pytest.mark.parametrize("least_idle_cores", [-1, float("nan")])
-def test_fewer_idle_cores_than_none_are_refused(nvml: FalseNvml, least_idle_cores: float) -> None:
-    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
-    with pytest.raises(ValueError, match="least_idle_cores must be at least 0"):
-        ProcessGovernor(address, "rank 0", least_idle_cores=least_idle_cores)
-
-
-@pytest.mark.parametrize("polling_share", [-0.01, 1.0, float("nan")])
-def test_a_share_of_a_core_that_is_none_is_refused(nvml: FalseNvml, polling_share: float) -> None:
-    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
-    with pytest.raises(ValueError, match="polling_share must be at least 0 and below 1"):
-        ProcessGovernor(address, "rank 0", polling_share=polling_share)
 
 
 @pytest.mark.parametrize(

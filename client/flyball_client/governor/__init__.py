@@ -5,7 +5,6 @@ from __future__ import annotations
 from flyball_client.governor._base import ClockGovernor
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S, ProcessGovernor
-from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import GpuDevice
 
 
@@ -14,9 +13,8 @@ def make_governor(
     rank_name: str,
     *,
     lease_s: float = DEFAULT_LEASE_S,
-    polling_share: float = DEFAULT_POLLING_SHARE,
 ) -> ClockGovernor:
     """The governor that this GPU needs: in a process of its own where it outlives this one."""
     if gpu.address is None:
         return InProcessGovernor(gpu, rank_name)
-    return ProcessGovernor(gpu.address, rank_name, lease_s=lease_s, polling_share=polling_share)
+    return ProcessGovernor(gpu.address, rank_name, lease_s=lease_s)

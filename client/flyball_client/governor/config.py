@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flyball_client.governor.idle_cores import LEAST_IDLE_CORES
 from flyball_client.governor.process_watch import ProcessIdentity
-from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import GpuAddress, SmClockRange
 
 _IMPORT_ROOT = Path(__file__).parents[2]
@@ -33,9 +31,6 @@ class Charge:
         wake_fd: an eventfd that the rank writes, inherited.
         record_fd: the record's file, inherited; None: to be opened.
         active: whom to stand by for; None: be the active one.
-        polling_share: CPU time that looking out for requests may take, of one core; 0: it
-            never does, and each request wakes it.
-        least_idle_cores: of the machine, for it to look out.
     """
 
     address: GpuAddress
@@ -48,8 +43,6 @@ class Charge:
     wake_fd: int
     record_fd: int | None = None
     active: ProcessIdentity | None = None
-    polling_share: float = DEFAULT_POLLING_SHARE
-    least_idle_cores: float = LEAST_IDLE_CORES
 
     def with_record(self, record_fd: int) -> Charge:
         """The same, with the record opened."""

@@ -10,31 +10,32 @@ which end this process but not the pair.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flyball_client.governor import shared_state as words_of
 from flyball_client.governor.clock_controller import ClockKeeper
 from flyball_client.governor.config import Charge, spawn_governor
-from flyball_client.governor.idle_cores import IdleCores
 from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
-from flyball_client.governor.polling_rest import PollingRest
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
-from flyball_client.governor.request_wait import RequestWait
-from flyball_client.governor.scheduling import OtherCores, run_soon
 from flyball_client.governor.shared_state import ClockBoard
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 
 # After so long with a clock that should have been given back, the standby does it itself.
 OVERDUE_S = 0.4
-# How often the standby looks after the active one while that has nothing left to do, and the kernel
-# tells of every end; else every `STANDBY_TICK_S`.
-CALM_TICK_S, STANDBY_TICK_S = 0.2, 0.1
+# Longest wait of the active one: it checks the lease then, and reads the clock back.
+TICK_S = 0.2
+# Longest wait of the standby: it checks then that the active one does its work.
+STANDBY_TICK_S = 0.1
+# The governor's few microseconds come before other work on a core that both need.
+NICENESS = -10
+_PR_SET_TIMERSLACK = 29
 # After so long with a request that the active one did not serve, the standby takes its place.
 HUNG_S = 2.0
 GIVE_BACK_ATTEMPTS = 3
@@ -71,11 +72,9 @@ class GovernorProcess:
         self._keeper = ClockKeeper(gpu, board, record, holder)
         self._rank = ProcessWatch(charge.rank)
         self._launcher = ProcessWatch(charge.launcher) if charge.launcher else None
-        # Of those whose end is the end of governing; where the kernel gives them all, it tells.
+        # Readable once the rank or its launcher has ended.
         watches = [self._rank] if self._launcher is None else [self._rank, self._launcher]
         self._end_fds = [watch.fd for watch in watches if watch.fd is not None]
-        self._is_told_of_ends = len(self._end_fds) == len(watches)
-        self._cores = OtherCores(charge.rank.pid)
         self._stop_fd = _stop_signals()
         self._is_stopped = False
         # The last that was seen of the active one's work, and since when it is so.
@@ -91,14 +90,11 @@ class GovernorProcess:
             Whether to take over.
         """
         watch = ProcessWatch(active)
-        is_calm = False
+        fds = [fd for fd in (watch.fd, self._stop_fd) if fd is not None]
         while watch.is_alive() and not self._is_stopped:
-            ends = self._end_fds if is_calm else []
-            own = [fd for fd in (watch.fd, self._stop_fd) if fd is not None]
-            select.select([*own, *ends], [], [], CALM_TICK_S if is_calm else STANDBY_TICK_S)
+            wait_exactly(fds, STANDBY_TICK_S)
             self._note_signals()
-            is_late = self._kill_if_it_hangs(watch)
-            is_calm = not is_late and watch.fd is not None and self._will_be_told_of_ends()
+            self._kill_if_it_hangs(watch)
         if watch.is_alive():
             return False
         watch.close()
@@ -113,16 +109,8 @@ class GovernorProcess:
             self._end(state, text)
         return state is None and not self._is_stopped
 
-    def _will_be_told_of_ends(self) -> bool:
-        """Whether the kernel tells of all ends, and none has come: that can be read for ever."""
-        return self._is_told_of_ends and not select.select(self._end_fds, [], [], 0)[0]
-
-    def _kill_if_it_hangs(self, watch: ProcessWatch) -> bool:
-        """End an active one that is stopped or hangs, a clock locked or a request unserved.
-
-        Returns:
-            Whether there is such a thing that it has yet to do.
-        """
+    def _kill_if_it_hangs(self, watch: ProcessWatch) -> None:
+        """End an active one that is stopped or hangs, a clock locked or a request unserved."""
         words = self._words
         is_over = self._why_over() is not None
         is_late = words[words_of.REQUEST] != words[words_of.SERVED]
@@ -135,53 +123,40 @@ class GovernorProcess:
         elif now_s - self._progress_s > (OVERDUE_S if is_over else HUNG_S) and watch.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(watch.identity.pid, signal.SIGKILL)
-        return is_late
 
     # ------------------------------------------------------------------ active
 
     def govern(self) -> None:
         """Serve the rank until it is gone or needs no clocks any more."""
         words = self._words
-        run_soon()
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
         words[words_of.ACTIVE_PID] = os.getpid()
         try:
-            waiting = self._new_wait()
             standby = _Standby(self._charge)
             words[words_of.STANDBY_PID] = standby.keep()
             words[words_of.STATE] = words_of.READY
-            while self._serve_once(waiting):
+            while self._serve_once():
                 words[words_of.STANDBY_PID] = standby.keep()
         except Exception as error:
             # Also what nobody thought of: no clock stays locked for it, and the rank learns of it.
             self._give_back()
             self._end(words_of.GIVEN_UP, f"{error or type(error).__name__}")
 
-    def _new_wait(self) -> RequestWait:
-        return RequestWait(
-            self._board,
-            self._charge.wake_fd,
-            [*self._end_fds, self._stop_fd],
-            polling_share=self._charge.polling_share,
-            look_out=self._choose_cores,
-            rest=PollingRest(IdleCores(self._charge.least_idle_cores)),
+    def _serve_once(self) -> bool:
+        """Wait until a request, an end, a signal or a tick, and act on it; whether to go on."""
+        until_read_s = self._keeper.until_read_s()
+        wait_exactly(
+            [self._charge.wake_fd, self._stop_fd, *self._end_fds],
+            min(until_read_s, TICK_S) if until_read_s > 0 else TICK_S,
         )
-
-    def _choose_cores(self, is_looking_out: bool) -> None:
-        rank_core = self._words[words_of.RANK_CORE] - 1
-        self._cores.leave_out(None if is_looking_out or rank_core < 0 else rank_core)
-
-    def _serve_once(self, waiting: RequestWait) -> bool:
-        """Wait for something to happen and see to it; whether to go on."""
-        is_request = waiting.wait(self._keeper.until_read_s()) and not self._is_silent()
-        if is_request and self._is_told_of_ends:
-            # Just that: the wait would have told of a signal, and of whoever is gone.
-            self._serve(waiting)
-            if self._words[words_of.REQUEST] & words_of.MHZ_MASK != words_of.QUIT:
-                return True
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._charge.wake_fd)
         self._note_signals()
         over = self._why_over()
         if over is None and not self._is_stopped:
-            self._serve(waiting)
+            self._keeper.serve()
+            self._keeper.read_back()
             return True
         self._give_back()
         if over is None:  # a signal: the standby goes on
@@ -191,11 +166,6 @@ class GovernorProcess:
             self._end(state, text)
             return False
         return True
-
-    def _serve(self, waiting: RequestWait) -> None:
-        self._keeper.serve()
-        self._keeper.read_back()
-        waiting.on_served()
 
     def _why_over(self) -> tuple[int | None, str] | None:
         """Why no clock may be locked now: the state that this ends in, if it does, and a text."""
@@ -257,6 +227,22 @@ class _Standby:
         return self._process.pid
 
 
+def wait_exactly(fds: Sequence[int], timeout_s: float) -> list[int]:
+    """Wait until a descriptor can be read or the time is over; the readable ones.
+
+    Exact to some 10 us once `sleep_exactly` has been called: select counts in microseconds, where
+    poll and epoll count in milliseconds. It takes descriptors below 1024 only, which those of a
+    process that opens a handful are.
+    """
+    return select.select(fds, (), (), timeout_s)[0]
+
+
+def sleep_exactly() -> None:
+    """Ask the kernel not to lengthen this thread's waits by the usual 50 us."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
 def _stop_signals() -> int:
     """A descriptor that can be read once SIGTERM, SIGINT or SIGHUP has come."""
     reading_fd, writing_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -286,6 +272,7 @@ def main() -> int:
     if charge.active is None:
         # What a pair that was killed left here; the record was the truth about it.
         board.words[words_of.IN_FORCE_MHZ] = board.words[words_of.MAY_BE_LOCKED] = 0
+    sleep_exactly()
     charge = charge.with_record(record.fd)
     process = GovernorProcess(charge, gpu, board, record)
     if charge.active is None or process.stand_by(charge.active):

@@ -14,16 +14,12 @@ from pathlib import Path
 from flyball_client.governor import shared_state as words_of
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.config import Charge, spawn_governor
-from flyball_client.governor.idle_cores import LEAST_IDLE_CORES
 from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
-from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.governor.shared_state import (
     HOOK_NS,
     IN_FORCE_MHZ,
-    IS_POLLING,
     MHZ_MASK,
-    RANK_CORE,
     REQUEST,
     REQUESTED_NS,
     SERVED,
@@ -46,8 +42,7 @@ class ProcessGovernor:
     """A ClockGovernor with a process of its own.
 
     Whatever becomes of this process, the clock is given back within a second; see
-    `governor_process`. A request costs a few stores where the governor expects it, see
-    `request_wait`, and elsewhere one write to an eventfd beside them.
+    `governor_process`. A request costs a few stores in shared memory and one write to an eventfd.
 
     Args:
         address: of the GPU.
@@ -56,12 +51,9 @@ class ProcessGovernor:
         launcher_pid: the process whose end ends the governing too; None: torchrun, where it
             started this process, else nobody.
         state_dir: where the record of a locked clock is kept; None: `default_state_dir`.
-        polling_share: CPU time that the governor may take to look out for requests that are
-            due, of one core, at least 0 and below 1; 0: each request wakes it.
-        least_idle_cores: of the machine, on average, for it to look out at all.
 
     Raises:
-        ValueError: the lease is not positive, the share is none, or the cores are fewer than none.
+        ValueError: the lease is not positive.
         OSError: shared memory or its eventfd cannot be made.
     """
 
@@ -73,20 +65,12 @@ class ProcessGovernor:
         lease_s: float = DEFAULT_LEASE_S,
         launcher_pid: int | None = None,
         state_dir: Path | None = None,
-        polling_share: float = DEFAULT_POLLING_SHARE,
-        least_idle_cores: float = LEAST_IDLE_CORES,
     ) -> None:
         if not lease_s > 0:
             raise ValueError(f"lease_s must be positive, not {lease_s}")
-        if not 0 <= polling_share < 1:
-            raise ValueError(f"polling_share must be at least 0 and below 1, not {polling_share}")
-        if not least_idle_cores >= 0:
-            raise ValueError(f"least_idle_cores must be at least 0, not {least_idle_cores}")
         self._address = address
         self._rank_name = rank_name
         self._lease_s = lease_s
-        self._polling_share = polling_share
-        self._least_idle_cores = least_idle_cores
         self._launcher_pid = launcher_of(os.environ) if launcher_pid is None else launcher_pid
         self._state_dir = default_state_dir() if state_dir is None else state_dir
         self._board = ClockBoard.create()
@@ -94,9 +78,7 @@ class ProcessGovernor:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Not os.eventfd_write: that lets go of Python's lock, and a thread that takes it would keep
         # the hook waiting for milliseconds.
-        libc = ctypes.PyDLL(None)
-        self._core = libc.sched_getcpu
-        self._write_eventfd = libc.eventfd_write
+        self._write_eventfd = ctypes.PyDLL(None).eventfd_write
         self._write_eventfd.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self._requested_mhz = 0
         self._num_requests = 0
@@ -135,7 +117,6 @@ class ProcessGovernor:
         if self._is_over or self._process is None:
             return
         words = self._words
-        words[words_of.STEP_REQUEST] = self._num_requests
         self._see_to_clock()
         if words[words_of.STATE] == words_of.GIVEN_UP:
             self.give_up(RuntimeError(self._board.text))
@@ -164,10 +145,7 @@ class ProcessGovernor:
         self._last_request = request = (number & MHZ_MASK) << 32 | sm_clock_mhz
         words[REQUESTED_NS] = time.monotonic_ns()
         words[REQUEST] = request
-        # In this order: see `request_wait`.
-        if not words[IS_POLLING]:
-            words[RANK_CORE] = self._core() + 1
-            self._write_eventfd(self._wake_fd, 1)
+        self._write_eventfd(self._wake_fd, 1)
 
     def on_instruction_end(self) -> None:
         """Show a sign of life; ask once more for a clock that was given back meanwhile."""
@@ -250,8 +228,6 @@ class ProcessGovernor:
                 state_dir=self._state_dir,
                 board_fd=self._board.fd,
                 wake_fd=self._wake_fd,
-                polling_share=self._polling_share,
-                least_idle_cores=self._least_idle_cores,
             )
         )
 

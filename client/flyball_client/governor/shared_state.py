@@ -19,10 +19,6 @@ HOOK_NS: Final = 1
 """CLOCK_MONOTONIC of the rank's last sign of life without a request, ns."""
 REQUESTED_NS: Final = 2
 """CLOCK_MONOTONIC of the last request, ns: another one."""
-STEP_REQUEST: Final = 3
-"""How many requests there were when the running step began."""
-RANK_CORE: Final = 4
-"""1 more than the core on which the rank last woke the governor; 0: it has not."""
 
 # ------------------------------------------------------------------ written by the governor
 STATE: Final = 8
@@ -46,13 +42,7 @@ NUM_THERMALLY_CAPPED: Final = 20
 SM_CLOCK_MHZ: Final = 21
 NUM_TAKEOVERS: Final = 22
 """How often a standby had to take over from a governor that died."""
-IS_POLLING: Final = 23
-"""1 while the governor looks at the request by itself and need not be woken."""
-NUM_UNWOKEN: Final = 24
-"""How many requests it found so."""
-POLLING_NS: Final = 25
-"""CPU time that it took to look for them, ns."""
-SAMPLES: Final = 26
+SAMPLES: Final = 23
 """Clocks that were read back settled and under load, with a clock set or without: the sum of their
 MHz times 2**27, plus how many they are; `with_sample` and `samples_of`. In one word, since who
 reads two may see one of them renewed and the other not yet. At five a second it lasts 150 days."""

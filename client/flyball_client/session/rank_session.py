@@ -23,7 +23,6 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
-from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
 from flyball_client.session.active_plan import PlanFollower
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
@@ -64,8 +63,6 @@ class RankSession:
             default clocks until it is back.
         lease_s: without a sign of life for so long the clock is given back until the next one, s:
             each hook is one, but for the begin of an instruction at the clock of the last one.
-        polling_share: of one core, what the governor may take on average to look out for
-            requests, so that hooks need not wake it; 0: nothing.
         choose_plan: of the plans whose first step has come, which is run from a step on, see
             PlanSwitch; default: the newest. An order that all ranks must change together waits
             there for the others.
@@ -92,7 +89,6 @@ class RankSession:
         observer: InstructionObserver | None = None,
         without_planner: Literal["last-plan", "default-clocks"] = "last-plan",
         lease_s: float = DEFAULT_LEASE_S,
-        polling_share: float = DEFAULT_POLLING_SHARE,
         choose_plan: PlanChoice | None = None,
         timing: Literal["host"] = "host",
         clock: Callable[[], float] | None = None,
@@ -107,9 +103,7 @@ class RankSession:
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
         self._observer = observer
-        self._governor = governor or make_governor(
-            gpu, self._name, lease_s=lease_s, polling_share=polling_share
-        )
+        self._governor = governor or make_governor(gpu, self._name, lease_s=lease_s)
         supported_mhz = self._read_supported_mhz(gpu)
         meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
         self._clock_s = meter.clock_s

@@ -9,7 +9,6 @@ from typing import Literal
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
-from flyball_client.governor.request_wait import DEFAULT_POLLING_SHARE
 from flyball_client.relay.relay_transport import open_relay_transport
 
 WithoutPlanner = Literal["last-plan", "default-clocks"]
@@ -23,8 +22,6 @@ class RankSettings:
         planner_url: `FLYBALL_PLANNER_URL`; None: no planner is asked.
         token: `FLYBALL_TOKEN`, for the planner.
         lease_s: `FLYBALL_LEASE_S`: without a sign of life for so long the clock is given back, s.
-        polling_share: `FLYBALL_POLLING_SHARE`: of one core, what the governor may take to look
-            out for requests; 0: each wakes it.
         without_planner: `FLYBALL_WITHOUT_PLANNER`: what a lost planner leaves in force.
         node_relay: `FLYBALL_NODE_RELAY`: whether the ranks of this node call the planner together.
         local_rank: `LOCAL_RANK`: CUDA's number of this process's GPU.
@@ -33,7 +30,6 @@ class RankSettings:
     planner_url: str | None
     token: str | None
     lease_s: float
-    polling_share: float
     without_planner: WithoutPlanner
     node_relay: bool
     local_rank: int
@@ -64,7 +60,6 @@ class RankSettings:
             planner_url=planner_url or environ.get("FLYBALL_PLANNER_URL") or None,
             token=token or environ.get("FLYBALL_TOKEN") or None,
             lease_s=_lease_s(environ) if lease_s is None else lease_s,
-            polling_share=_polling_share(environ),
             without_planner=without_planner or _without_planner(environ),
             node_relay=_node_relay(environ),
             local_rank=_local_rank(environ),
@@ -95,21 +90,6 @@ def _lease_s(environ: Mapping[str, str]) -> float:
     if not 0 < lease_s < math.inf:
         raise ValueError(f"FLYBALL_LEASE_S must be a number of seconds above 0, not {text!r}")
     return lease_s
-
-
-def _polling_share(environ: Mapping[str, str]) -> float:
-    text = environ.get("FLYBALL_POLLING_SHARE")
-    if not text:
-        return DEFAULT_POLLING_SHARE
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share < 1:
-        raise ValueError(
-            f"FLYBALL_POLLING_SHARE must be a share of a core from 0 to below 1, not {text!r}"
-        )
-    return share
 
 
 def _without_planner(environ: Mapping[str, str]) -> WithoutPlanner:

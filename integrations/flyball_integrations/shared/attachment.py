@@ -189,7 +189,6 @@ class RankEnds:
             observer=self._options.get("observer"),
             without_planner=self._settings.without_planner,
             lease_s=self._settings.lease_s,
-            polling_share=self._settings.polling_share,
             initial_step=self._initial_step,
             choose_plan=choose_plan,
             **asdict(self._layout),

@@ -11,8 +11,6 @@ RANK_WORDS = (
     words_of.REQUEST,
     words_of.HOOK_NS,
     words_of.REQUESTED_NS,
-    words_of.STEP_REQUEST,
-    words_of.RANK_CORE,
 )
 GOVERNOR_WORDS = (
     words_of.STATE,
@@ -30,9 +28,6 @@ GOVERNOR_WORDS = (
     words_of.NUM_THERMALLY_CAPPED,
     words_of.SM_CLOCK_MHZ,
     words_of.NUM_TAKEOVERS,
-    words_of.IS_POLLING,
-    words_of.NUM_UNWOKEN,
-    words_of.POLLING_NS,
     words_of.SAMPLES,
 )
 

@@ -45,8 +45,6 @@ def new_charge(board: ClockBoard, tmp_path: Path) -> Iterator[NewCharge]:
         state_dir=tmp_path / "state",
         board_fd=board.fd,
         wake_fd=wake_fd,
-        polling_share=0.01,
-        least_idle_cores=2.5,
     )
     os.close(wake_fd)
 

@@ -20,19 +20,14 @@ from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from flyball_client.governor import governor_process
 from flyball_client.governor import shared_state as words_of
 from flyball_client.governor.config import Charge
-from flyball_client.governor.governor_process import (
-    CALM_TICK_S,
-    STANDBY_TICK_S,
-    GovernorProcess,
-)
+from flyball_client.governor.governor_process import HUNG_S, OVERDUE_S, GovernorProcess
 from flyball_client.governor.lock_record import LockRecord
 from flyball_client.governor.process_watch import ProcessIdentity
 from flyball_client.governor.shared_state import ClockBoard
 from flyball_client.gpu._base import GpuAddress
 
 REQUEST = 1 << 32 | 900
-# That may begin while a process ends and a busy test looks; one that does not wait has thousands.
-NUM_WAITS_BEFORE = 20
+MARGIN_S = 0.1
 
 
 class Pair:
@@ -45,9 +40,14 @@ class Pair:
         self.rank, self.active = _idle_process(), _idle_process()
         self.record = LockRecord.take(folder, self.gpu.uuid)
         self._stop_read_fd, self._stop_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # How long each wait would be, s.
-        self.waits_s: list[float] = []
-        monkeypatch.setattr(governor_process, "select", SimpleNamespace(select=self._select))
+        # The time that the standby reads, s: a test's own, from which it reckons what is late.
+        self.now_s = time.monotonic()
+        self.num_ticks = 0
+        clock = SimpleNamespace(
+            monotonic=lambda: self.now_s, monotonic_ns=time.monotonic_ns, sleep=time.sleep
+        )
+        monkeypatch.setattr(governor_process, "time", clock)
+        monkeypatch.setattr(governor_process, "wait_exactly", self._wait)
         monkeypatch.setattr(governor_process, "_stop_signals", lambda: self._stop_read_fd)
         charge = Charge(
             address=GpuAddress(control="nvml", uuid=self.gpu.uuid),
@@ -67,11 +67,14 @@ class Pair:
         """The standby begins to wait."""
         self._thread.start()
 
-    def wait_for(self, num_waits: int) -> list[float]:
-        """So many waits from now on, s; none is counted that had begun before."""
-        begin = len(self.waits_s) + 1
-        wait_until(lambda: len(self.waits_s) >= begin + num_waits, f"{num_waits} waits")
-        return self.waits_s[begin : begin + num_waits]
+    def tick(self) -> None:
+        """Wait until the standby has checked the active one at the test's time."""
+        num_ticks = self.num_ticks + 2
+        wait_until(lambda: self.num_ticks >= num_ticks, "two ticks")
+
+    def is_active_alive(self) -> bool:
+        """The active one has not been ended."""
+        return self.active.poll() is None
 
     def wait_until_over(self) -> None:
         """The standby waits no longer."""
@@ -94,12 +97,9 @@ class Pair:
     def _stand_by(self) -> None:
         self.takes_over = self._process.stand_by(_identity(self.active))
 
-    def _select(
-        self, reading: Sequence[int], writing: Sequence[int], failing: Sequence[int], wait_s: float
-    ) -> tuple[list[int], list[int], list[int]]:
-        if wait_s > 0:
-            self.waits_s.append(wait_s)
-        return select.select(reading, writing, failing, wait_s)
+    def _wait(self, fds: Sequence[int], timeout_s: float) -> None:
+        self.num_ticks += 1
+        select.select(fds, (), (), timeout_s / 10)
 
 
 def _idle_process() -> subprocess.Popen[bytes]:
@@ -119,39 +119,42 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     pair.stop()
 
 
-def test_it_wakes_half_as_often_while_there_is_nothing_that_the_active_one_has_yet_to_do(
+def test_an_active_one_that_does_not_serve_a_request_is_ended_once_it_counts_as_hung(
     pair: Pair,
 ) -> None:
-    pair.start()
-    assert pair.wait_for(3) == [2 * STANDBY_TICK_S] * 3
-
-
-def test_a_request_that_is_not_served_yet_makes_it_look_more_often(pair: Pair) -> None:
-    pair.start()
-    pair.wait_for(1)
     pair.board.words[words_of.REQUEST] = REQUEST
-    wait_until(lambda: pair.waits_s[-1:] == [STANDBY_TICK_S], "it looks more often")
-    pair.board.words[words_of.SERVED] = REQUEST
-    wait_until(lambda: pair.waits_s[-1:] == [CALM_TICK_S], "it is calm again")
-
-
-def test_the_ranks_end_wakes_it_once_while_the_active_one_has_yet_to_end(pair: Pair) -> None:
     pair.start()
-    pair.wait_for(1)
-    num_waits = len(pair.waits_s)
-    pair.rank.kill()
-    wait_until(lambda: pair.waits_s[-1] == STANDBY_TICK_S, "it has seen the end")
-    # That can be read for as long as anybody looks: who waited for it would not wait.
-    assert pair.wait_for(3) == [STANDBY_TICK_S] * 3
-    assert len(pair.waits_s) - num_waits <= NUM_WAITS_BEFORE
+    pair.tick()
+    pair.now_s += OVERDUE_S + MARGIN_S
+    pair.tick()
+    assert pair.is_active_alive()
+    pair.now_s += HUNG_S - OVERDUE_S
+    pair.wait_until_over()
+    assert pair.active.wait(30) == -signal.SIGKILL
+    assert pair.takes_over is True
 
 
-def test_a_clock_that_the_active_one_does_not_give_back_it_gives_back_itself(pair: Pair) -> None:
+def test_an_active_one_that_makes_progress_is_left_alone(pair: Pair) -> None:
+    pair.start()
+    for number in range(1, 4):
+        pair.board.words[words_of.REQUEST] = number << 32 | 900
+        pair.now_s += HUNG_S - MARGIN_S
+        pair.tick()
+        pair.board.words[words_of.SERVED] = number << 32 | 900
+        pair.tick()
+    assert pair.is_active_alive()
+
+
+def test_a_clock_that_is_locked_after_the_ranks_end_is_overdue_sooner(pair: Pair) -> None:
     pair.board.words[words_of.MAY_BE_LOCKED] = 1
     pair.start()
+    pair.tick()
     pair.rank.kill()
+    pair.rank.wait()
+    pair.tick()
+    assert pair.is_active_alive()
+    pair.now_s += OVERDUE_S + MARGIN_S
     pair.wait_until_over()
-
-    assert pair.takes_over is False
     assert pair.gpu.told == [RESET]
     assert pair.active.wait(30) == -signal.SIGKILL
+    assert pair.takes_over is False
