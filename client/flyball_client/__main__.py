@@ -14,7 +14,7 @@ from flyball_wire.version import flyball_version
 
 _GROUP = "flyball.commands"
 # Which extra brings what a command of this package imports.
-_EXTRAS = {"flyball_server": "server", "flyball_integrations": "demo"}
+_EXTRAS = {"flyball_server": "server", "flyball_lab": "demo"}
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141

@@ -578,7 +578,7 @@ def test_a_separate_plan_is_held_against_a_profile_of_as_many_pipelines(
 # As `flyball`, with a line that does not wait for the first second.
 EAGER = """
 import sys
-from flyball_server import progress_line
+from flyball_server.cli import progress_line
 progress_line.SHOWN_AFTER_S = 0.0
 from flyball_client.__main__ import main
 sys.exit(main(sys.argv[1:]))

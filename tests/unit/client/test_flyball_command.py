@@ -57,7 +57,7 @@ class FixedEntryPoint(EntryPoint):
 def fixed_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     values = dict.fromkeys(COMMANDS, "flyball_client.x:COMMAND") | {
         "serve": "flyball_server.x:COMMAND",
-        "demo": "flyball_integrations.x:COMMAND",
+        "demo": "flyball_lab.x:COMMAND",
         "foreign": "somebody.x:COMMAND",
         "odd": "somebody.y:COMMAND",
     }
