@@ -28,8 +28,6 @@ from measured_process import BenchmarkError
 
 RANKS_PER_NODE = 8
 PHASE_GIVE_UP_S = 150.0
-# A step of 10 s, posted by each node as it ends: what a planner has to keep up with.
-PACED_PERIOD_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,8 @@ class Size:
     """How large a run is.
 
     Attributes:
-        num_steps: posted by each node as fast as it goes.
-        num_paced_steps: posted by each node every PACED_PERIOD_S.
+        num_steps: posted by each rank as fast as it goes.
+        paced_s: how long ranks then post at the period that the planner asks for.
     """
 
     num_jobs: int
@@ -46,7 +44,7 @@ class Size:
     ranks_per_stage: int
     num_microbatches: int
     num_steps: int
-    num_paced_steps: int
+    paced_s: float
     num_generators: int
 
     @property
@@ -76,7 +74,12 @@ class Crowd:
         """Have all nodes do something, and wait for it."""
         show_progress(name)
         cpu_s = self._server.cpu_s()
-        bursts: list[Burst] = self.ask(do, **arguments)
+        return self.phase_of(name, num_rank_calls, self.ask(do, **arguments), cpu_s)
+
+    def phase_of(
+        self, name: str, num_rank_calls: int | None, bursts: Sequence[Burst], cpu_s: float
+    ) -> Phase:
+        """What these bursts measured; `cpu_s`: of the server before them."""
         cpu_s = self._server.cpu_s() - cpu_s
         wall_s = max(burst.ended_s for burst in bursts) - min(burst.began_s for burst in bursts)
         latencies_s = sorted(latency_s for burst in bursts for latency_s in burst.latencies_s)
@@ -88,10 +91,11 @@ class Crowd:
             name=name,
             num_requests=len(latencies_s),
             num_failed=num_failed,
-            num_rank_calls=num_rank_calls,
+            num_rank_calls=len(latencies_s) if num_rank_calls is None else num_rank_calls,
             wall_s=wall_s,
             p50_ms=1e3 * _share(latencies_s, 0.5),
             p99_ms=1e3 * _share(latencies_s, 0.99),
+            max_ms=1e3 * latencies_s[-1] if latencies_s else 0.0,
             server_cores=cpu_s / wall_s,
             generator_cores=sum(burst.cpu_s for burst in bursts) / wall_s,
             memory_mib=self._server.memory_mib(),
@@ -129,7 +133,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     }
     head = (
         f"{size.num_jobs} job(s) of {size.ranks_per_job} ranks, {size.num_nodes} nodes,"
-        f" {2 * size.num_nodes} connections"
+        f" {size.num_ranks + size.num_nodes} connections"
     )
     text = f"{head}\n\n{phases_text(phases, reach, zeus)}"
     return Report(figures=figures, text=text, limits=limits_on(reach))
@@ -145,91 +149,60 @@ def _load_flyball(server: Server, size: Size) -> tuple[list[Phase], dict[str, An
             _put_job(http, job_id, size)
         with _crowd(server, size, job_ids) as crowd:
             phases = _ordinary_phases(crowd, size)
-            crowd.ask("hold", after_version=1)
-            posts, num_steps = _posting_phases(crowd, size)
-            phases += posts
-            reach = _new_plan(crowd, http, job_ids, size)
-            reach["num_lost"] = _num_lost(http, job_ids, size, num_steps)
+            crowd.ask("hold", after_version=1, step=5)
+            phases.append(
+                crowd.phase(
+                    "post a step",
+                    size.num_ranks * size.num_steps,
+                    "call",
+                    what="posts",
+                    first_step=0,
+                    num_steps=size.num_steps,
+                )
+            )
+            paced, period_s = _post_paced(crowd, server, size)
+            phases.append(paced)
+            reach = _new_plan(crowd, http, job_ids)
+            reach |= {"paced_p99_s": paced.p99_ms / 1e3, "period_s": period_s}
+            posted = size.num_ranks * size.num_steps + paced.num_requests
+            reach["num_lost"] = posted - _num_stored(http, job_ids)
+            reach["num_ranks_without"] = size.num_ranks - reach["num_ranks"]
     return phases, reach
 
 
 def _ordinary_phases(crowd: Crowd, size: Size) -> list[Phase]:
     ranks = size.num_ranks
     return [
-        crowd.phase("register, each rank", ranks, "call", what="register_singly"),
-        crowd.phase("register, node by node", ranks, "call", what="register_together"),
-        crowd.phase("first plan", ranks, "call", what="plans_together"),
-        crowd.phase("acknowledge", ranks, "call", what="acknowledge_together", version=1, step=0),
+        crowd.phase("register, each rank", ranks, "call", what="register"),
+        crowd.phase("first plan", ranks, "call", what="first_plans"),
+        crowd.phase("acknowledge", ranks, "call", what="acknowledgements", version=1, step=0),
     ]
 
 
-def _posting_phases(crowd: Crowd, size: Size) -> tuple[list[Phase], int]:
-    """The phases, while all nodes wait for a newer plan; and how many steps were posted."""
-    ranks, fast, paced = size.num_ranks, size.num_steps, size.num_paced_steps
-    phases = [
-        crowd.phase(
-            "post a step, each rank", ranks, "call", what="posts_singly", first_step=0, num_steps=1
-        ),
-        crowd.phase(
-            "post steps, node by node",
-            ranks * fast,
-            "call",
-            what="posts_together",
-            first_step=1,
-            num_steps=fast,
-        ),
-    ]
-    if paced:
-        phases.append(
-            crowd.phase(
-                f"post a step every {PACED_PERIOD_S:g} s",
-                ranks * paced,
-                "post_paced",
-                first_step=1 + fast,
-                num_steps=paced,
-                period_s=PACED_PERIOD_S,
-            )
-        )
-    return phases, 1 + fast + paced
+def _post_paced(crowd: Crowd, server: Server, size: Size) -> tuple[Phase, float]:
+    """Posts at the period that the planner's answers ask for, and the longest such period, s."""
+    show_progress("post at the planner's period")
+    cpu_s = server.cpu_s()
+    answers = crowd.ask("post_paced", first_step=size.num_steps, duration_s=size.paced_s)
+    bursts = [answer["burst"] for answer in answers]
+    phase = crowd.phase_of("post at the planner's period", None, bursts, cpu_s)
+    return phase, max(answer["periods_s"][1] for answer in answers)
 
 
-def _new_plan(
-    crowd: Crowd, http: httpx.Client, job_ids: Sequence[str], size: Size
-) -> dict[str, Any]:
-    """Another target for each job: when all nodes have its plan, and when it has a first step."""
+def _new_plan(crowd: Crowd, http: httpx.Client, job_ids: Sequence[str]) -> dict[str, Any]:
+    """Another target for each job: when all ranks have its plan, and know its first step."""
     show_progress("a new plan")
     asked_s = time.monotonic()
     for job_id in job_ids:
         path = routes.fill(routes.TARGET, job_id=job_id)
         http.put(path, json={"policy": "uniform"}).raise_for_status()
-    answered_s = time.monotonic()
     answers = crowd.ask("reached")
-    last_s = max(max(answer["answered_s"]) for answer in answers)
     made_s = _made_s(http, job_ids[-1])
-    acknowledged = crowd.phase(
-        "acknowledge the new one",
-        size.num_ranks,
-        "call",
-        what="acknowledge_together",
-        version=2,
-        step=5,
-    )
-    named_s = time.monotonic()
-    activations = [
-        http.get(routes.fill(routes.ACTIVATION, job_id=job_id, version=2), params={"wait_s": 10})
-        for job_id in job_ids
-    ]
     return {
-        "asked_to_all_nodes_s": last_s - asked_s,
-        "made_to_all_nodes_s": last_s - made_s,
-        "asked_to_answered_s": answered_s - asked_s,
-        "num_nodes": sum(len(answer["answered_s"]) for answer in answers),
-        "num_nodes_without": sum(answer["num_failed"] for answer in answers),
+        "asked_to_named_s": max(answer["named_s"] for answer in answers) - asked_s,
+        "fetched_s": max(answer["fetched_s"] for answer in answers) - made_s,
+        "named_s": max(answer["named_s"] for answer in answers) - made_s,
         "num_ranks": sum(answer["num_ranks"] for answer in answers),
-        "num_ranks_without": size.num_ranks - sum(answer["num_ranks"] for answer in answers),
-        "acknowledge_s": acknowledged.wall_s,
-        "all_named": all(found.json()["first_step"] is not None for found in activations),
-        "made_to_named_s": named_s - made_s,
     }
 
 
@@ -240,14 +213,14 @@ def _made_s(http: httpx.Client, job_id: str) -> float:
     return time.monotonic() - age_s
 
 
-def _num_lost(http: httpx.Client, job_ids: Sequence[str], size: Size, num_steps: int) -> int:
-    """Measurements of a rank in a step that were posted and are not stored."""
+def _num_stored(http: httpx.Client, job_ids: Sequence[str]) -> int:
+    """Measurements of a rank in a step that are stored."""
     stored = 0
     for job_id in job_ids:
         path = routes.fill(routes.STEPS, job_id=job_id)
-        found = http.get(path, params={"limit": num_steps + 1}, timeout=120.0).raise_for_status()
+        found = http.get(path, params={"limit": 200}, timeout=120.0).raise_for_status()
         stored += sum(step["num_ranks"] for step in found.json())
-    return size.num_ranks * num_steps - stored
+    return stored
 
 
 def _put_job(http: httpx.Client, job_id: str, size: Size) -> None:
@@ -291,7 +264,7 @@ def _load_zeus(server: Server, size: Size) -> list[Phase]:
     with _crowd(server, size, job_ids) as crowd:
         return [
             crowd.phase("register, each rank", size.num_ranks, "call", what="zeus_register"),
-            crowd.phase("post a step, each rank", size.num_ranks, "call", what="zeus_report"),
+            crowd.phase("post a step", size.num_ranks, "call", what="zeus_report"),
         ]
 
 
@@ -340,8 +313,8 @@ def _size(arguments: argparse.Namespace) -> Size:
             num_stages=4,
             ranks_per_stage=8,
             num_microbatches=4,
-            num_steps=2,
-            num_paced_steps=0,
+            num_steps=1,
+            paced_s=2.0,
             num_generators=1,
         )
     if 4096 % (64 * arguments.jobs):
@@ -352,7 +325,7 @@ def _size(arguments: argparse.Namespace) -> Size:
         ranks_per_stage=64 // arguments.jobs,
         num_microbatches=64,
         num_steps=arguments.steps,
-        num_paced_steps=2,
+        paced_s=40.0,
         num_generators=2,
     )
 
@@ -366,7 +339,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="load.py", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="32 ranks, to see that it runs")
     parser.add_argument("--jobs", type=int, default=1, help="share the ranks out among so many")
-    parser.add_argument("--steps", type=int, default=10, help="posted as fast as it goes")
+    parser.add_argument("--steps", type=int, default=1, help="posted as fast as it goes")
     parser.add_argument("--postgres", metavar="URL", help="an empty database; default: SQLite")
     parser.add_argument("--no-zeus", action="store_true", help="Flyball's planner alone")
     return run_benchmark(parser, measure)

@@ -30,46 +30,45 @@ class NodeCalls:
 
     # ------------------------------------------------------------------ Flyball
 
-    def register_together(self) -> Iterator[bytes]:
-        """One call for the node."""
-        entries = [{"rank": rank, "registration": self._registration(rank)} for rank in self.ranks]
-        yield request("PUT", self._path(routes.RANKS), {"ranks": entries})
-
-    def register_singly(self) -> Iterator[bytes]:
+    def register(self) -> Iterator[bytes]:
         """One call for each rank."""
         for rank in self.ranks:
             yield request("PUT", self._path(routes.RANK, rank=rank), self._registration(rank))
 
-    def plans_together(self) -> Iterator[bytes]:
-        """One call for the node, which does not wait."""
-        yield self._poll(after_version=0, wait_s=0)
+    def first_plans(self) -> Iterator[bytes]:
+        """One call for each rank, which does not wait."""
+        for rank in self.ranks:
+            yield self.poll(rank, after_version=0, wait_s=0)
 
-    def poll(self, *, after_version: int) -> bytes:
-        """One call for the node, which waits."""
-        return self._poll(after_version=after_version, wait_s=POLL_WAIT_S)
+    def poll(self, rank: int, *, after_version: int, wait_s: int = POLL_WAIT_S) -> bytes:
+        """Long poll of one rank."""
+        path = self._path(routes.RANK_PLAN, rank=rank)
+        return request("GET", f"{path}?after_version={after_version}&wait_s={wait_s}")
 
-    def acknowledge_together(self, *, version: int, step: int) -> Iterator[bytes]:
-        """One call for the node."""
-        entries = [{"rank": rank, "version": version, "current_step": step} for rank in self.ranks]
-        yield request("POST", self._path(routes.RANKS_ACKNOWLEDGEMENTS), {"ranks": entries})
+    def acknowledgements(self, *, version: int, step: int) -> Iterator[bytes]:
+        """One call for each rank, which does not wait."""
+        for rank in self.ranks:
+            yield self.acknowledge(rank, version=version, step=step, wait_s=0)
 
-    def posts_together(self, *, first_step: int, num_steps: int) -> Iterator[bytes]:
-        """One call for the node and step."""
-        path = self._path(routes.RANKS_MEASUREMENTS)
-        for step in range(first_step, first_step + num_steps):
-            entries = [{"rank": rank, "steps": [_step(rank, step)]} for rank in self.ranks]
-            yield request("POST", path, {"ranks": entries})
+    def acknowledge(
+        self, rank: int, *, version: int, step: int, wait_s: int = POLL_WAIT_S
+    ) -> bytes:
+        """Acknowledgement of one rank, which waits for the version's first step."""
+        path = self._path(routes.RANK_ACKNOWLEDGEMENT, rank=rank)
+        return request(
+            "POST", f"{path}?wait_s={wait_s}", {"version": version, "current_step": step}
+        )
 
-    def posts_singly(self, *, first_step: int, num_steps: int) -> Iterator[bytes]:
+    def posts(self, *, first_step: int, num_steps: int) -> Iterator[bytes]:
         """One call for each rank and step."""
         for step in range(first_step, first_step + num_steps):
             for rank in self.ranks:
-                path = self._path(routes.RANK_MEASUREMENTS, rank=rank)
-                yield request("POST", path, {"steps": [_step(rank, step)]})
+                yield self.post(rank, step)
 
-    def _poll(self, *, after_version: int, wait_s: int) -> bytes:
-        query = f"ranks={','.join(map(str, self.ranks))}&after_version={after_version}"
-        return request("GET", f"{self._path(routes.RANKS_PLANS)}?{query}&wait_s={wait_s}")
+    def post(self, rank: int, step: int) -> bytes:
+        """One rank's post of a step."""
+        path = self._path(routes.RANK_MEASUREMENTS, rank=rank)
+        return request("POST", path, {"steps": [_step(rank, step)]})
 
     def _path(self, template: str, **parts: int) -> str:
         return routes.fill(template, job_id=self.job_id, **parts)

@@ -1,13 +1,15 @@
 """Nodes of a large job as their planner sees them: keep-alive connections that call and wait.
 
-Each generator is a process with a share of the nodes. A node has two connections: one on which
-it waits for a newer plan, one for all else.
+Each generator is a process with a share of the nodes. A node has a connection for each rank, on
+which that waits for a newer plan, and one for all else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
+import random
 import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,6 +21,7 @@ from load_calls import NodeCalls
 
 _GIVE_UP_S = 120.0
 _OPEN_AT_ONCE = 64
+HTTP_OK = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,16 @@ class Burst:
     ended_s: float
     cpu_s: float
     bodies: list[bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reached:
+    """How a new plan came to a rank: its first step, and when it had the plan and that step."""
+
+    status: int
+    first_step: int | None
+    fetched_s: float
+    named_s: float
 
 
 class _Line:
@@ -82,17 +95,16 @@ class Generator:
         self._nodes = nodes
         self._lines: list[_Line] = []
         self._polls: list[_Line] = []
-        self._held: list[asyncio.Task[tuple[int, bytes, float]]] = []
+        self._held: list[asyncio.Task[_Reached]] = []
 
     async def open(self) -> Burst:
         """Connect all nodes."""
         began_s = time.monotonic()
-        for lines in (self._lines, self._polls):
-            for first in range(0, len(self._nodes), _OPEN_AT_ONCE):
-                some = self._nodes[first : first + _OPEN_AT_ONCE]
-                made = [_Line(*self._address) for _ in some]
-                await asyncio.gather(*(line.open() for line in made))
-                lines.extend(made)
+        self._lines = [_Line(*self._address) for _ in self._nodes]
+        self._polls = [_Line(*self._address) for node in self._nodes for _ in node.ranks]
+        lines = [*self._lines, *self._polls]
+        for first in range(0, len(lines), _OPEN_AT_ONCE):
+            await asyncio.gather(*(line.open() for line in lines[first : first + _OPEN_AT_ONCE]))
         return _burst([], began_s, _cpu_s())
 
     async def call(self, what: str, **arguments: Any) -> Burst:  # noqa: ANN401 - the calls' own
@@ -106,48 +118,55 @@ class Generator:
 
         return await self._measured(results, one)
 
-    async def post_paced(self, *, num_steps: int, first_step: int, period_s: float) -> Burst:
-        """Each node posts a step every `period_s`, the nodes spread over it."""
+    async def post_paced(self, *, first_step: int, duration_s: float) -> dict[str, Any]:
+        """Each rank posts when the planner's last answer asked for it, for this long."""
         results: list[tuple[float, int, bytes]] = []
+        periods_s: list[float] = []
         began_s = time.monotonic()
-        offsets_s = {
-            id(node): period_s * number / len(self._nodes)
-            for number, node in enumerate(self._nodes)
-        }
 
         async def one(node: NodeCalls, line: _Line) -> None:
-            for number in range(num_steps):
-                due_s = began_s + offsets_s[id(node)] + number * period_s
+            queue = [(began_s, rank, first_step) for rank in node.ranks]
+            while queue:
+                due_s, rank, step = heapq.heappop(queue)
                 await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
-                for request in node.posts_together(first_step=first_step + number, num_steps=1):
-                    results.append(await _timed(line, request))
+                results.append(await _timed(line, node.post(rank, step)))
+                period_s = float(json.loads(results[-1][2])["next_post_s"])
+                periods_s.append(period_s)
+                next_s = due_s + period_s * random.uniform(0.9, 1.1)  # as the client's jitter
+                if next_s < began_s + duration_s:
+                    heapq.heappush(queue, (next_s, rank, step + 1))
 
-        return await self._measured(results, one)
+        burst = await self._measured(results, one)
+        return {"burst": burst, "periods_s": (min(periods_s), max(periods_s))}
 
-    async def hold(self, *, after_version: int) -> Burst:
-        """All nodes wait for a newer plan from now on."""
+    async def hold(self, *, after_version: int, step: int) -> Burst:
+        """All ranks wait for a newer plan from now on, and acknowledge it when it comes."""
 
-        async def held(node: NodeCalls, line: _Line) -> tuple[int, bytes, float]:
-            status, body = await line.call(node.poll(after_version=after_version))
-            return status, body, time.monotonic()
+        async def held(node: NodeCalls, rank: int, line: _Line) -> _Reached:
+            status, body = await line.call(node.poll(rank, after_version=after_version))
+            if status != HTTP_OK:
+                return _Reached(status=status, first_step=None, fetched_s=0.0, named_s=0.0)
+            version, fetched_s = json.loads(body)["version"], time.monotonic()
+            status, body = await line.call(node.acknowledge(rank, version=version, step=step))
+            first_step = json.loads(body).get("first_step") if status == HTTP_OK else None
+            return _Reached(
+                status=status, first_step=first_step, fetched_s=fetched_s, named_s=time.monotonic()
+            )
 
-        pairs = zip(self._nodes, self._polls, strict=True)
-        self._held = [asyncio.create_task(held(node, line)) for node, line in pairs]
+        places = [(node, rank) for node in self._nodes for rank in node.ranks]
+        self._held = [
+            asyncio.create_task(held(node, rank, line))
+            for (node, rank), line in zip(places, self._polls, strict=True)
+        ]
         return _burst([], time.monotonic(), _cpu_s())
 
     async def reached(self) -> dict[str, Any]:
-        """When the nodes' polls were answered: monotonic, s; and with which plan versions."""
+        """When the last rank had the plan, and its first step: monotonic, s."""
         answers = await asyncio.gather(*self._held)
-        ranks = versions = 0
-        for _, body, _ in answers:
-            for shared in json.loads(body or b"{}").get("plans", []):
-                ranks += len(shared["ranks"])
-                versions = max(versions, shared["plan"]["version"])
         return {
-            "answered_s": [at_s for _, _, at_s in answers],
-            "num_failed": sum(status != 200 for status, _, _ in answers),
-            "num_ranks": ranks,
-            "version": versions,
+            "fetched_s": max(answer.fetched_s for answer in answers),
+            "named_s": max(answer.named_s for answer in answers),
+            "num_ranks": sum(answer.first_step is not None for answer in answers),
         }
 
     async def _measured(

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmark_report import Limit, at_most, table
 
-MAX_REACH_S = 2.0
+MAX_REACH_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Phase:
     wall_s: float
     p50_ms: float
     p99_ms: float
+    max_ms: float
     server_cores: float
     generator_cores: float
     memory_mib: float
@@ -55,7 +56,10 @@ def figures_of(phase: Phase) -> dict[str, Any]:
 def limits_on(reach: dict[str, Any]) -> tuple[Limit, ...]:
     """What has to hold of the new plan's reach, and of what was posted."""
     return (
-        at_most("a new plan, made to all nodes, s", reach["made_to_all_nodes_s"], MAX_REACH_S),
+        at_most(
+            "a new plan, fetched and acknowledged by all ranks, s", reach["named_s"], MAX_REACH_S
+        ),
+        at_most("post at the planner's period: 99th percentile, s", reach["paced_p99_s"], 2.0),
         at_most("ranks that it did not reach", reach["num_ranks_without"], 0),
         at_most("measurements posted and not stored", abs(reach["num_lost"]), 0),
     )
@@ -63,14 +67,14 @@ def limits_on(reach: dict[str, Any]) -> tuple[Limit, ...]:
 
 def phases_text(phases: list[Phase], reach: dict[str, Any], zeus: list[Phase]) -> str:
     """The phases as a table, a new plan's reach, and the ratios to Zeus's server."""
-    header = ["phase", "requests/s", "ranks/s", "p50 ms", "p99 ms"]
+    header = ["phase", "requests/s", "ranks/s", "p50 ms", "p99 ms", "max ms"]
     header += ["server cores", "generator cores", "MiB"]
     both = [*phases, *(_named(phase) for phase in zeus)]
     text = f"{table(header, [_row(phase) for phase in both])}\n\n"
     text += (
-        f"a new plan: {reach['made_to_all_nodes_s']:.3f} s from being made to the last node"
-        f" ({reach['asked_to_all_nodes_s']:.3f} s from the request for it);"
-        f" {reach['made_to_named_s']:.3f} s until all had acknowledged it"
+        f"a new plan: {reach['fetched_s']:.3f} s from being made until the last rank had it,"
+        f" {reach['named_s']:.3f} s until all had acknowledged it and knew its first step;"
+        f" period of posts {reach['period_s']:.1f} s"
     )
     for theirs in zeus:
         ours = next(phase for phase in phases if phase.name == theirs.name)
@@ -90,6 +94,7 @@ def _row(phase: Phase) -> tuple[str, ...]:
         f"{phase.rank_calls_per_s:.0f}",
         f"{phase.p50_ms:.1f}",
         f"{phase.p99_ms:.1f}",
+        f"{phase.max_ms:.0f}",
         f"{phase.server_cores:.2f}",
         f"{phase.generator_cores:.2f}",
         f"{phase.memory_mib:.0f}",

@@ -17,7 +17,6 @@ from flyball_wire.errors import CodecError
 
 T = TypeVar("T")
 
-_NO_FIELDS: frozenset[str] = frozenset()
 _PLAIN = frozenset({str, int, bool, types.NoneType})
 _TYPE_NAMES: dict[object, str] = {
     bool: "true or false",
@@ -104,10 +103,7 @@ def _encode(value: object) -> object:
         return _encode_items(cast("Sequence[object]", value))
     names = _encoded_fields(cast("Hashable", kind))
     if names is not None:
-        pairs = ((name, getattr(value, name), is_left_out) for name, is_left_out in names)
-        return _encode_members(
-            (name, item) for name, item, is_left_out in pairs if item is not None or not is_left_out
-        )
+        return _encode_members((name, getattr(value, name)) for name in names)
     if isinstance(value, Mapping):
         return _encode_members(cast("Mapping[object, object]", value).items())
     raise _NoJsonError(f"has no JSON form ({kind.__name__})")
@@ -141,13 +137,11 @@ def _encode_members(members: Iterable[tuple[object, object]]) -> dict[str, objec
 
 
 @functools.cache
-def _encoded_fields(kind: Hashable) -> tuple[tuple[str, bool], ...] | None:
-    """Of a dataclass its fields, and whether one is left out where it is None; else None."""
+def _encoded_fields(kind: Hashable) -> tuple[str, ...] | None:
+    """Names of a dataclass's fields; None for any other type."""
     if not dataclasses.is_dataclass(kind):
         return None
-    left_out = cast("frozenset[str]", getattr(kind, "LEFT_OUT_IF_NULL", _NO_FIELDS))
-    fields = dataclasses.fields(cast("Any", kind))
-    return tuple((field.name, field.name in left_out) for field in fields)
+    return tuple(field.name for field in dataclasses.fields(cast("Any", kind)))
 
 
 def _decode(target: object, data: object, path: str) -> object:

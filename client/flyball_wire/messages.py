@@ -9,7 +9,7 @@ that an older client can talk to a newer planner.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from flyball_wire.strictness import Sent
 
@@ -164,8 +164,6 @@ class Acknowledgement(Sent):
         run_id: as the planner answered the rank's registration; null: it told none.
     """
 
-    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"run_id"})
-
     version: int
     current_step: int
     run_id: str | None = None
@@ -205,8 +203,6 @@ class StepMeasurement(Sent):
             `counter_reads`; null where it has none, or a reading is missing.
     """
 
-    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"sm_clock_mhz"})
-
     step: int
     plan_version: int | None
     time_s: float
@@ -225,8 +221,6 @@ class StepMeasurement(Sent):
 @dataclass(frozen=True, kw_only=True)
 class MeasurementBatch(Sent):
     """Steps measured by one rank since its last post; `run_id` as in Acknowledgement."""
-
-    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset({"run_id"})
 
     steps: tuple[StepMeasurement, ...]
     run_id: str | None = None
@@ -405,6 +399,13 @@ class StepView:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """How many items of a posted batch were stored."""
+    """Answer to posted measurements.
+
+    Attributes:
+        stored: number of steps that were stored.
+        next_post_s: time until the rank's next post in s: 1 with up to 128 ranks, growing with
+            their number to 15 with 4096, less while the job is profiled or has stragglers.
+    """
 
     stored: int
+    next_post_s: float

@@ -41,8 +41,6 @@ class Sent:
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-    LEFT_OUT_IF_NULL: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are sent only where they say something: an older planner would refuse them."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: SchemaHandler) -> Schema:

@@ -237,24 +237,6 @@ class TestJobStoreThroughRest:
         assert other.status_code == 409
         assert _without_times(job.everything()) == _without_times(before)
 
-    def test_a_reader_never_sees_half_of_what_was_stored_together(self, job: VisibleJob) -> None:
-        job.register()
-        for rank in (0, 1):
-            job.register_rank(rank)
-        path = job.path(routes.RANKS_MEASUREMENTS)
-
-        def post_all() -> None:
-            for number in range(40):
-                entries = [{"rank": rank, "steps": [step(number)]} for rank in (0, 1)]
-                job.http.post(path, json={"ranks": entries}).raise_for_status()
-
-        with ThreadPoolExecutor(2) as threads:
-            posted = threads.submit(post_all)
-            seen = [each for _ in range(20) for each in job.get(routes.STEPS)]
-            posted.result(PATIENCE_S)
-        assert {each["num_ranks"] for each in [*seen, *job.get(routes.STEPS)]} == {2}
-        assert len(job.get(routes.STEPS)) == 40
-
     def test_callers_at_once_lose_no_change(self, job: VisibleJob) -> None:
         # What steers a job is read, changed and stored whole: a lost change would be a straggler.
         job.register(num_ranks=8)

@@ -63,9 +63,6 @@ def test_all_ranks_of_a_run_belong_to_it_however_often_they_register(planner: Li
     run_id = register(planner, 0)
     assert run_id
     assert [register(planner, rank) for rank in (1, 0)] == [run_id] * 2
-    together = [{"rank": 1, "registration": rank_registration(1)}]
-    answer = planner.http.put(path(routes.RANKS), json={"ranks": together}).json()
-    assert [each["run_id"] for each in answer["ranks"]] == [run_id]
     # Who merely looks at a job is no process of it.
     ranks = planner.http.get(path(routes.JOB)).json()["ranks"]
     assert ["run_id" in each for each in ranks] == [False, False]
@@ -82,34 +79,15 @@ def test_late_measurements_of_the_old_run_are_refused_and_not_stored(planner: Li
     assert late.status_code == 409
     assert "another start" in late.json()["detail"]
     assert num_ranks_of_steps(planner) == []
-    assert post(planner, 0, run_id=new).json() == {"stored": 1}
+    assert post(planner, 0, run_id=new).json()["stored"] == 1
     assert num_ranks_of_steps(planner) == [1]
 
 
-def test_an_older_client_that_tells_no_run_is_taken_as_ever(planner: LivePlanner) -> None:
+def test_a_post_that_names_no_run_is_stored(planner: LivePlanner) -> None:
     begin_new_run(planner)
-    assert post(planner, 0).json() == {"stored": 1}
-    assert post(planner, 1, run_id=None).json() == {"stored": 1}
+    assert post(planner, 0).json()["stored"] == 1
+    assert post(planner, 1, run_id=None).json()["stored"] == 1
     assert num_ranks_of_steps(planner) == [2]
-
-
-def test_of_several_ranks_together_only_those_of_the_old_run_are_refused(
-    planner: LivePlanner,
-) -> None:
-    old, new = begin_new_run(planner)
-    entries = [
-        {"rank": rank, "steps": [STEP], "run_id": run_id} for rank, run_id in ((0, old), (1, new))
-    ]
-    answer = planner.http.post(path(routes.RANKS_MEASUREMENTS), json={"ranks": entries}).json()
-    assert answer["ranks"] == [{"rank": 1, "stored": 1}]
-    assert [(each["rank"], each["status"]) for each in answer["failures"]] == [(0, 409)]
-    held = [
-        {"rank": rank, "version": 1, "current_step": 9, "run_id": run_id}
-        for rank, run_id in ((0, old), (1, new))
-    ]
-    answer = planner.http.post(path(routes.RANKS_ACKNOWLEDGEMENTS), json={"ranks": held}).json()
-    assert [each["rank"] for each in answer["ranks"]] == [1]
-    assert [(each["rank"], each["status"]) for each in answer["failures"]] == [(0, 409)]
 
 
 def test_a_late_acknowledgement_of_the_old_run_names_no_first_step(planner: LivePlanner) -> None:
@@ -156,4 +134,4 @@ def test_a_rank_that_a_job_put_again_does_not_know_is_to_register_first(
         answer = planner.http.post(path(routes.RANK_ACKNOWLEDGEMENT, rank=rank), json=held)
         assert answer.status_code == status
     # What was refused so is kept by the rank, and posted when it has registered.
-    assert post(planner, 1, run_id=register(planner, 1)).json() == {"stored": 1}
+    assert post(planner, 1, run_id=register(planner, 1)).json()["stored"] == 1

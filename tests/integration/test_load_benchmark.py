@@ -22,9 +22,9 @@ def test_the_load_benchmark_reaches_every_rank_and_loses_nothing() -> None:
     assert run.stdout, run.stderr
     figures = json.loads(run.stdout)
     reach = figures["reach"]
-    assert (reach["num_ranks"], reach["num_nodes_without"], reach["num_lost"]) == (32, 0, 0)
-    assert reach["all_named"]
+    assert (reach["num_ranks"], reach["num_ranks_without"], reach["num_lost"]) == (32, 0, 0)
     phases = {phase["name"]: phase for phase in figures["phases"]}
-    assert phases["post steps, node by node"]["num_requests"] == 4 * 2
-    assert phases["post steps, node by node"]["num_rank_calls"] == 32 * 2
+    assert phases["post a step"]["num_requests"] == 32
+    assert phases["post at the planner's period"]["num_requests"] >= 2 * 32
+    assert reach["period_s"] == 1.0
     assert all(phase["num_failed"] == 0 for phase in phases.values())

@@ -57,29 +57,9 @@ def test_what_a_rank_reads_back_is_told_of_its_stage(planner: LivePlanner) -> No
     assert clocks_mhz == [[1400.0], [1200.0], [900.0]]
 
 
-def test_ranks_that_post_together_tell_their_clocks_too(planner: LivePlanner) -> None:
-    step = {"step": 0, "plan_version": None, "time_s": 1.0, "energy_j": 1.0}
-    ranks = [
-        {"rank": 0, "steps": [step | {"sm_clock_mhz": 1200.5}]},
-        {"rank": 1, "steps": [step]},
-    ]
-    path = routes.fill(routes.RANKS_MEASUREMENTS, job_id="job")
-    planner.http.post(path, json={"ranks": ranks}).raise_for_status()
-    (told,) = steps(planner)
-    assert [stage.sm_clock_mhz for stage in told.stages] == [1200.5, None]
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_planner_names_the_field_that_it_does_not_know(
-    planner: LivePlanner, together: bool
-) -> None:
-    """By that a newer client tells an older planner from a measurement that is wrong."""
+def test_a_post_with_an_unknown_field_is_refused_and_names_it(planner: LivePlanner) -> None:
     step = {"step": 0, "plan_version": None, "time_s": 1.0, "energy_j": 1.0, "field_to_come": 1.0}
-    if together:
-        path = routes.fill(routes.RANKS_MEASUREMENTS, job_id="job")
-        answer = planner.http.post(path, json={"ranks": [{"rank": 0, "steps": [step] * 256}]})
-    else:
-        path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=0)
-        answer = planner.http.post(path, json={"steps": [step] * 256})
+    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=0)
+    answer = planner.http.post(path, json={"steps": [step] * 256})
     assert answer.status_code == 422
     assert "field_to_come" in answer.json()["detail"][:200]

@@ -303,7 +303,7 @@ def test_measured_steps_come_back_over_all_ranks(planner: LivePlanner) -> None:
         path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
         for _ in range(2):
             posted = planner.http.post(path, json={"steps": steps})
-            assert (posted.status_code, posted.json()) == (200, {"stored": 3})
+            assert (posted.status_code, posted.json()) == (200, {"stored": 3, "next_post_s": 1.0})
     answer = planner.http.get(STEPS, params={"limit": 2}).json()
     assert [step["step"] for step in answer] == [1, 2]
     assert answer[0] == {

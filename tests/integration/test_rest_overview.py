@@ -212,7 +212,7 @@ def test_many_who_ask_at_once_share_one_reading() -> None:
             asked = [threads.submit(http.get, routes.OVERVIEW) for _ in range(20)]
             wait_until(lambda: store.num_lists == 1)
             # Those who wait take no thread that others need.
-            assert planner.http.get(f"{JOB}/ranks").status_code == 405
+            assert planner.http.get(f"{JOB}/target").status_code == 405
             assert planner.http.get(f"{JOB}/plans").json() == []
         finally:
             store.may_list.set()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from flyball_server.jobs.activation.acknowledgements import (
     HeldVersion,
@@ -11,19 +12,28 @@ from flyball_server.jobs.activation.acknowledgements import (
     list_activations,
 )
 from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
-from flyball_server.jobs.outcomes import only
 from flyball_server.jobs.records import ActivationRecord, RankRecord, StepDetail, StepRecord
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.services import JobServices
 
 _UNTOLD = Launch()
+Outcome = TypeVar("Outcome")
+
+
+def unwrap_one(outcomes: Sequence[Outcome | JobsError]) -> Outcome:
+    """The outcome of the one item; its error is raised."""
+    (outcome,) = outcomes
+    if isinstance(outcome, JobsError):
+        raise outcome
+    return outcome
 
 
 def register_rank(services: JobServices, rank: RankRecord, launch: Launch = _UNTOLD) -> RankRecord:
     """Make it known."""
-    return only(register_together(services, rank.job_id, ((rank, launch),))).record
+    return unwrap_one(register_together(services, rank.job_id, ((rank, launch),))).record
 
 
 def newer_plan(
@@ -36,10 +46,8 @@ def newer_plan(
         parts.append(part)
         return b"rendered"
 
-    question = PlanQuestion(ranks=(rank,), after_version=after_version)
-    answer = only(RankPlans(render).answer(services, job_id, (question,)))
-    if rank in answer.failures:
-        raise answer.failures[rank]
+    question = PlanQuestion(rank=rank, after_version=after_version)
+    unwrap_one(RankPlans(render).answer(services, job_id, (question,)))
     return parts[0] if parts else None
 
 
@@ -48,7 +56,7 @@ def acknowledge(
 ) -> ActivationRecord:
     """It holds a version; from which step that does so."""
     held = HeldVersion(rank=rank, version=version, current_step=current_step)
-    return only(acknowledge_together(services, job_id, (held,)))
+    return unwrap_one(acknowledge_together(services, job_id, (held,)))
 
 
 def get_activation(services: JobServices, job_id: str, version: int) -> ActivationRecord:
@@ -65,4 +73,4 @@ def store_measurements(
 ) -> int:
     """Keep what it measured; how many steps."""
     post = RankPost(rank=rank, steps=tuple(steps), details=tuple(details))
-    return only(store_together(services, job_id, (post,)))
+    return unwrap_one(store_together(services, job_id, (post,))).num_steps

@@ -14,6 +14,7 @@ from flyball_wire.closed_loop import (
     Timetable,
     TimetableView,
 )
+from flyball_wire.codec import encode
 from flyball_wire.messages import (
     Accepted,
     Acknowledgement,
@@ -103,10 +104,14 @@ class PlannerClient(PlannerConnection):
         response = self.send("GET", path, query=query, wait_s=wait_s)
         return None if response.status_code == 204 else self.decoded(RankPlan, response)
 
-    def acknowledge(self, job_id: str, rank: int, acknowledgement: Acknowledgement) -> Activation:
-        """Tell that a rank has a plan version; the answer may name its first step already."""
+    def acknowledge(
+        self, job_id: str, rank: int, acknowledgement: Acknowledgement, *, wait_s: float = 0.0
+    ) -> Activation:
+        """Acknowledge a plan version; wait up to `wait_s` (at most 60) for its first step."""
         path = routes.fill(routes.RANK_ACKNOWLEDGEMENT, job_id=job_id, rank=rank)
-        return self.one(Activation, "POST", path, body=acknowledgement)
+        query = {"wait_s": _wait_text(wait_s)}
+        response = self.send("POST", path, json=encode(acknowledgement), query=query, wait_s=wait_s)
+        return self.decoded(Activation, response)
 
     def get_activation(self, job_id: str, version: int, *, wait_s: float = 0.0) -> Activation:
         """From which step a version holds; waits up to `wait_s` (at most 60) for it."""

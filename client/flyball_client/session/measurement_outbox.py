@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
@@ -24,12 +24,10 @@ _Batch = tuple[StepMeasurement, ...]
 # refused for ever.
 _OTHER_RUN_STATUS = 409
 _HOPELESS_STATUSES = frozenset({400, _OTHER_RUN_STATUS, 413, 422})
-_INVALID_STATUS = 422
-# A planner that does not know a field refuses the batch in these words, and names it. It gets what
-# is left without those that planners of before did not know.
-_UNKNOWN_FIELD = "Unexpected keyword"
-_CLOCK, _RUN = "sm_clock_mhz", "run_id"
-_NEWER_FIELDS = frozenset({_CLOCK, _RUN})
+# Until the planner has answered a first post.
+_FIRST_PERIOD_S = 1.0
+# Ranks that started together would post together for ever.
+_JITTER = 0.1
 _MAX_STEPS_PER_POST = 256
 # Entries of steps' details. Of one post: Python's lock is held for the 3 ms or so in which so many
 # become JSON, and a hook may have to wait. Of all: some 15 MB.
@@ -53,8 +51,7 @@ class MeasurementOutbox:
         capacity: steps that are kept while the planner is away, at least 1.
         max_details: entries of their details, likewise; the newest step is kept whatever it has.
         max_details_per_post: likewise; a step is never divided.
-        period_s: measurements are gathered this long before they are posted, s; twice as long
-            where only totals come, of steps that are shorter than that: no plan waits for them.
+        period_s: time between two posts in s; None: what the planner's last answer asked for.
         at_end: called on the posting thread once the last ones are posted, or given up.
     """
 
@@ -71,7 +68,7 @@ class MeasurementOutbox:
         capacity: int = 4096,
         max_details: int = _MAX_DETAILS,
         max_details_per_post: int = _MAX_DETAILS_PER_POST,
-        period_s: float,
+        period_s: float | None = None,
         at_end: Callable[[], None] | None = None,
     ) -> None:
         self._planner = planner
@@ -90,8 +87,7 @@ class MeasurementOutbox:
         # Of all steps in the queue.
         self._num_details = 0
         self._num_dropped = 0
-        # Newer fields that this planner does not know.
-        self._untold: frozenset[str] = frozenset()
+        self._asked_period_s = _FIRST_PERIOD_S
         self._is_of_other_run = False
         # Nothing that is put back is posted any more.
         self._is_over = False
@@ -137,33 +133,33 @@ class MeasurementOutbox:
             )
 
     def _run(self) -> None:
-        has_posted = False  # in the last turn
-        while not self._stopping.wait(self._period_s):
-            if not self._may_post.is_set() or (has_posted and not self._num_details):
-                has_posted = False
-                continue
-            has_posted = bool(self._queue)
-            if not self._post_all():
-                has_posted = False
+        while not self._stopping.wait(self._pause_s()):
+            if self._may_post.is_set() and not self._post_all():
                 self._stopping.wait(self._backoff.next_pause_s())
         if self._may_post.is_set():
             self._post_all()
             if self._at_end is not None:
                 self._at_end()
 
+    def _pause_s(self) -> float:
+        if self._period_s is not None:
+            return self._period_s
+        return self._asked_period_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+
     def _post_all(self) -> bool:
         """Whether everything could be posted, or there was nothing."""
         while batch := self._take_batch():
             try:
-                self._planner.post_measurements(self._job_id, self._rank, self._told(batch))
+                answer = self._planner.post_measurements(
+                    self._job_id,
+                    self._rank,
+                    MeasurementBatch(steps=batch, run_id=self._run_id()),
+                )
             except CodecError as error:
                 # Nothing was sent.
                 self._put_back_encodable(batch, error)
                 continue
             except FlyballError as error:
-                if (mended := self._without_refused_field(error, batch)) is not None:
-                    self._put_back(mended)
-                    continue
                 self._on_failure(error, batch)
                 return False
             except Exception:
@@ -172,22 +168,10 @@ class MeasurementOutbox:
                     _logger.exception("rank %d cannot post its measurements", self._rank)
                 self._put_back(batch)
                 return False
+            self._asked_period_s = answer.next_post_s
             self._presence.back("measurements")
             self._backoff.reset()
         return True
-
-    def _without_refused_field(self, error: FlyballError, batch: _Batch) -> _Batch | None:
-        """What can be posted instead of a batch that was refused for a field; None: nothing."""
-        if not isinstance(error, PlannerRefusedError) or error.status != _INVALID_STATUS:
-            return None
-        text = str(error)
-        if _UNKNOWN_FIELD in text:
-            unknown = {name for name in _NEWER_FIELDS - self._untold if name in text}
-            self._untold |= unknown
-            return batch if unknown else None
-        # It knows the field, and a clock in this batch is none.
-        has_clocks = any(step.sm_clock_mhz is not None for step in batch)
-        return _without_clocks(batch) if has_clocks and _CLOCK in text else None
 
     def _on_failure(self, error: FlyballError, batch: _Batch) -> None:
         if isinstance(error, PlannerRefusedError) and error.status in _HOPELESS_STATUSES:
@@ -205,8 +189,6 @@ class MeasurementOutbox:
             )
             return
         self._put_back(batch)
-        # One that comes back may be a newer one.
-        self._untold = frozenset()
         self._presence.lost("measurements", error)
 
     def _put_back_encodable(self, batch: _Batch, error: CodecError) -> None:
@@ -231,13 +213,6 @@ class MeasurementOutbox:
                 batch.append(self._pop_oldest())
         return tuple(batch)
 
-    def _told(self, batch: _Batch) -> MeasurementBatch:
-        """The batch as this planner takes it."""
-        return MeasurementBatch(
-            steps=_without_clocks(batch) if _CLOCK in self._untold else batch,
-            run_id=None if _RUN in self._untold else self._run_id(),
-        )
-
     def _put_back(self, batch: _Batch) -> None:
         with self._lock:
             if self._is_over:
@@ -258,10 +233,6 @@ class MeasurementOutbox:
         oldest = self._queue.popleft()
         self._num_details -= num_details(oldest)
         return oldest
-
-
-def _without_clocks(batch: _Batch) -> _Batch:
-    return tuple(replace(step, sm_clock_mhz=None) for step in batch)
 
 
 def _is_encodable(step: StepMeasurement) -> bool:

@@ -53,7 +53,7 @@ class PlanFeed:
         activate: Callable[[CompiledPlan, int], None],
         presence: PlannerPresence,
         backoff: Backoff,
-        poll_wait_s: float = 10.0,
+        poll_wait_s: float = 60.0,
     ) -> None:
         self.is_registered = threading.Event()
         self._planner = planner
@@ -108,7 +108,7 @@ class PlanFeed:
         elif self._awaited is None:
             has_news = self._look_for_plan(self._poll_wait_s)
         else:
-            has_news = self._look_for_activation(self._awaited)
+            has_news = self._acknowledge(self._awaited)
         self._presence.back("plans")
         self._backoff.reset()
         if not has_news:
@@ -128,29 +128,24 @@ class PlanFeed:
             _logger.warning("rank %d refuses plan version %d: %s", self._rank, plan.version, error)
             self._newest_version = plan.version
             return True
-        acknowledgement = Acknowledgement(
-            version=plan.version, current_step=self._current_step(), run_id=self._run_id
-        )
-        activation = self._planner.acknowledge(self._job_id, self._rank, acknowledgement)
         self._newest_version = plan.version
         self._awaited = compiled
-        self._on_activation(compiled, activation.first_step)
         return True
 
-    def _look_for_activation(self, awaited: CompiledPlan) -> bool:
-        """Whether its first step is named, or there is a newer plan."""
-        activation = self._planner.get_activation(
-            self._job_id, awaited.version, wait_s=self._poll_wait_s
+    def _acknowledge(self, awaited: CompiledPlan) -> bool:
+        """Acknowledge a plan and wait for its first step; whether there is one, or a newer plan."""
+        acknowledgement = Acknowledgement(
+            version=awaited.version, current_step=self._current_step(), run_id=self._run_id
+        )
+        activation = self._planner.acknowledge(
+            self._job_id, self._rank, acknowledgement, wait_s=self._poll_wait_s
         )
         if activation.first_step is None:
             return self._look_for_plan(wait_s=0.0)
-        self._on_activation(awaited, activation.first_step)
-        return True
-
-    def _on_activation(self, plan: CompiledPlan, first_step: int | None) -> None:
-        if first_step is not None and not self._stopping.is_set():
+        if not self._stopping.is_set():
             self._awaited = None
-            self._activate(plan, first_step)
+            self._activate(awaited, activation.first_step)
+        return True
 
     def _on_failure(self, error: FlyballError) -> None:
         if self._stopping.is_set():

@@ -25,15 +25,14 @@ class LinkTimes:
 
     Attributes:
         poll_wait_s: how long one call lets the planner wait for a new plan, at most 60.
-        gather_s: how long measured steps are gathered before they are posted; totals of
-            shorter steps twice as long.
+        gather_s: time between two posts of measured steps; None: the planner's choice.
         first_retry_s: pause after the first failed call; doubles.
         longest_retry_s: longest such pause.
         flush_timeout_s: how long the last measurements may take to post at the end.
     """
 
-    poll_wait_s: float = 10.0
-    gather_s: float = 1.0
+    poll_wait_s: float = 60.0
+    gather_s: float | None = None
     first_retry_s: float = 0.5
     longest_retry_s: float = 15.0
     flush_timeout_s: float = 2.0

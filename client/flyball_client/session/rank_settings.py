@@ -9,7 +9,6 @@ from typing import Literal
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
-from flyball_client.relay.relay_transport import open_relay_transport
 
 WithoutPlanner = Literal["last-plan", "default-clocks"]
 
@@ -23,7 +22,6 @@ class RankSettings:
         token: `FLYBALL_TOKEN`, for the planner.
         lease_s: `FLYBALL_LEASE_S`: without a sign of life for so long the clock is given back, s.
         without_planner: `FLYBALL_WITHOUT_PLANNER`: what a lost planner leaves in force.
-        node_relay: `FLYBALL_NODE_RELAY`: whether the ranks of this node call the planner together.
         local_rank: `LOCAL_RANK`: CUDA's number of this process's GPU.
     """
 
@@ -31,7 +29,6 @@ class RankSettings:
     token: str | None
     lease_s: float
     without_planner: WithoutPlanner
-    node_relay: bool
     local_rank: int
 
     @classmethod
@@ -61,7 +58,6 @@ class RankSettings:
             token=token or environ.get("FLYBALL_TOKEN") or None,
             lease_s=_lease_s(environ) if lease_s is None else lease_s,
             without_planner=without_planner or _without_planner(environ),
-            node_relay=_node_relay(environ),
             local_rank=_local_rank(environ),
         )
 
@@ -73,10 +69,7 @@ class RankSettings:
         """
         if self.planner_url is None:
             return None
-        transport = None
-        if self.node_relay:
-            transport = open_relay_transport(self.planner_url, starts_first=self.local_rank == 0)
-        return PlannerClient(self.planner_url, token=self.token, transport=transport)
+        return PlannerClient(self.planner_url, token=self.token)
 
 
 def _lease_s(environ: Mapping[str, str]) -> float:
@@ -102,13 +95,6 @@ def _without_planner(environ: Mapping[str, str]) -> WithoutPlanner:
             raise ValueError(
                 f"FLYBALL_WITHOUT_PLANNER must be last-plan or default-clocks, not {text!r}"
             )
-
-
-def _node_relay(environ: Mapping[str, str]) -> bool:
-    text = environ.get("FLYBALL_NODE_RELAY") or "0"
-    if text not in {"0", "1"}:
-        raise ValueError(f"FLYBALL_NODE_RELAY must be 0 or 1, not {text!r}")
-    return text == "1"
 
 
 def _local_rank(environ: Mapping[str, str]) -> int:

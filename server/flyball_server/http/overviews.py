@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from flyball_server.http.gathering import Gathering
 from flyball_server.http.mapping.views import job_overview
 from flyball_server.http.rendering import rendered
+from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.auth.access import Access
 from flyball_server.views.job_figures import JobFigures
 from flyball_server.views.shared_reading import SharedReading
@@ -61,8 +61,10 @@ class Overviews:
         self._guard = threading.Lock()
         self._figures: tuple[JobFigures, ...] = ()
         self._rendered = RenderedOverview.of(())
-        self.of_all: Gathering[None, RenderedOverview] = Gathering(self._all_of_group)
-        self.of_job: Gathering[None, JobOverview] = Gathering(functools.partial(_one, reading))
+        self.of_all: RequestBatcher[None, RenderedOverview] = RequestBatcher(self._all_jobs)
+        self.of_job: RequestBatcher[None, JobOverview] = RequestBatcher(
+            functools.partial(_one, reading)
+        )
 
     async def all_jobs(self) -> RenderedOverview:
         """All jobs, at most half a second old.
@@ -70,7 +72,7 @@ class Overviews:
         Raises:
             StoreError: they cannot be read.
         """
-        return await self.of_all.ask(EVERYTHING, None)
+        return await self.of_all.submit(EVERYTHING, None)
 
     def look(self) -> RenderedOverview:
         """The same, on a thread of the caller's."""
@@ -85,7 +87,7 @@ class Overviews:
                 self._figures = figures
             return self._rendered
 
-    def _all_of_group(self, key: str, callers: Sequence[None]) -> Sequence[RenderedOverview]:
+    def _all_jobs(self, key: str, callers: Sequence[None]) -> Sequence[RenderedOverview]:
         del key
         return [self.look()] * len(callers)
 

@@ -6,7 +6,6 @@ from starlette.routing import BaseRoute
 
 from flyball_server.http.openapi import documentation
 from flyball_server.http.routes import (
-    batches,
     dashboard,
     departures,
     events,
@@ -40,7 +39,6 @@ _RESOURCES = (
     profiles,
     profiling,
     ranks,
-    batches,
     plans,
     frontier,
     history,

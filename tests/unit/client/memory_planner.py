@@ -16,7 +16,6 @@ from flyball_wire.codec import decode, encode
 
 JOB_ID = "gpt"
 _RANK_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/ranks/(\d+)(/\w+)?$")
-_ACTIVATION_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/plans/(\d+)/activation$")
 # However long a client is ready to wait, a test is not.
 _LONGEST_WAIT_S = 0.2
 
@@ -89,8 +88,6 @@ class MemoryPlanner:
                 return self.failing_status, {"detail": "out of order"}
             wait_s = min(float(query.get("wait_s", "0")), _LONGEST_WAIT_S)
             data: Any = json.loads(content) if content else None
-            if activation := _ACTIVATION_PATH.match(path):
-                return self._activation(int(activation[1]), wait_s)
             rank = _RANK_PATH.match(path)
             if rank is not None and rank[2] is None:
                 return self._register(int(rank[1]), data)
@@ -98,16 +95,16 @@ class MemoryPlanner:
                 return 404, {"detail": f"nothing is known of {path}"}
             if rank[2] == "/plan":
                 return self._newest_plan(int(query["after_version"]), wait_s)
-            return self._take(rank[2], data)
+            return self._take(rank[2], data, wait_s)
 
-    def _take(self, what: str, data: object) -> tuple[int, object]:
+    def _take(self, what: str, data: object, wait_s: float) -> tuple[int, object]:
         if what == "/acknowledgement":
             acknowledgement = decode(messages.Acknowledgement, data)
             self.acknowledgements.append(acknowledgement)
-            return self._activation(acknowledgement.version, 0.0)
+            return self._activation(acknowledgement.version, wait_s)
         batch = decode(messages.MeasurementBatch, data)
         self.measurements |= {step.step: step for step in batch.steps}
-        return 200, {"stored": len(batch.steps)}
+        return 200, {"stored": len(batch.steps), "next_post_s": 1.0}
 
     def _register(self, rank: int, data: object) -> tuple[int, object]:
         registration = decode(messages.RankRegistration, data)

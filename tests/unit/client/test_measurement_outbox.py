@@ -19,38 +19,25 @@ from flyball_wire.messages import MeasurementBatch, StepMeasurement
 class Inbox:
     """Takes batches, after failing as often as the test wants."""
 
-    def __init__(self, *statuses: int, unknown: tuple[str, ...] = ()) -> None:
+    def __init__(self, *statuses: int, next_post_s: float = 1.0) -> None:
         self._statuses = list(statuses)
-        # Fields that its Flyball does not know, which it says as a served planner does.
-        self.unknown = unknown
+        self.next_post_s = next_post_s
         self.batches: list[list[int]] = []
         self.run_ids: list[str | None] = []
         self.steps: list[StepMeasurement] = []
-        self.num_refused = 0
         self.posted = threading.Condition()
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        body = request.read()
-        batch = decode(MeasurementBatch, strict_json(body))
-        if (problem := self._problem(batch, body)) is not None:
-            self.num_refused += 1
-            return httpx.Response(422, json={"detail": problem})
+        batch = decode(MeasurementBatch, strict_json(request.read()))
         with self.posted:
             self.run_ids.append(batch.run_id)
             self.batches.append([step.step for step in batch.steps])
             self.steps += batch.steps
             self.posted.notify_all()
         status = self._statuses.pop(0) if self._statuses else 200
-        return httpx.Response(status, json={"stored": len(batch.steps)})
-
-    def _problem(self, batch: MeasurementBatch, body: bytes) -> str | None:
-        unknown = next((name for name in self.unknown if name.encode() in body), None)
-        if unknown is not None:
-            place = unknown if unknown == "run_id" else f"steps.0.{unknown}"
-            return f"{place}: Unexpected keyword argument"
-        if any((step.sm_clock_mhz or 0) > 10_000 for step in batch.steps):
-            return "sm_clock_mhz must be at most 10000"
-        return None
+        return httpx.Response(
+            status, json={"stored": len(batch.steps), "next_post_s": self.next_post_s}
+        )
 
 
 def make_outbox(
@@ -61,6 +48,7 @@ def make_outbox(
     max_details_per_post: int = 100,
     is_registered: bool = True,
     run_id: str | None = None,
+    period_s: float | None = 0.001,
 ) -> MeasurementOutbox:
     may_post = threading.Event()
     if is_registered:
@@ -80,7 +68,7 @@ def make_outbox(
         capacity=capacity,
         max_details=max_details,
         max_details_per_post=max_details_per_post,
-        period_s=0.001,
+        period_s=period_s,
     )
 
 
@@ -95,13 +83,6 @@ def put(outbox: MeasurementOutbox, steps: range, *, num_instructions: int = 0) -
                 instructions=num_instructions * (("forward", None, 0, 0.0, 0.5, 0.0, 0.0),),
             )
         outbox.put(measurement)
-
-
-def with_clock(step: int) -> StepMeasurement:
-    """A step whose clock was read back."""
-    return StepMeasurement(
-        step=step, plan_version=None, time_s=1.5, energy_j=None, sm_clock_mhz=1305.0
-    )
 
 
 def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
@@ -132,22 +113,6 @@ def nothing() -> None:
     """A turn in which no step ends."""
 
 
-def test_totals_of_short_steps_are_posted_every_other_turn_and_details_every_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    inbox = Inbox()
-    outbox = make_outbox(inbox)
-
-    def turn(step: int, num_instructions: int) -> Callable[[], None]:
-        return lambda: put(outbox, range(step, step + 1), num_instructions=num_instructions)
-
-    details = (0, 0, 0, 0, 1, 1, 0, 0, 0)
-    turns = Turns(*(turn(step, number) for step, number in enumerate(details)))
-    monkeypatch.setattr(outbox, "_stopping", turns)
-    outbox._run()
-    assert inbox.batches == [[0], [1, 2], [3, 4], [5], [6, 7], [8]]
-
-
 def test_what_could_not_be_posted_does_not_wait_for_another_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,19 +133,22 @@ def test_what_could_not_be_posted_does_not_wait_for_another_turn(
     assert num_posted == [2]
 
 
-def test_totals_of_long_steps_wait_for_no_second_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    inbox = Inbox()
-    outbox = make_outbox(inbox)
-    num_posted: list[int] = []
+def test_the_next_post_comes_when_the_planner_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = Inbox(next_post_s=15.0)
+    outbox = make_outbox(inbox, period_s=None)
+    waits_s: list[float] = []
 
-    def step() -> None:
-        num_posted.append(len(inbox.batches))
-        put(outbox, range(len(num_posted) - 1, len(num_posted)))
+    class Waits:
+        def wait(self, timeout_s: float) -> bool:
+            waits_s.append(timeout_s)
+            put(outbox, range(1))
+            return len(waits_s) == 4
 
-    monkeypatch.setattr(outbox, "_stopping", Turns(step, nothing, step, nothing, step, nothing))
+    monkeypatch.setattr(outbox, "_stopping", Waits())
     outbox._run()
-    assert inbox.batches == [[0], [1], [2]]
-    assert num_posted == [0, 1, 2]
+    assert waits_s[0] == pytest.approx(1.0, rel=0.1)
+    assert waits_s[1:] == [pytest.approx(15.0, rel=0.1)] * 3
+    assert len(set(waits_s[1:])) == 3  # ranks that started together drift apart
 
 
 def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
@@ -258,84 +226,6 @@ def test_a_batch_that_the_planner_finds_wrong_is_dropped_and_told(
     assert inbox.batches == [[0, 1]]
     assert outbox.num_dropped == 2
     assert sum("2 measurements dropped" in m for m in caplog.messages) == 1
-
-
-def test_an_older_planner_gets_all_but_the_clocks_and_is_asked_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    inbox = Inbox(unknown=("sm_clock_mhz",))
-    outbox = make_outbox(inbox, capacity=1000, run_id="7")
-    for step in range(300):
-        outbox.put(with_clock(step))
-    outbox.start()
-    outbox.stop(10.0)
-    assert inbox.run_ids == ["7", "7"]
-    assert [step.step for step in inbox.steps] == list(range(300))
-    assert {(step.sm_clock_mhz, step.time_s) for step in inbox.steps} == {(None, 1.5)}
-    assert (inbox.num_refused, outbox.num_dropped) == (1, 0)
-    assert caplog.messages == []
-
-
-def test_a_planner_that_comes_back_newer_gets_the_clocks() -> None:
-    inbox = Inbox(200, 503, unknown=("sm_clock_mhz",))
-    outbox = make_outbox(inbox)
-    outbox.put(with_clock(0))
-    outbox.start()
-    with inbox.posted:
-        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 1, 30.0)
-        inbox.unknown = ()
-    outbox.put(with_clock(1))
-    with inbox.posted:
-        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 3, 30.0)
-    outbox.stop(10.0)
-    # The planner was away when step 1 came first, still without its clock.
-    assert inbox.batches == [[0], [1], [1]]
-    assert [step.sm_clock_mhz for step in inbox.steps] == [None, None, 1305.0]
-    assert outbox.num_dropped == 0
-
-
-@pytest.mark.parametrize(
-    ("unknown", "num_refused", "run_id", "clock_mhz"),
-    [
-        (("run_id",), 1, None, 1305.0),
-        (("run_id", "sm_clock_mhz"), 2, None, None),
-        (("sm_clock_mhz", "run_id"), 2, None, None),
-    ],
-)
-def test_a_planner_that_does_not_know_the_run_gets_all_that_it_does_know(
-    unknown: tuple[str, ...], num_refused: int, run_id: str | None, clock_mhz: float | None
-) -> None:
-    inbox = Inbox(unknown=unknown)
-    outbox = make_outbox(inbox, run_id="7")
-    outbox.put(with_clock(0))
-    outbox.start()
-    outbox.stop(10.0)
-    assert (inbox.batches, inbox.run_ids) == ([[0]], [run_id])
-    assert inbox.steps[0].sm_clock_mhz == clock_mhz
-    assert (inbox.num_refused, outbox.num_dropped) == (num_refused, 0)
-
-
-def test_a_batch_with_a_field_that_was_always_there_is_dropped_where_it_is_not_known() -> None:
-    inbox = Inbox(unknown=("time_s",))
-    outbox = make_outbox(inbox)
-    put(outbox, range(1))
-    outbox.start()
-    outbox.stop(10.0)
-    assert (inbox.batches, inbox.num_refused, outbox.num_dropped) == ([], 1, 1)
-
-
-def test_a_clock_that_the_planner_finds_wrong_costs_no_measurement_and_no_later_clock() -> None:
-    inbox = Inbox()
-    outbox = make_outbox(inbox, run_id="7")
-    outbox.put(replace(with_clock(0), sm_clock_mhz=1e9))
-    outbox.start()
-    with inbox.posted:
-        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 1, 30.0)
-    outbox.put(with_clock(1))
-    outbox.stop(10.0)
-    assert (inbox.batches, inbox.run_ids) == ([[0], [1]], ["7", "7"])
-    assert [step.sm_clock_mhz for step in inbox.steps] == [None, 1305.0]
-    assert (inbox.num_refused, outbox.num_dropped) == (1, 0)
 
 
 def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -77,7 +77,7 @@ STEP = messages.StepView(
 )
 HEALTH = messages.Health(status="ok", version="0.1.0")
 ACTIVATION = messages.Activation(version=3, first_step=7)
-ACCEPTED = messages.Accepted(stored=1)
+ACCEPTED = messages.Accepted(stored=1, next_post_s=1.0)
 BATCH = messages.MeasurementBatch(steps=(MEASUREMENT,))
 CHANGE = messages.TargetChange(policy="uniform")
 ACKNOWLEDGEMENT = messages.Acknowledgement(version=3, current_step=5)
@@ -108,7 +108,7 @@ CALLS: list[tuple[Call, str, object, object]] = [
     ),
     (
         lambda c: c.acknowledge(_ID, 2, ACKNOWLEDGEMENT),
-        f"POST {_J}/ranks/2/acknowledgement",
+        f"POST {_J}/ranks/2/acknowledgement?wait_s=0",
         ACKNOWLEDGEMENT,
         ACTIVATION,
     ),

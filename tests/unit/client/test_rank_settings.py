@@ -15,7 +15,6 @@ def test_without_any_variable_no_planner_is_asked_and_the_last_plan_would_hold()
         token=None,
         lease_s=30.0,
         without_planner="last-plan",
-        node_relay=False,
         local_rank=0,
     )
     assert settings.open_planner() is None
@@ -27,7 +26,6 @@ def test_variables_are_read_and_arguments_win() -> None:
         "FLYBALL_TOKEN": "one",
         "FLYBALL_LEASE_S": "2.5",
         "FLYBALL_WITHOUT_PLANNER": "default-clocks",
-        "FLYBALL_NODE_RELAY": "1",
         "LOCAL_RANK": "3",
     }
     assert RankSettings.read(environ) == RankSettings(
@@ -35,7 +33,6 @@ def test_variables_are_read_and_arguments_win() -> None:
         token="one",  # noqa: S106 - no token of anything
         lease_s=2.5,
         without_planner="default-clocks",
-        node_relay=True,
         local_rank=3,
     )
     won = RankSettings.read(
@@ -55,7 +52,6 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         "FLYBALL_TOKEN",
         "FLYBALL_LEASE_S",
         "FLYBALL_WITHOUT_PLANNER",
-        "FLYBALL_NODE_RELAY",
         "LOCAL_RANK",
     )
     assert RankSettings.read(dict.fromkeys(names, "")) == RankSettings.read({})
@@ -68,7 +64,6 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("FLYBALL_LEASE_S", "0"),
         ("FLYBALL_LEASE_S", "inf"),
         ("FLYBALL_WITHOUT_PLANNER", "panic"),
-        ("FLYBALL_NODE_RELAY", "yes"),
         ("LOCAL_RANK", "-1"),
         ("LOCAL_RANK", "one"),
     ],

@@ -50,10 +50,10 @@ class OneRankPlanner:
         if what == "plan":
             is_new = request.url.params["after_version"] == "0"
             return httpx.Response(200, json=PLAN) if is_new else httpx.Response(204)
-        if what in {"acknowledgement", "activation"}:
+        if what == "acknowledgement":
             return httpx.Response(200, json={"version": 1, "first_step": 5})
         if what == "measurements":
-            return httpx.Response(200, json={"stored": 1})
+            return httpx.Response(200, json={"stored": 1, "next_post_s": 1.0})
         known = {"rank": 0, "acknowledged_version": None, "current_step": None}
         return httpx.Response(200, json={**REGISTRATION, **known, **self._told})
 
@@ -98,14 +98,6 @@ def test_what_the_registration_was_answered_goes_with_all_that_is_posted() -> No
     assert planner.sent["acknowledgement"]["run_id"] == "65f1c0"
     assert planner.sent["measurements"]["run_id"] == "65f1c0"
     assert planner.query == {"run_id": "65f1c0"}
-
-
-def test_a_planner_that_tells_none_is_sent_none_which_it_might_not_know() -> None:
-    planner = OneRankPlanner()
-    run(planner)
-    assert "run_id" not in planner.sent["acknowledgement"]
-    assert "run_id" not in planner.sent["measurements"]
-    assert planner.query == {}
 
 
 def test_a_process_that_a_new_run_has_left_behind_says_so_once(

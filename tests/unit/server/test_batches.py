@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 import pytest
-from tests.planner.one_rank import newer_plan, register_rank
+from tests.planner.one_rank import register_rank
 from tests.planner.samples import (
     CountingPlanner,
     Services,
@@ -18,10 +18,10 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.http.gathering import Gathering
 from flyball_server.http.rank_calls import RankCalls
+from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.activation.acknowledgements import HeldVersion, acknowledge_together
-from flyball_server.jobs.activation.rank_plans import PlanAnswer, PlanQuestion, RankPlans, StagePlan
+from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import (
     InvalidFieldError,
@@ -32,7 +32,12 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
     UnknownRankError,
 )
-from flyball_server.jobs.measurements.measurements import RankPost, list_steps, store_together
+from flyball_server.jobs.measurements.measurements import (
+    RankPost,
+    list_steps,
+    post_period_s,
+    store_together,
+)
 from flyball_server.jobs.records import JobSpec, RankRecord
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inputs import put_profile
@@ -112,14 +117,15 @@ def test_a_rank_or_version_that_is_unknown_does_not_cost_the_others_theirs(
 def test_a_post_of_an_unknown_rank_does_not_lose_the_others_steps(services: Services) -> None:
     posts = [RankPost(rank=rank, steps=(step_record(3, rank),)) for rank in (0, 9, 1)]
     stored, unknown, also_stored = store_together(services.jobs, "job", posts)
-    assert (stored, also_stored) == (1, 1)
+    assert [getattr(one, "num_steps", None) for one in (stored, also_stored)] == [1, 1]
     assert isinstance(unknown, UnknownRankError)
     assert list_steps(services.jobs, "job", limit=1)[0].num_ranks == 2
 
 
 def test_of_a_step_that_is_posted_twice_at_once_the_last_counts(services: Services) -> None:
     posts = [RankPost(rank=0, steps=(step_record(3, 0, time_s=time_s),)) for time_s in (1.0, 2.0)]
-    assert store_together(services.jobs, "job", posts) == (1, 1)
+    outcomes = store_together(services.jobs, "job", posts)
+    assert [getattr(one, "num_steps", None) for one in outcomes] == [1, 1]
     (step,) = list_steps(services.jobs, "job", limit=10)
     assert (step.num_ranks, step.time_s) == (1, 2.0)
 
@@ -135,26 +141,20 @@ def rendering(rendered: list[StagePlan]) -> RankPlans:
     return RankPlans(render)
 
 
-def ask(services: Services, plans: RankPlans, *ranks: int, after_version: int = 0) -> PlanAnswer:
-    question = PlanQuestion(ranks=ranks, after_version=after_version)
-    (answer,) = plans.answer(services.jobs, "job", [question])
-    assert isinstance(answer, PlanAnswer)
-    return answer
+def ask(
+    services: Services, plans: RankPlans, *ranks: int, after_version: int = 0
+) -> tuple[bytes | JobsError | None, ...]:
+    questions = [PlanQuestion(rank=rank, after_version=after_version) for rank in ranks]
+    return plans.answer(services.jobs, "job", questions)
 
 
 def test_ranks_of_a_stage_share_a_part_that_is_rendered_once(services: Services) -> None:
     rendered: list[StagePlan] = []
     plans = rendering(rendered)
     answers = [ask(services, plans, 0, 1, 2, 3) for _ in range(3)]
-    assert [part.ranks for part in answers[0].parts] == [(0, 2), (1, 3)]
+    assert answers[0][0] == answers[0][2] != answers[0][1] == answers[0][3]
     assert answers[0] == answers[1] == answers[2]
     assert [part.stage for part in rendered] == [0, 1]
-
-
-def test_a_part_is_the_one_that_the_rank_gets_alone(services: Services) -> None:
-    rendered: list[StagePlan] = []
-    ask(services, rendering(rendered), 1)
-    assert rendered == [newer_plan(services.jobs, "job", 1, after_version=0)]
 
 
 def test_a_version_is_read_once_however_many_ask(services: Services) -> None:
@@ -165,7 +165,7 @@ def test_a_version_is_read_once_however_many_ask(services: Services) -> None:
     assert not read.called
 
 
-def test_a_first_step_that_was_named_since_is_told(services: Services) -> None:
+def test_a_first_step_that_was_named_since_is_in_the_answer(services: Services) -> None:
     rendered: list[StagePlan] = []
     plans = rendering(rendered)
     ask(services, plans, 0)
@@ -174,34 +174,33 @@ def test_a_first_step_that_was_named_since_is_told(services: Services) -> None:
     assert [part.plan.first_step for part in rendered] == [None, 10]
 
 
-def test_a_rank_with_a_pace_of_its_own_gets_its_own_times(services: Services) -> None:
+def test_a_rank_with_a_slowdown_of_its_own_gets_its_own_times(services: Services) -> None:
     planned_for = InForce(rank_paces=(RankPace(rank=2, slowdown=2.0),))
     with services.jobs.store.writing("job") as writer:
         writer.save_control(JobControl(job_id="job", planned_for=planned_for))
-    answer = ask(services, rendering([]), 0, 2)
-    assert [part.ranks for part in answer.parts] == [(0,), (2,)]
+    of_rank_0, of_rank_2 = ask(services, rendering([]), 0, 2)
+    assert of_rank_0 != of_rank_2
 
 
-def test_unknown_ranks_are_told_beside_the_plan_of_the_others(services: Services) -> None:
-    answer = ask(services, rendering([]), 0, 9)
-    assert [part.ranks for part in answer.parts] == [(0,)]
-    assert {rank: type(error) for rank, error in answer.failures.items()} == {9: UnknownRankError}
+def test_an_unknown_rank_costs_the_others_nothing(services: Services) -> None:
+    found, unknown = ask(services, rendering([]), 0, 9)
+    assert isinstance(found, bytes)
+    assert isinstance(unknown, UnknownRankError)
 
 
-def test_a_part_that_cannot_be_made_is_told_beside_those_of_the_others(services: Services) -> None:
+def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services) -> None:
     def render(part: StagePlan) -> bytes:
         if part.stage == 1:
             raise ZeroDivisionError
         return b"part"
 
-    answer = ask(services, RankPlans(render), 0, 1, 2)
-    assert [part.ranks for part in answer.parts] == [(0, 2)]
-    assert {rank: type(error) for rank, error in answer.failures.items()} == {1: PlannerFaultError}
+    first, failed, third = ask(services, RankPlans(render), 0, 1, 2)
+    assert (first, third) == (b"part", b"part")
+    assert isinstance(failed, PlannerFaultError)
 
 
-def test_nothing_newer_is_no_news_unless_a_rank_is_unknown(services: Services) -> None:
-    assert not ask(services, rendering([]), 0, after_version=1).is_news
-    assert ask(services, rendering([]), 0, 9, after_version=1).is_news
+def test_there_is_nothing_newer_than_the_newest_version(services: Services) -> None:
+    assert ask(services, rendering([]), 0, after_version=1) == (None,)
 
 
 def test_only_so_many_jobs_are_kept(services: Services) -> None:
@@ -215,13 +214,13 @@ def test_only_so_many_jobs_are_kept(services: Services) -> None:
     register_job(services.jobs, "other", job_spec())
     put_profile(services.jobs, "other", profile())
     register_rank(services.jobs, rank_record(0, job_id="other"))
-    question = PlanQuestion(ranks=(0,), after_version=0)
+    question = PlanQuestion(rank=0, after_version=0)
     for job_id in ("job", "job", "other", "job"):
         plans.answer(services.jobs, job_id, [question])
     assert [part.plan.job_id for part in rendered] == ["job", "other", "job"]
 
 
-# ------------------------------------------------------------------ gathering
+# ------------------------------------------------------------------ request batching
 
 
 class Held:
@@ -249,10 +248,10 @@ def test_what_comes_while_a_group_is_worked_on_is_the_next_group() -> None:
     work = Held()
 
     async def scenario() -> list[int]:
-        gathering = Gathering(work)
-        tasks = [asyncio.create_task(gathering.ask("a", 1))]
+        batcher = RequestBatcher(work)
+        tasks = [asyncio.create_task(batcher.submit("a", 1))]
         await until(1, work.groups)
-        tasks += [asyncio.create_task(gathering.ask("a", item)) for item in (2, 3, 4)]
+        tasks += [asyncio.create_task(batcher.submit("a", item)) for item in (2, 3, 4)]
         await asyncio.sleep(0)
         work.may_go.set()
         return await asyncio.gather(*tasks)
@@ -265,8 +264,8 @@ def test_one_key_does_not_wait_for_another() -> None:
     work = Held()
 
     async def scenario() -> None:
-        gathering = Gathering(work)
-        tasks = [asyncio.create_task(gathering.ask(key, 1)) for key in ("a", "b")]
+        batcher = RequestBatcher(work)
+        tasks = [asyncio.create_task(batcher.submit(key, 1)) for key in ("a", "b")]
         await until(2, work.groups)  # both, and nobody has been let go
         work.may_go.set()
         await asyncio.gather(*tasks)
@@ -280,8 +279,8 @@ def test_an_error_is_that_of_its_item_alone() -> None:
     work.may_go.set()
 
     async def scenario() -> list[int | BaseException]:
-        gathering = Gathering(work)
-        asked = (gathering.ask("a", item) for item in (1, -2, 3))
+        batcher = RequestBatcher(work)
+        asked = (batcher.submit("a", item) for item in (1, -2, 3))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     first, second, third = asyncio.run(scenario())
@@ -299,11 +298,11 @@ def test_an_error_of_the_tree_is_that_of_the_whole_group_and_the_next_one_is_wor
         return items
 
     async def scenario() -> None:
-        gathering = Gathering(fails_once)
-        asked = (gathering.ask("a", item) for item in (1, 2))
+        batcher = RequestBatcher(fails_once)
+        asked = (batcher.submit("a", item) for item in (1, 2))
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [StoreBusyError, StoreBusyError]
-        assert await gathering.ask("a", 3) == 3
+        assert await batcher.submit("a", 3) == 3
 
     asyncio.run(scenario())
 
@@ -315,8 +314,8 @@ def test_a_failure_that_nobody_has_foreseen_is_that_of_those_who_lead_to_it() ->
         return items
 
     async def scenario() -> list[int | BaseException]:
-        gathering = Gathering(fails_for_3)
-        asked = (gathering.ask("a", item) for item in (1, 2, 3, 4, 5))
+        batcher = RequestBatcher(fails_for_3)
+        asked = (batcher.submit("a", item) for item in (1, 2, 3, 4, 5))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     outcomes = asyncio.run(scenario())
@@ -324,36 +323,45 @@ def test_a_failure_that_nobody_has_foreseen_is_that_of_those_who_lead_to_it() ->
     assert isinstance(outcomes[2], ZeroDivisionError)
 
 
-def test_of_one_call_for_several_ranks_only_the_rank_fails_that_the_planner_fails_at(
-    services: Services, caplog: pytest.LogCaptureFixture
+def test_of_ranks_that_register_at_once_only_the_one_fails_that_the_planner_fails_at(
+    services: Services,
 ) -> None:
     def check(rank: RankRecord, spec: JobSpec) -> None:
         if rank.rank == 2:
             raise ZeroDivisionError
 
-    async def scenario() -> tuple[tuple[KnownRank | JobsError, ...], ...]:
+    async def scenario() -> list[KnownRank | BaseException]:
         registrations = RankCalls(services.jobs).registrations
         ranks = [(rank_record(rank, stage=rank % 2, host="node-2"), NOBODY) for rank in range(4)]
         return await asyncio.gather(
-            registrations.ask("job", ranks[:1]), registrations.ask("job", ranks[1:])
+            *(registrations.submit("job", rank) for rank in ranks), return_exceptions=True
         )
 
     with patch.object(registration, "_check_place", check):
-        (first,), (second, third, fourth) = asyncio.run(scenario())
-    assert isinstance(third, PlannerFaultError)
-    assert not any(isinstance(each, JobsError) for each in (first, second, fourth))
+        outcomes = asyncio.run(scenario())
+    assert [type(each) for each in outcomes] == [KnownRank, KnownRank, ZeroDivisionError, KnownRank]
     hosts = [rank.host for rank in get_job(services.jobs, "job").ranks]
     assert hosts == ["node-2", "node-2", "node-1", "node-2"]
-    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "period_s", "watched_s"),
+    [(1, 1, 1), (128, 1, 1), (2112, 8, 16 / 3), (4096, 15, 10), (100_000, 15, 10)],
+)
+def test_posts_come_less_often_from_more_ranks_and_more_often_from_a_watched_job(
+    num_ranks: int, period_s: float, watched_s: float
+) -> None:
+    assert post_period_s(num_ranks, is_watched=False) == pytest.approx(period_s)
+    assert post_period_s(num_ranks, is_watched=True) == pytest.approx(watched_s)
 
 
 def test_a_caller_that_has_gone_away_costs_the_others_nothing() -> None:
     work = Held()
 
     async def scenario() -> int:
-        gathering = Gathering(work)
-        gone = asyncio.create_task(gathering.ask("a", 1))
-        stays = asyncio.create_task(gathering.ask("a", 2))
+        batcher = RequestBatcher(work)
+        gone = asyncio.create_task(batcher.submit("a", 1))
+        stays = asyncio.create_task(batcher.submit("a", 2))
         await until(1, work.groups)
         gone.cancel()
         work.may_go.set()
@@ -367,8 +375,8 @@ def test_a_large_crowd_is_worked_on_in_several_groups() -> None:
     work.may_go.set()
 
     async def scenario() -> list[int]:
-        gathering = Gathering(work, most_at_once=2)
-        return await asyncio.gather(*(gathering.ask("a", item) for item in range(5)))
+        batcher = RequestBatcher(work, max_batch_size=2)
+        return await asyncio.gather(*(batcher.submit("a", item) for item in range(5)))
 
     assert asyncio.run(scenario()) == [0, 10, 20, 30, 40]
     assert [len(items) for _, items in work.groups] == [2, 2, 1]

@@ -22,7 +22,7 @@ from flyball_server.jobs.replanning.plan_documents import any_plan_document
 from flyball_server.planning.documents.plan_document import instruction_entries
 from flyball_server.planning.frontier_curve import frontier_document
 from flyball_server.views.frontier import SolvedFrontier
-from flyball_wire import batches, messages
+from flyball_wire import messages
 from flyball_wire.read_models import ComparedPlanView, FrontierPointView, FrontierView
 
 _LAUNCH_FIELDS = ("run", "restart_count")
@@ -78,9 +78,7 @@ def target_update(change: messages.TargetChange) -> TargetUpdate:
     return TargetUpdate(**asdict(change))
 
 
-def rank_post(
-    job_id: str, rank: int, sent: messages.MeasurementBatch | batches.StepsOfRank
-) -> RankPost:
+def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPost:
     """The measured steps of a rank, and what their instructions took, of those that tell."""
     return RankPost(
         rank=rank,

@@ -178,7 +178,7 @@ STEP = messages.StepView(
     num_thermally_capped=0,
 )
 
-ACCEPTED = messages.Accepted(stored=1)
+ACCEPTED = messages.Accepted(stored=1, next_post_s=1.0)
 
 PROBLEMS = {
     400: messages.Problem(detail="The body cannot be read as JSON"),

@@ -44,4 +44,4 @@ async def get_all_jobs_overview(state: State, access: CallerAccess) -> Response:
 )
 async def get_job_overview(state: State, job_id: JobId) -> JobOverview:
     """The job's row of the overview, read for this answer."""
-    return await state.overviews.of_job.ask(job_id, None)
+    return await state.overviews.of_job.submit(job_id, None)

@@ -54,7 +54,7 @@ async def get_plan_activation(
     """
 
     async def look() -> ActivationRecord | None:
-        activations = await state.rank_calls.activations.ask(job_id, None)
+        activations = await state.rank_calls.activations.submit(job_id, None)
         activation = activation_of(activations, job_id, version)
         return None if activation.first_step is None else activation
 

@@ -22,10 +22,10 @@ from flyball_server.http.openapi.documentation import (
     answers,
     json_body,
 )
-from flyball_server.jobs.activation.acknowledgements import HeldVersion
-from flyball_server.jobs.activation.rank_plans import PlanAnswer, PlanQuestion
+from flyball_server.jobs.activation.acknowledgements import HeldVersion, activation_of
+from flyball_server.jobs.activation.rank_plans import PlanQuestion
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.outcomes import only
+from flyball_server.jobs.records import ActivationRecord
 from flyball_wire import messages, routes
 
 ROUTER = call_router("ranks")
@@ -47,7 +47,7 @@ async def put_rank(
 ) -> messages.RegisteredRank:
     """A rank that registers again (it was restarted) takes its old place, without a plan."""
     known = (rank_record(job_id, rank, registration), launch(registration))
-    return registered_view(only(await state.rank_calls.registrations.ask(job_id, (known,))))
+    return registered_view(await state.rank_calls.registrations.submit(job_id, known))
 
 
 @ROUTER.get(
@@ -69,20 +69,14 @@ async def get_rank_plan(
     ] = 0,
 ) -> Response:
     """The newest version if it is newer than `after_version`; else waits for one (long poll)."""
-    question = PlanQuestion(ranks=(rank,), after_version=after_version)
+    question = PlanQuestion(rank=rank, after_version=after_version)
 
-    async def look() -> PlanAnswer | None:
-        answer = await state.rank_calls.plans.ask(job_id, question)
-        return answer if answer.is_news else None
+    async def look() -> bytes | None:
+        return await state.rank_calls.plans.submit(job_id, question)
 
     found = await state.waiters.until(job_id, look, wait_s=wait_s)
-    if found is None:
-        state.services.seen(job_id, (rank,))
-        return Response(status_code=204)
-    for error in found.failures.values():
-        raise error
     state.services.seen(job_id, (rank,))
-    return Response(found.parts[0].rendered, media_type=JSON)
+    return Response(status_code=204) if found is None else Response(found, media_type=JSON)
 
 
 @ROUTER.post(
@@ -102,10 +96,12 @@ async def post_acknowledgement(
     job_id: JobId,
     rank: Rank,
     acknowledgement: Annotated[messages.Acknowledgement, json_body(examples.ACKNOWLEDGEMENT)],
+    wait_s: WaitS,
 ) -> messages.Activation:
     """The rank has this version ready. Once all ranks have, a step to come is named for it.
 
-    `first_step` is null while other ranks are awaited: poll the version's activation.
+    Waits until that step is named, or a newer version is there (long poll). `first_step` is
+    null where other ranks are still awaited: acknowledge again, which changes nothing else.
     """
     held = HeldVersion(
         rank=rank,
@@ -113,8 +109,18 @@ async def post_acknowledgement(
         current_step=acknowledgement.current_step,
         run_id=acknowledgement.run_id,
     )
-    activation = only(await state.rank_calls.acknowledgements.ask(job_id, (held,)))
+    activation = await state.rank_calls.acknowledgements.submit(job_id, held)
     state.services.seen(job_id, (rank,))
+
+    async def look() -> ActivationRecord | None:
+        activations = await state.rank_calls.activations.submit(job_id, None)
+        found = activation_of(activations, job_id, held.version)
+        is_newest = activations[-1].version == held.version
+        return None if found.first_step is None and is_newest else found
+
+    if activation.first_step is None:
+        activation = await state.waiters.until(job_id, look, wait_s=wait_s) or activation
+        state.services.seen(job_id, (rank,))
     return activation_view(activation)
 
 
@@ -135,6 +141,6 @@ async def post_measurements(
     Where the rank's plan asks for it (`report`), also what their instructions took.
     """
     post = rank_post(job_id, rank, batch)
-    stored = only(await state.rank_calls.measurements.ask(job_id, (post,)))
+    stored = await state.rank_calls.measurements.submit(job_id, post)
     state.services.seen(job_id, (rank,))
-    return messages.Accepted(stored=stored)
+    return messages.Accepted(stored=stored.num_steps, next_post_s=stored.next_post_s)

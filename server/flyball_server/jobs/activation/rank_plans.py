@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -62,31 +62,10 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion:
-    """Ranks that hold a version (0: none) and ask for a newer one."""
+    """A rank that holds a version (0: none) and asks for a newer one."""
 
-    ranks: tuple[int, ...]
+    rank: int
     after_version: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedPart:
-    """The part of the newest version that these ranks run, as rendered."""
-
-    ranks: tuple[int, ...]
-    rendered: bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanAnswer:
-    """The newest version's parts where it is newer, and what is wrong with single ranks."""
-
-    parts: tuple[SharedPart, ...]
-    failures: Mapping[int, JobsError]
-
-    @property
-    def is_news(self) -> bool:
-        """Whether there is anything to tell."""
-        return bool(self.parts or self.failures)
 
 
 class RankPlans:
@@ -107,53 +86,42 @@ class RankPlans:
 
     def answer(
         self, services: JobServices, job_id: str, questions: Sequence[PlanQuestion]
-    ) -> tuple[PlanAnswer | JobsError, ...]:
-        """The answers to questions of one job, all from one moment and one reading transaction."""
+    ) -> tuple[bytes | JobsError | None, ...]:
+        """Answer questions about one job in one reading transaction.
+
+        Returns:
+            For each: the rank's part of the newest version, rendered; None where that is not
+            newer; or why there is none.
+        """
         with services.store.reading() as reader:
             job = reader.find_job(job_id)
             if job is None:
                 return tuple(UnknownJobError(job_id=job_id) for _ in questions)
             activations = reader.list_activations(job_id)
             newest = newest_version(activations) or 0
-            called = {rank for asked in questions for rank in asked.ranks}
+            called = {asked.rank for asked in questions}
             ranks = {rank.rank: rank for rank in reader.find_ranks(job_id, called)}
             version = None
             if any(asked.after_version < newest for asked in questions):
                 version = self._version(reader, job, activations[-1])
-        return tuple(self._answer(job_id, asked, ranks, newest, version) for asked in questions)
-
-    def _answer(
-        self,
-        job_id: str,
-        asked: PlanQuestion,
-        ranks: Mapping[int, RankRecord],
-        newest: int,
-        version: _Version | None,
-    ) -> PlanAnswer:
-        failures: dict[int, JobsError] = {
-            rank: UnknownRankError(job_id=job_id, rank=rank)
-            for rank in asked.ranks
-            if rank not in ranks
-        }
-        if version is None or asked.after_version >= newest:
-            return PlanAnswer(parts=(), failures=failures)
-        shared: dict[bytes, list[int]] = {}
-        for rank in asked.ranks:
-            if rank in ranks:
-                try:
-                    with self._lock:
-                        rendered = version.rendered(ranks[rank], self._render)
-                except Exception as error:
-                    _LOG.exception("job %s: the plan of rank %d failed", job_id, rank)
-                    failures[rank] = PlannerFaultError(job_id=job_id)
-                    failures[rank].__cause__ = error
-                else:
-                    shared.setdefault(rendered, []).append(rank)
-        parts = tuple(
-            SharedPart(ranks=tuple(of_part), rendered=rendered)
-            for rendered, of_part in shared.items()
+        return tuple(
+            UnknownRankError(job_id=job_id, rank=asked.rank)
+            if asked.rank not in ranks
+            else None
+            if version is None or asked.after_version >= newest
+            else self._part(job_id, version, ranks[asked.rank])
+            for asked in questions
         )
-        return PlanAnswer(parts=parts, failures=failures)
+
+    def _part(self, job_id: str, version: _Version, rank: RankRecord) -> bytes | JobsError:
+        try:
+            with self._lock:
+                return version.rendered(rank, self._render)
+        except Exception as error:
+            _LOG.exception("job %s: the plan of rank %d failed", job_id, rank.rank)
+            fault = PlannerFaultError(job_id=job_id)
+            fault.__cause__ = error
+            return fault
 
     def _version(self, reader: JobReader, job: JobRecord, newest: ActivationRecord) -> _Version:
         planned_for = reader.find_control(job.job_id).planned_for

@@ -10,10 +10,10 @@ from flyball_server.jobs.called_ranks import CalledRanks
 from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.triggers import are_posts_looked_at
-from flyball_server.jobs.records import StepDetail, StepRecord
+from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobWriter
+from flyball_server.jobs.store.contract import JobReader, JobWriter
 
 # Of the newest steps of a job: what reactions may still look at.
 KEPT_DETAILS = 256
@@ -25,6 +25,10 @@ KEPT_DETAILS_OF_PROFILING = 1024
 # instructions for steps of 31 ms and more, of fewer for shorter ones.
 KEPT_INSTRUCTIONS = 65_536
 FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
+# Ranks post at this period up to FEW_RANKS, and at the longest one from MANY_RANKS on.
+SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 15.0
+FEW_RANKS, MANY_RANKS = 128, 4096
+WATCHED_SHARE = 2 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +61,35 @@ class RankPost:
     run_id: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredPost:
+    """Number of steps stored of a post, and time until the rank's next one in s."""
+
+    num_steps: int
+    next_post_s: float
+
+
+def post_period_s(num_ranks: int, *, is_watched: bool) -> float:
+    """Return the time between two posts of a rank in s, at which a planner keeps up with all.
+
+    One second with up to 128 ranks, 15 s with 4096, linear between: at most some 270 posts a
+    second. Two thirds of that, and at least 1 s, for a job that is watched closely.
+    """
+    share = (num_ranks - FEW_RANKS) / (MANY_RANKS - FEW_RANKS)
+    growth_s = (LONGEST_PERIOD_S - SHORTEST_PERIOD_S) * min(max(share, 0.0), 1.0)
+    period_s = SHORTEST_PERIOD_S + growth_s
+    return max(SHORTEST_PERIOD_S, period_s * (WATCHED_SHARE if is_watched else 1.0))
+
+
 def store_together(
     services: JobServices, job_id: str, posts: Sequence[RankPost]
-) -> tuple[int | JobsError, ...]:
+) -> tuple[StoredPost | JobsError, ...]:
     """Keep what ranks of a job measured, in one transaction.
 
     A step posted again replaces the older one; of details only the newest are kept.
 
     Returns:
-        For each post: how many steps were stored, or why none was.
+        For each post: what was stored, or why nothing was.
     """
     try:
         return _store_together(services, job_id, posts, looks_at_ranks=False)
@@ -76,10 +100,10 @@ def store_together(
 
 def _store_together(
     services: JobServices, job_id: str, posts: Sequence[RankPost], *, looks_at_ranks: bool
-) -> tuple[int | JobsError, ...]:
+) -> tuple[StoredPost | JobsError, ...]:
     steps: dict[tuple[int, int], StepRecord] = {}
     details: dict[tuple[int, int], StepDetail] = {}
-    outcomes: list[int | JobsError] = []
+    stored: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
         ranks = CalledRanks(writer, job_id, (post.rank for post in posts))
         for post in posts:
@@ -88,19 +112,32 @@ def _store_together(
                 if looks_at_ranks or not post.steps:
                     ranks.require(post.rank)
             except (UnknownError, OtherRunError) as error:
-                outcomes.append(error)
+                stored.append(error)
                 continue
             newest = {(post.rank, step.step): step for step in post.steps}
             steps |= newest
             details |= {(post.rank, detail.step): detail for detail in post.details}
-            outcomes.append(len(newest))
+            stored.append(len(newest))
         writer.save_steps(tuple(steps.values()))
         _save_details(writer, job_id, tuple(details.values()))
         job = ranks.job
         is_looked_at = job is not None and are_posts_looked_at(writer, job)
+        next_post_s = SHORTEST_PERIOD_S if job is None else _next_post_s(writer, job)
     if is_looked_at:
         services.notice(job_id)
-    return tuple(outcomes)
+    return tuple(
+        StoredPost(num_steps=one, next_post_s=next_post_s) if isinstance(one, int) else one
+        for one in stored
+    )
+
+
+def _next_post_s(reader: JobReader, job: JobRecord) -> float:
+    num_ranks = job.in_force.num_ranks
+    if num_ranks <= FEW_RANKS:
+        return SHORTEST_PERIOD_S
+    control = reader.find_control(job.job_id)
+    is_watched = job.state is JobState.PROFILING or bool(control.stragglers or control.detected)
+    return post_period_s(num_ranks, is_watched=is_watched)
 
 
 def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> None:

@@ -1,0 +1,135 @@
+"""Request batching: calls about one job that come at once share one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from flyball_server.jobs.errors import JobsError
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+Work = Callable[[Sequence[Item]], Sequence[Outcome | JobsError]]
+_Waiting = deque[tuple[Item, "asyncio.Future[Outcome]"]]
+
+MAX_BATCH_SIZE = 256
+# Batches of different jobs that run at once; each holds a connection of the store.
+NUM_THREADS = 4
+
+
+class RequestBatcher(Generic[Item, Outcome]):
+    """Run the items of one key in batches, one batch after the other.
+
+    Items that arrive while a batch runs form the next one, so a thousand ranks that post in the
+    same moment cost a few transactions, and a rank that is alone waits for nobody. Use it from
+    one event loop at a time.
+
+    Args:
+        work: takes a key and some of its items, on a thread, and returns their outcomes in
+            order. A JobsError that it raises is raised for each item. Any other exception
+            makes it run again with fewer items, so that only the item at fault fails.
+        max_batch_size: most items of a batch.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[str, Sequence[Item]], Sequence[Outcome | JobsError]],
+        *,
+        max_batch_size: int = MAX_BATCH_SIZE,
+    ) -> None:
+        self._work = work
+        self._max_batch_size = max_batch_size
+        self._waiting: dict[str, _Waiting[Item, Outcome]] = {}
+        self._workers: set[asyncio.Task[None]] = set()
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    async def submit(self, key: str, item: Item) -> Outcome:
+        """Return the item's outcome.
+
+        Raises:
+            JobsError: the outcome of the item, or of its whole batch.
+            Exception: raised by the work on this item.
+        """
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting.append((item, future))
+        else:
+            self._waiting[key] = deque([(item, future)])
+            # Not in this call's context: the batch holds other calls too.
+            worker = asyncio.create_task(self._run_batches(key), context=Context())
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+        return await future
+
+    async def _run_batches(self, key: str) -> None:
+        # Whatever arrives in this turn of the event loop joins the first batch.
+        await asyncio.sleep(0)
+        waiting = self._waiting[key]
+        try:
+            while waiting:
+                size = min(len(waiting), self._max_batch_size)
+                await self._run_batch(key, [waiting.popleft() for _ in range(size)])
+        finally:
+            del self._waiting[key]
+            for _, future in waiting:  # only where this worker was cancelled
+                future.cancel()
+
+    async def _run_batch(self, key: str, batch: list[tuple[Item, asyncio.Future[Outcome]]]) -> None:
+        items = [item for item, _ in batch]
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(NUM_THREADS)
+        try:
+            outcomes = await anyio.to_thread.run_sync(
+                functools.partial(run_isolated, functools.partial(self._work, key), items),
+                limiter=self._limiter,
+            )
+        except Exception as error:
+            for _, future in batch:
+                _set_exception(future, error)
+        except BaseException:
+            for _, future in batch:
+                future.cancel()
+            raise
+        else:
+            for (_, future), outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    _set_exception(future, outcome)
+                elif not future.done():
+                    future.set_result(outcome)
+
+
+def run_isolated(
+    work: Work[Item, Outcome], items: Sequence[Item]
+) -> list[Outcome | JobsError | Exception]:
+    """Run the work on all items; where it fails, by halves, so that only the cause fails.
+
+    Args:
+        work: takes some of the items, in one transaction of its own; the outcomes in their order.
+        items: the items.
+
+    Raises:
+        JobsError: the work's, which is about all items.
+    """
+    try:
+        return list(work(items))
+    except JobsError:
+        raise
+    except Exception as error:
+        if len(items) <= 1:
+            return [error for _ in items]
+        half = len(items) // 2
+        return [*run_isolated(work, items[:half]), *run_isolated(work, items[half:])]
+
+
+def _set_exception(future: asyncio.Future[Outcome], error: Exception) -> None:
+    # A caller that went away has cancelled it.
+    if not future.done():
+        future.set_exception(error)
