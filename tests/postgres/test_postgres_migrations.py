@@ -9,29 +9,16 @@ import psycopg
 import pytest
 from psycopg.abc import Query
 from sqlalchemy import create_engine, inspect
-from tests.planner.first_schema import (
-    DELETED_IN_SCHEMA_10,
-    IN_FORCE,
-    JOB,
-    LEFT_OF_DELETED,
-    REGISTERED,
-    STEP_OF_SCHEMA_8,
-    STEP_THEN,
-    document_of_schema,
-    job_stored_in,
-    write_first_schema,
-)
-from tests.planner.patience import PATIENCE_S, wait_until
-from tests.planner.samples import job_record, step_record
+from tests.planner.patience import PATIENCE_S
+from tests.planner.samples import job_record
 
 from flyball_server.jobs.errors import (
     StoreForeignError,
     StoreTooNewError,
     StoreUnreachableError,
 )
-from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
-from flyball_server.jobs.store.sql.sql_migrations import MIGRATIONS, NEWEST_SCHEMA, in_dialect
+from flyball_server.jobs.store.sql import sql_migrations
 from flyball_server.jobs.store.sql.sql_tables import METADATA
 
 
@@ -50,19 +37,7 @@ def opened(database: str) -> None:
     store.close()
 
 
-@pytest.fixture
-def first_schema_database(postgres_database: str) -> str:
-    """A database of schema 1 with a planned job."""
-    write_first_schema(postgres_database.replace("postgresql:", "postgresql+psycopg:"))
-    return postgres_database
-
-
-def stored_job(database: str) -> JobRecord | None:
-    """The job as a store reads it that opens the database and closes it again."""
-    return job_stored_in(PostgresJobStore(database))
-
-
-def test_the_migrations_make_just_the_tables_that_the_queries_name(postgres_database: str) -> None:
+def test_a_new_database_has_just_the_tables_that_the_queries_name(postgres_database: str) -> None:
     opened(postgres_database)
     engine = create_engine(postgres_database.replace("postgresql:", "postgresql+psycopg:"))
     made = inspect(engine)
@@ -85,92 +60,41 @@ def test_the_migrations_make_just_the_tables_that_the_queries_name(postgres_data
     engine.dispose()
 
 
-def test_a_job_of_the_first_schema_is_kept_to_the_last_bit(first_schema_database: str) -> None:
-    assert stored_job(first_schema_database) == JOB
-    assert stored_job(first_schema_database) == JOB  # the second time there is nothing to change
-    version = execute(first_schema_database, "SELECT version FROM schema_version")
-    assert version == [(NEWEST_SCHEMA,)]
+SECOND = ("ALTER TABLE jobs ADD COLUMN count INTEGER", "UPDATE jobs SET count = 3000000000")
 
 
-@pytest.mark.parametrize("schema", range(2, NEWEST_SCHEMA))
-def test_a_job_of_any_older_schema_is_kept(first_schema_database: str, schema: int) -> None:
-    """A database of the first schema, taken on to an older one by its own statements."""
-    with closing(psycopg.connect(first_schema_database, autocommit=True)) as connection:
-        for statements in MIGRATIONS[1:schema]:
-            for statement in statements:
-                connection.execute(in_dialect(statement, "postgresql").encode())
-        connection.execute("UPDATE schema_version SET version = %s", (schema,))
-        connection.execute(
-            "UPDATE jobs SET registered = %s, in_force = %s",
-            (document_of_schema(REGISTERED, schema), document_of_schema(IN_FORCE, schema)),
-        )
-    assert stored_job(first_schema_database) == JOB
-
-
-def test_steps_of_an_older_schema_have_no_clock_and_newer_ones_beside_them_do(
-    first_schema_database: str,
+def test_planners_that_open_an_older_database_at_once_migrate_it_once(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(psycopg.connect(first_schema_database, autocommit=True)) as connection:
-        for statement in (each for statements in MIGRATIONS[1:8] for each in statements):
-            connection.execute(in_dialect(statement, "postgresql").encode())
-        for statement in STEP_OF_SCHEMA_8:
-            connection.execute(statement.encode())
-    store = PostgresJobStore(first_schema_database)
+    store = PostgresJobStore(postgres_database)
     store.open()
-    try:
-        # No float of 32 bits keeps this.
-        newer = step_record(4, 1, sm_clock_mhz=1297.123456789)
-        with store.writing("job") as writer:
-            writer.save_steps((newer,))
-        with store.reading() as reader:
-            assert reader.list_steps("job", 0, 9) == (STEP_THEN, newer)
-    finally:
-        store.close()
-
-
-def test_what_is_left_of_jobs_that_schema_10_deleted_goes_and_the_others_stay(
-    first_schema_database: str,
-) -> None:
-    before = (
-        in_dialect(each, "postgresql") for statements in MIGRATIONS[1:10] for each in statements
-    )
-    execute(first_schema_database, *(each.encode() for each in (*before, *DELETED_IN_SCHEMA_10)))
-    assert len(execute(first_schema_database, LEFT_OF_DELETED.encode())) == 4
-    store = PostgresJobStore(first_schema_database)
-    store.open()
-    try:
-        with store.writing("deleted") as writer:
-            assert writer.list_jobs() == (JOB,)
-            writer.save_job(job_record("deleted"))  # the name is free
-        wait_until(lambda: execute(first_schema_database, LEFT_OF_DELETED.encode()) == [])
-    finally:
-        store.close()
-    assert stored_job(first_schema_database) == JOB
-
-
-def test_an_update_that_fails_leaves_the_database_as_it_was(first_schema_database: str) -> None:
-    # The last step but one makes this table too.
-    execute(first_schema_database, "CREATE TABLE controls (mine INTEGER)")
-    before = execute(first_schema_database, "SELECT registered, in_force FROM jobs")
-    with pytest.raises(StoreUnreachableError, match='"controls" already exists'):
-        PostgresJobStore(first_schema_database).open()
-    assert execute(first_schema_database, "SELECT version FROM schema_version") == [(1,)]
-    assert execute(first_schema_database, "SELECT registered, in_force FROM jobs") == before
-
-
-def test_planners_that_open_an_old_database_at_once_update_it_once(
-    first_schema_database: str,
-) -> None:
-    stores = [PostgresJobStore(first_schema_database) for _ in range(4)]
+    with store.writing("job") as writer:
+        writer.save_job(job_record("job"))
+    store.close()
+    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND,))
+    stores = [PostgresJobStore(postgres_database) for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(PostgresJobStore.open, stores, timeout=PATIENCE_S))
     for store in stores:
         with store.reading() as reader:
-            assert reader.find_job("job") == JOB
+            assert reader.find_job("job") == job_record("job")
         store.close()
-    assert execute(first_schema_database, "SELECT version FROM schema_version") == [
-        (NEWEST_SCHEMA,)
-    ]
+    assert execute(postgres_database, "SELECT version FROM schema_version") == [(2,)]
+    # SQLite's INTEGER has 64 bits, and so has the column here.
+    assert execute(postgres_database, "SELECT count FROM jobs") == [(3_000_000_000,)]
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(postgres_database)
+    wrong = ("CREATE TABLE controls (mine INTEGER)",)
+    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND, wrong))
+    with pytest.raises(StoreUnreachableError, match='"controls" already exists'):
+        PostgresJobStore(postgres_database).open()
+    assert execute(postgres_database, "SELECT version FROM schema_version") == [(1,)]
+    columns = b"SELECT column_name FROM information_schema.columns WHERE table_name = 'jobs'"
+    assert ("count",) not in execute(postgres_database, columns)
 
 
 def test_planners_that_open_an_empty_database_at_once_make_it_once(postgres_database: str) -> None:
@@ -179,13 +103,13 @@ def test_planners_that_open_an_empty_database_at_once_make_it_once(postgres_data
         list(threads.map(PostgresJobStore.open, stores, timeout=PATIENCE_S))
     for store in stores:
         store.close()
-    assert execute(postgres_database, "SELECT version FROM schema_version") == [(NEWEST_SCHEMA,)]
+    assert execute(postgres_database, "SELECT version FROM schema_version") == [(1,)]
 
 
 def test_a_newer_schema_is_refused(postgres_database: str) -> None:
     opened(postgres_database)
     execute(postgres_database, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match=f"has schema 99, newer than {NEWEST_SCHEMA}"):
+    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 1"):
         PostgresJobStore(postgres_database).open()
 
 

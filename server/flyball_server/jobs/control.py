@@ -1,6 +1,6 @@
 """What steers a job while it runs, beside its registration and profile: one record per job.
 
-Stored as JSON by the wire's codec, so all of it is plain data; moments are Unix time, s.
+Stored as JSON, so all of it is plain data; moments are Unix time, s.
 """
 
 from __future__ import annotations

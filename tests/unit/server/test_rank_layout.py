@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_measurements
 from tests.planner.samples import (
     CountingPlanner,
     Services,
-    job_record,
     job_spec,
     profile,
     rank_record,
@@ -23,9 +18,6 @@ from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.records import MAX_RANKS
 from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.registration import register_job
-from flyball_server.jobs.store.sql.sql_migrations import MIGRATIONS
-from flyball_server.jobs.store.sql.sql_rows import job_values
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
@@ -75,35 +67,3 @@ def test_a_plan_waits_for_all_ranks_of_a_stage_and_is_the_same_for_them() -> Non
     ]
     assert named[:3] == [None, None, None]
     assert named[3] is not None
-
-
-def test_ranks_of_an_earlier_flyballs_database_stand_at_the_beginning(tmp_path: Path) -> None:
-    file = tmp_path / "planner.sqlite"
-    with closing(sqlite3.connect(file)) as connection:
-        for statement in (statement for step in MIGRATIONS[:3] for statement in step):
-            connection.execute(statement)
-        connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
-        connection.execute("INSERT INTO schema_version VALUES (3)")
-        connection.execute(
-            "INSERT INTO jobs VALUES (:job_id, :created_at, :state, :problem, :registered,"
-            " :in_force, :changed_input, :inputs_revision, :planned_revision)",
-            {"job_id": "job", **job_values(job_record())},
-        )
-        connection.execute(
-            "INSERT INTO ranks VALUES"
-            " ('job', 1, 1, 'node-1', 'emulated A100', 'EMULATED-1', 1, '0.1.0', 2, 17)"
-        )
-        connection.commit()
-    store = SqliteJobStore(file)
-    store.open()
-    try:
-        with store.reading() as reader:
-            expected = rank_record(1, acknowledged_version=2, current_step=17)
-            assert reader.find_ranks("job", [1]) == (expected,)
-        with store.writing("job") as writer:
-            moved = expected.evolve(dp_rank=1, tp_rank=2, cp_rank=3)
-            writer.save_ranks([moved])
-        with store.reading() as reader:
-            assert reader.list_ranks("job") == (moved,)
-    finally:
-        store.close()

@@ -25,7 +25,6 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql import sql_rows, sql_transaction
-from flyball_server.jobs.store.sql.sql_migrations import NEWEST_SCHEMA
 from flyball_server.jobs.store.sql.sql_tables import METADATA
 from flyball_server.jobs.store.sqlite import sqlite_engine, sqlite_store
 from flyball_server.jobs.store.sqlite.sqlite_engine import make_sqlite_engine
@@ -124,7 +123,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     store.open()
     store.close()
     execute(file, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match=f"has schema 99, newer than {NEWEST_SCHEMA}"):
+    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 1"):
         SqliteJobStore(file).open()
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, cast
 
+from pydantic import TypeAdapter
 from sqlalchemy import Row
 
 from flyball_server.jobs.auth.token_record import TokenRecord
@@ -28,7 +29,6 @@ from flyball_server.jobs.records import (
     StepTotals,
 )
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
-from flyball_wire.codec import decode, encode
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def detail_of(row: Row[Any], job_id: str) -> StepDetail:
 
 def control_values(control: JobControl) -> dict[str, Any]:
     """The row of a job's control."""
-    return {"job_id": control.job_id, "document": json.dumps(encode(control))}
+    return {"job_id": control.job_id, "document": _control_type().dump_json(control).decode()}
 
 
 def control_of(document: str, job_id: str) -> JobControl:
@@ -277,7 +277,7 @@ def control_of(document: str, job_id: str) -> JobControl:
 @functools.lru_cache(maxsize=64)
 def _control_of(document: str) -> JobControl:
     """What is written there; one that holds a measured profile takes long to read."""
-    return decode(JobControl, json.loads(document))
+    return _control_type().validate_json(document)
 
 
 def _spec_of(document: str) -> JobSpec:
@@ -290,3 +290,8 @@ def _with_tuples(value: object) -> object:
     if not isinstance(value, list):
         return value
     return tuple(_with_tuples(item) for item in cast("list[object]", value))
+
+
+@functools.cache
+def _control_type() -> TypeAdapter[JobControl]:
+    return TypeAdapter(JobControl)

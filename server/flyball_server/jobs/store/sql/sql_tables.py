@@ -1,4 +1,4 @@
-"""The tables of the SQL store, as its queries name them; `sql_migrations` makes them."""
+"""Tables of the SQL store."""
 
 from __future__ import annotations
 
