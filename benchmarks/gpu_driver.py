@@ -21,9 +21,9 @@ from typing import IO, Any, cast
 from benchmark_report import Report, run_benchmark, show_progress, table
 from counter_movements import CounterFigure, read_counter
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.named_gpu import gpu_argument, uuid_of
 from flyball_client.gpu.nvml import NvmlGpu
 from flyball_client.gpu.nvml_facts import nvml_session, nvml_versions
+from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
 from hooks_figures import Distribution
 from measured_process import BenchmarkError
 

@@ -28,10 +28,10 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.prometheus.jobs_collector import JobsCollector
+from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import ProcessMetrics
+from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import BUDGET_S, JobReading
-from flyball_server.views.shared_reading import SharedReading
 
 NUM_STAGES = 8
 NEW_STEPS = 15

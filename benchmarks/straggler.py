@@ -20,11 +20,11 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.model.data_parallel import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import StragglerReport

@@ -20,10 +20,10 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.stragglers.plans_at_once import make_plan_at_once
+from flyball_server.planning.request_options import Effort
+from flyball_server.planning.stragglers.first_plans import make_plan_at_once
 from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.planning.warm_up import warm_up

@@ -14,8 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from flyball_server.http.dependencies import PlannerState
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.middleware.body_limit import BodyLimit
-from flyball_server.http.middleware.call_log import CallLog
-from flyball_server.http.middleware.call_metrics import CallMetrics
+from flyball_server.http.middleware.call_log import CallLog, CallMetrics
 from flyball_server.http.middleware.response_headers import ResponseHeaders
 from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.http.overviews import Overviews
@@ -36,17 +35,16 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.planning.planner import make_plan
-from flyball_server.prometheus.jobs_collector import JobsCollector
-from flyball_server.prometheus.measured_store import MeasuredStore
-from flyball_server.prometheus.process_metrics import ProcessMetrics
+from flyball_server.prometheus.job_families import JobsCollector
+from flyball_server.prometheus.process_metrics import MeasuredStore, ProcessMetrics
 from flyball_server.settings import Settings, load_settings
 from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
 from flyball_server.solving.in_thread import PlannerThreads
 from flyball_server.solving.processes import PlanningProcesses
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HISTORIES_AT_ONCE, HistoryMemory
+from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
-from flyball_server.views.shared_reading import SharedReading
 from flyball_wire import routes
 
 _DESCRIPTION = """\

@@ -14,10 +14,9 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.jobs.auth.token_record import TokenRecord
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.control import JobControl, RankPace
-from flyball_server.jobs.records import StepDetail
+from flyball_server.jobs.records import StepDetail, TokenRecord
 from flyball_server.jobs.store.contract import TOKENS, JobReader, JobStore
 
 SLOW = RankPace(rank=1, slowdown=1.5)

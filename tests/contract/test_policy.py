@@ -12,12 +12,12 @@ from tests.unit.planning.tiny_pipelines import (
     model_of,
 )
 
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.request_options import Effort
 
 # The forms a user may write (DESIGN: `--target`); a policy need not know them all.
 TARGETS = ["slowdown:0", "slowdown:0.2", "deadline:100", "least-energy", "power:1000"]

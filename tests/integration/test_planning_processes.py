@@ -26,7 +26,7 @@ from tests.planner.live import (
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, registration
 
-from flyball_server.solving.futures import SolveStoppedError
+from flyball_server.solving.in_thread import SolveStoppedError
 from flyball_server.solving.on_dask import DaskWorkers
 from flyball_wire import routes
 

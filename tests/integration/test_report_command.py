@@ -15,7 +15,7 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client.cli import comparison_wait
+from flyball_client.cli import report
 from flyball_wire import routes
 
 TOKEN = "hush-hush"  # noqa: S105 - a test's own
@@ -30,7 +30,7 @@ COMMAND = (
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(comparison_wait, "POLL_S", 0.05)
+    monkeypatch.setattr(report, "POLL_S", 0.05)
 
 
 @pytest.fixture(scope="module")

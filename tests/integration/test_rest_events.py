@@ -29,7 +29,7 @@ from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 from flyball_server.views import history
 from flyball_server.views.history import summary_of
-from flyball_server.views.step_window import KEPT_STEPS
+from flyball_server.views.stage_steps import KEPT_STEPS
 from flyball_wire import routes
 from flyball_wire.closed_loop import ComparisonView, ProfilingView, StragglerView
 from flyball_wire.codec import decode, decode_list

@@ -20,7 +20,7 @@ from tests.planner.samples import registration
 from flyball_client.api.errors import PlannerBusyError, PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.planner_reachability import PlannerPresence
-from flyball_server.serving.request_deadline_protocol import patient_protocol
+from flyball_server.serving.planner_server import patient_protocol
 from flyball_wire import routes
 
 JOB = routes.fill(routes.JOB, job_id="job")
@@ -178,7 +178,7 @@ def is_broken_off(connection: socket.socket) -> bool:
 def test_a_request_that_never_arrives_does_not_hold_its_connection(
     begun: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flyball_server.serving.request_deadline_protocol._MARGIN_S", 0.0)
+    monkeypatch.setattr("flyball_server.serving.planner_server._MARGIN_S", 0.0)
     with (
         served_patiently(0.2) as address,
         closing(socket.create_connection(address, PATIENCE_S)) as connection,
@@ -188,7 +188,7 @@ def test_a_request_that_never_arrives_does_not_hold_its_connection(
 
 
 def test_a_request_that_has_arrived_may_be_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flyball_server.serving.request_deadline_protocol._MARGIN_S", 0.0)
+    monkeypatch.setattr("flyball_server.serving.planner_server._MARGIN_S", 0.0)
     with (
         served_patiently(0.2) as address,
         closing(socket.create_connection(address, PATIENCE_S)) as connection,

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
-from flyball_server.http.routes.metrics import OPENMETRICS
+from flyball_server.http.routes.health import OPENMETRICS
 from flyball_server.jobs.errors import StoreUnavailableError
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore

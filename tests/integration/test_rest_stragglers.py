@@ -14,10 +14,10 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_server.http.openapi import loop_examples
+from flyball_server.http.openapi import view_examples
 from flyball_server.http.openapi.documentation import plain
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
-from flyball_server.jobs.timetable import check_timetable
+from flyball_server.jobs.timetables import check_timetable
 from flyball_wire import routes
 from flyball_wire.closed_loop import (
     StragglerReport,
@@ -203,7 +203,7 @@ def test_the_client_speaks_of_stragglers_and_timetables(planner: LivePlanner) ->
     "example",
     [
         value
-        for value in vars(loop_examples).values()
+        for value in vars(view_examples).values()
         if type(value).__module__ == StragglerView.__module__
     ],
     ids=lambda example: type(example).__name__,

@@ -17,7 +17,7 @@ from tests.planner.samples import HEADER, profile_csv, rank_registration
 import flyball_profiles
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.http.openapi.plan_view_examples import PLAN_SUMMARY, TIMELINE
+from flyball_server.http.openapi.view_examples import PLAN_SUMMARY, TIMELINE
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.probe_plan import ProbePlan

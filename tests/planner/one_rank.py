@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from flyball_server.jobs.activation.acknowledgements import (
+from flyball_server.jobs.activation.plan_versions import (
     HeldVersion,
     acknowledge_together,
     activation_of,

@@ -12,7 +12,7 @@ from tests.planner.samples import job_spec, rank_record, step_record
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.activation.rank_part import rank_instructions
+from flyball_server.jobs.activation.rank_plans import rank_instructions
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.reconcile.slowdowns import Pacing
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.named_gpu import gpu_argument, uuid_of
+from flyball_client.gpu.emulated import profiled_clocks_mhz
 from flyball_client.gpu.nvml import list_nvml_gpus
 from flyball_client.gpu.nvml_facts import driver_version, nvml_session
-from flyball_client.gpu.profiled_points import profiled_clocks_mhz
+from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
 from flyball_client.gpu.window_draft import draft_window, window_toml
 from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import read_stage_profile

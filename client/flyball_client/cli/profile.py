@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from flyball_client.profiling.blocking_action import blocking_power, configure_blocking_power
+from flyball_client.profiling.blocking_power import blocking_power, configure_blocking_power
 from flyball_client.profiling.convert_action import (
     configure_convert,
     configure_join,
@@ -13,8 +13,7 @@ from flyball_client.profiling.convert_action import (
     join,
 )
 from flyball_client.profiling.online_action import configure_online, online
-from flyball_client.profiling.run_action import run
-from flyball_client.profiling.run_arguments import configure_run
+from flyball_client.profiling.run_action import configure_run, run
 from flyball_wire.command import Command
 
 _Action = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]

@@ -12,8 +12,8 @@ from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.governor.unlocking import Unlocked, Unlocker
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
 from flyball_client.gpu.clock_settings import ClockSettings
-from flyball_client.gpu.named_gpu import gpu_argument, uuid_of
 from flyball_client.gpu.nvml_facts import num_gpus, nvml_session, uuid_at
+from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
 from flyball_wire.command import Command, CommandError
 
 

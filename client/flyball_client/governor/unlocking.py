@@ -19,7 +19,7 @@ from flyball_client.governor.lock_record import (
     find_records,
 )
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.named_gpu import open_by_uuid
+from flyball_client.gpu.open_gpu import open_by_uuid
 
 Outcome = Literal["given back", "left alone", "refused", "failed"]
 

@@ -7,15 +7,210 @@ the clock in force, so that a whole training loop runs as on the profiled GPU, w
 from __future__ import annotations
 
 import math
+import random
+import time
 import uuid as uuids
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from flyball_client.gpu._base import ClockLimit, GpuError
-from flyball_client.gpu.emulation_clock import EmulationClock, WallClock
-from flyball_client.gpu.energy_meter import EnergyMeter
-from flyball_client.gpu.instruction_variation import InstructionVariation
-from flyball_client.gpu.profiled_points import points_by_clock, profiled_clocks_mhz
-from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+
+# A sleeping thread is woken this late at the worst on an idle core; slept again, not spun.
+_LAST_PART_S = 0.0004
+
+
+class EmulationClock(Protocol):
+    """A monotonic clock and a way to wait for one of its moments."""
+
+    def now_s(self) -> float:
+        """Seconds since some fixed moment; never falls."""
+        ...
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Return when `now_s()` is at least `deadline_s`; at once if it already is."""
+        ...
+
+
+class WallClock:
+    """Real time. Two or three sleeps per wait, none of them busy, since cores are shared."""
+
+    def now_s(self) -> float:
+        """Seconds of the system's monotonic clock."""
+        return time.monotonic()
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Sleep most of the way, then the rest, so that timer slack adds up once at most."""
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            time.sleep(left_s - _LAST_PART_S if left_s > 2 * _LAST_PART_S else left_s)
+
+
+class EnergyMeter:
+    """Energy over emulated time, from the instructions that run and the power between them.
+
+    An instruction's energy accrues evenly over its profiled time; whatever is not covered by
+    one, overruns included, is billed at the blocking power. All moments are emulated seconds
+    and must not fall from call to call.
+
+    Args:
+        blocking_power_w: W of the GPU while it waits in communication.
+        counter_period_s: the shown counter moves at multiples of this, s.
+    """
+
+    def __init__(self, *, blocking_power_w: float, counter_period_s: float) -> None:
+        self._blocking_power_w = blocking_power_w
+        self._counter_period_s = counter_period_s
+        self._since_s = 0.0
+        self._energy_j = 0.0
+        self._running: OperatingPoint | None = None
+        self._shown_at_s = 0.0
+        self._shown_j = 0.0
+
+    def begin(self, point: OperatingPoint, now_s: float) -> None:
+        """From now on this instruction runs."""
+        self._settle(now_s)
+        self._running = point
+
+    def end(self, now_s: float) -> None:
+        """From now on nothing runs."""
+        self._settle(now_s)
+        self._running = None
+
+    def exact_j(self, now_s: float) -> float:
+        """The true energy up to now, J."""
+        # Not negative: moments computed in floating point may fall by a rounding error.
+        passed_s = max(0.0, now_s - self._since_s)
+        point = self._running
+        if point is None:
+            return self._energy_j + self._blocking_power_w * passed_s
+        busy_s = min(passed_s, point.time_s)
+        return (
+            self._energy_j
+            + point.energy_j * busy_s / point.time_s
+            + self._blocking_power_w * (passed_s - busy_s)
+        )
+
+    def shown_j(self, now_s: float) -> float:
+        """The energy as of the last multiple of the counter's period, J."""
+        moved_at_s = math.floor(now_s / self._counter_period_s) * self._counter_period_s
+        # Before every change of what runs this is called, so no multiple lies before _since_s
+        # that has not been shown.
+        if moved_at_s > self._shown_at_s:
+            self._shown_j = self.exact_j(max(moved_at_s, self._since_s))
+            self._shown_at_s = moved_at_s
+        return self._shown_j
+
+    def _settle(self, now_s: float) -> None:
+        self.shown_j(now_s)
+        self._energy_j = self.exact_j(now_s)
+        self._since_s = now_s
+
+
+_MAX_NOISE = 0.3
+# Of a normal draw; one in 16 000 lies beyond.
+_MAX_SIGMAS = 4.0
+
+
+class InstructionVariation:
+    """Draws for each instruction by how much its time and its energy differ.
+
+    Noise is log-normal with a mean of 1, so no draw is negative, and cut off at four sigmas: at a
+    `noise` of 0.02 draws lie between 0.92 and 1.08, at 0.29 between 0.31 and 3.0.
+
+    Args:
+        noise: standard deviation of each draw, relative, at least 0 and below 0.3; 0: nothing is
+            drawn.
+        seed: of the draws.
+
+    Raises:
+        ValueError: the noise is out of its range.
+    """
+
+    def __init__(self, *, noise: float, seed: int) -> None:
+        if not 0 <= noise < _MAX_NOISE:
+            raise ValueError(f"noise must be at least 0 and below {_MAX_NOISE:g}, not {noise}")
+        # A log-normal of mean 1 and variance noise^2.
+        self._variance = math.log1p(noise * noise)
+        self._generator = random.Random(seed)
+        self._slowdown = 1.0
+        self._time_factor = 1.0
+        self._energy_factor = 1.0
+
+    def set_pace(self, slowdown: float) -> None:
+        """From the next draw on, times and energies are so many times those of the profile.
+
+        Raises:
+            ValueError: it is not positive and finite.
+        """
+        if not (math.isfinite(slowdown) and slowdown > 0):
+            raise ValueError(f"slowdown must be positive and finite, not {slowdown}")
+        self._slowdown = slowdown
+
+    def draw(self) -> None:
+        """Another instruction begins."""
+        slowdown = self._slowdown
+        self._time_factor = slowdown * self._noise()
+        self._energy_factor = slowdown * self._noise()
+
+    def apply(self, point: OperatingPoint) -> OperatingPoint:
+        """The point as that instruction has it, at whichever clock."""
+        if self._time_factor == 1.0 and self._energy_factor == 1.0:
+            return point
+        return replace(
+            point,
+            time_s=point.time_s * self._time_factor,
+            energy_j=point.energy_j * self._energy_factor,
+        )
+
+    def _noise(self) -> float:
+        if not self._variance:
+            return 1.0
+        sigmas = self._generator.gauss(0.0, 1.0)
+        within = max(-_MAX_SIGMAS, min(_MAX_SIGMAS, sigmas))
+        return math.exp(math.sqrt(self._variance) * within - self._variance / 2)
+
+
+def profiled_clocks_mhz(chunks: Sequence[StageProfile], stage: int) -> tuple[int, ...]:
+    """Every frequency that any instruction of the stage was profiled at, MHz, falling."""
+    frequencies = {
+        point.frequency_mhz
+        for chunk in chunks
+        for (of_stage, _), points in chunk.points.items()
+        if of_stage == stage
+        for point in points
+    }
+    return tuple(sorted(frequencies, reverse=True))
+
+
+def points_by_clock(
+    chunks: Sequence[StageProfile], stage: int, clocks_mhz: tuple[int, ...]
+) -> dict[tuple[str, int, int], OperatingPoint]:
+    """By kind, chunk and clock, MHz: the point there, else the next above, else the highest.
+
+    The energies are one rank's share of the stage's.
+    """
+    return {
+        (kind.value, chunk, clock_mhz): _one_rank(profile, stage, kind, clock_mhz)
+        for chunk, profile in enumerate(chunks)
+        for (of_stage, kind) in profile.points
+        if of_stage == stage
+        for clock_mhz in clocks_mhz
+    }
+
+
+def _one_rank(
+    profile: StageProfile, stage: int, kind: InstructionKind, clock_mhz: int
+) -> OperatingPoint:
+    falling = profile.points[stage, kind]
+    at_or_above = [point for point in falling if point.frequency_mhz >= clock_mhz]
+    point = at_or_above[-1] if at_or_above else falling[0]
+    return OperatingPoint(
+        frequency_mhz=point.frequency_mhz,
+        time_s=point.time_s,
+        energy_j=point.energy_j / profile.num_ranks_per_stage[stage],
+    )
 
 
 class EmulatedGpu:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,11 +16,13 @@ from flyball_client.gpu._base import (
     GpuAddress,
     GpuDevice,
     GpuError,
+    GpuNotFoundError,
     GpuNotSupportedError,
     SmClockRange,
 )
 from flyball_client.gpu.clock_settings import ClockSettings
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
+from flyball_client.gpu.nvml_facts import index_of, num_gpus, uuid_at
 
 _logger = logging.getLogger(__name__)
 
@@ -166,3 +170,43 @@ def _exists(file: Path) -> bool:
         return file.exists()
     except OSError:  # in a folder that may not be entered
         return False
+
+
+_INDEX_OR_UUID = re.compile(r"[0-9]{1,4}|GPU-[0-9A-Za-z-]{1,80}")
+
+
+def gpu_argument(text: str) -> str:
+    """An index or a UUID, as argparse's `type`."""
+    if _INDEX_OR_UUID.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a GPU's index nor its UUID; nvidia-smi -L lists both"
+        )
+    return text
+
+
+def uuid_of(named: str) -> str:
+    """UUID of the GPU that an argument names; within `nvml_session`.
+
+    Raises:
+        GpuNotFoundError: there is no such GPU.
+        GpuError: it cannot be asked.
+    """
+    if not named.isdigit():
+        index_of(named)
+        return named
+    num_here = num_gpus()
+    if int(named) >= num_here:
+        raise GpuNotFoundError(f"there is no GPU {named}; NVML counts {num_here}, from 0")
+    return uuid_at(int(named))
+
+
+def open_by_uuid(uuid: str, environ: Mapping[str, str]) -> GpuDevice:
+    """The GPU of this UUID, its clocks set by whom the environment names.
+
+    Raises:
+        ValueError: a variable cannot be used; the text names it.
+        GpuError: the GPU cannot be found or opened.
+    """
+    if not uuid.startswith("GPU-"):
+        raise GpuNotFoundError(f"{uuid!r} is no GPU's UUID; nvidia-smi -L lists them")
+    return open_gpu_by_uuid(uuid, environ)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
-from flyball_client.gpu.zeusd_endpoint import check_endpoint, check_token, parse_endpoint
+from flyball_client.gpu.clock_settings import check_endpoint, check_token, parse_endpoint
 
 # What zeusd answers is a few hundred bytes; whatever is longer is not read.
 _MAX_ANSWER_BYTES = 1 << 20

@@ -3,37 +3,288 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.profiling.arguments import (
+    WorkLine,
+    add_force,
+    add_labels,
     cannot_write,
+    count,
     emulated_profile,
     known_blocking_power_w,
     labels_of,
+    quantity,
 )
-from flyball_client.profiling.clock_grid import clock_grid
-from flyball_client.profiling.emulated_stage import emulated_stage
 from flyball_client.profiling.held_clock import HeldClock
-from flyball_client.profiling.measured_point import MeasuredPoint
-from flyball_client.profiling.points_file import Measured, PointsFile
-from flyball_client.profiling.run_arguments import (
-    DEFAULT_WARM_UP_S,
-    check_run,
-    rule_of,
-)
-from flyball_client.profiling.run_report import RunResult, as_json, as_text
-from flyball_client.profiling.stage_profiler import StageProfiler
-from flyball_client.profiling.sweep import Sweep
-from flyball_client.profiling.work_line import WorkLine
-from flyball_client.profiling.workload import Workload, WorkloadError, load_workload
+from flyball_client.profiling.points_file import Measured, MeasuredPoint, PointsFile
+from flyball_client.profiling.repetition import MeasuringRule, StageProfiler
+from flyball_client.profiling.sweep import DEFAULT_NUM_RISES, Sweep, clock_grid
+from flyball_client.profiling.workload import Workload, WorkloadError, emulated_stage, load_workload
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_wire.command import CommandError
+
+DEFAULT_WARM_UP_S = 20.0
+_DEFAULTS = MeasuringRule()
+
+
+def configure_run(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    parser.add_argument(
+        "workload",
+        nargs="?",
+        metavar="MODULE:FUNCTION",
+        help="called with stage=, chunk= and device=, returns the Workload to measure",
+    )
+    parser.add_argument(
+        "--emulated",
+        type=Path,
+        metavar="PROFILE.csv",
+        help="profile an emulated GPU of this stage profile instead of a real one",
+    )
+    parser.add_argument("--stage", type=count(0), required=True, metavar="S", help="which stage")
+    parser.add_argument("--chunk", type=count(0), metavar="C", help="which of its model chunks")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="OUT.csv", required=True, help="write this file"
+    )
+    _add_writing(parser)
+    _add_clocks(parser)
+    _add_measuring(parser)
+    add_labels(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_writing(parser: argparse.ArgumentParser) -> None:
+    add_force(parser)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the file of an interrupted run"
+    )
+    parser.add_argument(
+        "--keep-held",
+        action="store_true",
+        help="keep points whose clock was held below the lock, instead of putting them aside",
+    )
+
+
+def _add_clocks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="the GPU that CUDA calls cuda:N (default: %(default)s)",
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU table's window of clocks")
+    parser.add_argument("--min-mhz", type=count(1), metavar="MHZ", help="lowest clock")
+    parser.add_argument("--max-mhz", type=count(1), metavar="MHZ", help="highest clock")
+    parser.add_argument("--step-mhz", type=count(1), metavar="MHZ", help="least step")
+    parser.add_argument(
+        "--rises",
+        type=count(0),
+        default=DEFAULT_NUM_RISES,
+        metavar="N",
+        help="stop an instruction after so many rises of energy in a row; 0: never"
+        " (default: %(default)s)",
+    )
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    positive = quantity(may_be_lowest=False)
+    parser.add_argument(
+        "--error",
+        type=positive,
+        default=_DEFAULTS.wanted_error,
+        metavar="SHARE",
+        help="wanted relative standard error of time and energy (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--periods",
+        type=count(4),
+        default=_DEFAULTS.min_periods,
+        metavar="N",
+        help="movements of the energy counter at least (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-point-s",
+        type=positive,
+        default=_DEFAULTS.max_point_s,
+        metavar="S",
+        help="measure no point longer (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--settle-s",
+        type=positive,
+        default=_DEFAULTS.settle_window_s,
+        metavar="S",
+        help="two windows of this length must agree before measuring (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-settle-s",
+        type=positive,
+        default=_DEFAULTS.max_settle_s,
+        metavar="S",
+        help="measure after so long in any case, and mark the point (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--warm-up-s",
+        type=quantity(),
+        metavar="S",
+        help=f"run each instruction for so long first (default: {DEFAULT_WARM_UP_S:g}; emulated 0)",
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=quantity(),
+        metavar="X",
+        help="emulated: wall seconds per emulated second; 0: nothing is waited for (default: 1)",
+    )
+    parser.add_argument(
+        "--blocking-power",
+        type=quantity(),
+        metavar="W",
+        help="emulated: what the GPU draws between instructions (default: from --gpu, else 0)",
+    )
+
+
+def check_run(arguments: argparse.Namespace) -> None:
+    """See whether the arguments go together.
+
+    Raises:
+        CommandError: they do not.
+    """
+    if (arguments.workload is None) == (arguments.emulated is None):
+        raise CommandError("give either MODULE:FUNCTION or --emulated PROFILE.csv")
+    if arguments.emulated is None:
+        for option in ("time_scale", "blocking_power"):
+            if getattr(arguments, option) is not None:
+                raise CommandError(f"--{option.replace('_', '-')} needs --emulated PROFILE.csv")
+    if arguments.error >= 1:
+        raise CommandError("--error must be a share below 1, as 0.005 for 0.5 %")
+    if arguments.resume and arguments.force:
+        raise CommandError("--resume goes on with a file, --force writes it anew; give one of them")
+    if arguments.output.exists() and not (arguments.resume or arguments.force):
+        raise CommandError(
+            f"{arguments.output}: is there already; --resume goes on with it, --force writes it"
+            " anew"
+        )
+
+
+def rule_of(arguments: argparse.Namespace) -> MeasuringRule:
+    """How long each instruction is repeated."""
+    return MeasuringRule(
+        wanted_error=arguments.error,
+        min_periods=arguments.periods,
+        max_point_s=arguments.max_point_s,
+        settle_window_s=arguments.settle_s,
+        max_settle_s=arguments.max_settle_s,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run measured, and where it is.
+
+    Attributes:
+        measured: what the points are of.
+        is_emulated: whether the GPU was.
+        file: with the points.
+        held_file: with those put aside, if there are any.
+        points: all, those of an earlier run first.
+        num_known: how many are of an earlier run.
+        keeps_held: whether held points are in `file` too.
+        wanted_error: relative standard error that was wanted.
+        stopped_at_mhz: where an instruction's sweep ended early, MHz.
+    """
+
+    measured: Measured
+    is_emulated: bool
+    file: Path
+    held_file: Path
+    points: tuple[MeasuredPoint, ...]
+    num_known: int
+    keeps_held: bool
+    wanted_error: float
+    stopped_at_mhz: Mapping[InstructionKind, int]
+
+
+def as_json(result: RunResult) -> str:
+    """The document of `--json`."""
+    of = result.measured
+    held_aside = any(point.held_by for point in result.points) and not result.keeps_held
+    document = {
+        "gpu": of.gpu_name,
+        "emulated": result.is_emulated,
+        "stage": of.stage,
+        "chunk": of.chunk,
+        **({"rank": dict(of.rank)} if of.rank else {}),
+        "output": str(result.file),
+        "held_output": str(result.held_file) if held_aside else None,
+        "stopped_at_mhz": {kind.value: mhz for kind, mhz in result.stopped_at_mhz.items()},
+        "points": [_document(point) for point in result.points],
+    }
+    return json.dumps(document, indent=2)
+
+
+def as_text(result: RunResult) -> str:
+    """A table of the points, and what is to be known of them."""
+    how = "emulated" if result.is_emulated else "measured"
+    of_chunk = "" if result.measured.chunk is None else f" chunk {result.measured.chunk}"
+    lines = [
+        f"stage {result.measured.stage}{of_chunk} on {result.measured.gpu_name} ({how}):",
+        f"{'instruction':<16} {'MHz':>5} {'time, ms':>11} {'+-%':>6} {'energy, J':>11} {'+-%':>6}"
+        f" {'repeated':>9}",
+    ]
+    lines += [_row(point) for point in result.points]
+    lines += [
+        f"{kind}: stopped at {mhz} MHz, its energy only rose"
+        for kind, mhz in result.stopped_at_mhz.items()
+    ]
+    if any(not point.is_settled for point in result.points):
+        lines.append("* times or power still drifted when it was measured")
+    num_vague = sum(point.relative_error > result.wanted_error for point in result.points)
+    if num_vague:
+        lines.append(
+            f"less certain than the {100 * result.wanted_error:g} % wanted: {num_vague} of"
+            f" {len(result.points)} points; --max-point-s gives them more time"
+        )
+    lines += _held_lines(result)
+    num_written = sum(point.held_by is None or result.keeps_held for point in result.points)
+    earlier = f", {result.num_known} of an earlier run" if result.num_known else ""
+    lines.append(f"{result.file}: {num_written} points{earlier}")
+    return "\n".join(lines)
+
+
+def _row(point: MeasuredPoint) -> str:
+    marks = ("" if point.is_settled else " *") + ("" if point.held_by is None else " held")
+    return (
+        f"{point.kind:<16} {point.frequency_mhz:>5} {1e3 * point.time_s:>11.4f}"
+        f" {100 * point.time_error_s / point.time_s:>6.2f} {point.energy_j:>11.4f}"
+        f" {100 * point.energy_error_j / point.energy_j:>6.2f} {point.num_repetitions:>9}{marks}"
+    )
+
+
+def _held_lines(result: RunResult) -> list[str]:
+    where = result.file if result.keeps_held else result.held_file
+    return [
+        f"{point.kind} at {point.frequency_mhz} MHz ran at {point.sm_clock_mhz} MHz, "
+        + ("its lock lost" if point.held_by == "lost" else f"held down by {point.held_by}")
+        + f"; it is in {where}"
+        for point in result.points
+        if point.held_by is not None
+    ]
+
+
+def _document(point: MeasuredPoint) -> dict[str, object]:
+    fields = asdict(point)
+    return {"instruction": fields.pop("kind").value, **fields}
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.planner_reachability import Backoff, PlannerPresence
-from flyball_client.session.step_details import num_details
+from flyball_client.session.step_recorder import num_details
 from flyball_wire.codec import encode
 from flyball_wire.errors import CodecError, FlyballError
 from flyball_wire.messages import MeasurementBatch, StepMeasurement

@@ -24,12 +24,11 @@ from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
-from flyball_client.session.active_plan import PlanFollower
+from flyball_client.session.active_plan import PlanChoice, PlanFollower, PlanSwitch, newest_plan
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
-from flyball_client.session.launch import launch_of
-from flyball_client.session.pending_plans import PlanChoice, PlanSwitch, newest_plan
 from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
+from flyball_client.session.rank_settings import launch_of
 from flyball_client.session.step_meter import StepMeter
 from flyball_client.session.step_recorder import StepRecorder
 from flyball_wire.messages import RankRegistration, StepMeasurement

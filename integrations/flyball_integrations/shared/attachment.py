@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from flyball_client.api.errors import PlannerError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.open_gpu import open_local_gpu
-from flyball_client.session.launch import launch_of
-from flyball_client.session.pending_plans import PlanChoice
+from flyball_client.session.active_plan import PlanChoice
 from flyball_client.session.rank_session import RankSession
-from flyball_client.session.rank_settings import RankSettings
+from flyball_client.session.rank_settings import RankSettings, launch_of
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
 from flyball_integrations.shared.rank_memory import RankMemory
 from flyball_wire.messages import JobRegistration

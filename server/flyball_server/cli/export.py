@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from flyball_server.cli import offline_inputs
+from flyball_server.cli.offline_inputs import add_timeline_arguments, read_timeline
 from flyball_server.cli.plots.chrome_trace import trace_document
-from flyball_server.cli.timeline import add_timeline_arguments, read_timeline
 from flyball_wire.command import Command
 
 

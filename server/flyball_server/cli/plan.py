@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flyball_server.cli import offline_inputs, pipeline_arguments
-from flyball_server.cli.plots.clock_colors import add_color_argument, color_system, row_colors
-from flyball_server.cli.plots.pipeline_blocks import pipeline_blocks
+from flyball_server.cli.plots.clock_colors import (
+    add_color_argument,
+    color_system,
+    pipeline_blocks,
+    row_colors,
+)
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner, request_options
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document

@@ -6,7 +6,7 @@ import argparse
 import socket
 import sys
 
-from flyball_server.cli.command_refusal import command_refusal
+from flyball_server.cli.token import command_refusal
 from flyball_server.jobs.auth.access import has_operators, list_tokens
 from flyball_server.jobs.errors import StoreError
 from flyball_server.jobs.store.contract import JobStore

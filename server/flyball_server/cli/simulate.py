@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyball_server.cli.plots.clock_colors import add_color_argument, color_system, row_colors
+from flyball_server.cli.offline_inputs import add_timeline_arguments, read_timeline
+from flyball_server.cli.plots.clock_colors import (
+    add_color_argument,
+    color_system,
+    pipeline_blocks,
+    row_colors,
+)
 from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES
-from flyball_server.cli.plots.pipeline_blocks import pipeline_blocks
-from flyball_server.cli.timeline import add_timeline_arguments, read_timeline
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import PipelineModel

@@ -10,16 +10,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flyball_server.cli.command_refusal import command_refusal
 from flyball_server.jobs.auth.access import create_token, list_tokens, revoke_token
-from flyball_server.jobs.auth.token_record import TokenRecord
-from flyball_server.jobs.errors import JobsError, NoOperatorsTokenError
+from flyball_server.jobs.errors import (
+    JobsError,
+    NoOperatorsTokenError,
+    StoreBusyError,
+    StoreUnreachableError,
+)
+from flyball_server.jobs.records import TokenRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.database_address import missing_file
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.settings import DATABASE_VARIABLE, Settings, SettingsError, load_settings
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command import BAD_INPUT, NOT_NOW, Command, CommandError
 from flyball_wire.messages import TOKEN_HEADER
+
+
+def command_refusal(error: JobsError) -> CommandError:
+    """The command's error for one of the jobs'; a database that is away may come back."""
+    is_passing = isinstance(error, StoreUnreachableError | StoreBusyError)
+    return CommandError(error.message, status=NOT_NOW if is_passing else BAD_INPUT)
+
 
 _OPERATOR = "operator"
 

@@ -10,6 +10,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Path, Query, Request
 from pydantic import BeforeValidator
 
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.edge_errors import ContentTypeError, TooManyWaitingError
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.overviews import Overviews
@@ -18,14 +19,21 @@ from flyball_server.http.readiness import Readiness
 from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.token_gate import TokenGate
 from flyball_server.jobs.bounds import MAX_COUNT
+from flyball_server.jobs.errors import InvalidFieldError, TooManyJobsError
 from flyball_server.jobs.lifecycle.heartbeats import RankPresence
 from flyball_server.jobs.reconcile.loop import Reactor
-from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, MAX_RANKS
+from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, MAX_RANKS, JobSpec
 from flyball_server.jobs.replanning.plan_coalescer import Plannings
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.prometheus.process_metrics import ProcessMetrics
-from flyball_server.settings import Settings
+from flyball_server.settings import (
+    MAX_INSTRUCTIONS_VARIABLE,
+    MAX_JOBS_VARIABLE,
+    MAX_POINTS_VARIABLE,
+    Settings,
+)
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 
@@ -201,3 +209,44 @@ Version = Annotated[
     Path(ge=1, le=MAX_COUNT, description="Plan version, from 1.", examples=[1]),
     BeforeValidator(in_digits),
 ]
+
+
+def check_size(state: PlannerState, job_id: str, spec: JobSpec) -> None:
+    """Whether there is room for one more job, and for one of this size.
+
+    Raises:
+        InvalidFieldError: it has too many instructions.
+        TooManyJobsError: it is new, and there is no room.
+    """
+    limit = state.settings.max_instructions
+    if 2 * spec.num_stages * spec.num_microbatches > limit:
+        raise InvalidFieldError(
+            "num_microbatches",
+            f"must be at most {limit // (2 * spec.num_stages)} with"
+            f" {spec.num_stages} stages; {MAX_INSTRUCTIONS_VARIABLE} allows {limit}"
+            " forwards and backwards",
+        )
+    _check_room(state.services.store, job_id, state.settings.max_jobs)
+
+
+def check_profile(state: PlannerState, profile: StageProfile) -> None:
+    """Whether a profile has no more points than the planner takes.
+
+    Raises:
+        InvalidFieldError: it has more.
+    """
+    limit = state.settings.max_profile_points
+    num_points = sum(
+        len(points) for part in (profile, *profile.chunks) for points in part.points.values()
+    )
+    if num_points > limit:
+        raise InvalidFieldError(
+            "profile", f"must have at most {limit} points ({MAX_POINTS_VARIABLE}), not {num_points}"
+        )
+
+
+def _check_room(store: JobStore, job_id: str, max_jobs: int) -> None:
+    with store.reading() as reader:
+        if reader.find_job(job_id) is not None or len(reader.list_jobs()) < max_jobs:
+            return
+    raise TooManyJobsError(max_jobs=max_jobs, setting=MAX_JOBS_VARIABLE)

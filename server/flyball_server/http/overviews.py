@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.mapping.views import job_overview
-from flyball_server.http.rendering import rendered
 from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.auth.access import Access
-from flyball_server.views.job_figures import JobFigures
-from flyball_server.views.shared_reading import SharedReading
+from flyball_server.views.job_figures import JobFigures, SharedReading
 from flyball_wire.read_models import JobOverview
 
 EVERYTHING = "/overview"  # no job has this name

@@ -14,8 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from flyball_profiles.stage_profile import ProfileError
-from flyball_server.http.edge_errors import TooManyWaitingError
-from flyball_server.http.error_table import ERROR_STATUS, status_of
+from flyball_server.http.edge_errors import ERROR_STATUS, TooManyWaitingError, status_of
 from flyball_server.http.middleware.call_log import (
     REQUEST_ID_HEADER,
     current_request_id,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from flyball_server.http.mapping.jobs import rank_plan
-from flyball_server.http.rendering import rendered
+from flyball_server.http.mapping.jobs import rank_plan, rendered
 from flyball_server.http.request_batcher import RequestBatcher
-from flyball_server.jobs.activation.acknowledgements import (
+from flyball_server.jobs.activation.plan_versions import (
     HeldVersion,
     acknowledge_together,
     list_activations,

@@ -19,7 +19,7 @@ from dataclasses import is_dataclass
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.mapping.plan_views import timeline_view
+from flyball_server.http.mapping.views import timeline_view
 from flyball_server.jobs.services import JobServices
 from flyball_server.views.plan_timeline import TimelineKey, get_timeline, timeline_key
 

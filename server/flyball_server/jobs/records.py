@@ -18,11 +18,10 @@ from flyball_server.jobs.bounds import (
 )
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, JobState, check_move
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import check_reserve
+from flyball_server.planning.request_options import Effort, check_reserve
 from flyball_wire.messages import ClockTiming, InstructionReport
 
 # No dot first: `..` in an address leads elsewhere.
@@ -440,3 +439,56 @@ class StepDetail(Record):
         for time_s, energy_j in self.counter_readings or ():
             check_quantity("counter_readings", time_s, most=MAX_STEP_TIME_S)
             check_quantity("counter_readings", energy_j, most=MAX_STEP_ENERGY_J)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRecord(Record):
+    """A token that lets its bearer in.
+
+    Attributes:
+        token_id: the token's public part, by which it is found and listed.
+        digest: SHA-256 of the whole token, hexadecimal.
+        job_id: the one job that it opens; None: an operator's, which opens all.
+        created_at: UTC.
+        note: what people know it by.
+    """
+
+    token_id: str
+    digest: str
+    job_id: str | None
+    created_at: datetime
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        check_text("note", self.note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTotals(Record):
+    """A step over those ranks of a stage that ran one plan version in it.
+
+    Attributes:
+        plan_version: None: default clocks.
+        num_ranks: that have posted it.
+        time_s: the slowest rank's, s.
+        energy_j: sum over the ranks, J; None where one could not read it.
+        num_with_clock: ranks that read their SM clock back.
+        sm_clock_mhz: mean over those ranks of what each read, MHz; None: there are none.
+    """
+
+    step: int
+    stage: int
+    plan_version: int | None
+    num_ranks: int
+    time_s: float
+    energy_j: float | None
+    num_clock_misses: int
+    num_power_capped: int
+    num_thermally_capped: int
+    num_with_clock: int = 0
+    sm_clock_mhz: float | None = None
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """What totals are ordered by: step, stage, version (none first)."""
+        return self.step, self.stage, self.plan_version or 0

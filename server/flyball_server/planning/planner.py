@@ -13,7 +13,6 @@ from flyball_server.planning.documents.planned_instructions import (
     in_stages,
     planned_instructions,
 )
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.kept_results import kept_by_digest, profile_digest
 from flyball_server.planning.model.finish_times import predicted_time_and_energy
@@ -27,6 +26,7 @@ from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     DEFAULT_SCHEDULE,
     DEFAULT_TARGET,
+    Effort,
     check_reserve,
 )
 from flyball_server.planning.schedule_choice import (

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from flyball_server.planning.errors import PlanningError
+
+
+class Effort(StrEnum):
+    """What a user may ask of the search; more is slower and nearer to the bound."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
 
 DEFAULT_POLICY = "frontier"
 DEFAULT_RECONFIGURE = "balanced"

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import Target, parse_target, plan_for_target
@@ -26,6 +25,7 @@ from flyball_server.planning.model.simulator import (
     simulate,
 )
 from flyball_server.planning.plan import ConsideredSchedule
+from flyball_server.planning.request_options import Effort
 
 AUTO = "auto"
 REFERENCE = "1f1b"

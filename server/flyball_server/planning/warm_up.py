@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.event_arcs import event_arcs
 from flyball_server.planning.frontier.first_plan import FirstPlanner
 from flyball_server.planning.model.finish_times import FinishTimes
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.request_options import Effort
 
 
 def warm_up() -> None:

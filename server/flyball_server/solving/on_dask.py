@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
 from flyball_server.planning.cancellation import Check, cancelled_by
-from flyball_server.solving.futures import (
+from flyball_server.solving.in_thread import (
     SolverAwayError,
     SolverLostError,
     SolveStoppedError,

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any, ParamSpec, TypeVar
 
 from flyball_server.solving import worker
-from flyball_server.solving.futures import (
+from flyball_server.solving.in_thread import (
     SolverLostError,
     SolveStoppedError,
     StoppableFuture,

@@ -13,11 +13,10 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.solve import SupersededError, solve
 from flyball_server.jobs.services import JobServices, frontier_turn
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
 from flyball_server.planning.planner import PlanRequest, with_named_schedule
-from flyball_server.planning.request_options import DEFAULT_TARGET
+from flyball_server.planning.request_options import DEFAULT_TARGET, Effort
 
 MAX_REMEMBERED = 64
 

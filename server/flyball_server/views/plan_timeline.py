@@ -16,8 +16,11 @@ from flyball_server.jobs.registry.inspection import JobSummary, require_job, req
 from flyball_server.jobs.replanning.slowed_plan import planned_paces
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.planning.documents.job_timeline import job_timeline, own_dp_ranks
-from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
+from flyball_server.planning.documents.predicted_timeline import (
+    PredictedTimeline,
+    job_timeline,
+    own_dp_ranks,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan

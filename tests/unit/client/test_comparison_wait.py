@@ -10,7 +10,7 @@ import pytest
 
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.cli.comparison_wait import ProgressLine, Waited, wait_for_comparison
+from flyball_client.cli.report import ProgressLine, Waited, wait_for_comparison
 from flyball_wire.closed_loop import ComparisonView
 from flyball_wire.codec import encode
 

@@ -24,7 +24,7 @@ from flyball_client.__main__ import main
 from flyball_client.api.planner_errors import error_from_exception
 from flyball_client.cli.doctor import control_check, planner_check
 from flyball_client.cli.doctor.check_result import CheckResult, as_text
-from flyball_client.cli.doctor.clock_rights import clock_rights
+from flyball_client.cli.doctor.control_check import clock_rights
 from flyball_client.cli.doctor.gpu_checks import check_gpus
 from flyball_client.cli.doctor.gpu_probe import probe_gpus
 from flyball_client.cli.doctor.machine_checks import check_system

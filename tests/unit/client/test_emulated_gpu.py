@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.client.tiny_profile import HandClock, point, tiny_profile
 
 from flyball_client.gpu._base import EmulatedDevice
-from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.gpu.emulation_clock import WallClock
+from flyball_client.gpu.emulated import EmulatedGpu, WallClock
 from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
 
 

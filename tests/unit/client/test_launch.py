@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_client.session.launch import Launch, launch_of
+from flyball_client.session.rank_settings import Launch, launch_of
 
 
 @pytest.mark.parametrize(

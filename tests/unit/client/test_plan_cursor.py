@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_client.session.plan_compiler import compile_plan
+from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_wire.errors import CodecError
 from flyball_wire.messages import RankPlan

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flyball_client.session.pending_plans import PlanSwitch
+from flyball_client.session.active_plan import PlanSwitch
 from flyball_client.session.plan_cursor import CompiledPlan
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flyball_client.profiling.emulated_stage import emulated_stage
 from flyball_client.profiling.held_clock import HeldClock
-from flyball_client.profiling.measured_point import MeasuredPoint
-from flyball_client.profiling.repetition import MeasuringRule
-from flyball_client.profiling.stage_profiler import StageProfiler
+from flyball_client.profiling.points_file import MeasuredPoint
+from flyball_client.profiling.repetition import MeasuringRule, StageProfiler
 from flyball_client.profiling.sweep import Sweep
+from flyball_client.profiling.workload import emulated_stage
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flyball_client.profiling.measured_point import MeasuredPoint
-from flyball_client.profiling.points_file import Measured, PointsFile
+from flyball_client.profiling.points_file import Measured, MeasuredPoint, PointsFile
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_profiles.stage_profile_csv import read_stage_profile
 

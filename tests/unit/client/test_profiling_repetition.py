@@ -8,7 +8,7 @@ import pytest
 from tests.unit.client.profiled_gpu import ScriptedGpu
 
 from flyball_client.gpu._base import GpuError
-from flyball_client.profiling.measured_point import point_of
+from flyball_client.profiling.points_file import point_of
 from flyball_client.profiling.repetition import MeasuringRule, Repetition
 from flyball_client.profiling.workload import WorkloadError
 from flyball_profiles.stage_profile import InstructionKind

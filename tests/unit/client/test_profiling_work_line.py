@@ -4,7 +4,7 @@ import io
 import os
 import pty
 
-from flyball_client.profiling.work_line import WorkLine
+from flyball_client.profiling.arguments import WorkLine
 
 
 def test_the_line_is_drawn_over_on_a_terminal_and_wiped_at_the_end() -> None:

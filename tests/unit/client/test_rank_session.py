@@ -17,7 +17,7 @@ from flyball_client.governor._base import ClockReport
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.session.plan_compiler import compile_plan
+from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from flyball_client.cli.report_factors import (
+from flyball_client.cli.report_text import (
     Factors,
     amounts_text,
     co2_text,
     converted,
     energy_text,
+    report_as_markdown,
+    report_as_text,
 )
-from flyball_client.cli.report_text import report_as_markdown, report_as_text
 from flyball_wire.closed_loop import Estimate, ReportView, SavingView
 
 NO_FACTORS = Factors()

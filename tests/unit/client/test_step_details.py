@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_client.session.instruction_timings import InstructionTiming
-from flyball_client.session.step_details import asks_for_details, num_details, with_details
+from flyball_client.session.step_recorder import asks_for_details, num_details, with_details
 from flyball_wire.messages import StepMeasurement
 
 TOTALS = StepMeasurement(step=3, plan_version=2, time_s=10.0, energy_j=2000.0, num_unplanned=1)

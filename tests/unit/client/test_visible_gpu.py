@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuNotSupportedError
-from flyball_client.gpu.visible_gpu import select_visible
+from flyball_client.gpu.nvml import select_visible
 
 EQUAL = [("H200", "GPU-aaaa-0"), ("H200", "GPU-aabb-1"), ("H200", "GPU-cccc-2")]
 MIXED = [("T4", "GPU-aaaa-0"), ("H200", "GPU-aabb-1")]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from flyball_client.api.connection import EndlessAnswerError, whole_answer
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.api.whole_answer import EndlessAnswerError, whole_answer
 from flyball_wire.codec import decode
 from flyball_wire.errors import CodecError
 from flyball_wire.messages import PlanView

@@ -15,8 +15,8 @@ from tests.false_zeusd.answers import Discovery
 from tests.false_zeusd.server import FalseZeusd
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
+from flyball_client.gpu.clock_settings import check_endpoint
 from flyball_client.gpu.zeusd import ZeusdGpu
-from flyball_client.gpu.zeusd_endpoint import check_endpoint
 
 NO_PERMISSION = 4
 NOT_SUPPORTED = 3

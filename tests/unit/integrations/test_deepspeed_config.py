@@ -37,10 +37,10 @@ from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_profiles.gpu_windows import gpu_names
 from flyball_server.jobs.records import ADAPTATIONS as PLANNERS_ADAPTATIONS
 from flyball_server.jobs.records import PROFILINGS as PLANNERS_PROFILINGS
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.policies import POLICIES as PLANNERS_POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS as PLANNERS_MOVES
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
 

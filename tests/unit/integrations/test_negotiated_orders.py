@@ -22,7 +22,7 @@ from tests.unit.integrations.switched_orders import (
     stock,
 )
 
-from flyball_client.session.pending_plans import PlanSwitch
+from flyball_client.session.active_plan import PlanSwitch
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.deepspeed.order_switch import OrderSwitch, PlannedSchedule
 from flyball_integrations.shared import order_agreement

@@ -22,7 +22,6 @@ from flyball_server.planning.documents.plan_document import (
 )
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import (
@@ -38,6 +37,7 @@ from flyball_server.planning.model.simulator import earliest_finish_s, simulate
 from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.request_options import Effort
 
 from .oracles import every_plan
 from .tiny_pipelines import TICK_S, B, F, Points, equal_profile, profile_of, profiles

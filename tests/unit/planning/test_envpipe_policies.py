@@ -13,7 +13,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.policies import POLICIES, choose
 from flyball_server.planning.policies._base import PolicyRequest
-from flyball_server.planning.policies.outer_envelope import outer_envelope
+from flyball_server.planning.policies.envpipe import outer_envelope
 
 from .oracles import event_driven_finish_s, planned_schedule
 from .tiny_pipelines import (

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.first_plan import FirstPlan, FirstPlanner
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.model.data_parallel import join_pipelines
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, model_of_request
-from flyball_server.planning.stragglers import plans_at_once
-from flyball_server.planning.stragglers.first_plans import PacedFirstPlans
-from flyball_server.planning.stragglers.plans_at_once import make_first_plan
+from flyball_server.planning.request_options import Effort
+from flyball_server.planning.stragglers import first_plans
+from flyball_server.planning.stragglers.first_plans import PacedFirstPlans, make_first_plan
 from flyball_server.planning.stragglers.running_clocks import RunningClocks
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, paced_model
 
@@ -35,7 +34,7 @@ many = settings(max_examples=60, suppress_health_check=[HealthCheck.function_sco
 
 @pytest.fixture(autouse=True)
 def first_plans_of_short_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans_at_once, "FIRST_PLANS_FROM", 1)
+    monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 1)
 
 
 def one_stage(target: str) -> PacedRequest:

@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.documents.job_timeline import job_timeline, own_dp_ranks
-from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
-from flyball_server.planning.documents.timeline_rows import (
+from flyball_server.planning.documents.predicted_timeline import (
+    PredictedTimeline,
     TimelineRow,
     critical_places,
+    job_timeline,
+    own_dp_ranks,
     timeline_rows,
 )
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 

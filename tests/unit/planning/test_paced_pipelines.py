@@ -18,12 +18,12 @@ from flyball_server.planning.documents.plan_document import (
     data_parallel_plan_from_document,
 )
 from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.model.data_parallel import make_data_parallel_plan, separate_pipelines
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies import POLICIES
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Pace,
     PacedRequest,

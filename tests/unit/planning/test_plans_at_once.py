@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.request_digest import request_digest
-from flyball_server.planning.stragglers import plans_at_once
-from flyball_server.planning.stragglers.plans_at_once import make_first_plan, make_plan_at_once
+from flyball_server.planning.request_options import Effort
+from flyball_server.planning.stragglers import first_plans
+from flyball_server.planning.stragglers.first_plans import make_first_plan, make_plan_at_once
 from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 
@@ -68,7 +68,7 @@ SLOW = Pace(stage=2, dp_rank=0, slowdown=1.4)
 
 @pytest.fixture(autouse=True)
 def first_plans_of_short_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans_at_once, "FIRST_PLANS_FROM", 1)
+    monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 1)
 
 
 def test_a_first_plan_is_no_slower_than_the_slow_stage_needs_and_saves_against_staying() -> None:
@@ -185,7 +185,7 @@ def test_what_has_no_first_plan_is_searched_for_as_ever(changes: dict[str, Any])
 
 
 def test_a_short_pipeline_is_searched_for_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans_at_once, "FIRST_PLANS_FROM", 2 * NUM_STAGES * NUM_MICROBATCHES + 1)
+    monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 2 * NUM_STAGES * NUM_MICROBATCHES + 1)
     assert make_first_plan(paced(SLOW)) is None
     assert make_first_plan(paced(SLOW, num_pipelines=2)) is not None
 

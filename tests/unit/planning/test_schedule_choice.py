@@ -8,12 +8,12 @@ import pytest
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import separate_pipelines
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, with_named_schedule
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import (
     COMPARABLE,
     DEFAULT_CANDIDATES,

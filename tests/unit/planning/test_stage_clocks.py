@@ -9,9 +9,9 @@ import pytest
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.stage_clocks import mean_stage_clocks_mhz
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 

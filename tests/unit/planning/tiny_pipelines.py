@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
 from flyball_server.planning.schedules.gpipe import CHECKPOINT_MODES

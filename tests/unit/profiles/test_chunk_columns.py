@@ -22,7 +22,7 @@ from flyball_profiles.stage_profile_csv import (
     stage_profile_rows,
     write_stage_profile,
 )
-from flyball_server.jobs.store.sql.profile_document import (
+from flyball_server.jobs.store.sql.sql_rows import (
     profile_document,
     profile_from_document,
     profile_from_text,

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.profiling.energy_regression import StepBlocks, StepNoise, step_noise
 from flyball_server.profiling.observations import InstructionClass, InstructionTimes, StageStep
 from flyball_server.profiling.stage_points import StagePoints, StepTable
-from flyball_server.profiling.step_blocks import StepBlocks, StepNoise, step_noise
 
 POINTS = StagePoints(classes=(InstructionClass(InstructionKind.FORWARD),), clocks_mhz=(1410, 1200))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.planner.one_rank import acknowledge, get_activation, newer_plan, register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 
-from flyball_server.jobs.activation.acknowledgements import margin_steps
+from flyball_server.jobs.activation.plan_versions import margin_steps
 from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import UnknownPlanError, UnknownRankError
 from flyball_server.jobs.records import ActivationRecord, StepDetail, StepReport

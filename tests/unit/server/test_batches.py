@@ -20,7 +20,7 @@ from tests.planner.samples import (
 
 from flyball_server.http.rank_calls import RankCalls
 from flyball_server.http.request_batcher import RequestBatcher
-from flyball_server.jobs.activation.acknowledgements import HeldVersion, acknowledge_together
+from flyball_server.jobs.activation.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import (

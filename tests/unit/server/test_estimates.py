@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flyball_server.jobs.savings.estimates import BatchMeans, PairedMeans
+from flyball_server.jobs.measurements.step_pairs import BatchMeans, PairedMeans
 from flyball_server.jobs.savings.intervals import (
     Interval,
     MeanEstimate,

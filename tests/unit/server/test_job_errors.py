@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from flyball_server.http import edge_errors
-from flyball_server.http.error_table import ERROR_STATUS, STATUS_MEANING, status_of
+from flyball_server.http.edge_errors import ERROR_STATUS, STATUS_MEANING, status_of
 from flyball_server.jobs import errors
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, UnknownJobError
 

@@ -24,7 +24,6 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
 )
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.lifecycle.deletion import delete_job
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile import expiry
@@ -32,11 +31,16 @@ from flyball_server.jobs.reconcile.expiry import Ageing
 from flyball_server.jobs.reconcile.replanning import replanning
 from flyball_server.jobs.reconcile.timetabled import timetabled
 from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
-from flyball_server.jobs.registry import new_run
+from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.registry.registration import leave_rank, register_job, register_together
+from flyball_server.jobs.registry.registration import (
+    delete_job,
+    leave_rank,
+    register_job,
+    register_together,
+)
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.timetables import get_timetable, put_timetable
@@ -486,7 +490,7 @@ def test_a_profile_of_other_stages_is_not_planned_after_the_job_is_registered_an
 def test_of_the_runs_that_are_kept_the_oldest_goes(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(new_run, "MAX_KEPT_RUNS", 2)
+    monkeypatch.setattr(registration, "MAX_KEPT_RUNS", 2)
     for count in (1, 2, 3):
         launch = Launch(run="42", restart_count=count)
         life.register(job_spec(num_microbatches=2 + count), launch)

@@ -23,10 +23,9 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs.services import JobServices
-from flyball_server.prometheus.job_families import MOST_STAGES, job_families
-from flyball_server.prometheus.jobs_collector import JobsCollector
+from flyball_server.prometheus.job_families import MOST_STAGES, JobsCollector, job_families
+from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
-from flyball_server.views.shared_reading import SharedReading
 
 Samples = dict[tuple[str, ...], float]
 

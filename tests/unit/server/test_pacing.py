@@ -10,7 +10,7 @@ from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
 
-from flyball_server.jobs.activation.rank_part import rank_instructions
+from flyball_server.jobs.activation.rank_plans import rank_instructions
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     UnknownJobError,
@@ -22,19 +22,19 @@ from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.replanning import slowed_plan
-from flyball_server.jobs.replanning.refining import LEAST_GAIN
+from flyball_server.jobs.replanning.planning_turn import LEAST_GAIN
 from flyball_server.jobs.stragglers.reports import (
     Announcement,
     announce_straggler,
     list_stragglers,
     withdraw_straggler,
 )
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import model_of_request, plan_of_choice
 from flyball_server.planning.policies._base import PolicyChoice
-from flyball_server.planning.stragglers import plans_at_once
-from flyball_server.planning.stragglers.plans_at_once import make_first_plan
+from flyball_server.planning.request_options import Effort
+from flyball_server.planning.stragglers import first_plans
+from flyball_server.planning.stragglers.first_plans import make_first_plan
 from flyball_server.planning.stragglers.running_clocks import RunningClocks
 from flyball_server.planning.stragglers.slowed_pipelines import (
     PacedRequest,
@@ -350,7 +350,7 @@ def test_of_an_order_that_auto_has_chosen_there_are_first_plans_too(
         made.append(make_first_plan(paced, running))
         return made[-1]
 
-    monkeypatch.setattr(plans_at_once, "FIRST_PLANS_FROM", 1)
+    monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 1)
     monkeypatch.setattr(slowed_plan, "make_plan_at_once", at_once)
     job = Running(schedule="auto:gpipe")
     order = job.plan.schedule

@@ -15,7 +15,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from flyball_server.http import overviews
 from flyball_server.http.overviews import Overviews, RenderedOverview
 from flyball_server.jobs.auth.access import OPERATOR, Access
-from flyball_server.views.shared_reading import SharedReading
+from flyball_server.views.job_figures import SharedReading
 
 JOBS = tuple((name, json.dumps({"job_id": name}).encode()) for name in ("b", "a@1", "a", "ab"))
 

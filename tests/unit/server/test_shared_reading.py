@@ -19,10 +19,10 @@ from tests.planner.samples import (
 from flyball_server.jobs.control import InForce, JobControl
 from flyball_server.jobs.errors import StoreClosedError, UnknownJobError
 from flyball_server.jobs.services import JobServices
+from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.job_totals import Clocks
 from flyball_server.views.report import get_report
-from flyball_server.views.shared_reading import NUM_FRESH, REMEMBERED_S, SharedReading
 
 
 class Clock:

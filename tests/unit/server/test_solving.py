@@ -19,8 +19,12 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
-from flyball_server.solving.futures import SolverAwayError, SolverLostError, SolveStoppedError
-from flyball_server.solving.in_thread import PlannerThreads
+from flyball_server.solving.in_thread import (
+    PlannerThreads,
+    SolverAwayError,
+    SolverLostError,
+    SolveStoppedError,
+)
 from flyball_server.solving.on_dask import DaskWorkers
 from flyball_server.solving.processes import PlanningProcesses
 from flyball_server.solving.worker import NICENESS, outcome_of

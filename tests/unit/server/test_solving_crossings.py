@@ -11,9 +11,9 @@ from tests.planner.samples import profile
 from tests.unit.profiling.emulated_training import profile_online
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move

@@ -9,9 +9,15 @@ from tests.planner.samples import step_record as measured
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.records import StepRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.views import step_window
-from flyball_server.views.stage_steps import StagesSummary, most_steps
-from flyball_server.views.step_window import RENEWAL_S, StepWindow, WindowStep, settled_step
+from flyball_server.views import stage_steps
+from flyball_server.views.stage_steps import (
+    RENEWAL_S,
+    StagesSummary,
+    StepWindow,
+    WindowStep,
+    most_steps,
+    settled_step,
+)
 
 
 class Clock:
@@ -103,7 +109,7 @@ def test_what_is_posted_again_behind_complete_steps_is_seen_with_the_next_renewa
 def test_only_the_newest_are_kept(
     services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_window, "KEPT_STEPS", 3)
+    monkeypatch.setattr(stage_steps, "KEPT_STEPS", 3)
     for last in (4, 6):
         post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
         assert numbers(window.look(services, "job")) == [last - 3, last - 2, last - 1]
@@ -111,8 +117,8 @@ def test_only_the_newest_are_kept(
 
 def few_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between renewals three steps of two ranks are read."""
-    monkeypatch.setattr(step_window, "_MEASUREMENTS_A_LOOK", 6)
-    monkeypatch.setattr(step_window, "_FEWEST_A_LOOK", 1)
+    monkeypatch.setattr(stage_steps, "_MEASUREMENTS_A_LOOK", 6)
+    monkeypatch.setattr(stage_steps, "_FEWEST_A_LOOK", 1)
 
 
 def test_where_more_steps_came_than_a_look_reads_none_is_left_out(
@@ -173,8 +179,8 @@ def test_the_more_ranks_and_stages_the_fewer_steps_but_always_one(
     spec = job_spec(num_ranks=num_ranks, num_stages=num_stages)
     found = most_steps(
         spec,
-        step_window.KEPT_STEPS,
-        num_measurements=step_window.KEPT_MEASUREMENTS,
-        num_stages=step_window.KEPT_STAGES,
+        stage_steps.KEPT_STEPS,
+        num_measurements=stage_steps.KEPT_MEASUREMENTS,
+        num_stages=stage_steps.KEPT_STAGES,
     )
     assert found == expected

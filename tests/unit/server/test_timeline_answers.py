@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_record, profile
 
-from flyball_server.http.mapping.plan_views import timeline_view
+from flyball_server.http.mapping.views import timeline_view
 from flyball_server.http.openapi.documentation import plain
 from flyball_server.http.timeline_answers import TimelineAnswers, accepts_gzip, uncompressed
 from flyball_server.jobs.errors import TimelineTooLongError, UnknownPlanError

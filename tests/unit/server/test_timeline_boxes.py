@@ -8,7 +8,7 @@ from itertools import pairwise
 from tests.unit.planning.tiny_pipelines import equal_profile
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.cli.plots.timeline_boxes import (
+from flyball_server.cli.plots.timeline_plot import (
     LOOKS,
     ROW_HEIGHT,
     boxes_of,

@@ -16,7 +16,7 @@ from flyball_client.cli.doctor.machine_checks import (
     check_system,
     find_all_records,
 )
-from flyball_client.gpu.named_gpu import gpu_argument
+from flyball_client.gpu.open_gpu import gpu_argument
 from flyball_wire.command import Command, CommandError
 from flyball_wire.version import flyball_version
 

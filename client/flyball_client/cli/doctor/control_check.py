@@ -6,13 +6,46 @@ import logging
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 from flyball_client.cli.doctor.check_result import CheckResult
-from flyball_client.cli.doctor.clock_rights import clock_rights
 from flyball_client.gpu import open_gpu
 from flyball_client.gpu._base import GpuAddress, GpuError
-from flyball_client.gpu.named_gpu import open_by_uuid
 from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.open_gpu import open_by_uuid
+
+_PROCESS = Path("/proc/self")
+_CAP_SYS_ADMIN = 21
+# As /proc/PID/uid_map says where no user namespace was made.
+_ALL_IDS = ["0", "0", "4294967295"]
+
+ClockRights = Literal["yes", "no", "only in a user namespace", "unknown"]
+
+
+def clock_rights(process: Path = _PROCESS) -> ClockRights:
+    """CAP_SYS_ADMIN, which root has outside of containers.
+
+    In a user namespace, as rootless containers are, it does not reach the driver.
+
+    Args:
+        process: the folder in which the kernel tells of this process.
+    """
+    try:
+        lines = (process / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
+    except (OSError, ValueError, IndexError):
+        return "unknown"
+    if not masks:
+        return "unknown"
+    if not masks[0] >> _CAP_SYS_ADMIN & 1:
+        return "no"
+    try:
+        ids = (process / "uid_map").read_text(encoding="ascii").split()
+    except (OSError, ValueError):  # a kernel without user namespaces
+        return "yes"
+    return "yes" if ids == _ALL_IDS else "only in a user namespace"
+
 
 _HOW_TO_GET_IT = (
     "run the ranks as root, give their container --cap-add SYS_ADMIN, or run zeusd and set"

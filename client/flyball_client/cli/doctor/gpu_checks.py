@@ -2,18 +2,161 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from flyball_client.cli.doctor.check_result import CheckResult
-from flyball_client.cli.doctor.clock_check import check_clock, check_energy
+from flyball_client.cli.doctor.check_result import CheckResult, State
 from flyball_client.cli.doctor.control_check import check_control
 from flyball_client.cli.doctor.machine_checks import find_all_records
-from flyball_client.cli.doctor.zeusd_check import check_zeusd
 from flyball_client.gpu import nvml_facts
-from flyball_client.gpu._base import GpuError, GpuNotSupportedError
+from flyball_client.gpu._base import ClockLimit, GpuError, GpuNotSupportedError
 from flyball_client.gpu.clock_settings import ClockSettings
-from flyball_client.gpu.named_gpu import uuid_of
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
+from flyball_client.gpu.open_gpu import DEFAULT_SOCKET, uuid_of
+from flyball_client.gpu.zeusd_connection import ZeusdConnection
+
+# One step of the clocks that NVML offers; it rounds what it reports.
+_TOLERANCE_MHZ = 15
+# Real counters move every 20 to 100 ms.
+_COUNTER_TIMEOUT_S = 1.0
+_COUNTER_PAUSE_S = 0.02
+
+# What holds a clock down -> (how it is told, what to do), the gravest first.
+_LIMITS = {
+    ClockLimit.THERMAL: (
+        "held down by heat",
+        "check the cooling: nvidia-smi -q -d TEMPERATURE; planned clocks will be missed",
+    ),
+    ClockLimit.POWER: (
+        "held down by the power limit",
+        "compare the limit with its default: nvidia-smi -q -d POWER; under a limit the highest"
+        " clocks are missed, so profile under the same one",
+    ),
+    ClockLimit.OTHER: (
+        "held down by the hardware",
+        "see nvidia-smi -q -d PERFORMANCE; planned clocks will be missed",
+    ),
+}
+
+
+def check_clock(gpu: NvmlGpu, name: str, *, is_ours: bool) -> CheckResult:
+    """The clock in force against the highest, and what explains the difference.
+
+    Args:
+        gpu: whose clock it is.
+        name: of the check.
+        is_ours: a record says that Flyball set it, so it needs no other explanation.
+    """
+    highest_mhz = gpu.supported_sm_clocks_mhz()[0]
+    now_mhz = gpu.sm_clock_mhz()
+    limits = gpu.clock_limits()
+    found = f"{now_mhz} MHz of {highest_mhz}"
+    for limit, (reason, advice) in _LIMITS.items():
+        if limits & limit:
+            return CheckResult(
+                name=name, state="warning", found=f"{found}, {reason}", advice=advice
+            )
+    is_low = now_mhz < highest_mhz - _TOLERANCE_MHZ
+    is_idle = bool(limits & ClockLimit.IDLE)
+    if is_ours:
+        return CheckResult(name=name, state="ok", found=f"{found}, set by Flyball (see records)")
+    if is_low and (nvml_facts.has_chosen_clocks(gpu.uuid) or not is_idle):
+        return CheckResult(
+            name=name,
+            state="warning",
+            found=f"{found}, held there by somebody: no record of Flyball's explains it",
+            advice=f"if nobody wants it so, flyball unlock --gpu {gpu.uuid} gives a locked clock"
+            " back; nvidia-smi -q -d CLOCK shows application clocks",
+        )
+    return CheckResult(name=name, state="ok", found=f"{found}, idle" if is_idle else found)
+
+
+def check_energy(gpu: NvmlGpu, name: str) -> CheckResult:
+    """Whether the energy counter can be read and moves; a GPU always draws something."""
+    before_j = gpu.total_energy_j()
+    give_up_s = time.monotonic() + _COUNTER_TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        if gpu.total_energy_j() > before_j:
+            return CheckResult(name=name, state="ok", found="the energy counter moves")
+        time.sleep(_COUNTER_PAUSE_S)
+    return CheckResult(
+        name=name,
+        state="problem",
+        found=f"the energy counter stood still for {_COUNTER_TIMEOUT_S:g} s",
+        advice="update the driver; without it nothing can be measured, and plans need measured"
+        " profiles",
+    )
+
+
+_TIMEOUT_S = 2.0
+_NAME = "zeusd"
+
+
+def check_zeusd(environ: Mapping[str, str], default_socket: Path = DEFAULT_SOCKET) -> CheckResult:
+    """Whether it is there, sets clocks and takes the token.
+
+    Args:
+        environ: with ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN, FLYBALL_CLOCK_CONTROL.
+        default_socket: where it is when the environment does not say.
+    """
+    control = environ.get("FLYBALL_CLOCK_CONTROL") or "auto"
+    named = environ.get("ZEUSD_SOCK_PATH") or environ.get("ZEUSD_HOST_PORT")
+    if control == "nvml":
+        return _fine("not asked: FLYBALL_CLOCK_CONTROL is nvml")
+    if not named and control == "auto" and not _exists(default_socket):
+        return _fine(f"none: no variable names one, and {default_socket} is not there")
+    # With `auto`, NVML takes the place of a zeusd that cannot be used.
+    state: State = "problem" if control == "zeusd" else "warning"
+    try:
+        connection = ZeusdConnection(
+            named or str(default_socket),
+            token=environ.get("ZEUSD_TOKEN") or None,
+            timeout_s=_TIMEOUT_S,
+        )
+    except ValueError as error:
+        return CheckResult.of_error(
+            _NAME, error, "correct ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT or ZEUSD_TOKEN", state=state
+        )
+    try:
+        return _fine(_ask(connection))
+    except GpuError as error:
+        return CheckResult.of_error(_NAME, error, state=state)
+    finally:
+        connection.close()
+
+
+def _ask(connection: ZeusdConnection) -> str:
+    doing = "asking zeusd for its GPUs"
+    answer = connection.ask(doing, "GET", "/discover")
+    if answer.status != 200:
+        raise connection.refusal(doing, answer)
+    document: Any = answer.json()
+    try:
+        gpus = document.get("gpus") or document["gpu_ids"]
+        first = gpus[0]["id"] if isinstance(gpus[0], dict) else gpus[0]
+        query = f"gpu_ids={int(first)}"
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        raise connection.nonsense(doing) from None
+    # It tells its GPUs to everybody; a reading shows whether it takes the token.
+    doing = "reading a GPU's energy"
+    answer = connection.ask(doing, "GET", f"/gpu/get_cumulative_energy?{query}")
+    if answer.status == 401:
+        raise connection.refusal(doing, answer)
+    return f"answers at {connection.endpoint} and shows {len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+
+
+def _fine(found: str) -> CheckResult:
+    return CheckResult(name=_NAME, state="ok", found=found)
+
+
+def _exists(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:  # in a folder that may not be entered
+        return False
+
 
 _WITHOUT_GPU = "a rank here sets no clock; planning, the planner and emulated GPUs work without"
 _VOLTA = 7  # of the compute capability, the first with locked clocks

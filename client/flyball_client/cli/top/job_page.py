@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from flyball_client.cli.report_factors import energy_text
+from flyball_client.cli.report_text import energy_text
 from flyball_client.cli.top.columns import Column, Table, laid_out, narrowest_width
 from flyball_client.cli.top.figure_text import (
     age_text,

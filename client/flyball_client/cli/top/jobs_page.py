@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from flyball_client.cli.report_factors import energy_text
+from flyball_client.cli.report_text import energy_text
 from flyball_client.cli.top.columns import MEASURED, Column, Rows, Table, emulated_columns, laid_out
 from flyball_client.cli.top.figure_text import (
     UNKNOWN,

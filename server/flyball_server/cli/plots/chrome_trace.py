@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 from typing import Any
 
-from flyball_server.cli.timeline import instruction_label
+from flyball_server.cli.offline_inputs import instruction_label
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flyball_server.planning.documents.plan_text import Paint
+from flyball_server.planning.documents.plan_text import Paint, plan_rows
+from flyball_server.planning.model.data_parallel import JointSimulation
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_wire.command import CommandError
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem
+
 
 # From slow to fast; each can be read on a black background and on a white one.
 _STOPS = (
@@ -145,3 +147,27 @@ def row_colors(
 def _takes_color() -> bool:
     is_dumb = os.environ.get("TERM", "").lower() in {"dumb", "unknown"}
     return sys.stdout.isatty() and not is_dumb and not os.environ.get("NO_COLOR")
+
+
+def pipeline_blocks(
+    models: Sequence[PipelineModel],
+    assignments: Sequence[Assignment],
+    simulation: JointSimulation,
+    paint: Paint | None = None,
+) -> str:
+    """One block per pipeline, by `dp_rank`, an empty line between them.
+
+    Units in `[ ]` are on the pipeline's own longest path; `paint` None: without colour.
+    """
+    whole_s = simulation.whole.iteration_time_s
+    blocks: list[str] = []
+    for dp_rank, (model, assignment, own) in enumerate(
+        zip(models, assignments, simulation.pipelines, strict=True)
+    ):
+        waits_ms = (whole_s - own.iteration_time_s) * 1e3
+        heading = (
+            f"dp_rank {dp_rank}: done at {own.iteration_time_s:.4f} s, then waits"
+            f" {waits_ms:.1f} ms; {own.energy_j:.2f} J in all"
+        )
+        blocks.append("\n".join([heading, *plan_rows(model, assignment, own, paint)]))
+    return "\n\n".join(blocks)

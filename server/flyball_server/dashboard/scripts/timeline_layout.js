@@ -39,7 +39,7 @@
  * @property {string} words
  */
 
-/** As in `server/flyball_server/cli/plots/timeline_boxes.py`. @type {Record<string, Look>} */
+/** As in `server/flyball_server/cli/plots/timeline_plot.py`. @type {Record<string, Look>} */
 export const LOOKS = {
   forward: { letter: "F", height: 0.7, hatch: "", words: "lower" },
   backward: { letter: "B", height: 1, hatch: "", words: "full height" },

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flyball_server.http.events.event_stream import event
+from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.overviews import RenderedOverview
 from flyball_server.http.problem_handlers import problem_of
-from flyball_server.http.rendering import rendered
 from flyball_server.jobs.auth.access import Access
 from flyball_server.jobs.errors import JobsError
 from flyball_server.views.live_feed import Following
-from flyball_server.views.step_window import WindowStep, settled_step
+from flyball_server.views.stage_steps import WindowStep, settled_step
 from flyball_wire.messages import Problem
 
 OVERVIEW, STEPS = "overview", "steps"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from flyball_server.jobs.activation.rank_plans import StagePlan
+from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.measurements.measurements import RankPost, StepSummary
 from flyball_server.jobs.records import (
     ActivationRecord,
@@ -19,10 +25,13 @@ from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
 from flyball_server.jobs.replanning.plan_documents import any_plan_document
+from flyball_server.jobs.stragglers.reports import StragglerSummary
 from flyball_server.planning.documents.plan_document import instruction_entries
 from flyball_server.planning.frontier_curve import frontier_document
 from flyball_server.views.frontier import SolvedFrontier
+from flyball_server.views.profiling import ProfilingSummary
 from flyball_wire import messages
+from flyball_wire.closed_loop import ProfilingView, StragglerView
 from flyball_wire.read_models import ComparedPlanView, FrontierPointView, FrontierView
 
 _LAUNCH_FIELDS = ("run", "restart_count")
@@ -203,3 +212,45 @@ def activation_view(activation: ActivationRecord) -> messages.Activation:
 def step_view(summary: StepSummary) -> messages.StepView:
     """One step over all ranks."""
     return messages.StepView(**asdict(summary))
+
+
+def rendered(kind: Any, value: object) -> bytes:  # noqa: ANN401 - a type, or an alias of one
+    """The JSON of an instance of the wire type `kind`, or of `tuple[...]` of one, compact."""
+    return _adapter(kind).dump_json(value)
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - as above
+    return TypeAdapter(kind)
+
+
+def straggler_view(summary: StragglerSummary) -> StragglerView:
+    """A straggler."""
+    return StragglerView(
+        rank=summary.rank,
+        source=summary.source,
+        reason=summary.reason,
+        slowdown=summary.slowdown,
+        from_time=_text(summary.from_unix_s),
+        until_time=_text(summary.until_unix_s),
+        is_in_force=summary.is_in_force,
+    )
+
+
+def profiling_view(summary: ProfilingSummary) -> ProfilingView:
+    """How far online profiling is."""
+    result = summary.result or ProfilingResult(state="probing")
+    known = {
+        field.name: getattr(result, field.name) for field in fields(result) if field.name != "state"
+    }
+    return ProfilingView(
+        job_id=summary.job_id,
+        state=summary.state,
+        slowdown_limit=summary.spec.profiling_slowdown,
+        emulated=summary.spec.emulated,
+        **known,
+    )
+
+
+def _text(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flyball_server.log_context import log_fields, set_log_fields
+from flyball_server.prometheus.process_metrics import ProcessMetrics
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _SCOPE_KEY = "flyball.request_id"
@@ -79,3 +81,36 @@ def _about(path: str) -> dict[str, str | int]:
         if parts[name] is not None:
             fields[name] = int(parts[name])
     return fields
+
+
+class CallMetrics:
+    """ASGI middleware: tells the metrics of each call when its answer is complete."""
+
+    def __init__(self, app: ASGIApp, *, metrics: ProcessMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500  # where nothing is answered, the server answers that
+
+        async def noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        started_s = time.perf_counter()
+        try:
+            await self._app(scope, receive, noting_status)
+        finally:
+            self._metrics.observe_call(
+                # Set by the router: the template, never the path with its names in it.
+                route=getattr(scope.get("route"), "path", None),
+                method=scope["method"],
+                status=status,
+                seconds=time.perf_counter() - started_s,
+            )

@@ -19,7 +19,7 @@ from fastapi.openapi.models import Example
 from fastapi.responses import HTMLResponse
 
 from flyball_server.http.dependencies import JSON
-from flyball_server.http.error_table import STATUS_MEANING
+from flyball_server.http.edge_errors import STATUS_MEANING
 from flyball_server.http.middleware.token_access import DOCS, DOCS_SCRIPT, DOCS_STYLE, OPENAPI
 from flyball_server.http.openapi.examples import PROBLEMS
 from flyball_wire.messages import Problem

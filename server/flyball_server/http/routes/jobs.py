@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Response
+from fastapi import Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import JobId, JsonBody, NewJobId, PlannerState, State
-from flyball_server.http.limits import check_size
+from flyball_server.http.dependencies import (
+    JSON,
+    JobId,
+    JsonBody,
+    NewJobId,
+    PlannerState,
+    Rank,
+    State,
+    check_size,
+)
 from flyball_server.http.mapping.jobs import job_spec, job_view, launch, target_update
 from flyball_server.http.middleware.token_access import CallerAccess
-from flyball_server.http.openapi import examples
+from flyball_server.http.openapi import examples, view_examples
 from flyball_server.http.openapi.documentation import (
     JSON_BODY_ERRORS,
     READ_ERRORS,
     answers,
     json_body,
+    problems,
 )
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry.inputs import change_target
 from flyball_server.jobs.registry.inspection import JobSummary, get_job, list_jobs, notes
-from flyball_server.jobs.registry.registration import register_job
+from flyball_server.jobs.registry.registration import delete_job, leave_rank, register_job
 from flyball_wire import messages, routes
+from flyball_wire.read_models import JobOverview, Overview
 
 ROUTER = call_router("jobs")
 
@@ -116,3 +126,80 @@ async def put_target(
 
 def _view(state: PlannerState, summary: JobSummary) -> messages.JobView:
     return job_view(summary, notes(state.services, summary))
+
+
+OVERVIEW_ROUTER = call_router("overview")
+
+
+@OVERVIEW_ROUTER.get(
+    routes.OVERVIEW,
+    name="get_overview",
+    summary="All jobs at a glance",
+    response_model=Overview,
+    responses=answers(
+        view_examples.OVERVIEW, *READ_ERRORS, meaning="Those heard of last come first."
+    ),
+)
+async def get_all_jobs_overview(state: State, access: CallerAccess) -> Response:
+    """Each job in a row: its state, ranks and plan, measured and predicted figures, apart.
+
+    At most half a second old; ranks, versions and steps of jobs that are not among the 20 heard
+    of last, nor have a label in `/metrics`, up to a minute. By a job's token that job and its
+    earlier runs alone.
+    """
+    overview = await state.overviews.all_jobs()
+    return Response(overview.seen_by(access), media_type=JSON)
+
+
+@OVERVIEW_ROUTER.get(
+    routes.JOB_OVERVIEW,
+    summary="A job at a glance",
+    responses=answers(
+        view_examples.JOB_OVERVIEW, 404, *READ_ERRORS, meaning="The job as it stands."
+    ),
+)
+async def get_job_overview(state: State, job_id: JobId) -> JobOverview:
+    """The job's row of the overview, read for this answer."""
+    return await state.overviews.of_job.submit(job_id, None)
+
+
+@ROUTER.post(
+    routes.RANK_DEPARTURE,
+    summary="Tell that a rank's training is over",
+    status_code=204,
+    responses={
+        204: {"description": "The planner knows that it has left."},
+        **problems(404, 409, *READ_ERRORS),
+    },
+)
+def post_departure(
+    state: State,
+    job_id: JobId,
+    rank: Rank,
+    run_id: Annotated[
+        str | None, Query(max_length=64, description="As the rank's registration was answered.")
+    ] = None,
+) -> None:
+    """What the rank measured stays. When all ranks of a job have left, it is `ended`.
+
+    A rank that is not known has nothing to leave, and that is no error.
+    """
+    leave_rank(state.services, job_id, rank, run_id)
+
+
+@ROUTER.delete(
+    routes.JOB,
+    name="delete_job",
+    summary="Forget a job",
+    status_code=204,
+    responses={
+        204: {"description": "It is forgotten."},
+        **problems(404, 409, *READ_ERRORS),
+    },
+)
+def delete_one_job(state: State, job_id: JobId) -> None:
+    """Its ranks, profile, plans and measurements go with it, for good.
+
+    A job with ranks that were heard of lately is a 409: end its training first.
+    """
+    delete_job(state.services, job_id)

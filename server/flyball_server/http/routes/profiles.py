@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from flyball_profiles.stage_profile import ProfileError, StageProfile
-from flyball_profiles.stage_profile_csv import parse_stage_profile, parse_stage_profile_rows
+from flyball_profiles.stage_profile_csv import (
+    parse_stage_profile,
+    parse_stage_profile_rows,
+    write_stage_profile,
+)
 from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import JSON, JobId, PlannerState, State, require_content_type
-from flyball_server.http.limits import check_profile
-from flyball_server.http.mapping.jobs import job_view, profile_rows
-from flyball_server.http.openapi import examples
-from flyball_server.http.openapi.documentation import JSON_BODY_ERRORS, answers, plain
+from flyball_server.http.dependencies import (
+    JSON,
+    JobId,
+    PlannerState,
+    State,
+    check_profile,
+    require_content_type,
+)
+from flyball_server.http.mapping.jobs import job_view, profile_rows, profiling_view
+from flyball_server.http.openapi import examples, view_examples
+from flyball_server.http.openapi.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, plain
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import JobSummary, notes
-from flyball_wire import messages, routes
+from flyball_server.views.profiling import get_profile, get_profiling
+from flyball_wire import closed_loop, messages, routes
 
 ROUTER = call_router("jobs")
 CSV = "text/csv"
@@ -106,3 +117,44 @@ def _from_json(body: bytes) -> StageProfile:
             entry["loc"] = ("body", *entry["loc"])
         raise RequestValidationError(errors) from None
     return parse_stage_profile_rows(profile_rows(profile))
+
+
+PROFILING_ROUTER = call_router("profiling")
+
+
+@PROFILING_ROUTER.get(
+    routes.PROFILE,
+    name="get_profile",
+    summary="Get the profile that a job is planned from",
+    response_class=Response,
+    responses={
+        **answers(examples.JOB, 404, 409, *READ_ERRORS),
+        200: {
+            "description": "The profile.",
+            "content": {CSV: {"example": examples.PROFILE_CSV, "schema": {"type": "string"}}},
+        },
+    },
+)
+def get_stage_profile(state: State, job_id: JobId) -> Response:
+    """Put or measured online, as CSV: `stage,instruction,frequency,time,energy` (MHz, s, J)."""
+    profile = get_profile(state.services, job_id)
+    return Response(write_stage_profile(profile), media_type=CSV)
+
+
+@PROFILING_ROUTER.get(
+    routes.PROFILING,
+    name="get_profiling",
+    summary="How far is online profiling?",
+    responses=answers(
+        view_examples.PROFILING,
+        404,
+        *READ_ERRORS,
+        meaning="What is known and what it has cost.",
+    ),
+)
+def get_online_profiling(state: State, job_id: JobId) -> closed_loop.ProfilingView:
+    """Every operating point as known now, with its standard errors.
+
+    A point without probes is interpolated between those around it.
+    """
+    return profiling_view(get_profiling(state.services, job_id))

@@ -22,7 +22,7 @@ from flyball_server.http.openapi.documentation import (
     answers,
     json_body,
 )
-from flyball_server.jobs.activation.acknowledgements import HeldVersion, activation_of
+from flyball_server.jobs.activation.plan_versions import HeldVersion, activation_of
 from flyball_server.jobs.activation.rank_plans import PlanQuestion
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.records import ActivationRecord

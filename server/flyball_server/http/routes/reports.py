@@ -6,8 +6,8 @@ from typing import Annotated
 
 from flyball_server.http.call_router import call_router
 from flyball_server.http.dependencies import JobId, JsonBody, State
-from flyball_server.http.mapping.reports import comparison_view, report_view
-from flyball_server.http.openapi import report_examples
+from flyball_server.http.mapping.views import comparison_view, report_view
+from flyball_server.http.openapi import view_examples
 from flyball_server.http.openapi.documentation import (
     JSON_BODY_ERRORS,
     READ_ERRORS,
@@ -31,7 +31,7 @@ ROUTER = call_router("reports")
     name="get_report",
     summary="What has been measured and saved?",
     responses=answers(
-        report_examples.REPORT, 404, *READ_ERRORS, meaning="What the job has measured so far."
+        view_examples.REPORT, 404, *READ_ERRORS, meaning="What the job has measured so far."
     ),
 )
 def get_job_report(state: State, job_id: JobId) -> ReportView:
@@ -48,7 +48,7 @@ def get_job_report(state: State, job_id: JobId) -> ReportView:
     summary="Measure a plan against the highest clocks",
     dependencies=[JsonBody],
     responses=answers(
-        report_examples.COMPARISON,
+        view_examples.COMPARISON,
         404,
         409,
         *JSON_BODY_ERRORS,
@@ -58,7 +58,7 @@ def get_job_report(state: State, job_id: JobId) -> ReportView:
 def put_comparison(
     state: State,
     job_id: JobId,
-    request: Annotated[ComparisonRequest, json_body(report_examples.COMPARISON_REQUEST)],
+    request: Annotated[ComparisonRequest, json_body(view_examples.COMPARISON_REQUEST)],
 ) -> ComparisonView:
     """Blocks of steps at the highest clocks in turn with the plan's, as a plan version of its own.
 
@@ -74,7 +74,7 @@ def put_comparison(
     name="get_comparison",
     summary="How far is a comparison?",
     responses=answers(
-        report_examples.COMPARISON, 404, *READ_ERRORS, meaning="The newest comparison."
+        view_examples.COMPARISON, 404, *READ_ERRORS, meaning="The newest comparison."
     ),
 )
 def get_job_comparison(state: State, job_id: JobId) -> ComparisonView:
@@ -90,7 +90,7 @@ def get_job_comparison(state: State, job_id: JobId) -> ComparisonView:
     responses={
         **{
             status: answer
-            for status, answer in answers(report_examples.COMPARISON, 404, *READ_ERRORS).items()
+            for status, answer in answers(view_examples.COMPARISON, 404, *READ_ERRORS).items()
             if status != 200
         },
         204: {"description": "No comparison runs, nor is one asked for."},

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from flyball_server.http.call_router import call_router
 from flyball_server.http.dependencies import JobId, JsonBody, Rank, State
-from flyball_server.http.mapping.closed_loop import straggler_view
-from flyball_server.http.openapi import loop_examples
+from flyball_server.http.mapping.jobs import straggler_view
+from flyball_server.http.openapi import view_examples
 from flyball_server.http.openapi.documentation import (
     JSON_BODY_ERRORS,
     READ_ERRORS,
@@ -20,7 +20,7 @@ from flyball_server.jobs.stragglers.reports import (
     list_stragglers,
     withdraw_straggler,
 )
-from flyball_server.jobs.timetable import parse_moment
+from flyball_server.jobs.timetables import parse_moment
 from flyball_wire import routes
 from flyball_wire.closed_loop import StragglerReport, StragglerView
 
@@ -33,13 +33,13 @@ ROUTER = call_router("stragglers")
     summary="Announce a straggler",
     dependencies=[JsonBody],
     responses=answers(
-        loop_examples.STRAGGLER, 404, *JSON_BODY_ERRORS, meaning="The straggler as it is known."
+        view_examples.STRAGGLER, 404, *JSON_BODY_ERRORS, meaning="The straggler as it is known."
     ),
 )
 def post_straggler(
     state: State,
     job_id: JobId,
-    report: Annotated[StragglerReport, json_body(loop_examples.STRAGGLER_REPORT)],
+    report: Annotated[StragglerReport, json_body(view_examples.STRAGGLER_REPORT)],
 ) -> StragglerView:
     """A rank's GPU is slower than its profile, or will be: all others then run as slow as fits.
 
@@ -60,7 +60,7 @@ def post_straggler(
     name="get_stragglers",
     summary="List a job's stragglers",
     responses=answers(
-        [loop_examples.STRAGGLER, loop_examples.DETECTED_STRAGGLER],
+        [view_examples.STRAGGLER, view_examples.DETECTED_STRAGGLER],
         404,
         *READ_ERRORS,
         meaning="By rank; what was announced of it, then what was detected.",
@@ -82,7 +82,7 @@ def get_stragglers(state: State, job_id: JobId) -> list[StragglerView]:
     responses={
         **{
             status: answer
-            for status, answer in answers(loop_examples.STRAGGLER, 404, *READ_ERRORS).items()
+            for status, answer in answers(view_examples.STRAGGLER, 404, *READ_ERRORS).items()
             if status != 200
         },
         204: {"description": "Nothing is announced of this rank."},

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from flyball_server.http.call_router import call_router
 from flyball_server.http.dependencies import JobId, JsonBody, State
-from flyball_server.http.openapi import loop_examples
+from flyball_server.http.openapi import view_examples
 from flyball_server.http.openapi.documentation import (
     JSON_BODY_ERRORS,
     READ_ERRORS,
@@ -30,7 +30,7 @@ ROUTER = call_router("timetables")
     summary="Give a job a timetable",
     dependencies=[JsonBody],
     responses=answers(
-        loop_examples.TIMETABLE_VIEW,
+        view_examples.TIMETABLE_VIEW,
         404,
         *JSON_BODY_ERRORS,
         meaning="The timetable, and what it makes of the target now.",
@@ -39,7 +39,7 @@ ROUTER = call_router("timetables")
 def put_job_timetable(
     state: State,
     job_id: JobId,
-    timetable: Annotated[Timetable, json_body(loop_examples.TIMETABLE)],
+    timetable: Annotated[Timetable, json_body(view_examples.TIMETABLE)],
 ) -> TimetableView:
     """Targets that hold in windows of time; outside all of them the job's own target does.
 
@@ -54,7 +54,7 @@ def put_job_timetable(
     name="get_timetable",
     summary="See a job's timetable",
     responses=answers(
-        loop_examples.TIMETABLE_VIEW,
+        view_examples.TIMETABLE_VIEW,
         404,
         *READ_ERRORS,
         meaning="The timetable (null: none), and what it makes of the target now.",
@@ -73,7 +73,7 @@ def get_job_timetable(state: State, job_id: JobId) -> TimetableView:
     responses={
         **{
             status: answer
-            for status, answer in answers(loop_examples.TIMETABLE_VIEW, 404, *READ_ERRORS).items()
+            for status, answer in answers(view_examples.TIMETABLE_VIEW, 404, *READ_ERRORS).items()
             if status != 200
         },
         204: {"description": "The job has no timetable."},

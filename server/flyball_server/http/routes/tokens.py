@@ -8,7 +8,7 @@ from fastapi import Path
 
 from flyball_server.http.call_router import call_router
 from flyball_server.http.dependencies import JsonBody, State
-from flyball_server.http.openapi import access_examples
+from flyball_server.http.openapi import examples
 from flyball_server.http.openapi.documentation import (
     JSON_BODY_ERRORS,
     READ_ERRORS,
@@ -17,8 +17,8 @@ from flyball_server.http.openapi.documentation import (
     problems,
 )
 from flyball_server.jobs.auth.access import create_token, list_tokens, revoke_token
-from flyball_server.jobs.auth.token_record import TokenRecord
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.records import TokenRecord
 from flyball_wire import routes
 from flyball_wire.tokens import NewToken, TokenRequest, TokenView
 
@@ -28,7 +28,7 @@ TokenId = Annotated[
     Path(
         pattern="^[0-9a-f]{8,64}$",
         description="The token's public part, between its two underscores.",
-        examples=[access_examples.TOKEN.token_id],
+        examples=[examples.TOKEN.token_id],
     ),
 ]
 
@@ -40,7 +40,7 @@ TokenId = Annotated[
     dependencies=[JsonBody],
     responses={
         **answers(
-            access_examples.NEW_TOKEN,
+            examples.NEW_TOKEN,
             *JSON_BODY_ERRORS,
             status=201,
             meaning="The token; this is the only time that it is shown.",
@@ -49,7 +49,7 @@ TokenId = Annotated[
     },
 )
 def post_token(
-    state: State, request: Annotated[TokenRequest, json_body(access_examples.TOKEN_REQUEST)]
+    state: State, request: Annotated[TokenRequest, json_body(examples.TOKEN_REQUEST)]
 ) -> NewToken:
     """A token for one job, which need not be registered yet, or an operator's.
 
@@ -79,9 +79,7 @@ def post_token(
 @ROUTER.get(
     routes.TOKENS,
     summary="List tokens",
-    responses=answers(
-        [access_examples.TOKEN], *READ_ERRORS, meaning="In the order of their creation."
-    ),
+    responses=answers([examples.TOKEN], *READ_ERRORS, meaning="In the order of their creation."),
 )
 def get_tokens(state: State) -> list[TokenView]:
     """What is known of each token; none of them can be shown again."""
@@ -95,7 +93,7 @@ def get_tokens(state: State) -> list[TokenView]:
     responses={
         **{
             status: answer
-            for status, answer in answers(access_examples.TOKEN, 404, *READ_ERRORS).items()
+            for status, answer in answers(examples.TOKEN, 404, *READ_ERRORS).items()
             if status != 200
         },
         204: {"description": "It opens nothing any more."},

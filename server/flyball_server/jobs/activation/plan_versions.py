@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from flyball_server.jobs.records import AnyPlan, PlanRecord, StepReport
-from flyball_server.jobs.registry.inspection import newest_version
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flyball_server.jobs.called_ranks import CalledRanks
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    JobsError,
+    OtherRunError,
+    UnknownError,
+    UnknownPlanError,
+)
+from flyball_server.jobs.records import ActivationRecord, AnyPlan, PlanRecord, StepReport
+from flyball_server.jobs.registry.inspection import (
+    newest_version,
+    require_job,
+    require_plan,
+)
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobWriter
+from flyball_server.jobs.store.contract import JobReader, JobWriter
 
 
 def add_version(
@@ -33,3 +50,165 @@ def add_version(
     )
     writer.add_plan(record)
     return record
+
+
+_LOG = logging.getLogger(__name__)
+
+# Ranks go on training while the last acknowledgement and its answer travel: give them some
+# steps, and about a second where steps are short.
+MARGIN_STEPS = 2
+MARGIN_S = 1.0
+MAX_MARGIN_STEPS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldVersion:
+    """A rank has this plan version ready, and is in step `current_step`.
+
+    Attributes:
+        run_id: of the job's run that it belongs to; None: not told.
+    """
+
+    rank: int
+    version: int
+    current_step: int
+    run_id: str | None = None
+
+
+def list_activations(services: JobServices, job_id: str) -> tuple[ActivationRecord, ...]:
+    """From which step each of a job's plan versions holds, rising.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        return reader.list_activations(job_id)
+
+
+def activation_of(
+    activations: tuple[ActivationRecord, ...], job_id: str, version: int
+) -> ActivationRecord:
+    """The one of this version.
+
+    Raises:
+        UnknownPlanError: no such version.
+    """
+    for activation in activations:
+        if activation.version == version:
+            return activation
+    raise UnknownPlanError(job_id=job_id, version=version)
+
+
+def acknowledge_together(
+    services: JobServices, job_id: str, held: Sequence[HeldVersion]
+) -> tuple[ActivationRecord | JobsError, ...]:
+    """Ranks hold versions; when all do, the version's first step is named.
+
+    When all do and the step that was named lies further ahead than any that would be named
+    now, the run has started over: the plan is added again as a new version, which every rank
+    hears of, acknowledges and gets a step for in the ordinary way.
+
+    Returns:
+        For each: from which step its version holds, or what is wrong with it.
+    """
+    with services.store.writing(job_id) as writer:
+        activations = writer.list_activations(job_id)
+        ranks = CalledRanks(writer, job_id, (one.rank for one in held))
+        outcomes = [_note_held(ranks, job_id, one, activations) for one in held]
+        ranks.save(writer)
+        noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
+        settled = [v for v in sorted(noted) if _settle(services, writer, job_id, v)]
+        if settled:
+            activations = writer.list_activations(job_id)
+    if settled:
+        services.wake(job_id)
+        services.notice(job_id)
+    return tuple(
+        activation_of(activations, job_id, one.version) if error is None else error
+        for one, error in zip(held, outcomes, strict=True)
+    )
+
+
+def margin_steps(iteration_time_s: float) -> int:
+    """Steps between the last acknowledgement and the first step of the new version."""
+    if iteration_time_s * MAX_MARGIN_STEPS <= MARGIN_S:
+        return MAX_MARGIN_STEPS
+    return min(MAX_MARGIN_STEPS, MARGIN_STEPS + math.ceil(MARGIN_S / iteration_time_s))
+
+
+def _note_held(
+    ranks: CalledRanks,
+    job_id: str,
+    held: HeldVersion,
+    activations: tuple[ActivationRecord, ...],
+) -> JobsError | None:
+    """What is wrong with an acknowledgement, which is noted otherwise."""
+    try:
+        ranks.check_run_of(held.rank, held.run_id)
+        record = ranks.require(held.rank)
+        activation_of(activations, job_id, held.version)
+        # A late repetition of an older one takes nothing back.
+        if held.version >= (record.acknowledged_version or 0):
+            step = held.current_step
+            if held.version == record.acknowledged_version:
+                # Nor does one of the same: a run that starts over registers first.
+                step = max(step, record.current_step or 0)
+            changed = record.evolve(acknowledged_version=held.version, current_step=step)
+            # What said that it leaves was then an earlier process of this rank, and came late.
+            ranks.change(changed.evolve(has_left=False))
+    except (UnknownError, InvalidFieldError, OtherRunError) as error:
+        return error
+    return None
+
+
+def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int) -> bool:
+    """Name the first step of a version that all hold, or plan it anew; whether that was done."""
+    if not _is_held_by_all(writer, job_id, version):
+        return False
+    activations = writer.list_activations(job_id)
+    activation = activation_of(activations, job_id, version)
+    plan = require_plan(writer, job_id, version)
+    first_step = _earliest_first_step(writer, plan)
+    if activation.first_step is None:
+        if _is_overtaken(version, activations):
+            return False
+        writer.name_first_step(job_id, version, first_step)
+        if plan.report is StepReport.TOTALS:
+            writer.drop_step_details(job_id, first_step)  # nothing will look at them again
+        return True
+    if activation.first_step > first_step and version == newest_version(activations):
+        _plan_anew(services, writer, plan)
+        return True
+    return False
+
+
+def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
+    """Whether just this version was the last that each rank acknowledged."""
+    num_ranks = require_job(reader, job_id).in_force.num_ranks
+    return reader.count_ranks_holding(job_id, version) == num_ranks
+
+
+def _is_overtaken(version: int, activations: tuple[ActivationRecord, ...]) -> bool:
+    """Whether a newer version has been named."""
+    return any(entry.version > version and entry.first_step is not None for entry in activations)
+
+
+def _earliest_first_step(reader: JobReader, record: PlanRecord) -> int:
+    """The first step that all ranks surely hear of in time, as they now stand."""
+    newest_step = max(rank.current_step or 0 for rank in reader.list_ranks(record.job_id))
+    return newest_step + margin_steps(record.plan.iteration_time_s)
+
+
+def _plan_anew(services: JobServices, writer: JobWriter, record: PlanRecord) -> None:
+    """Add the plan again as the next version, without a first step."""
+    # Renaming the old version's step would not do: ranks that were quick to acknowledge have
+    # been told it, and ask for newer versions only.
+    anew = record.evolve(version=record.version + 1, created_at=services.now(), first_step=None)
+    writer.add_plan(anew)
+    _LOG.info(
+        "job %s: the run has started over; plan %d is plan %d again",
+        record.job_id,
+        anew.version,
+        record.version,
+    )

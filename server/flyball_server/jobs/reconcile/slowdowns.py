@@ -20,8 +20,7 @@ from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.stragglers.detection_window import SeenSteps, measured_paces
 from flyball_server.jobs.stragglers.detector import Paces
 from flyball_server.jobs.stragglers.reports import paces_at
-from flyball_server.planning.effort import Effort
-from flyball_server.planning.request_options import DEFAULT_POLICY
+from flyball_server.planning.request_options import DEFAULT_POLICY, Effort
 
 # A plan holds for so many steps before what is measured on it may change it.
 MIN_STEPS = 10

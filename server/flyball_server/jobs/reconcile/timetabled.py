@@ -11,7 +11,7 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.planning_slots import PLENTY, PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import steer
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.timetable import next_change, target_at
+from flyball_server.jobs.timetables import next_change, target_at
 
 # A clock that is set while the planner runs is noticed after so long at the latest, s.
 LONGEST_PAUSE_S = 600.0

@@ -16,7 +16,6 @@ from flyball_server.jobs.records import (
     PROFILINGS,
     JobSpec,
 )
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
@@ -25,6 +24,7 @@ from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.request_options import (
     DEFAULT_POLICY,
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    Effort,
 )
 from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
 from flyball_server.planning.schedules import SCHEDULES

@@ -12,13 +12,13 @@ from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.replanning.solve import solve
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_digest import request_digest
+from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.stragglers.plans_at_once import make_plan_at_once
+from flyball_server.planning.stragglers.first_plans import make_plan_at_once
 from flyball_server.planning.stragglers.running_clocks import running_clocks
 from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
 

@@ -13,7 +13,7 @@ from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
-from flyball_server.solving.futures import SolverAwayError, SolverLostError, SolveStoppedError
+from flyball_server.solving.in_thread import SolverAwayError, SolverLostError, SolveStoppedError
 
 _LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")

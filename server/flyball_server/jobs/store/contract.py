@@ -8,17 +8,17 @@ from datetime import datetime
 from typing import Protocol
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.auth.token_record import TokenRecord
 from flyball_server.jobs.control import JobControl
-from flyball_server.jobs.measurements.stage_totals import StageTotals
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
+    StageTotals,
     StepDetail,
     StepRecord,
     StepTotals,
+    TokenRecord,
 )
 
 # What `writing` is told by whoever changes tokens: no job has this name.

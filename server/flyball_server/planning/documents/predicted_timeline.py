@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
+from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import JointSimulation, simulate_jointly
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.model.simulator import Simulation, simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.schedules._base import Instruction
+from flyball_server.planning.stragglers.slowed_pipelines import Pace, pace_classes, paced_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +56,228 @@ def predicted_timeline(
     return PredictedTimeline(
         plan=plan, models=models, assignments=assignments, simulation=simulation
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineRow:
+    """The instructions of one stage in the order of execution; all lists as long.
+
+    Attributes:
+        dp_rank: of data-parallel pipelines with clocks of their own, the lowest that the row
+            stands for; else 0.
+        blocking_power_w: of all its ranks together while they wait, W.
+        start_s, duration_s: s from the iteration's begin.
+        energy_j: of all its ranks while it runs, J.
+        float_s: by how much it could end later without a longer iteration, s.
+    """
+
+    stage: int
+    dp_rank: int
+    blocking_power_w: float
+    instructions: tuple[Instruction, ...]
+    clock_mhz: tuple[int, ...]
+    start_s: tuple[float, ...]
+    duration_s: tuple[float, ...]
+    energy_j: tuple[float, ...]
+    float_s: tuple[float, ...]
+
+
+def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple[TimelineRow, ...]:
+    """All rows, pipeline after pipeline, stage after stage.
+
+    Args:
+        timeline: of one pipeline or several.
+        dp_ranks: of each pipeline, the lowest that it stands for.
+    """
+    whole = timeline.simulation.whole
+    rows: list[TimelineRow] = []
+    first_node = 0
+    for dp_rank, model, assignment in zip(
+        dp_ranks, timeline.models, timeline.assignments, strict=True
+    ):
+        of_stage = _periods if model.schedule.is_periodic else _stages
+        rows += of_stage(model, assignment, whole, first_node, dp_rank)
+        first_node += model.dag.num_nodes
+    return tuple(rows)
+
+
+def critical_places(timeline: PredictedTimeline) -> tuple[tuple[int, int], ...]:
+    """Row and position in it of each instruction on a longest path, in the order of time.
+
+    Of several pipelines one path each, one after the other.
+    """
+    places: list[tuple[int, int]] = []
+    first_row = 0
+    for model, simulation in zip(timeline.models, timeline.simulation.pipelines, strict=True):
+        if model.schedule.is_periodic:
+            places += _period_places(model, simulation, first_row)
+        else:
+            first_of = _first_nodes(model)
+            places += (
+                (first_row + model.dag.stage[node], node - first_of[model.dag.stage[node]])
+                for node in simulation.critical_path
+            )
+        first_row += model.schedule.num_stages
+    return tuple(places)
+
+
+def _first_nodes(model: PipelineModel) -> list[int]:
+    """Of each stage; nodes are numbered stage after stage."""
+    first_of = [0] * model.schedule.num_stages
+    for node in reversed(range(model.dag.num_nodes)):
+        first_of[model.dag.stage[node]] = node
+    return first_of
+
+
+def _stages(
+    model: PipelineModel, assignment: Assignment, whole: Simulation, first_node: int, dp_rank: int
+) -> Iterator[TimelineRow]:
+    power_w = model.stage_blocking_power_w
+    for stage, of_stage in itertools.groupby(
+        range(model.dag.num_nodes), key=model.dag.stage.__getitem__
+    ):
+        nodes = list(of_stage)
+        points = [model.points[node][assignment[node]] for node in nodes]
+        in_whole = slice(first_node + nodes[0], first_node + nodes[-1] + 1)
+        yield TimelineRow(
+            stage=stage,
+            dp_rank=dp_rank,
+            blocking_power_w=power_w[stage],
+            instructions=tuple(model.dag.instruction[node] for node in nodes),
+            clock_mhz=tuple(point.frequency_mhz for point in points),
+            start_s=whole.start_s[in_whole],
+            duration_s=tuple(point.time_s for point in points),
+            energy_j=tuple(point.energy_j for point in points),
+            float_s=whole.float_s[in_whole],
+        )
+
+
+def _periods(
+    model: PipelineModel, assignment: Assignment, whole: Simulation, first_node: int, dp_rank: int
+) -> Iterator[TimelineRow]:
+    """Each stage runs its instructions one after the other; all have the stage's float."""
+    schedule = model.schedule
+    node_of = {
+        (stage, instruction): node
+        for node, (stage, instruction) in enumerate(
+            zip(model.dag.stage, model.dag.instruction, strict=True)
+        )
+    }
+    power_w = model.stage_blocking_power_w
+    for stage, instructions in enumerate(schedule.stages):
+        nodes = [node_of[stage, schedule.node_of(instruction)] for instruction in instructions]
+        points = [model.points[node][assignment[node]] for node in nodes]
+        durations_s = [point.time_s / schedule.num_microbatches for point in points]
+        yield TimelineRow(
+            stage=stage,
+            dp_rank=dp_rank,
+            blocking_power_w=power_w[stage],
+            instructions=instructions,
+            clock_mhz=tuple(point.frequency_mhz for point in points),
+            start_s=(0.0, *itertools.accumulate(durations_s[:-1])),
+            duration_s=tuple(durations_s),
+            energy_j=tuple(point.energy_j / schedule.num_microbatches for point in points),
+            float_s=(whole.float_s[first_node + nodes[0]],) * len(nodes),
+        )
+
+
+def _period_places(
+    model: PipelineModel, simulation: Simulation, first_row: int
+) -> Iterator[tuple[int, int]]:
+    """All of the slowest stage."""
+    stage = model.dag.stage[simulation.critical_path[-1]]
+    for position in range(len(model.schedule.stages[stage])):
+        yield first_row + stage, position
+
+
+# The same sums in another order differ by rounding alone.
+_RELATIVE_TOLERANCE = 1e-6
+
+_Paces = tuple[Pace, ...]
+
+
+def job_timeline(
+    profile: StageProfile,
+    plan: FrequencyPlan | DataParallelPlan,
+    *,
+    paces: Sequence[Pace] = (),
+    num_pipelines: int = 1,
+) -> tuple[PredictedTimeline, bool]:
+    """The plan's iteration on this profile, a pipeline for each class of them.
+
+    Args:
+        profile: of the job, as it is now.
+        plan: of the job.
+        paces: that the plan may have been made for.
+        num_pipelines: data-parallel ones, at least 1.
+
+    Returns:
+        It, and whether it is as the plan was made. If not, the profile was another one or the
+        paces are not known: then it is without paces.
+
+    Raises:
+        PlanningError: the plan does not fit the profile.
+    """
+    of_plan = models_of_merged_plan(profile, plan)
+    no_paces: list[_Paces] = [()] * len(of_plan)
+    without = _paced_timeline(plan, of_plan, no_paces)
+    if _is_as_planned(without):
+        return without, True
+    own_paces = _paces_of_plan(plan, paces, num_pipelines)
+    if own_paces is not None and own_paces != no_paces:
+        try:
+            paced = _paced_timeline(plan, of_plan, own_paces)
+        except PlanningError:  # they are of another profile: on this one they lead too far
+            return without, False
+        if _is_as_planned(paced):
+            return paced, True
+    return without, False
+
+
+def own_dp_ranks(plan: FrequencyPlan | DataParallelPlan) -> tuple[int, ...]:
+    """Of each of the timeline's pipelines, the lowest data-parallel rank that it stands for."""
+    if isinstance(plan, FrequencyPlan):
+        return (0,)
+    return tuple(pipeline.dp_rank for pipeline in plan.pipelines)
+
+
+def _paces_of_plan(
+    plan: FrequencyPlan | DataParallelPlan, paces: Sequence[Pace], num_pipelines: int
+) -> list[_Paces] | None:
+    """Of each class of pipelines in the plan; None: these paces make other classes."""
+    if isinstance(plan, FrequencyPlan):
+        classes = list(pace_classes(paces, num_pipelines))
+        return classes if len(classes) == 1 else None
+    by_pipelines = {
+        dp_ranks: own for own, dp_ranks in pace_classes(paces, len(plan.by_dp_rank)).items()
+    }
+    own_paces = [by_pipelines.get(pipeline.stands_for) for pipeline in plan.pipelines]
+    found = [own for own in own_paces if own is not None]
+    return found if len(found) == len(own_paces) else None
+
+
+def _paced_timeline(
+    plan: FrequencyPlan | DataParallelPlan,
+    of_plan: Sequence[tuple[PipelineModel, Assignment]],
+    paces: Sequence[_Paces],
+) -> PredictedTimeline:
+    """The pipelines at these paces, each with its share of the ranks that the profile merges."""
+    if isinstance(plan, FrequencyPlan):
+        shares = [1.0]
+    else:
+        num_pipelines = len(plan.by_dp_rank)
+        shares = [len(pipeline.stands_for) / num_pipelines for pipeline in plan.pipelines]
+    return predicted_timeline(
+        plan,
+        [
+            (paced_model(model, own, share=share) if own or share != 1 else model, assignment)
+            for (model, assignment), own, share in zip(of_plan, paces, shares, strict=True)
+        ],
+    )
+
+
+def _is_as_planned(timeline: PredictedTimeline) -> bool:
+    plan, whole = timeline.plan, timeline.simulation.whole
+    return math.isclose(
+        whole.iteration_time_s, plan.iteration_time_s, rel_tol=_RELATIVE_TOLERANCE
+    ) and math.isclose(whole.energy_j, plan.energy_j, rel_tol=_RELATIVE_TOLERANCE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.frontier import annealing, compiled
+from flyball_server.planning.frontier import annealing
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
 from flyball_server.planning.model.dag import NONE, DependencyDag
@@ -65,7 +65,7 @@ class Rounding:
     ) -> None:
         self.slowest_time_s = _slowest_time_s(dag, curves)
         self._tables = _node_tables(dag, curves, self.slowest_time_s, is_wary=is_wary)
-        has_no_successor = self._tables.successors[:, 0] == compiled.NO_NODE
+        has_no_successor = self._tables.successors[:, 0] == annealing.NO_NODE
         self._sinks = np.flatnonzero(has_no_successor).astype(np.int64)
         self._waiting_power_w = float(waiting_power_w)
         self._choices = _padded(
@@ -86,7 +86,7 @@ class Rounding:
             deadline_s: the plan takes at most this long; not less than the fastest.
         """
         for shrinking in SHRINKINGS:
-            plan = self._at(compiled.round_down(finish_s, shrinking, self._tables))
+            plan = self._at(annealing.round_down(finish_s, shrinking, self._tables))
             if plan.end_s <= deadline_s:
                 return plan
         return self.fastest()
@@ -132,11 +132,11 @@ class Rounding:
 
     def points(self, plan: RoundedPlan) -> IndexArray:
         """Per instruction the plan's clock, as a row of its staircase; shape (num_nodes,)."""
-        return compiled.points_of(plan.finish_s, self._tables)
+        return annealing.points_of(plan.finish_s, self._tables)
 
     def at_points(self, points: IndexArray) -> RoundedPlan:
         """Each instruction at its point, as early as it can."""
-        finish_s = compiled.earliest_finish_s(points, self._tables)
+        finish_s = annealing.earliest_finish_s(points, self._tables)
         return RoundedPlan(finish_s=finish_s, cost_j=self._cost_j(points, finish_s))
 
     def assignment(self, points: IndexArray) -> Assignment:
@@ -145,7 +145,7 @@ class Rounding:
         return choices
 
     def _at(self, finish_s: FloatArray) -> RoundedPlan:
-        points = compiled.points_of(finish_s, self._tables)
+        points = annealing.points_of(finish_s, self._tables)
         return RoundedPlan(finish_s=finish_s, cost_j=self._cost_j(points, finish_s))
 
     def _cost_j(self, points: IndexArray, finish_s: FloatArray) -> float:
@@ -155,15 +155,15 @@ class Rounding:
 
 def _node_tables(
     dag: DependencyDag, curves: ModelCurves, slowest_s: float, *, is_wary: bool
-) -> compiled.NodeTables:
+) -> annealing.NodeTables:
     predecessors = np.ascontiguousarray(dag.predecessor_array.T)
-    predecessors[predecessors == NONE] = compiled.NO_NODE
+    predecessors[predecessors == NONE] = annealing.NO_NODE
     times_s = _padded(
         [[point.time_s for point in curve.staircase] for curve in curves.curves], np.inf
     )
     if is_wary:
         times_s[:, 1:] += WARY_MARGIN * slowest_s
-    return compiled.NodeTables(
+    return annealing.NodeTables(
         order=dag.order_array,
         predecessors=predecessors,
         successors=_successors(predecessors),
@@ -203,13 +203,13 @@ def _successors(predecessors: IndexArray) -> IndexArray:
     num_nodes = len(predecessors)
     is_another = np.ones(predecessors.shape, dtype=np.bool_)
     is_another[:, 1] = predecessors[:, 1] != predecessors[:, 0]
-    after, which = np.nonzero((predecessors != compiled.NO_NODE) & is_another)
+    after, which = np.nonzero((predecessors != annealing.NO_NODE) & is_another)
     before = predecessors[after, which]
     by_node = np.argsort(before, kind="stable")
     before, after = before[by_node], after[by_node]
     counts = np.bincount(before, minlength=num_nodes)
     place = np.arange(len(before)) - np.repeat(np.cumsum(counts) - counts, counts)
-    table = np.full((num_nodes, max(1, int(counts.max(initial=0)))), compiled.NO_NODE)
+    table = np.full((num_nodes, max(1, int(counts.max(initial=0)))), annealing.NO_NODE)
     table[before, place] = after
     return table.astype(np.int64)
 

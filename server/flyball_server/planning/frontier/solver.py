@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, replace
 
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import (
     END,
@@ -21,6 +20,7 @@ from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
+from flyball_server.planning.request_options import Effort
 
 # Up to here the simplex passes the whole frontier in half a second or less; for one deadline of
 # a longer pipeline the interior point is faster (docs/decisions/0004).

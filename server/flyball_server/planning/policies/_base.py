@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.request_options import Effort
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,12 @@ from flyball_server.planning.schedules.interleaved import (
     make_zb_h1,
 )
 from flyball_server.planning.schedules.memory import check_memory
-from flyball_server.planning.schedules.one_f_one_b import make_early_recompute, make_one_f_one_b
-from flyball_server.planning.schedules.pipedream import make_pipedream, make_pipedream_2bw
+from flyball_server.planning.schedules.one_f_one_b import (
+    make_early_recompute,
+    make_one_f_one_b,
+    make_pipedream,
+    make_pipedream_2bw,
+)
 from flyball_server.planning.schedules.v_shaped import make_dualpipev, make_zbv
 
 SCHEDULES: dict[str, ScheduleMaker] = {

@@ -23,13 +23,13 @@ from tests.unit.planning.tiny_pipelines import (
 )
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import parse_target, plan_for_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.frontier import frontier
+from flyball_server.planning.request_options import Effort
 
 ROUNDING = 1e-12
 

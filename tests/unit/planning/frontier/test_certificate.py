@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.unit.planning.oracles import every_plan, least_energy_j, plain_program_bound_j
 from tests.unit.planning.tiny_pipelines import enumerable_models, four_plan_model, models
 
-from flyball_server.planning.frontier.certificate import certified_bound_j
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
+from flyball_server.planning.frontier.relaxation import certified_bound_j
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel
 

@@ -28,16 +28,16 @@ from flyball_server.planning.frontier.event_arcs import BEGIN, END, EventArcs, e
 from flyball_server.planning.frontier.event_network import BEGIN as NETWORK_BEGIN
 from flyball_server.planning.frontier.event_network import END as NETWORK_END
 from flyball_server.planning.frontier.event_network import FloatArray, build_network
-from flyball_server.planning.frontier.first_plan import FirstPlanner
-from flyball_server.planning.frontier.path_bound import path_bound_j
-from flyball_server.planning.frontier.relaxing_sweeps import (
+from flyball_server.planning.frontier.first_plan import (
     ArcCosts,
+    FirstPlanner,
     arc_costs,
     brought_within,
     earliest_s,
     latest_s,
     sweep,
 )
+from flyball_server.planning.frontier.path_bound import path_bound_j
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.finish_times import _earliest, _latest
 from flyball_server.planning.model.pipeline_model import PipelineModel

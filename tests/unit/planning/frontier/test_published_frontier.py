@@ -13,10 +13,10 @@ import pytest
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.request_options import Effort
 
 PUBLISHED = (
     Path(__file__).resolve().parents[5] / "shared" / "data" / "perseus-sosp24" / "stage_profiles"

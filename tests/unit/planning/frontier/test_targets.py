@@ -7,11 +7,11 @@ import re
 import pytest
 from tests.unit.planning.tiny_pipelines import equal_profile
 
-from flyball_server.planning.effort import Effort
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.request_options import Effort
 
 # Two equal stages, two microbatches: baseline (2 + 2 - 1) x (1 s + 2 s) = 9 s; at the slower
 # clock everywhere 9 x 1.25 = 11.25 s. c = E - 5 t falls on both, so the frontier ends there.

@@ -11,17 +11,19 @@ from tests.unit.planning.oracles import plain_program_bound_j
 from tests.unit.planning.tiny_pipelines import model_of, models
 
 from flyball_profiles.examples import load_example_profile
-from flyball_server.planning.frontier import interior_point, warm_start
+from flyball_server.planning.frontier import interior_point
 from flyball_server.planning.frontier import solver as solver_module
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import END, EventNetwork, build_network
-from flyball_server.planning.frontier.interior_parts import Iterate
-from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
+from flyball_server.planning.frontier.interior_point import (
+    InteriorPointRelaxation,
+    Iterate,
+    KeptIterates,
+)
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.sweep import sweep_frontier
-from flyball_server.planning.frontier.warm_start import KeptIterates
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 WITHIN = 1e-4  # of the optimum, by a relaxation's contract
@@ -137,7 +139,7 @@ def test_outside_the_solved_deadlines_there_is_nothing_to_mix() -> None:
 
 
 def test_of_too_many_the_one_in_the_narrowest_place_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_start, "MAX_KEPT", 3)
+    monkeypatch.setattr(interior_point, "MAX_KEPT", 3)
     kept = KeptIterates()
     for deadline_s, value in [(1.0, 1.0), (9.0, 9.0), (5.0, -70.0), (4.0, 4.0)]:
         kept.add(deadline_s, iterate_of(value))
@@ -168,7 +170,7 @@ def test_a_frontier_from_mixed_starts_is_certified_and_thins_out_what_it_keeps(
     monkeypatch.setattr(InteriorPointRelaxation, "solve", remembering)
     plans = sweep_as_if_large(monkeypatch)
     assert len(plans) >= 40
-    assert len(solved) > warm_start.MAX_KEPT
+    assert len(solved) > interior_point.MAX_KEPT
     assert_is_frontier(plans)
     for plan in plans[::5]:
         optimum_j = plain_program_bound_j(example_model(), plan.relaxed.deadline_s)

@@ -11,19 +11,19 @@ from datetime import datetime
 from typing import Any
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.auth.token_record import TokenRecord
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import StoreClosedError
-from flyball_server.jobs.measurements.stage_totals import StageTotals
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
     Record,
+    StageTotals,
     StepDetail,
     StepRecord,
     StepTotals,
+    TokenRecord,
 )
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.jobs.store.memory.local_coordination import LocalCoordination

@@ -8,27 +8,67 @@ import threading
 from collections import OrderedDict
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import TypeAdapter
 from sqlalchemy import Row
 
-from flyball_server.jobs.auth.token_record import TokenRecord
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.job_state import JobInput, JobState
-from flyball_server.jobs.measurements.stage_totals import StageTotals
 from flyball_server.jobs.records import (
     AnyPlan,
     JobRecord,
     JobSpec,
     PlanRecord,
     RankRecord,
+    StageTotals,
     StepDetail,
     StepRecord,
     StepReport,
     StepTotals,
+    TokenRecord,
 )
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+
+def profile_document(profile: StageProfile) -> dict[str, Any]:
+    """The profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J]`.
+
+    Where it has model chunks, `chunks` is a list of such documents.
+    """
+    chunks = [profile_document(chunk) for chunk in profile.chunks]
+    return ({"chunks": chunks} if chunks else {}) | {
+        "num_ranks_per_stage": list(profile.num_ranks_per_stage),
+        "points": [
+            [stage, str(kind), point.frequency_mhz, point.time_s, point.energy_j]
+            for (stage, kind), points in profile.points.items()
+            for point in points
+        ],
+    }
+
+
+# Each version's ranks ask for their job's profile, and one of 64 stages takes 0.3 s to read.
+@functools.lru_cache(maxsize=8)
+def profile_from_text(text: str) -> StageProfile:
+    """The profile whose document this is the JSON of; the same object to all who ask."""
+    return profile_from_document(json.loads(text))
+
+
+def profile_from_document(document: dict[str, Any]) -> StageProfile:
+    """The profile that `profile_document` wrote."""
+    points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
+    for stage, kind, frequency_mhz, time_s, energy_j in document["points"]:
+        key = (int(stage), InstructionKind(kind))
+        point = OperatingPoint(frequency_mhz=frequency_mhz, time_s=time_s, energy_j=energy_j)
+        points[key] = (*points.get(key, ()), point)
+    return StageProfile(
+        points=points,
+        num_ranks_per_stage=tuple(document["num_ranks_per_stage"]),
+        chunks=tuple(profile_from_document(chunk) for chunk in document.get("chunks", ())),
+    )
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:
@@ -294,4 +334,7 @@ def _with_tuples(value: object) -> object:
 
 @functools.cache
 def _control_type() -> TypeAdapter[JobControl]:
+    # Here, because it takes a quarter of a second to import, and few commands read a control.
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
     return TypeAdapter(JobControl)

@@ -15,20 +15,19 @@ from sqlalchemy import Connection, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.auth.token_record import TokenRecord
 from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import UnknownJobError
-from flyball_server.jobs.measurements.stage_totals import StageTotals
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
+    StageTotals,
     StepDetail,
     StepRecord,
     StepTotals,
+    TokenRecord,
 )
-from flyball_server.jobs.store.sql.profile_document import profile_document, profile_from_text
 from flyball_server.jobs.store.sql.sql_rows import (
     control_of,
     control_values,
@@ -38,6 +37,8 @@ from flyball_server.jobs.store.sql.sql_rows import (
     job_values,
     plan_of,
     plan_values,
+    profile_document,
+    profile_from_text,
     rank_of,
     rank_values,
     stage_totals_of,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from flyball_server.jobs.errors import (
     StoreBusyError,
     StoreDamagedError,
     StoreError,
+    StoreInUseError,
     StoreUnavailableError,
 )
 
@@ -126,3 +129,47 @@ def _begin(connection: Connection) -> None:
     # IMMEDIATE takes the write lock at once: what was read stays true until the commit.
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+class PlannerLock:
+    """The lock of the planner on this database; the kernel gives it back if the process dies.
+
+    The file `DATABASE.lock` stays: to remove it would let two planners lock different files.
+
+    Args:
+        database: SQLite's file.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Take the lock; nothing is done where it is held already.
+
+        Raises:
+            StoreInUseError: another planner has it.
+            StoreError: the file cannot be made or locked.
+        """
+        if self._descriptor is not None:
+            return
+        real = self._database.resolve()
+        lock = real.with_name(f"{real.name}.lock")
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise store_error(error, lock) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise StoreInUseError(location=self._database, lock=lock) from None
+            raise store_error(error, lock) from error
+        self._descriptor = descriptor
+
+    def give_back(self) -> None:
+        """Let another planner take it; any number of times."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)

@@ -16,9 +16,9 @@ from flyball_server.jobs.store.memory.local_coordination import LocalCoordinatio
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
 from flyball_server.jobs.store.sql.sql_migrations import migrate
 from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction
-from flyball_server.jobs.store.sqlite.planner_lock import PlannerLock
 from flyball_server.jobs.store.sqlite.sqlite_engine import (
     BUSY_TIMEOUT_S,
+    PlannerLock,
     check_is_sqlite,
     make_sqlite_engine,
     sqlite_transaction,
