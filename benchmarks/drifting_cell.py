@@ -56,7 +56,7 @@ class DriftingCell:
             self.profile, self.model, noise=self.noise, transfer_s=TRANSFER_S
         )
         if drifted:
-            pipeline.set_pace(DRIFT_STAGE, DRIFT_SLOWDOWN)
+            pipeline.set_slowdown(DRIFT_STAGE, DRIFT_SLOWDOWN)
         return pipeline
 
 

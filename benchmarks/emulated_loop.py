@@ -66,9 +66,9 @@ class EmulatedPipeline:
             for stage, clock in enumerate(self._clocks)
         ]
 
-    def set_pace(self, stage: int, slowdown: float) -> None:
+    def set_slowdown(self, stage: int, slowdown: float) -> None:
         """The stage's GPU takes so many times as long from now on."""
-        self._gpus[stage].set_pace(slowdown)
+        self._gpus[stage].set_slowdown(slowdown)
 
     def run_step(self, assignment: Sequence[int]) -> EmulatedStep:
         """Train a step at these clocks; it ends for all when the slowest is done."""

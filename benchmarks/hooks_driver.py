@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
 
-from flyball_client.governor import shared_state as words_of
+from flyball_client.governor import shared_state as word
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
 from flyball_client.session.rank_session import RankSession
@@ -39,7 +39,7 @@ class FlyballRank:
         self.end_hook = session.on_instruction_end
         self._governor = governor
         # What they share is nobody's business but theirs; here it is what is measured.
-        self._words = governor._board.words
+        self._words = governor._shared_state.words
         self._last_request = 0
 
     def on_step_begin(self) -> None:
@@ -58,11 +58,11 @@ class FlyballRank:
     def take_delivery_ns(self) -> tuple[int, int] | None:
         """Of the newest request, once: when it was made and when the governor saw it, ns."""
         words = self._words
-        request = words[words_of.REQUEST]
-        if request == self._last_request or words[words_of.SERVED] != request:
+        request = words[word.REQUEST]
+        if request == self._last_request or words[word.SERVED] != request:
             return None
         self._last_request = request
-        return words[words_of.REQUESTED_NS], words[words_of.DELIVERED_NS]
+        return words[word.REQUESTED_NS], words[word.DELIVERED_NS]
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def _measure(file: Path, arguments: argparse.Namespace) -> Scrapes:
     for job_id in jobs:
         _add_job(store, job_id, len(ranks))
     _add_steps(file, jobs, ranks, range(arguments.steps))
-    services = JobServices(store=store, wake=lambda _: None, gpu_window=load_gpu_window)
+    services = JobServices(store=store, notify_pollers=lambda _: None, gpu_window=load_gpu_window)
     metrics = ProcessMetrics(
         jobs=JobsCollector(SharedReading(lambda: JobReading(services, max_labelled=len(jobs))))
     )

@@ -25,7 +25,11 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import Effort
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import StragglerReport
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
@@ -158,14 +162,14 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
     before = make_plan(request)
     for num_pipelines in NUM_PIPELINES:
         for slowdown in slowdowns:
-            paced = _paced(request, num_pipelines, slowdown)
+            slowed = _slowed(request, num_pipelines, slowdown)
             show_progress(f"{gpu.name}, {_size(request)}, {num_pipelines} x, {slowdown}")
             began_s = time.perf_counter()
-            plan = make_paced_plan(paced)
+            plan = make_slowed_plan(slowed)
             answer_s = time.perf_counter() - began_s
-            left_time_s, left_energy_j = _left_as_it_was(paced, before)
+            left_time_s, left_energy_j = _left_as_it_was(slowed, before)
             as_long = dataclasses.replace(request, target=f"deadline:{left_time_s!r}")
-            at_same_time = make_paced_plan(dataclasses.replace(paced, request=as_long))
+            at_same_time = make_slowed_plan(dataclasses.replace(slowed, request=as_long))
             yield Cell(
                 gpu=gpu.name,
                 size=_size(request),
@@ -184,11 +188,11 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
 
 def _refined(gpu: Gpu, request: PlanRequest) -> Iterator[Refined]:
     for num_pipelines in (1, NUM_PIPELINES[-1]):
-        paced = _paced(request, num_pipelines, LARGEST_SLOWDOWN)
-        first = make_paced_plan(paced)
+        slowed = _slowed(request, num_pipelines, LARGEST_SLOWDOWN)
+        first = make_slowed_plan(slowed)
         normal = dataclasses.replace(request, effort=Effort.NORMAL)
         began_s = time.perf_counter()
-        plan = make_paced_plan(_paced(normal, num_pipelines, LARGEST_SLOWDOWN))
+        plan = make_slowed_plan(_slowed(normal, num_pipelines, LARGEST_SLOWDOWN))
         yield Refined(
             gpu=gpu.name,
             size=_size(request),
@@ -198,17 +202,19 @@ def _refined(gpu: Gpu, request: PlanRequest) -> Iterator[Refined]:
         )
 
 
-def _paced(request: PlanRequest, num_pipelines: int, slowdown: float) -> PacedRequest:
+def _slowed(request: PlanRequest, num_pipelines: int, slowdown: float) -> SlowedRequest:
     """The GPU in the middle of the last pipeline is slow; the profile's energies are of all."""
-    slow = Pace(stage=request.profile.num_stages // 2, dp_rank=num_pipelines - 1, slowdown=slowdown)
-    return PacedRequest(request=request, paces=(slow,), num_pipelines=num_pipelines)
+    slow = Slowdown(
+        stage=request.profile.num_stages // 2, dp_rank=num_pipelines - 1, slowdown=slowdown
+    )
+    return SlowedRequest(request=request, slowdowns=(slow,), num_pipelines=num_pipelines)
 
 
-def _left_as_it_was(paced: PacedRequest, before: FrequencyPlan) -> tuple[float, float]:
+def _left_as_it_was(slowed: SlowedRequest, before: FrequencyPlan) -> tuple[float, float]:
     """Time and energy of an iteration on the plan from before, with the slow GPU."""
-    [slow] = paced.paces
-    profile, num_others = paced.request.profile, paced.num_pipelines - 1
-    share = 1 / paced.num_pipelines
+    [slow] = slowed.slowdowns
+    profile, num_others = slowed.request.profile, slowed.num_pipelines - 1
+    share = 1 / slowed.num_pipelines
     slow_one = _scaled(profile, share, {slow.stage: slow.slowdown})
     models = [_model(slow_one, before, share)]
     if num_others:

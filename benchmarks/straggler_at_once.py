@@ -25,7 +25,11 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.first_plans import make_plan_at_once
 from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import StragglerReport
 from measured_process import BenchmarkError
@@ -130,33 +134,35 @@ def _cells(profile: StageProfile, num_microbatches: int) -> Iterator[AtOnce]:
     running = running_clocks(make_plan(request))
     for num_pipelines, slowdown in CASES:
         show_progress(f"{size}, {num_pipelines} x, {slowdown}")
-        yield _cell(size, _paced(request, num_pipelines, slowdown), running, slowdown)
+        yield _cell(size, _slowed(request, num_pipelines, slowdown), running, slowdown)
     if (request.profile.num_stages, num_microbatches) not in OTHERS_SIZES:
         return
-    fastest = make_plan_at_once(_paced(request, 2, SLOWDOWN), running)
+    fastest = make_plan_at_once(_slowed(request, 2, SLOWDOWN), running)
     budget_w = BUDGET_SHARE * fastest.energy_j / fastest.iteration_time_s
     for kind, reserve in OTHERS:
         target = f"power:{budget_w:.0f}" if kind == "power" else kind
         show_progress(f"{size}, target {target}, reserve {reserve:g}")
         asked = replace(request, target=target, reserve=reserve)
-        yield _cell(size, _paced(asked, 2, SLOWDOWN), running, SLOWDOWN)
+        yield _cell(size, _slowed(asked, 2, SLOWDOWN), running, SLOWDOWN)
 
 
-def _paced(request: PlanRequest, num_pipelines: int, slowdown: float) -> PacedRequest:
-    slow = Pace(stage=request.profile.num_stages // 2, dp_rank=num_pipelines - 1, slowdown=slowdown)
-    return PacedRequest(request=request, paces=(slow,), num_pipelines=num_pipelines)
+def _slowed(request: PlanRequest, num_pipelines: int, slowdown: float) -> SlowedRequest:
+    slow = Slowdown(
+        stage=request.profile.num_stages // 2, dp_rank=num_pipelines - 1, slowdown=slowdown
+    )
+    return SlowedRequest(request=request, slowdowns=(slow,), num_pipelines=num_pipelines)
 
 
-def _cell(size: str, paced: PacedRequest, running: RunningClocks, slowdown: float) -> AtOnce:
-    request = paced.request
-    normal = replace(paced, request=replace(request, effort=Effort.NORMAL))
-    first, first_s = _timed(lambda: make_plan_at_once(paced, running))
-    searched, searched_s = _timed(lambda: make_paced_plan(normal))
+def _cell(size: str, slowed: SlowedRequest, running: RunningClocks, slowdown: float) -> AtOnce:
+    request = slowed.request
+    normal = replace(slowed, request=replace(request, effort=Effort.NORMAL))
+    first, first_s = _timed(lambda: make_plan_at_once(slowed, running))
+    searched, searched_s = _timed(lambda: make_slowed_plan(normal))
     return AtOnce(
         size=size,
         target=request.target,
         reserve=request.reserve,
-        num_pipelines=paced.num_pipelines,
+        num_pipelines=slowed.num_pipelines,
         slowdown=slowdown,
         first_s=first_s,
         first_gap_percent=first.gap_percent or 0.0,

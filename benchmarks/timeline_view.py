@@ -113,7 +113,7 @@ def _measure(num_stages: int, num_microbatches: int) -> ViewFigure:
     with tempfile.TemporaryDirectory() as folder:
         store = make_job_store(f"sqlite:///{Path(folder) / 'planner.sqlite'}")
         store.open()
-        services = JobServices(store=store, wake=lambda _: None)
+        services = JobServices(store=store, notify_pollers=lambda _: None)
         _store_job(services, profile, _plan(profile, num_microbatches))
         show_progress(f"{size}: the views")
         answers, memory = TimelineAnswers(), HistoryMemory()

@@ -129,7 +129,7 @@ def _show_slowed(planner_url: str, running: ExitStack, say: Callable[[str], None
     _put_profile(training, job)
     training.train_until_newest_in_force()
     training.train(50)
-    training.gpus[SLOW_STAGE].set_pace(SLOWDOWN)
+    training.gpus[SLOW_STAGE].set_slowdown(SLOWDOWN)
     training.train(40)
     training.train_until_newest_in_force()
     capped = cast(CappedGpu, training.gpus[CAPPED_STAGE])

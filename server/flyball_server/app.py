@@ -25,11 +25,11 @@ from flyball_server.http.routers import api_routes
 from flyball_server.http.routes.dashboard import dashboard_files
 from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.token_gate import TokenGate
-from flyball_server.jobs.lifecycle.heartbeats import RankPresence
-from flyball_server.jobs.reconcile import all_reactions
-from flyball_server.jobs.reconcile.contract import Reaction
-from flyball_server.jobs.reconcile.loop import Reactor
-from flyball_server.jobs.replanning.plan_coalescer import Plannings
+from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
+from flyball_server.jobs.reconcile import all_reconcilers
+from flyball_server.jobs.reconcile.contract import Reconciler
+from flyball_server.jobs.reconcile.loop import ReconcileLoop
+from flyball_server.jobs.replanning.plan_coalescer import PlanCoalescer
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
@@ -59,7 +59,7 @@ def create_app(
     store: JobStore | None = None,
     *,
     planner: Planner = make_plan,
-    reactions: Sequence[Reaction] | None = None,
+    reconcilers: Sequence[Reconciler] | None = None,
 ) -> FastAPI:
     """The planner.
 
@@ -68,7 +68,7 @@ def create_app(
         store: where jobs are kept, opened at startup and closed at shutdown; None: the
             settings' database.
         planner: makes the plans.
-        reactions: what it does by itself; None: everything.
+        reconcilers: what it does by itself; None: everything.
 
     Raises:
         SettingsError: an environment variable cannot be used.
@@ -78,9 +78,9 @@ def create_app(
         chosen,
         make_job_store(chosen.database, for_planner=True) if store is None else store,
         planner,
-        all_reactions() if reactions is None else reactions,
+        all_reconcilers() if reconcilers is None else reconcilers,
     )
-    state.services.store.listen(partial(_hear, state.waiters, state.reactor))
+    state.services.store.listen(partial(_hear, state.waiters, state.reconcile_loop))
     app = _bare_app()
     app.state.planner = state
     app.router.routes.extend(api_routes())
@@ -106,32 +106,32 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     state.waiters.open()
     if isinstance(state.services.executor, PlanningProcesses | PlannerThreads):
         state.services.executor.start()
-    await run_in_threadpool(state.reactor.start, state.services)
-    state.presence.start(state.services)
+    await run_in_threadpool(state.reconcile_loop.start, state.services)
+    state.heartbeats.start(state.services)
     try:
         yield
     finally:
         release_long_polls(app)
         await state.live_events.stop()
-        await run_in_threadpool(state.reactor.stop)
-        await run_in_threadpool(state.presence.stop)
+        await run_in_threadpool(state.reconcile_loop.stop)
+        await run_in_threadpool(state.heartbeats.stop)
         await run_in_threadpool(state.services.store.close)
 
 
-def _hear(waiters: JobWaiters, reactor: Reactor, job_id: str | None) -> None:
+def _hear(waiters: JobWaiters, reconcile_loop: ReconcileLoop, job_id: str | None) -> None:
     """Something of this job, or None: of any, has been stored, by this planner or another."""
     if job_id is None:
-        waiters.wake_all()
-        reactor.notice_all()
+        waiters.notify_all()
+        reconcile_loop.enqueue_all()
     else:
-        waiters.wake(job_id)
-        reactor.notice(job_id)
+        waiters.notify(job_id)
+        reconcile_loop.enqueue_reconcile(job_id)
 
 
 def _planner_state(
-    settings: Settings, store: JobStore, planner: Planner, reactions: Sequence[Reaction]
+    settings: Settings, store: JobStore, planner: Planner, reconcilers: Sequence[Reconciler]
 ) -> PlannerState:
-    waiters, presence, reactor = JobWaiters(), RankPresence(), Reactor(reactions)
+    waiters, heartbeats, reconcile_loop = JobWaiters(), Heartbeats(), ReconcileLoop(reconcilers)
     reading = SharedReading(
         lambda: JobReading(replace(services, store=store), max_labelled=settings.metrics_jobs)
     )
@@ -140,20 +140,20 @@ def _planner_state(
     services = replace(
         _services(settings, measured, metrics),
         planner=planner,
-        notice=reactor.notice,
-        seen=presence.note,
+        enqueue_reconcile=reconcile_loop.enqueue_reconcile,
+        record_heartbeat=heartbeats.note,
     )
     histories, overviews = HistoryMemory(), Overviews(reading)
     return PlannerState(
         settings=settings,
         services=services,
         waiters=waiters,
-        presence=presence,
-        reactor=reactor,
+        heartbeats=heartbeats,
+        reconcile_loop=reconcile_loop,
         frontiers=FrontierMemory(),
         histories=histories,
         timelines=TimelineAnswers(),
-        plannings=Plannings(services),
+        plan_coalescer=PlanCoalescer(services),
         frontier_threads=_frontier_threads(settings),
         history_threads=CapacityLimiter(HISTORIES_AT_ONCE),
         gate=TokenGate(measured, operator_token=settings.token),
@@ -176,7 +176,7 @@ def _frontier_threads(settings: Settings) -> CapacityLimiter:
 def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> JobServices:
     return JobServices(
         store=store,
-        wake=store.signal,
+        notify_pollers=store.signal,
         life=settings.life,
         executor=make_executor(settings.planning_processes, settings.planning_executor),
         planning_timeout_s=settings.planning_timeout_s,

@@ -124,7 +124,7 @@ def let_a_straggler_come_and_go(training: EmulatedTraining) -> int:
     """A GPU is slow for a while, announced; the version that holds when it is fast again."""
     usual_s = training.predicted_time_s()
     before = training.train(STEPS_EACH)
-    training.gpus[SLOW_RANK].set_pace(SLOWDOWN)
+    training.gpus[SLOW_RANK].set_slowdown(SLOWDOWN)
     left_alone = training.train(STEPS_EACH)
     training.planner.post_straggler(JOB, StragglerReport(rank=SLOW_RANK, slowdown=SLOWDOWN))
     training.train_until_newest_in_force(
@@ -136,7 +136,7 @@ def let_a_straggler_come_and_go(training: EmulatedTraining) -> int:
     # While one GPU is slow, the others need not hurry.
     assert mean_energy_j(planned_for) < 0.99 * mean_energy_j(left_alone)
 
-    training.gpus[SLOW_RANK].set_pace(1.0)
+    training.gpus[SLOW_RANK].set_slowdown(1.0)
     training.planner.delete_straggler(JOB, SLOW_RANK)
     # It may have been found to be slow too, and then first has to be found to be so no more.
     back = training.train_until_newest_in_force(

@@ -134,7 +134,7 @@ def fenced_lines(page: Path) -> Iterator[str]:
             yield line.strip().removeprefix("$ ")
 
 
-def words_of(line: str) -> list[str]:
+def word(line: str) -> list[str]:
     """The first command of a shell line, without the variables set before it."""
     try:
         words = shlex.split(line, comments=True)
@@ -151,7 +151,7 @@ def shown_commands(program: str) -> list[tuple[str, list[str]]]:
     found = []
     for page in SHOWN_PAGES:
         for line in fenced_lines(page):
-            words = words_of(line)
+            words = word(line)
             # `flyball plan: ...` is what it says when something is wrong.
             if words and words[0] == program and not "".join(words[1:2]).endswith(":"):
                 found.append((page.name, words[1:]))
@@ -311,7 +311,7 @@ def test_every_flyball_line_in_a_code_block_is_one_that_flyball_takes() -> None:
 def test_every_flyball_command_in_a_sentence_exists_with_its_options() -> None:
     for page in markdown_files():
         for code in _INLINE_CODE.findall(_FENCED.sub("", page.read_text())):
-            words = words_of(code)
+            words = word(code)
             if words[:1] != ["flyball"] or len(words) == 1 or words[1].startswith("-"):
                 continue
             assert words[1] in commands(), f"{page.name}: {code}"
@@ -325,7 +325,7 @@ def test_every_make_line_names_a_target_and_variables_of_the_makefile() -> None:
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     variables = set(re.findall(r"^([A-Z_]+) \?=", makefile, flags=re.MULTILINE))
     inline = [
-        (page.name, words_of(code)[1:])
+        (page.name, word(code)[1:])
         for page in markdown_files()
         for code in _INLINE_CODE.findall(_FENCED.sub("", page.read_text()))
         if code.startswith("make ")

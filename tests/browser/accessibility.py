@@ -109,7 +109,7 @@ _STRUCTURE = """() => {
 
 def assert_accessible(page: Page) -> None:
     """Every control has a name, headings have an order, all text can be read."""
-    faults = [f"no name: {control}" for control in nameless_controls(page)]
+    faults = [f"no name: {control}" for control in nameless_loop_states(page)]
     faults += structure_faults(page)
     faults += [f"too faint: {text}" for text in faint_texts(page)]
     assert not faults, "\n".join(faults)
@@ -132,7 +132,7 @@ def structure_faults(page: Page) -> list[str]:
     return faults
 
 
-def nameless_controls(page: Page) -> list[str]:
+def nameless_loop_states(page: Page) -> list[str]:
     """Roles of what can be operated, and of images, that the browser has no name for."""
     session = page.context.new_cdp_session(page)
     try:

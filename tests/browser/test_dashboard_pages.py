@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
-from tests.browser.accessibility import assert_accessible, faint_texts, nameless_controls
+from tests.browser.accessibility import assert_accessible, faint_texts, nameless_loop_states
 from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
 from tests.browser.page_watch import PageWatch
@@ -67,7 +67,7 @@ def test_a_token_is_asked_for_refused_and_taken(
     page_watch.allow("status of 401")
     dashboard = dashboard_of(guarded, browser_page).open()
     expect(dashboard.token).to_be_focused()
-    assert nameless_controls(browser_page) == []
+    assert nameless_loop_states(browser_page) == []
     assert faint_texts(browser_page) == []
     dashboard.give_token("not-this-one")
     expect(browser_page.get_by_text("does not know that token")).to_be_visible()

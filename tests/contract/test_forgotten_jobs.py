@@ -13,8 +13,8 @@ from sqlalchemy.exc import IntegrityError
 from tests.planner.patience import wait_until
 from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
 
-from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
@@ -73,7 +73,7 @@ def fill(store: JobStore, job_id: str, num_steps: int = NUM_STEPS) -> None:
         writer.save_ranks([rank_record(0, job_id=job_id)])
         writer.save_steps(tuple(step_record(number, job_id=job_id) for number in range(num_steps)))
         writer.save_step_details((StepDetail(job_id=job_id, rank=0, step=5),))
-        writer.save_control(JobControl(job_id=job_id))
+        writer.save_loop_state(JobLoopState(job_id=job_id))
 
 
 def delete(store: JobStore, job_id: str) -> None:

@@ -16,16 +16,16 @@ from tests.planner.samples import (
 )
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.jobs.control import (
-    Comparison,
-    InForce,
-    JobControl,
-    ProfilingResult,
-    RankPace,
-    Straggler,
-)
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.loop_state import (
+    Comparison,
+    JobLoopState,
+    PlanningInputs,
+    ProfilingResult,
+    RankSlowdown,
+    Straggler,
+)
 from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.probe_plan import ProbePlan
@@ -50,7 +50,7 @@ class TestJobStore:
             assert reader.list_steps("job", 0, 10) == ()
             assert reader.list_step_totals("job", after_step=-1, limit=10) == ()
             assert reader.list_step_details("job", 0) == ()
-            assert reader.find_control("job") == JobControl(job_id="job")
+            assert reader.find_loop_state("job") == JobLoopState(job_id="job")
 
     def test_a_job_comes_out_as_it_went_in(self, store: JobStore) -> None:
         spec = job_spec(
@@ -345,22 +345,24 @@ class TestJobStore:
             assert reader.list_step_details("job", 0) == (replacing, details[2])
 
     def test_what_steers_a_job_comes_out_as_it_went_in(self, store_with_job: JobStore) -> None:
-        control = JobControl(
+        loop_state = JobLoopState(
             job_id="job",
             stragglers=(Straggler(rank=3, slowdown=1.2, from_unix_s=1.5),),
-            detected=(RankPace(rank=1, slowdown=0.1 + 0.2, reason="thermal"),),
+            detected=(RankSlowdown(rank=1, slowdown=0.1 + 0.2, reason="thermal"),),
             timetable=Timetable(
                 windows=(TimetableWindow(from_time="22:00", until_time="06:00", target="power:9"),)
             ),
             comparison=Comparison(num_pairs=5, version=2),
             profiling=ProfilingResult(state="probing", blocking_power_w=(70.0, 1 / 3)),
-            in_force=InForce(target="fastest", rank_paces=(RankPace(rank=1, slowdown=2.0),)),
+            in_force=PlanningInputs(
+                target="fastest", rank_slowdowns=(RankSlowdown(rank=1, slowdown=2.0),)
+            ),
         )
         with store_with_job.writing("job") as writer:
-            writer.save_control(JobControl(job_id="job"))
-            writer.save_control(control)
+            writer.save_loop_state(JobLoopState(job_id="job"))
+            writer.save_loop_state(loop_state)
         with store_with_job.reading() as reader:
-            assert reader.find_control("job") == control
+            assert reader.find_loop_state("job") == loop_state
 
     def test_a_probe_plan_and_steps_of_the_baseline_come_out_as_they_went_in(
         self, store_with_job: JobStore

@@ -17,7 +17,7 @@ def is_free(store: JobStore, name: str) -> bool:
     """Whether another thread would get this turn now."""
 
     def ask() -> bool:
-        with store.turn(name, waits=False) as is_mine:
+        with store.lock(name, waits=False) as is_mine:
             return is_mine
 
     with ThreadPoolExecutor(1) as threads:
@@ -31,7 +31,7 @@ def test_a_turn_belongs_to_one_thread_at_a_time(store: JobStore) -> None:
     def take_turns() -> None:
         start.wait(PATIENCE_S)
         for _ in range(5):
-            with store.turn("plan job") as is_mine:
+            with store.lock("plan job") as is_mine:
                 assert is_mine
                 inside.append(1)
                 assert len(inside) == 1
@@ -43,7 +43,7 @@ def test_a_turn_belongs_to_one_thread_at_a_time(store: JobStore) -> None:
 
 
 def test_without_waiting_a_turn_is_not_had_while_another_has_it(store: JobStore) -> None:
-    with store.turn("plan job") as is_mine:
+    with store.lock("plan job") as is_mine:
         assert is_mine
         assert not is_free(store, "plan job")
         assert is_free(store, "plan other")
@@ -55,7 +55,7 @@ def test_a_turn_is_given_back_when_its_block_raises(store: JobStore) -> None:
     class InterruptionError(Exception):
         pass
 
-    with pytest.raises(InterruptionError), store.turn("plan job"):
+    with pytest.raises(InterruptionError), store.lock("plan job"):
         raise InterruptionError
     assert is_free(store, "plan job")
 
@@ -64,11 +64,11 @@ def test_whoever_waits_for_a_turn_gets_it_when_it_is_given_back(store: JobStore)
     order: list[str] = []
 
     def wait_for_it() -> None:
-        with store.turn("plan job"):
+        with store.lock("plan job"):
             order.append("second")
 
     with ThreadPoolExecutor(1) as threads:
-        with store.turn("plan job"):
+        with store.lock("plan job"):
             waiting = threads.submit(wait_for_it)
             assert not is_free(store, "plan job")
             order.append("first")
@@ -77,7 +77,7 @@ def test_whoever_waits_for_a_turn_gets_it_when_it_is_given_back(store: JobStore)
 
 
 def test_a_job_can_be_written_and_read_during_a_turn(store: JobStore) -> None:
-    with store.turn("plan job"):
+    with store.lock("plan job"):
         with store.writing("job") as writer:
             writer.save_job(job_record())
         with store.reading() as reader:
@@ -135,5 +135,5 @@ def test_writers_of_different_jobs_lose_no_change(store: JobStore) -> None:
 
 def test_a_closed_store_gives_no_turn_that_others_could_hold_too(store: JobStore) -> None:
     store.close()
-    with pytest.raises(StoreClosedError), store.turn("plan job"):
+    with pytest.raises(StoreClosedError), store.lock("plan job"):
         pass

@@ -15,11 +15,11 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.control import JobControl, RankPace
+from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
 from flyball_server.jobs.records import StepDetail, TokenRecord
 from flyball_server.jobs.store.contract import TOKENS, JobReader, JobStore
 
-SLOW = RankPace(rank=1, slowdown=1.5)
+SLOW = RankSlowdown(rank=1, slowdown=1.5)
 LATER = MOMENT + timedelta(seconds=7)
 
 
@@ -34,7 +34,7 @@ def fill(store: JobStore, job_id: str) -> None:
             writer.save_ranks([rank_record(rank, job_id=job_id, last_seen_at=MOMENT)])
             writer.save_steps((step_record(5, rank, job_id=job_id),))
         writer.save_step_details((StepDetail(job_id=job_id, rank=1, step=5),))
-        writer.save_control(JobControl(job_id=job_id, detected=(SLOW,)))
+        writer.save_loop_state(JobLoopState(job_id=job_id, detected=(SLOW,)))
 
 
 def everything(reader: JobReader, job_id: str) -> tuple[object, ...]:
@@ -46,13 +46,13 @@ def everything(reader: JobReader, job_id: str) -> tuple[object, ...]:
         reader.list_ranks(job_id),
         reader.list_steps(job_id, 0, 99),
         reader.list_step_details(job_id, 0),
-        reader.find_control(job_id),
+        reader.find_loop_state(job_id),
     )
 
 
 def nothing(job_id: str) -> tuple[object, ...]:
     """What a store has of a job that there is not."""
-    return (None, None, (), (), (), (), JobControl(job_id=job_id))
+    return (None, None, (), (), (), (), JobLoopState(job_id=job_id))
 
 
 def token(token_id: str = "t1", **changes: object) -> TokenRecord:  # noqa: S107 - its public part

@@ -28,9 +28,9 @@ from tests.governed_rank.processes import (
     wait_until,
 )
 
-from flyball_client.governor import shared_state as words_of
+from flyball_client.governor import shared_state as word
 from flyball_client.governor.lock_record import find_records
-from flyball_client.governor.shared_state import ClockBoard
+from flyball_client.governor.shared_state import SharedState
 
 RANK = Path(__file__).with_name("rank.py")
 LAUNCHER = (sys.executable, str(Path(__file__).with_name("launcher.py")))
@@ -85,7 +85,7 @@ class GovernedRank:
                 stderr=log,
                 env=environment,
             )
-        self._board: ClockBoard | None = None
+        self._shared_state: SharedState | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -104,14 +104,14 @@ class GovernedRank:
     def pid(self) -> int:
         """The rank's process number; waits until it is about to start its governor."""
         pid = int(self._read_line())
-        self._board = _board_of(pid)
+        self._shared_state = _board_of(pid)
         return pid
 
     @property
     def words(self) -> memoryview:
         """The board that rank and governor share, also when they are gone."""
-        assert self.pid and self._board is not None
-        return self._board.words
+        assert self.pid and self._shared_state is not None
+        return self._shared_state.words
 
     @property
     def log(self) -> str:
@@ -121,7 +121,7 @@ class GovernedRank:
     @property
     def pair(self) -> tuple[int, int]:
         """Process numbers of the governor and its standby, as they say; 0: not yet."""
-        return self.words[words_of.ACTIVE_PID], self.words[words_of.STANDBY_PID]
+        return self.words[word.ACTIVE_PID], self.words[word.STANDBY_PID]
 
     def governors(self) -> list[SeenProcess]:
         """The governor processes that live; the standby was started last."""
@@ -132,7 +132,7 @@ class GovernedRank:
         """Whether the rank has not ended."""
         return process_with(_TAG, self._tag, self.pid) is not None
 
-    def is_given_back(self) -> bool:
+    def is_restored(self) -> bool:
         """Whether the GPU has the clocks that it shall have without Flyball."""
         return self.nvml.range_mhz() == self._default_mhz
 
@@ -161,10 +161,10 @@ class GovernedRank:
 
     def wait_until_governed(self) -> float:
         """Wait until clocks are set from now on, and there is a standby; how long, s."""
-        num_switches = self.words[words_of.NUM_SWITCHES]
+        num_switches = self.words[word.NUM_SWITCHES]
 
         def is_governed() -> bool:
-            return self.words[words_of.NUM_SWITCHES] > num_switches and all(self.pair)
+            return self.words[word.NUM_SWITCHES] > num_switches and all(self.pair)
 
         return wait_until(is_governed, f"the rank is governed\n{self.log}")
 
@@ -189,9 +189,9 @@ class GovernedRank:
 
     def check_all_over(self) -> None:
         """After the rank's end: the clock is and stays given back, and nobody is left behind."""
-        wait_until(self.is_given_back, f"given back\n{self.log}", patience_s=GIVEN_BACK_WITHIN_S)
+        wait_until(self.is_restored, f"given back\n{self.log}", patience_s=GIVEN_BACK_WITHIN_S)
         self.wait_until_gone()
-        assert self.is_given_back(), "locked again by somebody's last act"
+        assert self.is_restored(), "locked again by somebody's last act"
         assert self.has_clean_record(), find_records(self.state_dir)
 
     def check_goes_on(self, *, is_over: bool = False) -> None:
@@ -224,8 +224,8 @@ class GovernedRank:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-        if self._board is not None:
-            self._board.close()
+        if self._shared_state is not None:
+            self._shared_state.close()
 
     # ------------------------------------------------------------------ inside
 
@@ -248,9 +248,9 @@ class GovernedRank:
         return line
 
 
-def _board_of(pid: int) -> ClockBoard:
+def _board_of(pid: int) -> SharedState:
     """The board of a rank, mapped here too."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         if re.match(r"/memfd:flyball-clock-board\b", str(link.readlink())):
-            return ClockBoard(os.open(link, os.O_RDWR | os.O_CLOEXEC))
+            return SharedState(os.open(link, os.O_RDWR | os.O_CLOEXEC))
     raise StillWaitingError(f"process {pid} has no board")

@@ -47,17 +47,17 @@ class Part:
 
 def check_rank_is_gone(rank: GovernedRank, num_resets: int) -> float:
     """The clock is given back, and nobody is left."""
-    given_back_s = _wait_until_given_back(rank, num_resets)
+    restored_s = _wait_until_given_back(rank, num_resets)
     rank.check_all_over()
-    return given_back_s
+    return restored_s
 
 
 def check_governed_on(rank: GovernedRank, num_resets: int) -> float:
     """The clock is given back, and the rank, which noticed nothing, is governed again."""
-    given_back_s = _wait_until_given_back(rank, num_resets)
+    restored_s = _wait_until_given_back(rank, num_resets)
     rank.wait_until_governed()
     rank.check_goes_on()
-    return given_back_s
+    return restored_s
 
 
 def check_never_left(rank: GovernedRank, num_resets: int) -> float:
@@ -71,53 +71,53 @@ def check_never_left(rank: GovernedRank, num_resets: int) -> float:
 
 def check_ungoverned_on(rank: GovernedRank, num_resets: int) -> float:
     """The clock is given back, the governors end, and the rank trains on without them."""
-    given_back_s = _wait_until_given_back(rank, num_resets)
+    restored_s = _wait_until_given_back(rank, num_resets)
     rank.wait_until_ungoverned()
     rank.check_goes_on(is_over=True)
-    assert rank.is_given_back()
+    assert rank.is_restored()
     rank.end()
-    return given_back_s
+    return restored_s
 
 
 def check_governed_once_it_hangs_no_more(rank: GovernedRank, num_resets: int) -> float:
     """The clock is given back, a lease after the last hook, and set again with the next one."""
     # What it asked for before it was stopped may be served until the lease is over.
     lease_over_s = time.monotonic() + SHORT_LEASE_S + 0.2
-    given_back_s = wait_until(
+    restored_s = wait_until(
         lambda: (
             rank.num_resets() > num_resets
-            or (time.monotonic() > lease_over_s and rank.is_given_back())
+            or (time.monotonic() > lease_over_s and rank.is_restored())
         ),
         "the clock is given back",
     )
     time.sleep(0.05)
-    assert rank.is_given_back(), "locked while the rank hangs"
+    assert rank.is_restored(), "locked while the rank hangs"
     send(rank.pid, signal.SIGCONT)
     rank.wait_until_governed()
     rank.check_goes_on()
-    return given_back_s - SHORT_LEASE_S
+    return restored_s - SHORT_LEASE_S
 
 
 def check_next_start_gives_back(rank: GovernedRank, num_resets: int) -> float:
     """Nobody is left who could give the clock back; the GPU's next rank finds it so."""
     rank.wait_until_gone()
-    was_given_back = rank.is_given_back()
+    was_given_back = rank.is_restored()
     assert was_given_back or not rank.has_clean_record(), "locked, and nobody knows"
     num_resets = rank.num_resets()
     with rank.successor() as successor:
         begin_s = time.monotonic()
         if not was_given_back:
             wait_until(lambda: successor.num_resets() > num_resets, f"given back\n{successor.log}")
-        given_back_s = time.monotonic() - begin_s
+        restored_s = time.monotonic() - begin_s
         successor.wait_until_governed()
         successor.end()
-    return given_back_s
+    return restored_s
 
 
 def _wait_until_given_back(rank: GovernedRank, num_resets: int) -> float:
     # Where the rank lives, the next clock may be set before anybody looks at the GPU.
     return wait_until(
-        lambda: rank.is_given_back() or rank.num_resets() > num_resets,
+        lambda: rank.is_restored() or rank.num_resets() > num_resets,
         f"the clock is given back\n{rank.log}",
         patience_s=GIVEN_BACK_WITHIN_S,
     )

@@ -27,12 +27,12 @@ class Strike:
 
     Attributes:
         part: the name of what was killed.
-        given_back_s: how long the clock took to be given back, s.
+        restored_s: how long the clock took to be given back, s.
         failure: what did not hold; empty: all did.
     """
 
     part: str
-    given_back_s: float = 0.0
+    restored_s: float = 0.0
     failure: str = ""
 
 
@@ -77,7 +77,7 @@ def _strike_rank(
             for number in range(num_kills):
                 if number:
                     time.sleep(chooser.uniform(0, RUNNING_S))
-                yield Strike(part=part.name, given_back_s=part.strike(rank))
+                yield Strike(part=part.name, restored_s=part.strike(rank))
             if part.leaves_rank:
                 rank.end()
     except AssertionError as error:

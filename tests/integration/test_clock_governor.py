@@ -58,7 +58,7 @@ def test_no_clock_stays_locked_whatever_is_killed_and_whenever(
     strikes = strike_at_random(
         part, num_kills, library=library, folder=tmp_path / "kills", seed=SEED
     )
-    slowest_s = max(strike.given_back_s for strike in strikes)
+    slowest_s = max(strike.restored_s for strike in strikes)
     print(f"{part.name}: {len(strikes)} kills, given back within {slowest_s:.3f} s")
     assert [strike.failure for strike in strikes if strike.failure] == []
     assert len(strikes) == num_kills
@@ -298,7 +298,7 @@ def test_the_end_of_torchrun_itself_gives_the_clock_back(
     rank = new_rank(launcher=TORCHRUN)
     rank.wait_until_governed()
     send(rank.process.pid, number)
-    wait_until(rank.is_given_back, f"given back\n{rank.log}")
+    wait_until(rank.is_restored, f"given back\n{rank.log}")
     rank.wait_until_ungoverned()
     if rank.is_alive():  # torchrun leaves its ranks alone where it is killed
         rank.check_goes_on(is_over=True)

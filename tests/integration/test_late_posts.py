@@ -18,7 +18,7 @@ STEP = {"step": 3, "plan_version": 1, "time_s": 0.5, "energy_j": 10.0}
 @pytest.fixture
 def planner() -> Iterator[LivePlanner]:
     """With a job whose ranks have left."""
-    with live_planner(reactions=()) as live:
+    with live_planner(reconcilers=()) as live:
         live.put_job(policy="uniform").raise_for_status()
         yield live
 

@@ -113,7 +113,7 @@ def test_a_line_about_a_call_says_which_and_about_which_job(logged: io.StringIO)
 
 def test_a_failure_of_ours_is_found_in_the_log_by_the_answer(logged: io.StringIO) -> None:
     store = BrokenStore()
-    with live_planner(store=store, reactions=()) as planner:
+    with live_planner(store=store, reconcilers=()) as planner:
         planner.put_job().raise_for_status()
         store.is_broken = True
         answer = planner.http.get(
@@ -133,7 +133,7 @@ def test_a_failure_of_ours_is_found_in_the_log_by_the_answer(logged: io.StringIO
 
 def test_a_path_cannot_forge_a_line(logged: io.StringIO) -> None:
     store = BrokenStore()
-    with live_planner(store=store, reactions=()) as planner:
+    with live_planner(store=store, reconcilers=()) as planner:
         store.is_broken = True
         # After an error of its own the planner may close a connection that is kept alive.
         planner.http.headers["Connection"] = "close"

@@ -58,7 +58,7 @@ def offline_plan(of_profile: StageProfile, reconfigure: str) -> FrequencyPlan:
 
 @pytest.fixture
 def planner() -> Iterator[LivePlanner]:
-    with live_planner(reactions=(reconfiguring,)) as live:
+    with live_planner(reconcilers=(reconfiguring,)) as live:
         yield live
 
 

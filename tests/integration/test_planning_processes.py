@@ -91,7 +91,7 @@ def test_without_processes_a_solve_that_takes_too_long_is_stopped_and_says_so(
     tmp_path: Path,
 ) -> None:
     asking = solves.Planner(tmp_path, asks=True)
-    with live_planner(planner=asking, planning_timeout_s=0.5, reactions=()) as planner:
+    with live_planner(planner=asking, planning_timeout_s=0.5, reconcilers=()) as planner:
         planner.put_job().raise_for_status()
         answer = planner.put_profile()
         assert answer.status_code == 422
@@ -126,7 +126,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_plan_is_made(tmp_path: Pat
 def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Path) -> None:
     dying = solves.Planner(tmp_path, num_deaths=2)
     with (
-        live_planner(planner=dying, planning_processes=2, reactions=()) as planner,
+        live_planner(planner=dying, planning_processes=2, reconcilers=()) as planner,
         in_background(planner) as threads,
     ):
         planner.put_job("endless").raise_for_status()
@@ -146,7 +146,7 @@ def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Pat
 
 def test_a_solve_that_takes_too_long_is_stopped_and_says_so(planning: solves.Planner) -> None:
     with live_planner(
-        planner=planning, planning_processes=1, planning_timeout_s=0.5, reactions=()
+        planner=planning, planning_processes=1, planning_timeout_s=0.5, reconcilers=()
     ) as planner:
         planner.put_job().raise_for_status()
         answer = planner.put_profile()

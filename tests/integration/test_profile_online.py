@@ -12,7 +12,7 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import profile_csv
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.control import ProfilingResult
+from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_wire.closed_loop import ProbedPointView
 
 
@@ -36,7 +36,7 @@ def online(planner: LivePlanner, capsys: pytest.CaptureFixture[str]) -> Flyball:
 def found(planner: LivePlanner, result: ProfilingResult) -> None:
     """As if profiling had come so far."""
     with planner.state.services.store.writing("job") as writer:
-        writer.save_control(writer.find_control("job").evolve(profiling=result))
+        writer.save_loop_state(writer.find_loop_state("job").evolve(profiling=result))
 
 
 def point(frequency_mhz: int, num_probes: int) -> ProbedPointView:

@@ -504,7 +504,7 @@ def test_trouble_with_the_store_is_told_and_the_stream_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = FailingStore()
-    with live_planner(store=store, max_wait_s=600, reactions=()) as planner:
+    with live_planner(store=store, max_wait_s=600, reconcilers=()) as planner:
         planner.put_planned_job()
         with (
             listening(planner.http, EVENTS) as job,

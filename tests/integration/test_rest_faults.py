@@ -19,7 +19,7 @@ TOLD = "The planner has failed at this; its log says where, at request call-17"
 
 @pytest.fixture
 def planner() -> Iterator[LivePlanner]:
-    with live_planner(reactions=()) as live:
+    with live_planner(reconcilers=()) as live:
         live.put_job(num_ranks=3).raise_for_status()
         yield live
 

@@ -15,7 +15,7 @@ from tests.planner.samples import (
 )
 
 from flyball_profiles.stage_profile_csv import stage_profile_rows
-from flyball_server.jobs.services import frontier_turn, planning_turn
+from flyball_server.jobs.services import frontier_lock, planning_lock
 from flyball_server.planning.documents.plan_document import plan_from_document
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
 from flyball_server.planning.planner import PlanRequest
@@ -191,7 +191,7 @@ def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
 ) -> None:
     planner.put_planned_job()
     # As whoever plans it has, for as long as that takes.
-    with planner.state.services.store.turn(planning_turn("job")):
+    with planner.state.services.store.lock(planning_lock("job")):
         path = routes.fill(routes.JOB, job_id="job")
         answer = planner.http.put(path, json=registration(), timeout=20)
     assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
@@ -199,7 +199,7 @@ def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
 
 def test_a_new_target_is_planned_while_a_frontier_is_being_found(planner: LivePlanner) -> None:
     planner.put_planned_job()
-    with planner.state.services.store.turn(frontier_turn("job")):
+    with planner.state.services.store.lock(frontier_lock("job")):
         answer = planner.http.put(TARGET, json={"target": "least-energy"}, timeout=20)
     assert (answer.status_code, answer.json()["newest_version"]) == (200, 2)
 

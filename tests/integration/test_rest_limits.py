@@ -19,7 +19,7 @@ from tests.planner.samples import registration
 
 from flyball_client.api.errors import PlannerBusyError, PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.planner_reachability import PlannerPresence
+from flyball_client.session.planner_reachability import PlannerReachability
 from flyball_server.serving.planner_server import patient_protocol
 from flyball_wire import routes
 
@@ -110,7 +110,7 @@ def test_the_client_takes_a_busy_planner_for_one_that_is_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "flyball_client")
-    presence = PlannerPresence("rank 0")
+    presence = PlannerReachability("rank 0")
     with live_planner(max_waiting=1) as planner, ThreadPoolExecutor(1) as threads:
         planner.put_planned_job()
         held = threads.submit(planner.http.get, RANK_PLAN, params=LONG)

@@ -274,7 +274,7 @@ def test_a_planner_whose_store_fails_is_alive_and_not_ready() -> None:
 
 def test_a_store_that_hangs_costs_one_thread_however_often_is_asked() -> None:
     store = HaltingStore()
-    with live_planner(store=store, reactions=()) as planner:
+    with live_planner(store=store, reconcilers=()) as planner:
         assert planner.http.get(routes.READY).status_code == 200
         wait_until(lambda: store.num_reading == 0)
         store.may_read.clear()

@@ -201,7 +201,7 @@ class HaltingStore(MemoryJobStore):
 def test_many_who_ask_at_once_share_one_reading() -> None:
     store = HaltingStore()
     with (
-        live_planner(store=store, reactions=()) as planner,
+        live_planner(store=store, reconcilers=()) as planner,
         ThreadPoolExecutor(20) as threads,
         httpx.Client(base_url=planner.http.base_url, timeout=PATIENCE_S) as http,
     ):
@@ -223,7 +223,7 @@ def test_many_who_ask_at_once_share_one_reading() -> None:
 
 def test_a_store_that_cannot_be_read_is_a_503() -> None:
     store = HaltingStore()
-    with live_planner(store=store, reactions=()) as planner:
+    with live_planner(store=store, reconcilers=()) as planner:
         planner.put_job().raise_for_status()
         store.fails = True
         for path in (routes.OVERVIEW, f"{JOB}/overview"):

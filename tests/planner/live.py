@@ -24,7 +24,7 @@ from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.http.dependencies import PlannerState
-from flyball_server.jobs.reconcile.contract import Reaction
+from flyball_server.jobs.reconcile.contract import Reconciler
 from flyball_server.jobs.services import Planner
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
@@ -124,7 +124,7 @@ def live_planner(
     *,
     store: JobStore | None = None,
     planner: Planner = make_plan,
-    reactions: Sequence[Reaction] | None = None,
+    reconcilers: Sequence[Reconciler] | None = None,
     token: str | None = None,
     max_body_bytes: int = 2**20,
     max_wait_s: float = 60.0,
@@ -150,7 +150,7 @@ def live_planner(
         settings,
         MemoryJobStore() if store is None else store,
         planner=planner,
-        reactions=reactions,
+        reconcilers=reconcilers,
     )
     # With its protocol named, as `flyball serve` has it: asyncio turns Nagle's algorithm off for no
     # other, and a body sent behind its headers waits 40 ms for the client's acknowledgement.

@@ -13,8 +13,8 @@ from tests.planner.samples import job_spec, rank_record, step_record
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.activation.rank_plans import rank_instructions
-from flyball_server.jobs.control import JobControl
-from flyball_server.jobs.reconcile.slowdowns import Pacing
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job, get_plan
@@ -60,7 +60,7 @@ class Running:
     policy: str | None = None
     schedule: str = "1f1b"
     now: datetime = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-    pacing: Pacing = field(default_factory=Pacing)
+    pacing: StragglerReconciler = field(default_factory=StragglerReconciler)
     step: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Running:
         store.open()
         self.requests: list[PlanRequest] = []
         self.services = JobServices(
-            store=store, wake=lambda _: None, now=lambda: self.now, planner=self._planned
+            store=store, notify_pollers=lambda _: None, now=lambda: self.now, planner=self._planned
         )
         num_ranks = NUM_STAGES * self.num_pipelines
         spec = job_spec(
@@ -98,9 +98,9 @@ class Running:
             return reader.list_ranks("job")
 
     @property
-    def control(self) -> JobControl:
+    def loop_state(self) -> JobLoopState:
         with self.services.store.reading() as reader:
-            return reader.find_control("job")
+            return reader.find_loop_state("job")
 
     @property
     def newest(self) -> PlanRecord:

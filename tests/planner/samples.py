@@ -139,7 +139,7 @@ class Services:
         store = MemoryJobStore()
         store.open()
         self.jobs = JobServices(
-            store=store, wake=self.woken.append, planner=planner, now=lambda: MOMENT
+            store=store, notify_pollers=self.woken.append, planner=planner, now=lambda: MOMENT
         )
 
 

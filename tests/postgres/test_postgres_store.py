@@ -51,7 +51,7 @@ def stores(postgres_database: str) -> Iterator[tuple[PostgresJobStore, PostgresJ
 
 
 def is_free(store: JobStore, name: str) -> bool:
-    with store.turn(name, waits=False) as is_mine:
+    with store.lock(name, waits=False) as is_mine:
         return is_mine
 
 
@@ -117,12 +117,12 @@ def test_a_turn_belongs_to_one_planner_and_is_handed_on(
     has_it = threading.Event()
 
     def wait_for_it() -> bool:
-        with stores[1].turn("plan job") as is_mine:
+        with stores[1].lock("plan job") as is_mine:
             has_it.set()
             return is_mine
 
     with ThreadPoolExecutor(1) as threads:
-        with stores[0].turn("plan job") as is_mine:
+        with stores[0].lock("plan job") as is_mine:
             assert is_mine
             assert not is_free(stores[1], "plan job")
             assert is_free(stores[1], "plan other")
@@ -136,10 +136,10 @@ def test_whoever_waits_for_a_turn_is_told_when_its_store_is_closed(
     stores: tuple[PostgresJobStore, PostgresJobStore],
 ) -> None:
     def wait_for_it() -> None:
-        with pytest.raises(StoreClosedError), stores[1].turn("plan job"):
+        with pytest.raises(StoreClosedError), stores[1].lock("plan job"):
             pass
 
-    with ThreadPoolExecutor(1) as threads, stores[0].turn("plan job"):
+    with ThreadPoolExecutor(1) as threads, stores[0].lock("plan job"):
         waiting = threads.submit(wait_for_it)
         stores[1].close()
         waiting.result(PATIENCE_S)
@@ -281,7 +281,7 @@ def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
             reader.list_jobs()
         with pytest.raises(StoreUnavailableError), store.writing("job"):
             pass
-        with pytest.raises(StoreUnavailableError), store.turn("plan job"):
+        with pytest.raises(StoreUnavailableError), store.lock("plan job"):
             pass
         store.signal("meanwhile")
         assert "meanwhile" in heard[0]  # within the process
@@ -318,12 +318,12 @@ def test_a_transaction_that_postgresql_leaves_stores_nothing_and_says_so(
 def test_a_turn_that_ends_after_postgresql_was_started_again_takes_nobody_elses(
     postgres_server: PostgresServer, stores: tuple[PostgresJobStore, PostgresJobStore]
 ) -> None:
-    with stores[0].turn("plan job"):
+    with stores[0].lock("plan job"):
         postgres_server.stop()
         postgres_server.start()
         assert is_free(stores[1], "plan job")  # it was lost
         assert is_free(stores[0], "plan other")  # the holder's planner has a new connection
-    with stores[1].turn("plan job"):
+    with stores[1].lock("plan job"):
         assert not is_free(stores[0], "plan job")
 
 

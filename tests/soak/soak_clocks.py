@@ -62,7 +62,7 @@ def table(strikes: Sequence[Strike]) -> str:
     for part in PARTS:
         of_part = [strike for strike in strikes if strike.part == part.name]
         good = [strike for strike in of_part if not strike.failure]
-        slowest_s = max((strike.given_back_s for strike in good), default=0.0)
+        slowest_s = max((strike.restored_s for strike in good), default=0.0)
         lines.append(f"{part.name:{width}}  {len(of_part):5d}  {len(good):10d}  {slowest_s:9.3f}")
     return "\n".join(lines)
 

@@ -1,12 +1,12 @@
-"""Serves a board's requests on a GPU, reads back what came of them, and gives the clock back."""
+"""Serves a board's requests on a GPU, reads back what came of them, and restore the clock."""
 
 from __future__ import annotations
 
 import time
 
-from flyball_client.governor import shared_state as words_of
+from flyball_client.governor import shared_state as word
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
-from flyball_client.governor.shared_state import ClockBoard, with_sample
+from flyball_client.governor.shared_state import SharedState, with_sample
 from flyball_client.gpu._base import (
     ClockLimit,
     GpuDevice,
@@ -27,22 +27,22 @@ MAX_FAILURES_IN_A_ROW = 3
 HOPELESS_ERRORS = (GpuPermissionError, GpuNotSupportedError, GpuNotFoundError)
 
 
-class ClockKeeper:
+class ClockController:
     """One GPU's clock in the hands of one governor process.
 
     Args:
         gpu: whose clock it is.
-        board: shared with the rank.
+        shared_state: shared with the rank.
         record: of this GPU, held.
         holder: what to write into it while the clock may be locked.
     """
 
     def __init__(
-        self, gpu: GpuDevice, board: ClockBoard, record: LockRecord, holder: ClockHolder
+        self, gpu: GpuDevice, shared_state: SharedState, record: LockRecord, holder: ClockHolder
     ) -> None:
         self._gpu = gpu
-        self._board = board
-        self._words = board.words
+        self._shared_state = shared_state
+        self._words = shared_state.words
         self._record = record
         self._holder = holder
         self._num_failures_in_a_row = 0
@@ -55,65 +55,65 @@ class ClockKeeper:
             GpuError: clocks cannot be set any more.
         """
         words = self._words
-        request = words[words_of.REQUEST]
-        if request == words[words_of.SERVED]:
+        request = words[word.REQUEST]
+        if request == words[word.SERVED]:
             return
-        words[words_of.DELIVERED_NS] = time.monotonic_ns()
-        sm_clock_mhz = request & words_of.MHZ_MASK
-        if sm_clock_mhz in {words_of.GIVE_BACK, words_of.QUIT}:
-            self.give_back()
+        words[word.DELIVERED_NS] = time.monotonic_ns()
+        sm_clock_mhz = request & word.MHZ_MASK
+        if sm_clock_mhz in {word.RESTORE, word.QUIT}:
+            self.restore()
         else:
             self._lock(sm_clock_mhz)
-        words[words_of.SERVED] = request
+        words[word.SERVED] = request
 
     def _lock(self, sm_clock_mhz: int) -> None:
         words = self._words
-        if sm_clock_mhz == words[words_of.IN_FORCE_MHZ]:
+        if sm_clock_mhz == words[word.IN_FORCE_MHZ]:
             return
-        is_first = not words[words_of.MAY_BE_LOCKED]
+        is_first = not words[word.MAY_BE_LOCKED]
         if is_first:
             # First, so that whoever survives this process knows.
             self._record.write(self._holder)
-            words[words_of.MAY_BE_LOCKED] = 1
+            words[word.MAY_BE_LOCKED] = 1
         try:
             self._gpu.lock_sm_clock_mhz(sm_clock_mhz)
         except (GpuError, ValueError) as error:
             self._on_failure(error, is_first=is_first)
             return
         self._num_failures_in_a_row = 0
-        words[words_of.IN_FORCE_MHZ] = sm_clock_mhz
-        words[words_of.NUM_SWITCHES] += 1
+        words[word.IN_FORCE_MHZ] = sm_clock_mhz
+        words[word.NUM_SWITCHES] += 1
         self._let_settle()
 
     def _on_failure(self, error: Exception, *, is_first: bool) -> None:
         words = self._words
-        words[words_of.NUM_FAILURES] += 1
+        words[word.NUM_FAILURES] += 1
         self._num_failures_in_a_row += 1
         is_hopeless = isinstance(error, HOPELESS_ERRORS)
         if is_hopeless and is_first:
             # Nothing was ever locked, so there is nothing to give back, nor may we.
-            words[words_of.MAY_BE_LOCKED] = 0
+            words[word.MAY_BE_LOCKED] = 0
             self._record.clear()
         else:
-            self.give_back()
+            self.restore()
         if is_hopeless or self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             raise error
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Give the clock back where it may be locked.
 
         Raises:
             GpuError: it could not be given back; the record keeps saying so.
         """
         words = self._words
-        if not words[words_of.MAY_BE_LOCKED]:
+        if not words[word.MAY_BE_LOCKED]:
             return
         self._gpu.reset_sm_clock()
         self._let_settle()
-        words[words_of.IN_FORCE_MHZ] = 0
+        words[word.IN_FORCE_MHZ] = 0
         self._record.clear()
         # Last: killed before this, the standby does it again, and the record ends clean.
-        words[words_of.MAY_BE_LOCKED] = 0
+        words[word.MAY_BE_LOCKED] = 0
 
     def _let_settle(self) -> None:
         self._next_read_s = max(self._next_read_s, time.monotonic() + SETTLE_S)
@@ -134,17 +134,17 @@ class ClockKeeper:
         except GpuError:
             return
         words = self._words
-        words[words_of.SM_CLOCK_MHZ] = real_mhz
+        words[word.SM_CLOCK_MHZ] = real_mhz
         if limits & ClockLimit.IDLE:
             return
-        words[words_of.SAMPLES] = with_sample(words[words_of.SAMPLES], real_mhz)
-        if asked_mhz := words[words_of.IN_FORCE_MHZ]:
+        words[word.SAMPLES] = with_sample(words[word.SAMPLES], real_mhz)
+        if asked_mhz := words[word.IN_FORCE_MHZ]:
             self._compare(asked_mhz, real_mhz, limits)
 
     def _compare(self, asked_mhz: int, real_mhz: int, limits: ClockLimit) -> None:
         words = self._words
-        words[words_of.NUM_READS] += 1
+        words[word.NUM_READS] += 1
         if real_mhz < asked_mhz - TOLERANCE_MHZ:
-            words[words_of.NUM_MISSES] += 1
-            words[words_of.NUM_POWER_CAPPED] += bool(limits & ClockLimit.POWER)
-            words[words_of.NUM_THERMALLY_CAPPED] += bool(limits & ClockLimit.THERMAL)
+            words[word.NUM_MISSES] += 1
+            words[word.NUM_POWER_CAPPED] += bool(limits & ClockLimit.POWER)
+            words[word.NUM_THERMALLY_CAPPED] += bool(limits & ClockLimit.THERMAL)

@@ -17,7 +17,7 @@ _IMPORT_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Charge:
+class GovernorConfig:
     """One GPU's clock for one rank.
 
     Attributes:
@@ -27,7 +27,7 @@ class Charge:
         launcher: whose end ends the governing too; None: nobody's.
         lease_s: without a sign of life for so long, the clock is given back until the next one, s.
         state_dir: where the record is.
-        board_fd: shared memory, inherited.
+        shared_state_fd: shared memory, inherited.
         wake_fd: an eventfd that the rank writes, inherited.
         record_fd: the record's file, inherited; None: to be opened.
         active: whom to stand by for; None: be the active one.
@@ -39,16 +39,16 @@ class Charge:
     launcher: ProcessIdentity | None
     lease_s: float
     state_dir: Path
-    board_fd: int
+    shared_state_fd: int
     wake_fd: int
     record_fd: int | None = None
     active: ProcessIdentity | None = None
 
-    def with_record(self, record_fd: int) -> Charge:
+    def with_record(self, record_fd: int) -> GovernorConfig:
         """The same, with the record opened."""
         return replace(self, record_fd=record_fd)
 
-    def for_standby(self, active: ProcessIdentity) -> Charge:
+    def for_standby(self, active: ProcessIdentity) -> GovernorConfig:
         """The same, for the one that stands by."""
         return replace(self, active=active)
 
@@ -57,7 +57,7 @@ class Charge:
         return json.dumps(asdict(self) | {"state_dir": str(self.state_dir)})
 
     @classmethod
-    def from_json(cls, text: str) -> Charge:
+    def from_json(cls, text: str) -> GovernorConfig:
         """What `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
         address: dict[str, Any] = fields["address"]
@@ -71,7 +71,7 @@ class Charge:
         return cls(**fields)
 
 
-def spawn_governor(charge: Charge) -> subprocess.Popen[bytes]:
+def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
     """Start a governor process for this charge, in a session of its own.
 
     So no signal for the rank's process group or terminal reaches it. It writes nothing: what it
@@ -80,11 +80,11 @@ def spawn_governor(charge: Charge) -> subprocess.Popen[bytes]:
     Raises:
         OSError: it cannot be started.
     """
-    inherited = (charge.board_fd, charge.wake_fd, charge.record_fd)
+    inherited = (config.shared_state_fd, config.wake_fd, config.record_fd)
     reading_fd, writing_fd = os.pipe()
     try:
         # Far less than a pipe holds, so this does not wait for anybody to read it.
-        os.write(writing_fd, charge.to_json().encode() + b"\n")
+        os.write(writing_fd, config.to_json().encode() + b"\n")
         return subprocess.Popen(
             # -P: the training script's folder may hold a file named as a standard module.
             [sys.executable, "-P", "-m", "flyball_client.governor.governor_process"],

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from flyball_client.governor import shared_state as words_of
+from flyball_client.governor import shared_state as word
 from flyball_client.governor._base import ClockReport
-from flyball_client.governor.config import Charge, spawn_governor
+from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
 from flyball_client.governor.shared_state import (
@@ -23,7 +23,7 @@ from flyball_client.governor.shared_state import (
     REQUEST,
     REQUESTED_NS,
     SERVED,
-    ClockBoard,
+    SharedState,
 )
 from flyball_client.gpu._base import GpuAddress
 
@@ -73,8 +73,8 @@ class ProcessGovernor:
         self._lease_s = lease_s
         self._launcher_pid = launcher_of(os.environ) if launcher_pid is None else launcher_pid
         self._state_dir = default_state_dir() if state_dir is None else state_dir
-        self._board = ClockBoard.create()
-        self._words = self._board.words
+        self._shared_state = SharedState.create()
+        self._words = self._shared_state.words
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Not os.eventfd_write: that lets go of Python's lock, and a thread that takes it would keep
         # the hook waiting for milliseconds.
@@ -100,7 +100,7 @@ class ProcessGovernor:
     def pids(self) -> tuple[int, int]:
         """Process numbers of the governor and its standby; 0: not yet."""
         words = self._words
-        return words[words_of.ACTIVE_PID], words[words_of.STANDBY_PID]
+        return words[word.ACTIVE_PID], words[word.STANDBY_PID]
 
     def start(self) -> None:
         """Start the process; requests wait on the board until it is ready."""
@@ -118,8 +118,8 @@ class ProcessGovernor:
             return
         words = self._words
         self._see_to_clock()
-        if words[words_of.STATE] == words_of.GIVEN_UP:
-            self.give_up(RuntimeError(self._board.text))
+        if words[word.STATE] == word.GIVEN_UP:
+            self.give_up(RuntimeError(self._shared_state.text))
             return
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
@@ -155,7 +155,7 @@ class ProcessGovernor:
     def pause(self) -> None:
         """Have the clock given back until the next one is set."""
         if not self._is_over:
-            self._request(words_of.GIVE_BACK)
+            self._request(word.RESTORE)
 
     def give_up(self, error: Exception) -> None:
         """Back to default clocks for good, with one line in the log."""
@@ -166,22 +166,22 @@ class ProcessGovernor:
                 error,
             )
             self._is_over = True
-            self._request(words_of.QUIT)
+            self._request(word.QUIT)
 
     def report(self) -> ClockReport:
         """What became of the requests so far."""
         if self._last_report is not None:
             return self._last_report
         words = self._words
-        num_samples, samples_mhz = words_of.samples_of(words[words_of.SAMPLES])
+        num_samples, samples_mhz = word.samples_of(words[word.SAMPLES])
         return ClockReport(
-            num_switches=words[words_of.NUM_SWITCHES],
-            num_failures=words[words_of.NUM_FAILURES],
-            num_reads=words[words_of.NUM_READS],
-            num_misses=words[words_of.NUM_MISSES],
-            num_power_capped=words[words_of.NUM_POWER_CAPPED],
-            num_thermally_capped=words[words_of.NUM_THERMALLY_CAPPED],
-            sm_clock_mhz=words[words_of.SM_CLOCK_MHZ] or None,
+            num_switches=words[word.NUM_SWITCHES],
+            num_failures=words[word.NUM_FAILURES],
+            num_reads=words[word.NUM_READS],
+            num_misses=words[word.NUM_MISSES],
+            num_power_capped=words[word.NUM_POWER_CAPPED],
+            num_thermally_capped=words[word.NUM_THERMALLY_CAPPED],
+            sm_clock_mhz=words[word.SM_CLOCK_MHZ] or None,
             num_samples=num_samples,
             samples_mhz=samples_mhz,
         )
@@ -192,11 +192,11 @@ class ProcessGovernor:
             return
         self._is_closed = True
         self._is_over = True
-        self._request(words_of.QUIT)
+        self._request(word.QUIT)
         self._wait_for_end()
         self._last_report = self.report()
         os.close(self._wake_fd)
-        self._board.close()
+        self._shared_state.close()
 
     # ------------------------------------------------------------------ inside
 
@@ -219,14 +219,14 @@ class ProcessGovernor:
     def _spawn(self) -> subprocess.Popen[bytes]:
         launcher = None if self._launcher_pid is None else ProcessIdentity.of(self._launcher_pid)
         return spawn_governor(
-            Charge(
+            GovernorConfig(
                 address=self._address,
                 rank_name=self._rank_name,
                 rank=ProcessIdentity.own(),
                 launcher=launcher,
                 lease_s=self._lease_s,
                 state_dir=self._state_dir,
-                board_fd=self._board.fd,
+                shared_state_fd=self._shared_state.fd,
                 wake_fd=self._wake_fd,
             )
         )
@@ -238,7 +238,9 @@ class ProcessGovernor:
         status = None if self._process is None else self._process.poll()
         if status is not None and status > 0:
             # Not killed: it would end so again.
-            why = self._board.text or f"the clock governor cannot start (exit status {status})"
+            why = (
+                self._shared_state.text or f"the clock governor cannot start (exit status {status})"
+            )
             self.give_up(RuntimeError(why))
             return
         self._next_restart_s = now_s + self._restart_pause_s
@@ -258,17 +260,17 @@ class ProcessGovernor:
             return
         words = self._words
         give_up_s = time.monotonic() + _CLOSE_TIMEOUT_S
-        ended = {words_of.ENDED, words_of.GIVEN_UP}
-        while words[words_of.STATE] not in ended and time.monotonic() < give_up_s:
+        ended = {word.ENDED, word.GIVEN_UP}
+        while words[word.STATE] not in ended and time.monotonic() < give_up_s:
             if not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
                 break
             time.sleep(0.002)
-        if words[words_of.MAY_BE_LOCKED]:
+        if words[word.MAY_BE_LOCKED]:
             _logger.error(
                 "%s: the SM clock of %s may still be locked (%s); `flyball unlock` gives it back",
                 self._rank_name,
                 self._address.uuid,
-                self._board.text or "its governor does not answer",
+                self._shared_state.text or "its governor does not answer",
             )
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_TIMEOUT_S)

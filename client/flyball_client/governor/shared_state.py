@@ -55,7 +55,7 @@ GIVEN_UP: Final = 3
 """Clocks cannot be set any more; the text says why."""
 
 MHZ_MASK: Final = 0xFFFF_FFFF
-GIVE_BACK: Final = 0
+RESTORE: Final = 0
 QUIT: Final = MHZ_MASK
 
 _NUM_SAMPLES_BITS = 27
@@ -66,7 +66,7 @@ _TEXT_BEGIN = 2048
 _LENGTH_BYTES = 2
 
 
-class ClockBoard:
+class SharedState:
     """The mapped page; `words[REQUEST]` and so on.
 
     Args:
@@ -79,7 +79,7 @@ class ClockBoard:
         self.words = memoryview(self._map)[:_TEXT_BEGIN].cast("Q")
 
     @classmethod
-    def create(cls) -> ClockBoard:
+    def create(cls) -> SharedState:
         """A new board, all zero."""
         fd = os.memfd_create("flyball-clock-board")
         try:

@@ -79,11 +79,11 @@ class Unlocker:
             holder = self._holder_of(uuid)
             if not force:
                 return _held(uuid, holder, "refused")
-            return self._give_back(uuid, holder, "its governor lives and may set it again")
+            return self._restore(uuid, holder, "its governor lives and may set it again")
         except OSError as error:
             if not force:
                 return self._no_record(uuid, error)
-            return self._give_back(uuid, None, "its record could not be looked at")
+            return self._restore(uuid, None, "its record could not be looked at")
         with contextlib.closing(record):
             return self._give_back_recorded(uuid, record)
 
@@ -100,12 +100,12 @@ class Unlocker:
             return [self._give_back_recorded(found.uuid, record)]
 
     def _give_back_recorded(self, uuid: str, record: LockRecord) -> Unlocked:
-        unlocked = self._give_back(uuid, record.holder())
+        unlocked = self._restore(uuid, record.holder())
         if unlocked.outcome == "given back":
             record.clear()
         return unlocked
 
-    def _give_back(self, uuid: str, holder: ClockHolder | None, remark: str = "") -> Unlocked:
+    def _restore(self, uuid: str, holder: ClockHolder | None, remark: str = "") -> Unlocked:
         rank_name = None if holder is None else _line(holder.rank_name)
         try:
             gpu = open_by_uuid(uuid, self._environ)

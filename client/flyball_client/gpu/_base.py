@@ -82,7 +82,7 @@ class GpuDevice(Protocol):
     - `lock_sm_clock_mhz` sets minimum and maximum to the same value; a clock not in
       `supported_sm_clocks_mhz` raises ValueError and changes nothing. When it returns, the new
       clock is requested; a power or thermal limit may hold the real one below it.
-    - `reset_sm_clock` gives the clock back to the driver, or to the range that the device was
+    - `reset_sm_clock` restore the clock to the driver, or to the range that the device was
       opened with; any number of times, also when nothing was locked.
     - `clock_limits` says why the clock is lower than asked for; the lock itself is no limit.
     - `total_energy_j` never falls; real counters move about every 100 ms.

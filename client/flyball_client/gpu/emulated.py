@@ -138,7 +138,7 @@ class InstructionVariation:
         self._time_factor = 1.0
         self._energy_factor = 1.0
 
-    def set_pace(self, slowdown: float) -> None:
+    def set_slowdown(self, slowdown: float) -> None:
         """From the next draw on, times and energies are so many times those of the profile.
 
         Raises:
@@ -324,7 +324,7 @@ class EmulatedGpu:
         """The energy without the counter's coarseness, J; no real GPU can tell it."""
         return self._meter.exact_j(self.emulated_time_s())
 
-    def set_pace(self, slowdown: float) -> None:
+    def set_slowdown(self, slowdown: float) -> None:
         """Stand for a GPU that straggles, or catches up.
 
         Args:
@@ -334,7 +334,7 @@ class EmulatedGpu:
         Raises:
             ValueError: it is not positive and finite.
         """
-        self._variation.set_pace(slowdown)
+        self._variation.set_slowdown(slowdown)
 
     # ------------------------------------------------------------------ GpuDevice
 

@@ -116,7 +116,7 @@ def newest_plan(due: tuple[CompiledPlan, ...]) -> CompiledPlan:
     return due[-1]
 
 
-class PlanSwitch:
+class PendingPlans:
     """Plans that have come, with their first steps.
 
     `put` may be called from another thread than the rest: a deque's append and popleft are
@@ -159,7 +159,7 @@ class PlanSwitch:
 _logger = logging.getLogger(__name__)
 
 
-class PlanFollower:
+class ActivePlan:
     """Checks plans for a rank, and has a cursor in the one that is in force.
 
     `compile` may be called from another thread than the rest.
@@ -177,7 +177,7 @@ class PlanFollower:
 
     def __init__(
         self,
-        plans: PlanSwitch,
+        plans: PendingPlans,
         *,
         stage: int,
         supported_mhz: tuple[int, ...],

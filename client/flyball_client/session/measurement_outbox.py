@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_client.session.planner_reachability import Backoff, PlannerReachability
 from flyball_client.session.step_recorder import num_details
 from flyball_wire.codec import encode
 from flyball_wire.errors import CodecError, FlyballError
@@ -46,7 +46,7 @@ class MeasurementOutbox:
         rank: within the job.
         may_post: set once the planner knows the rank.
         run_id: in which run of the job it does, None: it has not told.
-        presence: where changes of the planner's presence are told.
+        reachability: where changes of the planner's presence are told.
         backoff: pauses after failures.
         capacity: steps that are kept while the planner is away, at least 1.
         max_details: entries of their details, likewise; the newest step is kept whatever it has.
@@ -63,7 +63,7 @@ class MeasurementOutbox:
         rank: int,
         may_post: threading.Event,
         run_id: Callable[[], str | None] = lambda: None,
-        presence: PlannerPresence,
+        reachability: PlannerReachability,
         backoff: Backoff,
         capacity: int = 4096,
         max_details: int = _MAX_DETAILS,
@@ -76,7 +76,7 @@ class MeasurementOutbox:
         self._rank = rank
         self._may_post = may_post
         self._run_id = run_id
-        self._presence = presence
+        self._reachability = reachability
         self._backoff = backoff
         self._capacity = capacity
         self._max_details = max_details
@@ -126,7 +126,7 @@ class MeasurementOutbox:
         if num_left:
             # That a planner is lost was said.
             _logger.log(
-                logging.DEBUG if self._presence.is_lost else logging.WARNING,
+                logging.DEBUG if self._reachability.is_lost else logging.WARNING,
                 "rank %d: %d measurements dropped: the planner has not taken them before the end",
                 self._rank,
                 num_left,
@@ -169,7 +169,7 @@ class MeasurementOutbox:
                 self._put_back(batch)
                 return False
             self._asked_period_s = answer.next_post_s
-            self._presence.back("measurements")
+            self._reachability.back("measurements")
             self._backoff.reset()
         return True
 
@@ -189,7 +189,7 @@ class MeasurementOutbox:
             )
             return
         self._put_back(batch)
-        self._presence.lost("measurements", error)
+        self._reachability.lost("measurements", error)
 
     def _put_back_encodable(self, batch: _Batch, error: CodecError) -> None:
         encodable = tuple(step for step in batch if _is_encodable(step))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_client.session.planner_reachability import Backoff, PlannerReachability
 from flyball_wire.errors import CodecError, FlyballError
 from flyball_wire.messages import Acknowledgement, RankPlan, RankRegistration
 
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 _SHORTEST_POLL_S = 1.0
 
 
-class PlanFeed:
+class PlanSubscriber:
     """Registers the rank, then follows its plans until stopped, whatever the planner does.
 
     A plan is acknowledged when it has come, and given to `activate` once the planner has named
@@ -36,7 +36,7 @@ class PlanFeed:
         current_step: the step that training is in now.
         compile_plan: checks a plan; CodecError refuses it, and it is not acknowledged.
         activate: told a plan and its first step, on this thread.
-        presence: where changes of the planner's presence are told.
+        reachability: where changes of the planner's presence are told.
         backoff: pauses after failures.
         poll_wait_s: how long one call lets the planner wait for news, s, at most 60.
     """
@@ -51,7 +51,7 @@ class PlanFeed:
         current_step: Callable[[], int],
         compile_plan: Callable[[RankPlan], CompiledPlan],
         activate: Callable[[CompiledPlan, int], None],
-        presence: PlannerPresence,
+        reachability: PlannerReachability,
         backoff: Backoff,
         poll_wait_s: float = 60.0,
     ) -> None:
@@ -63,7 +63,7 @@ class PlanFeed:
         self._current_step = current_step
         self._compile_plan = compile_plan
         self._activate = activate
-        self._presence = presence
+        self._reachability = reachability
         self._backoff = backoff
         self._poll_wait_s = poll_wait_s
         self._run_id: str | None = None
@@ -109,7 +109,7 @@ class PlanFeed:
             has_news = self._look_for_plan(self._poll_wait_s)
         else:
             has_news = self._acknowledge(self._awaited)
-        self._presence.back("plans")
+        self._reachability.back("plans")
         self._backoff.reset()
         if not has_news:
             lasted_s = time.monotonic() - began_s
@@ -150,7 +150,7 @@ class PlanFeed:
     def _on_failure(self, error: FlyballError) -> None:
         if self._stopping.is_set():
             return
-        self._presence.lost("plans", error)
+        self._reachability.lost("plans", error)
         if isinstance(error, PlannerRefusedError) and error.status == 404:
             # A planner that knows neither job nor rank counts its versions from 1 again.
             self.is_registered.clear()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.plan_subscriber import PlanFeed
-from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_client.session.plan_subscriber import PlanSubscriber
+from flyball_client.session.planner_reachability import Backoff, PlannerReachability
 from flyball_wire.errors import FlyballError
 from flyball_wire.messages import RankPlan, RankRegistration, StepMeasurement
 
@@ -67,8 +67,8 @@ class PlannerLink:
         activate: Callable[[CompiledPlan, int], None],
     ) -> None:
         self._flush_timeout_s = times.flush_timeout_s
-        self._presence = PlannerPresence(rank_name)
-        self._feed = PlanFeed(
+        self._reachability = PlannerReachability(rank_name)
+        self._subscriber = PlanSubscriber(
             planner=planner,
             job_id=job_id,
             rank=rank,
@@ -76,7 +76,7 @@ class PlannerLink:
             current_step=current_step,
             compile_plan=compile_plan,
             activate=activate,
-            presence=self._presence,
+            reachability=self._reachability,
             backoff=Backoff(first_s=times.first_retry_s, longest_s=times.longest_retry_s),
             poll_wait_s=times.poll_wait_s,
         )
@@ -84,9 +84,9 @@ class PlannerLink:
             planner=planner,
             job_id=job_id,
             rank=rank,
-            may_post=self._feed.is_registered,
-            run_id=lambda: self._feed.run_id,
-            presence=self._presence,
+            may_post=self._subscriber.is_registered,
+            run_id=lambda: self._subscriber.run_id,
+            reachability=self._reachability,
             backoff=Backoff(first_s=times.first_retry_s, longest_s=times.longest_retry_s),
             period_s=times.gather_s,
             at_end=lambda: self._leave(planner, job_id, rank),
@@ -95,7 +95,7 @@ class PlannerLink:
     @property
     def is_lost(self) -> bool:
         """Whether the planner did not answer the last call."""
-        return self._presence.is_lost
+        return self._reachability.is_lost
 
     @property
     def num_dropped(self) -> int:
@@ -108,7 +108,7 @@ class PlannerLink:
 
     def start(self) -> None:
         """Begin; once."""
-        self._feed.start()
+        self._subscriber.start()
         self._outbox.start()
 
     def stop(self) -> None:
@@ -117,13 +117,13 @@ class PlannerLink:
         All within `flush_timeout_s` or a little more.
         """
         self._outbox.stop(self._flush_timeout_s)
-        self._feed.stop(_FEED_STOP_TIMEOUT_S)
+        self._subscriber.stop(_FEED_STOP_TIMEOUT_S)
 
     def _leave(self, planner: PlannerClient, job_id: str, rank: int) -> None:
         """Tell the planner that this rank's training is over; it may be gone, or an older one."""
-        if self._presence.is_lost:
+        if self._reachability.is_lost:
             return
         try:
-            planner.leave(job_id, rank, run_id=self._feed.run_id)
+            planner.leave(job_id, rank, run_id=self._subscriber.run_id)
         except FlyballError as error:
             _logger.debug("rank %d left without the planner knowing: %s", rank, error)

@@ -12,7 +12,7 @@ from flyball_wire.errors import FlyballError
 _logger = logging.getLogger(__name__)
 
 
-class PlannerPresence:
+class PlannerReachability:
     """Shared by the threads that talk to the planner; only changes are logged.
 
     A planner that is lost is lost to all of them. One that is there may still refuse what one

@@ -24,7 +24,7 @@ from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
-from flyball_client.session.active_plan import PlanChoice, PlanFollower, PlanSwitch, newest_plan
+from flyball_client.session.active_plan import ActivePlan, PendingPlans, PlanChoice, newest_plan
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
 from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
@@ -113,8 +113,8 @@ class RankSession:
         self._is_in_step = False
         self._is_closed = False
         self._is_started = False
-        self._plans = PlanSwitch(choose_plan or newest_plan)
-        self._follower = PlanFollower(
+        self._plans = PendingPlans(choose_plan or newest_plan)
+        self._active_plan = ActivePlan(
             self._plans,
             stage=stage,
             supported_mhz=supported_mhz,
@@ -242,7 +242,7 @@ class RankSession:
         self._is_in_step = False
         self._current_step += 1
         self._begun = None
-        self._follower.break_off_step()
+        self._active_plan.break_off_step()
         self._governor.pause()
 
     def on_instruction_begin(
@@ -347,7 +347,7 @@ class RankSession:
             registration=registration,
             times=times,
             current_step=lambda: self._current_step,
-            compile_plan=self._follower.compile,
+            compile_plan=self._active_plan.compile,
             activate=self._plans.put,
         )
 
@@ -375,12 +375,12 @@ class RankSession:
 
     def _follow_plan(self) -> None:
         had_plan = self._cursor is not None
-        self._follower.begin_step(
+        self._active_plan.begin_step(
             self._current_step,
             sets_clocks=not self._governor.is_over,
             is_planner_lost=self._link is not None and self._link.is_lost,
         )
-        self._cursor = self._follower.cursor
+        self._cursor = self._active_plan.cursor
         if had_plan and self._cursor is None:
             self._governor.pause()
 
@@ -395,7 +395,7 @@ class RankSession:
         )
         if self._link is not None:
             self._link.put(measurement)
-        self._follower.end_step(self._current_step)
+        self._active_plan.end_step(self._current_step)
 
     def _tell(self, observe: Callable[[str, int], None], kind: str, chunk: int) -> None:
         try:

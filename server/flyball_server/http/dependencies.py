@@ -20,10 +20,10 @@ from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.token_gate import TokenGate
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import InvalidFieldError, TooManyJobsError
-from flyball_server.jobs.lifecycle.heartbeats import RankPresence
-from flyball_server.jobs.reconcile.loop import Reactor
+from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
+from flyball_server.jobs.reconcile.loop import ReconcileLoop
 from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, MAX_RANKS, JobSpec
-from flyball_server.jobs.replanning.plan_coalescer import Plannings
+from flyball_server.jobs.replanning.plan_coalescer import PlanCoalescer
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.waiters import JobWaiters
@@ -52,13 +52,13 @@ class PlannerState:
     settings: Settings
     services: JobServices
     waiters: JobWaiters
-    presence: RankPresence
-    reactor: Reactor
+    heartbeats: Heartbeats
+    reconcile_loop: ReconcileLoop
     frontiers: FrontierMemory
     histories: HistoryMemory
     timelines: TimelineAnswers
     history_threads: CapacityLimiter
-    plannings: Plannings
+    plan_coalescer: PlanCoalescer
     frontier_threads: CapacityLimiter
     gate: TokenGate
     rank_calls: RankCalls

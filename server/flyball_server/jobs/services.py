@@ -16,9 +16,9 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.solving.in_thread import PlannerThreads
 
 Planner = Callable[[PlanRequest], FrequencyPlan]
-Wake = Callable[[str], None]
-Notice = Callable[[str], None]
-Seen = Callable[[str, Iterable[int]], None]
+NotifyPollers = Callable[[str], None]
+EnqueueReconcile = Callable[[str], None]
+RecordHeartbeat = Callable[[str, Iterable[int]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,12 @@ def _nobody_notes(job_id: str, ranks: Iterable[int]) -> None:
     del job_id, ranks
 
 
-def planning_turn(job_id: str) -> str:
+def planning_lock(job_id: str) -> str:
     """The store's turn that whoever plans this job has: it is planned once."""
     return f"plan {job_id}"
 
 
-def frontier_turn(job_id: str) -> str:
+def frontier_lock(job_id: str) -> str:
     """The store's turn that whoever finds this job's frontier has; plans do not wait for it."""
     return f"frontier {job_id}"
 
@@ -73,25 +73,25 @@ class JobServices:
         plans_at_once: whether use cases that change a job's inputs plan it before they return;
             else whoever calls them does that, by `plan_if_needed`.
         gpu_window: an entry of the GPU table by name; raises GpuTableError.
-        wake: called with a job's id after something that a long poll may wait for has been
+        notify_pollers: called with a job's id after something that long polls wait for has been
             stored; from any thread.
         now: the time of day, UTC.
-        notice: called with a job's id after something that a reaction may look at has been
+        enqueue_reconcile: called with a job's id after something that concerns reconcilers was
             stored; from any thread.
-        seen: called with a job's id and ranks of it that have called; from any thread.
+        record_heartbeat: called with a job's id and ranks of it that have called; from any thread.
         life: after which silence what is taken for gone.
         observe_solve: called after each try to plan a job; from any thread.
     """
 
     store: JobStore
-    wake: Wake
+    notify_pollers: NotifyPollers
     planner: Planner = make_plan
     executor: Executor = field(default_factory=PlannerThreads)
     planning_timeout_s: float = 600.0
     plans_at_once: bool = True
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
-    notice: Notice = _nobody_looks
-    seen: Seen = _nobody_notes
+    enqueue_reconcile: EnqueueReconcile = _nobody_looks
+    record_heartbeat: RecordHeartbeat = _nobody_notes
     life: LifeTimes = DEFAULT_LIFE
     observe_solve: SolveObserver = _nobody_measures

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
@@ -249,10 +249,10 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         _check_policy(job, timetable)
-        control = writer.find_control(job_id).evolve(timetable=timetable)
-        summary = _summary(services, job, control)
-        writer.save_control(control)
-    services.notice(job_id)
+        loop_state = writer.find_loop_state(job_id).evolve(timetable=timetable)
+        summary = _summary(services, job, loop_state)
+        writer.save_loop_state(loop_state)
+    services.enqueue_reconcile(job_id)
     return summary
 
 
@@ -263,7 +263,7 @@ def get_timetable(services: JobServices, job_id: str) -> TimetableSummary:
         UnknownJobError: no such job.
     """
     with services.store.reading() as reader:
-        return _summary(services, require_job(reader, job_id), reader.find_control(job_id))
+        return _summary(services, require_job(reader, job_id), reader.find_loop_state(job_id))
 
 
 def delete_timetable(services: JobServices, job_id: str) -> None:
@@ -274,10 +274,10 @@ def delete_timetable(services: JobServices, job_id: str) -> None:
     """
     with services.store.writing(job_id) as writer:
         require_job(writer, job_id)
-        control = writer.find_control(job_id)
-        if control.timetable is not None:
-            writer.save_control(control.evolve(timetable=None))
-    services.notice(job_id)
+        loop_state = writer.find_loop_state(job_id)
+        if loop_state.timetable is not None:
+            writer.save_loop_state(loop_state.evolve(timetable=None))
+    services.enqueue_reconcile(job_id)
 
 
 def _check_policy(job: JobRecord, timetable: Timetable) -> None:
@@ -290,10 +290,10 @@ def _check_policy(job: JobRecord, timetable: Timetable) -> None:
             )
 
 
-def _summary(services: JobServices, job: JobRecord, control: JobControl) -> TimetableSummary:
-    timetable = control.timetable
+def _summary(services: JobServices, job: JobRecord, loop_state: JobLoopState) -> TimetableSummary:
+    timetable = loop_state.timetable
     return TimetableSummary(
         timetable=timetable,
-        target_in_force=control.planned_for.target or job.in_force.target,
+        target_in_force=loop_state.planned_for.target or job.in_force.target,
         next_change=None if timetable is None else next_change(timetable, services.now()),
     )

@@ -94,7 +94,7 @@ class JobWaiters:
             finally:
                 self._remove(job_id, woken)
 
-    def wake(self, job_id: str) -> None:
+    def notify(self, job_id: str) -> None:
         """Let the long polls of this job look again, and who watches it."""
         with self._lock:
             futures = tuple(self._waiting.get(job_id, ()))
@@ -104,12 +104,12 @@ class JobWaiters:
         for woken in watching:
             woken()
 
-    def wake_all(self) -> None:
+    def notify_all(self) -> None:
         """Let all long polls look again."""
         with self._lock:
             job_ids = tuple(self._waiting.keys() | self._watching.keys())
         for job_id in job_ids:
-            self.wake(job_id)
+            self.notify(job_id)
 
     def open(self) -> None:
         """Let long polls wait (again)."""
@@ -118,7 +118,7 @@ class JobWaiters:
     def close(self) -> None:
         """Release all long polls now, and let none wait any more."""
         self._is_closed = True
-        self.wake_all()
+        self.notify_all()
 
     def _add(self, job_id: str, future: asyncio.Future[None]) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from flyball_server.planning.documents.planned_instructions import (
     planned_instructions,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.kept_results import kept_by_digest, profile_digest
+from flyball_server.planning.memoize import kept_by_digest, profile_digest
 from flyball_server.planning.model.finish_times import predicted_time_and_energy
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import FrequencyPlan

@@ -156,9 +156,9 @@ class MeasuredStore:
         with self._measuring("write"), self._store.writing(subject) as writer:
             yield writer
 
-    def turn(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
+    def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """As the store's own; waiting for a turn is no transaction."""
-        return self._store.turn(name, waits=waits)
+        return self._store.lock(name, waits=waits)
 
     def signal(self, job_id: str) -> None:
         """As the store's own."""

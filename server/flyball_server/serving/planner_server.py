@@ -35,7 +35,7 @@ def patient_protocol(timeout_s: float) -> type[H11Protocol]:
         timeout_s: s.
     """
 
-    class PatientProtocol(H11Protocol):
+    class RequestDeadlineProtocol(H11Protocol):
         """uvicorn's, with a bound on the time that a request may take to arrive."""
 
         _impatience: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ def patient_protocol(timeout_s: float) -> type[H11Protocol]:
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.abort()
 
-    return PatientProtocol
+    return RequestDeadlineProtocol
 
 
 # A plan being made, or an answer being sent, may take so long to end at shutdown.

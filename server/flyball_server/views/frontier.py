@@ -12,7 +12,7 @@ from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.solve import SupersededError, solve
-from flyball_server.jobs.services import JobServices, frontier_turn
+from flyball_server.jobs.services import JobServices, frontier_lock
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
 from flyball_server.planning.planner import PlanRequest, with_named_schedule
@@ -79,7 +79,7 @@ def get_frontier(
         InvalidFieldError: the job cannot be planned; names the field.
         PlanningStoppedError: the planner shuts down.
     """
-    with services.store.turn(frontier_turn(job_id)):
+    with services.store.lock(frontier_lock(job_id)):
         while True:
             job, request = _request(services, job_id)
             known = memory.find(request, num_points, job_id)
@@ -96,13 +96,13 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
-        control = reader.find_control(job_id)
+        loop_state = reader.find_loop_state(job_id)
     if profile is None:
         raise MissingProfileError(job_id=job_id)
     # The frontier is of all targets, one policy and the job's own effort: what is in force of
     # them is no matter.
     request = dataclasses.replace(
-        plan_request(job.in_force, profile, services.gpu_window, control),
+        plan_request(job.in_force, profile, services.gpu_window, loop_state),
         policy="frontier",
         target=DEFAULT_TARGET,
         effort=Effort(job.in_force.effort),

@@ -234,7 +234,7 @@ def _read_job(
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
     if facts.target_revision != job.planned_revision:
-        facts.planned_target = reader.find_control(job.job_id).planned_for.target
+        facts.planned_target = reader.find_loop_state(job.job_id).planned_for.target
         facts.target_revision = job.planned_revision
     facts.emulated = job.in_force.emulated or any(rank.emulated for rank in ranks)
     facts.ranks = RankCounts(

@@ -110,7 +110,7 @@ def plan_facts(
 
 
 def _stages(plan: FrequencyPlan, profile: StageProfile) -> tuple[StagePrediction, ...]:
-    """By stage; none where the plan was made of another profile, or for other paces."""
+    """By stage; none where the plan was made of another profile, or for other slowdown factors."""
     try:
         model, assignment = model_of_plan(profile, plan)
     except PlanningError:

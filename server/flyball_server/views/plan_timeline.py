@@ -13,7 +13,7 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
 )
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, require_plan, summarise
-from flyball_server.jobs.replanning.slowed_plan import planned_paces
+from flyball_server.jobs.replanning.slowed_plan import planned_slowdowns
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.documents.predicted_timeline import (
@@ -24,7 +24,7 @@ from flyball_server.planning.documents.predicted_timeline import (
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.stragglers.slowed_pipelines import Pace
+from flyball_server.planning.stragglers.slowed_pipelines import Slowdown
 
 # Four times 64 stages and 256 microbatches: some 2.5 MB compressed, and 6 s of a core.
 MAX_INSTRUCTIONS = 131_072
@@ -38,7 +38,7 @@ class TimelineKey:
         created_at: of the job: another run of its name has other plans.
         inputs_revision: of the job: its profile changes only with it.
         emulated: whether the job's GPUs are.
-        paces, num_pipelines: that the newest plan was made for; older ones may have been.
+        slowdowns, num_pipelines: that the newest plan was made for; older ones may differ.
     """
 
     job_id: str
@@ -46,7 +46,7 @@ class TimelineKey:
     inputs_revision: int
     version: int
     emulated: bool
-    paces: tuple[Pace, ...]
+    slowdowns: tuple[Slowdown, ...]
     num_pipelines: int
 
 
@@ -107,7 +107,7 @@ def get_timeline(services: JobServices, job_id: str, version: int | None) -> Pla
     _check_length(job_id, key.version, plan)
     try:
         timeline, is_as_planned = job_timeline(
-            profile, plan, paces=key.paces, num_pipelines=key.num_pipelines
+            profile, plan, slowdowns=key.slowdowns, num_pipelines=key.num_pipelines
         )
     except PlanningError as error:
         problem = f"the job's profile does not fit it: {error}"
@@ -132,7 +132,7 @@ def _key(reader: JobReader, job_id: str, version: int | None) -> TimelineKey:
         inputs_revision=job.inputs_revision,
         version=_version(summary, version),
         emulated=job.in_force.emulated or any(rank.emulated for rank in summary.ranks),
-        paces=planned_paces(reader.find_control(job_id).planned_for, summary.ranks),
+        slowdowns=planned_slowdowns(reader.find_loop_state(job_id).planned_for, summary.ranks),
         num_pipelines=1 + max((rank.dp_rank for rank in summary.ranks), default=0),
     )
 

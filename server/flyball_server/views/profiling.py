@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.errors import MissingProfileError
+from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
@@ -38,7 +38,7 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingSummary:
     """
     with services.store.reading() as reader:
         spec = require_job(reader, job_id).in_force
-        result = reader.find_control(job_id).profiling
+        result = reader.find_loop_state(job_id).profiling
         state: ProfilingState = "off"
         if spec.is_profiled_online:
             state = "waiting" if result is None else result.state

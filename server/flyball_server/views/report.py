@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flyball_server.jobs.control import ProfilingResult
+from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_steps
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -58,7 +58,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         job = require_job(reader, job_id)
         ranks = reader.list_ranks(job_id)
         records = {record.version: record for record in reader.list_plans(job_id)}
-        profiling = reader.find_control(job_id).profiling
+        profiling = reader.find_loop_state(job_id).profiling
         savings = _savings(reader, job_id, records, job.in_force.num_ranks)
     return JobReport(
         job_id=job_id,

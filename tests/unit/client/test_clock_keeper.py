@@ -8,16 +8,16 @@ import pytest
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
 from flyball_client.governor import clock_controller
-from flyball_client.governor import shared_state as words_of
+from flyball_client.governor import shared_state as word
 from flyball_client.governor.clock_controller import (
     MAX_FAILURES_IN_A_ROW,
     READ_PERIOD_S,
     SETTLE_S,
     TOLERANCE_MHZ,
-    ClockKeeper,
+    ClockController,
 )
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
-from flyball_client.governor.shared_state import ClockBoard
+from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import (
     ClockLimit,
     GpuError,
@@ -87,52 +87,54 @@ class Desk:
     """A keeper and all that it works with."""
 
     gpu: TroubledGpu
-    board: ClockBoard
+    shared_state: SharedState
     record: LockRecord
-    keeper: ClockKeeper
+    controller: ClockController
     clock: HandClock
 
     def ask(self, sm_clock_mhz: int) -> None:
         """Leave a request as the rank does."""
-        number = (self.board.words[words_of.REQUEST] >> 32) + 1
-        self.board.words[words_of.REQUEST] = number << 32 | sm_clock_mhz
+        number = (self.shared_state.words[word.REQUEST] >> 32) + 1
+        self.shared_state.words[word.REQUEST] = number << 32 | sm_clock_mhz
 
     def serve(self, sm_clock_mhz: int) -> None:
         """Ask, and have it served."""
         self.ask(sm_clock_mhz)
-        self.keeper.serve()
+        self.controller.serve()
 
     def read_after(self, wait_s: float) -> None:
         """Have the clock read back some time later."""
         self.clock.now_s += wait_s
-        self.keeper.read_back()
+        self.controller.read_back()
 
     def sampled(self) -> tuple[int, int]:
         """How many clocks were sampled, and the sum of their MHz."""
-        return words_of.samples_of(self.board.words[words_of.SAMPLES])
+        return word.samples_of(self.shared_state.words[word.SAMPLES])
 
     def counted(self, *words: int) -> tuple[int, ...]:
         """These words of the board."""
-        return tuple(self.board.words[word] for word in words)
+        return tuple(self.shared_state.words[word] for word in words)
 
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     clock = HandClock()
     monkeypatch.setattr(clock_controller, "time", clock)
-    gpu, board, record = TroubledGpu(), ClockBoard.create(), LockRecord.take(tmp_path, UUID)
-    keeper = ClockKeeper(gpu, board, record, HOLDER)
-    yield Desk(gpu=gpu, board=board, record=record, keeper=keeper, clock=clock)
-    board.close()
+    gpu, shared_state, record = TroubledGpu(), SharedState.create(), LockRecord.take(tmp_path, UUID)
+    controller = ClockController(gpu, shared_state, record, HOLDER)
+    yield Desk(
+        gpu=gpu, shared_state=shared_state, record=record, controller=controller, clock=clock
+    )
+    shared_state.close()
     record.close()
 
 
-LOCK_WORDS = (words_of.IN_FORCE_MHZ, words_of.MAY_BE_LOCKED)
+LOCK_WORDS = (word.IN_FORCE_MHZ, word.MAY_BE_LOCKED)
 READ_WORDS = (
-    words_of.NUM_READS,
-    words_of.NUM_MISSES,
-    words_of.NUM_POWER_CAPPED,
-    words_of.NUM_THERMALLY_CAPPED,
+    word.NUM_READS,
+    word.NUM_MISSES,
+    word.NUM_POWER_CAPPED,
+    word.NUM_THERMALLY_CAPPED,
 )
 
 # ------------------------------------------------------------------ serving
@@ -140,19 +142,19 @@ READ_WORDS = (
 
 def test_a_request_is_served_once_and_told(desk: Desk) -> None:
     desk.ask(1200)
-    request = desk.board.words[words_of.REQUEST]
-    desk.keeper.serve()
-    desk.keeper.serve()
+    request = desk.shared_state.words[word.REQUEST]
+    desk.controller.serve()
+    desk.controller.serve()
     assert desk.gpu.told == [1200]
     assert desk.counted(*LOCK_WORDS) == (1200, 1)
-    assert desk.counted(words_of.SERVED, words_of.NUM_SWITCHES) == (request, 1)
-    assert desk.board.words[words_of.DELIVERED_NS] == desk.clock.monotonic_ns()
+    assert desk.counted(word.SERVED, word.NUM_SWITCHES) == (request, 1)
+    assert desk.shared_state.words[word.DELIVERED_NS] == desk.clock.monotonic_ns()
 
 
 def test_only_the_newest_of_several_requests_is_served(desk: Desk) -> None:
     for sm_clock_mhz in (1400, 900, 1200):
         desk.ask(sm_clock_mhz)
-    desk.keeper.serve()
+    desk.controller.serve()
     assert desk.gpu.told == [1200]
 
 
@@ -160,7 +162,7 @@ def test_a_clock_in_force_is_not_set_again(desk: Desk) -> None:
     desk.serve(1200)
     desk.serve(1200)
     assert desk.gpu.told == [1200]
-    assert desk.counted(words_of.SERVED) == desk.counted(words_of.REQUEST)
+    assert desk.counted(word.SERVED) == desk.counted(word.REQUEST)
 
 
 def test_before_a_clock_is_set_the_record_says_so(
@@ -170,7 +172,7 @@ def test_before_a_clock_is_set_the_record_says_so(
     monkeypatch.setattr(
         desk.gpu,
         "lock_sm_clock_mhz",
-        lambda _: seen.append((desk.record.holder(), desk.board.words[words_of.MAY_BE_LOCKED])),
+        lambda _: seen.append((desk.record.holder(), desk.shared_state.words[word.MAY_BE_LOCKED])),
     )
     desk.serve(1200)
     assert seen == [(HOLDER, 1)]
@@ -184,14 +186,14 @@ def test_while_a_clock_is_given_back_the_record_still_stands(
     monkeypatch.setattr(
         desk.gpu,
         "reset_sm_clock",
-        lambda: seen.append((desk.record.holder(), desk.board.words[words_of.MAY_BE_LOCKED])),
+        lambda: seen.append((desk.record.holder(), desk.shared_state.words[word.MAY_BE_LOCKED])),
     )
-    desk.keeper.give_back()
+    desk.controller.restore()
     assert seen == [(HOLDER, 1)]
     assert desk.record.holder() is None
 
 
-@pytest.mark.parametrize("code", [words_of.GIVE_BACK, words_of.QUIT])
+@pytest.mark.parametrize("code", [word.RESTORE, word.QUIT])
 def test_a_clock_is_given_back_on_request_and_once(desk: Desk, code: int) -> None:
     desk.serve(1200)
     desk.serve(code)
@@ -205,16 +207,16 @@ def test_a_clock_is_given_back_on_request_and_once(desk: Desk, code: int) -> Non
 
 
 def test_a_clock_that_was_never_set_is_not_given_back(desk: Desk) -> None:
-    desk.serve(words_of.GIVE_BACK)
-    desk.keeper.give_back()
+    desk.serve(word.RESTORE)
+    desk.controller.restore()
     assert desk.gpu.told == []
 
 
 def test_what_another_governor_may_have_left_locked_is_given_back(desk: Desk) -> None:
     # So the standby finds the board when its governor was killed within the call.
     desk.record.write(HOLDER)
-    desk.board.words[words_of.MAY_BE_LOCKED] = 1
-    desk.keeper.give_back()
+    desk.shared_state.words[word.MAY_BE_LOCKED] = 1
+    desk.controller.restore()
     assert desk.gpu.told == [RESET]
     assert desk.record.holder() is None
 
@@ -230,7 +232,7 @@ def test_a_hopeless_failure_ends_it_at_once_and_nothing_is_touched(
     with pytest.raises(GpuError, match=str(error)):
         desk.serve(1200)
     assert desk.gpu.told == []
-    assert desk.counted(*LOCK_WORDS, words_of.NUM_FAILURES) == (0, 0, 1)
+    assert desk.counted(*LOCK_WORDS, word.NUM_FAILURES) == (0, 0, 1)
     assert desk.record.holder() is None
 
 
@@ -252,12 +254,12 @@ def test_a_hopeless_failure_does_not_forget_what_a_killed_governor_left_locked(
 ) -> None:
     # The standby took over, and could not give back what it found.
     desk.record.write(HOLDER)
-    desk.board.words[words_of.MAY_BE_LOCKED] = 1
+    desk.shared_state.words[word.MAY_BE_LOCKED] = 1
     desk.gpu.lock_errors = [GpuPermissionError("run as root")]
     desk.gpu.reset_errors = [GpuPermissionError("run as root")]
     with pytest.raises(GpuPermissionError):
         desk.serve(1200)
-    assert desk.board.words[words_of.MAY_BE_LOCKED] == 1
+    assert desk.shared_state.words[word.MAY_BE_LOCKED] == 1
     assert desk.record.holder() == HOLDER
 
 
@@ -265,10 +267,10 @@ def test_other_failures_end_it_at_the_third_in_a_row(desk: Desk) -> None:
     desk.gpu.lock_errors = [GpuError("busy")] * MAX_FAILURES_IN_A_ROW
     for _ in range(MAX_FAILURES_IN_A_ROW - 1):
         desk.serve(1200)
-        assert desk.counted(words_of.SERVED) == desk.counted(words_of.REQUEST)
+        assert desk.counted(word.SERVED) == desk.counted(word.REQUEST)
     with pytest.raises(GpuError, match="busy"):
         desk.serve(1200)
-    assert desk.counted(words_of.NUM_FAILURES, words_of.NUM_SWITCHES) == (3, 0)
+    assert desk.counted(word.NUM_FAILURES, word.NUM_SWITCHES) == (3, 0)
 
 
 def test_a_success_in_between_begins_the_count_again(desk: Desk) -> None:
@@ -277,8 +279,8 @@ def test_a_success_in_between_begins_the_count_again(desk: Desk) -> None:
         for _ in range(MAX_FAILURES_IN_A_ROW - 1):
             desk.serve(1200)
         desk.serve(1200)
-        desk.serve(words_of.GIVE_BACK)
-    assert desk.counted(words_of.NUM_FAILURES, words_of.NUM_SWITCHES) == (8, 4)
+        desk.serve(word.RESTORE)
+    assert desk.counted(word.NUM_FAILURES, word.NUM_SWITCHES) == (8, 4)
 
 
 def test_after_a_failure_whose_effect_nobody_knows_the_clock_is_given_back(desk: Desk) -> None:
@@ -293,17 +295,17 @@ def test_after_a_failure_whose_effect_nobody_knows_the_clock_is_given_back(desk:
 def test_a_clock_that_the_gpu_lacks_is_a_failure_like_others(desk: Desk) -> None:
     desk.gpu.lock_errors = [ValueError("GPU-recording does not support 1201 MHz")]
     desk.serve(1201)
-    assert desk.counted(words_of.NUM_FAILURES, words_of.IN_FORCE_MHZ) == (1, 0)
+    assert desk.counted(word.NUM_FAILURES, word.IN_FORCE_MHZ) == (1, 0)
 
 
 def test_what_cannot_be_given_back_stays_on_record(desk: Desk) -> None:
     desk.serve(1200)
     desk.gpu.reset_errors = [GpuError("busy")]
     with pytest.raises(GpuError, match="busy"):
-        desk.keeper.give_back()
-    assert desk.board.words[words_of.MAY_BE_LOCKED] == 1
+        desk.controller.restore()
+    assert desk.shared_state.words[word.MAY_BE_LOCKED] == 1
     assert desk.record.holder() == HOLDER
-    desk.keeper.give_back()
+    desk.controller.restore()
     assert desk.gpu.told == [1200, RESET]
     assert desk.record.holder() is None
 
@@ -321,7 +323,7 @@ def test_a_clock_is_read_back_when_it_has_settled_and_not_too_often(desk: Desk) 
     assert desk.gpu.num_reads == 1
     desk.read_after(READ_PERIOD_S)
     assert desk.gpu.num_reads == 2
-    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (2, 0, 0, 0, 1200)
+    assert desk.counted(*READ_WORDS, word.SM_CLOCK_MHZ) == (2, 0, 0, 0, 1200)
 
 
 def test_each_new_clock_has_the_time_to_settle(desk: Desk) -> None:
@@ -334,19 +336,19 @@ def test_each_new_clock_has_the_time_to_settle(desk: Desk) -> None:
 def test_the_drivers_own_clock_is_sampled_and_can_miss_nothing(desk: Desk) -> None:
     desk.gpu.held_mhz = 1305
     desk.gpu.limits = ClockLimit.POWER
-    desk.keeper.read_back()
+    desk.controller.read_back()
     desk.read_after(READ_PERIOD_S / 2)
     assert desk.sampled() == (1, 1305)
     desk.read_after(READ_PERIOD_S)
     assert desk.sampled() == (2, 2610)
-    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (0, 0, 0, 0, 1305)
+    assert desk.counted(*READ_WORDS, word.SM_CLOCK_MHZ) == (0, 0, 0, 0, 1305)
 
 
 def test_a_clock_that_was_given_back_has_the_time_to_settle(desk: Desk) -> None:
     desk.serve(1200)
     desk.read_after(2 * SETTLE_S)
     desk.clock.now_s += READ_PERIOD_S
-    desk.serve(words_of.GIVE_BACK)
+    desk.serve(word.RESTORE)
     desk.read_after(SETTLE_S / 2)
     assert desk.gpu.num_reads == 1
     desk.gpu.held_mhz = 1410
@@ -373,11 +375,11 @@ def test_clocks_that_change_often_are_read_no_more_often_than_one_that_stays(des
 
 
 def test_until_when_a_clock_may_not_be_read_is_told(desk: Desk) -> None:
-    assert desk.keeper.until_read_s() <= 0
+    assert desk.controller.until_read_s() <= 0
     desk.serve(1200)
-    assert desk.keeper.until_read_s() == pytest.approx(SETTLE_S)
+    assert desk.controller.until_read_s() == pytest.approx(SETTLE_S)
     desk.read_after(2 * SETTLE_S)
-    assert desk.keeper.until_read_s() == pytest.approx(READ_PERIOD_S)
+    assert desk.controller.until_read_s() == pytest.approx(READ_PERIOD_S)
 
 
 @pytest.mark.parametrize(
@@ -403,13 +405,13 @@ def test_misses_are_counted_by_what_held_the_clock_down(
     desk.gpu.limits, desk.gpu.held_mhz = limits, real_mhz
     desk.read_after(2 * SETTLE_S)
     assert desk.counted(*READ_WORDS) == counts
-    assert desk.board.words[words_of.SM_CLOCK_MHZ] == real_mhz
+    assert desk.shared_state.words[word.SM_CLOCK_MHZ] == real_mhz
 
 
 def test_a_clock_that_cannot_be_read_is_no_miss_and_is_read_again_later(desk: Desk) -> None:
     desk.serve(1200)
     desk.gpu.read_errors = [GpuError("busy")]
     desk.read_after(2 * SETTLE_S)
-    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (0, 0, 0, 0, 0)
+    assert desk.counted(*READ_WORDS, word.SM_CLOCK_MHZ) == (0, 0, 0, 0, 0)
     desk.read_after(2 * READ_PERIOD_S)
-    assert desk.counted(*READ_WORDS, words_of.SM_CLOCK_MHZ) == (1, 0, 0, 0, 1200)
+    assert desk.counted(*READ_WORDS, word.SM_CLOCK_MHZ) == (1, 0, 0, 0, 1200)

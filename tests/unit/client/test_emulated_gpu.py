@@ -324,7 +324,7 @@ def test_with_noise_and_a_changing_pace_the_counter_never_falls(
     gpu = make_gpu(clock, noise=0.29, seed=seed)
     shown_j = 0.0
     for computation_s, slowdown in steps:
-        gpu.set_pace(slowdown)
+        gpu.set_slowdown(slowdown)
         gpu.on_instruction_begin("forward")
         clock.move(computation_s)
         assert gpu.total_energy_j() >= shown_j
@@ -335,19 +335,19 @@ def test_with_noise_and_a_changing_pace_the_counter_never_falls(
 
 def test_a_slower_pace_takes_longer_at_the_same_power_until_it_is_set_back() -> None:
     gpu = make_gpu(HandClock())
-    gpu.set_pace(1.5)
+    gpu.set_slowdown(1.5)
     gpu.lock_sm_clock_mhz(900)
     assert times_and_energies(gpu, "forward", 1) == [pytest.approx((3.0, 300.0))]
-    gpu.set_pace(0.5)
+    gpu.set_slowdown(0.5)
     assert times_and_energies(gpu, "forward", 1) == [pytest.approx((1.0, 100.0))]
-    gpu.set_pace(1.0)
+    gpu.set_slowdown(1.0)
     assert times_and_energies(gpu, "forward", 1) == [pytest.approx((2.0, 200.0))]
 
 
 def test_a_pace_that_is_set_while_an_instruction_runs_counts_from_the_next() -> None:
     gpu = make_gpu(HandClock())
     gpu.on_instruction_begin("forward")
-    gpu.set_pace(2.0)
+    gpu.set_slowdown(2.0)
     gpu.on_instruction_end("forward")
     assert gpu.emulated_time_s() == pytest.approx(1.0)
     assert run(gpu, "forward") == pytest.approx(2.0)
@@ -357,7 +357,7 @@ def test_a_pace_that_is_set_while_an_instruction_runs_counts_from_the_next() -> 
 def test_a_pace_that_is_none_is_refused_and_changes_nothing(slowdown: float) -> None:
     gpu = make_gpu(HandClock())
     with pytest.raises(ValueError, match="slowdown must be positive and finite"):
-        gpu.set_pace(slowdown)
+        gpu.set_slowdown(slowdown)
     assert run(gpu, "forward") == pytest.approx(1.0)
 
 

@@ -11,7 +11,7 @@ from tests.planner.patience import wait_until
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.api.planner_errors import strict_json
 from flyball_client.session.measurement_outbox import MeasurementOutbox
-from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_client.session.planner_reachability import Backoff, PlannerReachability
 from flyball_wire.codec import decode
 from flyball_wire.messages import MeasurementBatch, StepMeasurement
 
@@ -63,7 +63,7 @@ def make_outbox(
         rank=0,
         may_post=may_post,
         run_id=lambda: run_id,
-        presence=PlannerPresence("rank 0"),
+        reachability=PlannerReachability("rank 0"),
         backoff=Backoff(first_s=0.001, longest_s=0.002),
         capacity=capacity,
         max_details=max_details,

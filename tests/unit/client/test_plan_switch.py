@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flyball_client.session.active_plan import PlanSwitch
+from flyball_client.session.active_plan import PendingPlans
 from flyball_client.session.plan_cursor import CompiledPlan
 
 
@@ -29,7 +29,7 @@ class Chooser:
 
 
 def test_the_newest_plan_whose_step_has_come_is_run_and_older_ones_are_forgotten() -> None:
-    switch = PlanSwitch()
+    switch = PendingPlans()
     switch.put(plan(1), 2)
     switch.put(plan(2), 1)
     switch.put(plan(3), 5)
@@ -46,7 +46,7 @@ def test_the_newest_plan_whose_step_has_come_is_run_and_older_ones_are_forgotten
 
 def test_a_plan_that_is_not_chosen_is_offered_again_with_those_that_have_come_since() -> None:
     chooser = Chooser()
-    switch = PlanSwitch(chooser)
+    switch = PendingPlans(chooser)
     first, second = plan(1), plan(2)
     switch.put(first, 1)
     switch.put(second, 3)
@@ -57,7 +57,7 @@ def test_a_plan_that_is_not_chosen_is_offered_again_with_those_that_have_come_si
 
 def test_an_older_plan_may_be_chosen_and_the_newer_one_goes_on_waiting() -> None:
     chooser = Chooser()
-    switch = PlanSwitch(chooser)
+    switch = PendingPlans(chooser)
     chooser.wanted, newer = plan(1), plan(2)
     switch.put(chooser.wanted, 0)
     switch.put(newer, 0)
@@ -70,7 +70,7 @@ def test_an_older_plan_may_be_chosen_and_the_newer_one_goes_on_waiting() -> None
 
 def test_of_plans_that_are_never_chosen_the_newest_are_kept() -> None:
     chooser = Chooser()
-    switch = PlanSwitch(chooser)
+    switch = PendingPlans(chooser)
     kept = [plan(version) for version in range(40)]
     for step, due in enumerate(kept[:39]):
         switch.put(due, step)
@@ -84,7 +84,7 @@ def test_of_plans_that_are_never_chosen_the_newest_are_kept() -> None:
 
 
 def test_a_plan_that_is_taken_late_still_has_its_own_first_step() -> None:
-    switch = PlanSwitch()
+    switch = PendingPlans()
     switch.put(plan(1), 3)
     assert switch.take_due(2) is None
     taken = switch.take_due(8)
@@ -95,7 +95,7 @@ def test_a_plan_that_is_taken_late_still_has_its_own_first_step() -> None:
 def test_plans_that_are_equal_are_still_two() -> None:
     # A planner that has started over counts its versions from 1 again.
     chooser = Chooser()
-    switch = PlanSwitch(chooser)
+    switch = PendingPlans(chooser)
     chooser.wanted = plan(1)
     switch.put(plan(1), 0)
     switch.put(chooser.wanted, 1)

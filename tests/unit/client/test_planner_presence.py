@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
-from flyball_client.session.planner_reachability import PlannerPresence
+from flyball_client.session.planner_reachability import PlannerReachability
 
 AWAY = PlannerUnavailableError("nobody there")
 
@@ -15,56 +15,56 @@ def refused(status: int) -> PlannerRefusedError:
 
 
 @pytest.fixture
-def presence(caplog: pytest.LogCaptureFixture) -> PlannerPresence:
+def reachability(caplog: pytest.LogCaptureFixture) -> PlannerReachability:
     caplog.set_level(logging.INFO, logger="flyball_client")
-    return PlannerPresence("rank 3")
+    return PlannerReachability("rank 3")
 
 
 @pytest.mark.parametrize(("status", "level"), [(404, logging.INFO), (422, logging.WARNING)])
 def test_a_planner_that_returns_and_refuses_is_said_once(
-    presence: PlannerPresence, caplog: pytest.LogCaptureFixture, status: int, level: int
+    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture, status: int, level: int
 ) -> None:
     for error in (AWAY, AWAY, refused(status), refused(status), AWAY, refused(status)):
-        presence.lost("plans", error)
+        reachability.lost("plans", error)
     said = [(record.levelno, record.message.rpartition(": ")[2]) for record in caplog.records]
     away, no = (logging.WARNING, "nobody there"), (level, f"refused ({status})")
     assert said == [away, no, away, no]
 
 
 def test_a_refusal_for_another_reason_is_said_too(
-    presence: PlannerPresence, caplog: pytest.LogCaptureFixture
+    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
 ) -> None:
     for status in (404, 404, 401, 401):
-        presence.lost("plans", refused(status))
+        reachability.lost("plans", refused(status))
     assert len(caplog.records) == 2
 
 
 def test_to_be_forgotten_is_a_warning(
-    presence: PlannerPresence, caplog: pytest.LogCaptureFixture
+    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
 ) -> None:
-    presence.back("plans")
-    presence.lost("plans", refused(404))
+    reachability.back("plans")
+    reachability.lost("plans", refused(404))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "refused (404)" in record.message
 
 
 def test_one_thread_that_is_refused_and_one_that_is_not_do_not_fill_the_log(
-    presence: PlannerPresence, caplog: pytest.LogCaptureFixture
+    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
-        presence.lost("plans", refused(422))
-        presence.back("measurements")
+        reachability.lost("plans", refused(422))
+        reachability.back("measurements")
     assert len(caplog.records) == 1
-    presence.back("plans")
+    reachability.back("plans")
     assert caplog.messages[1:] == ["rank 3: planner back"]
 
 
 def test_lost_and_back_are_one_line_each_for_all_threads(
-    presence: PlannerPresence, caplog: pytest.LogCaptureFixture
+    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
 ) -> None:
-    presence.lost("plans", AWAY)
-    presence.lost("measurements", AWAY)
-    presence.back("measurements")
-    presence.back("plans")
+    reachability.lost("plans", AWAY)
+    reachability.lost("measurements", AWAY)
+    reachability.back("measurements")
+    reachability.back("plans")
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]

@@ -30,9 +30,9 @@ def point(kind: InstructionKind, frequency_mhz: int, energy_j: float = 1.0) -> M
 class Valley:
     """Measures an energy that falls down to a clock and rises below it."""
 
-    def __init__(self, valley_mhz: int, *, held_above_mhz: int = 100_000) -> None:
+    def __init__(self, least_energy_mhz: int, *, held_above_mhz: int = 100_000) -> None:
         self.asked: list[tuple[InstructionKind, int]] = []
-        self._valley_mhz = valley_mhz
+        self._valley_mhz = least_energy_mhz
         self._held_above_mhz = held_above_mhz
 
     def __call__(self, kind: InstructionKind, clock_mhz: int) -> MeasuredPoint:

@@ -12,7 +12,7 @@ from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.api.errors import PlannerUnavailableError
-from flyball_client.governor import shared_state as words_of
+from flyball_client.governor import shared_state as word
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
@@ -476,46 +476,46 @@ class TestTheLease:
     def serve(self, governor: ProcessGovernor, in_force_mhz: int) -> None:
         """What was asked for is served, and this clock in force; 0: none."""
         words = governor._words
-        words[words_of.SERVED] = words[words_of.REQUEST]
-        words[words_of.IN_FORCE_MHZ] = in_force_mhz
+        words[word.SERVED] = words[word.REQUEST]
+        words[word.IN_FORCE_MHZ] = in_force_mhz
 
     def test_begins_anew_with_the_end_of_an_instruction_at_the_clock_of_the_last_one(
         self, session: RankSession, governor: ProcessGovernor
     ) -> None:
         words = governor._words
-        request = words[words_of.REQUEST]
+        request = words[word.REQUEST]
         session.on_instruction_begin("forward", microbatch=1)
-        words[words_of.HOOK_NS] = 1  # long ago
+        words[word.HOOK_NS] = 1  # long ago
         session.on_instruction_end("forward", microbatch=1)
-        assert words[words_of.HOOK_NS] > words[words_of.REQUESTED_NS]
-        assert words[words_of.REQUEST] == request
+        assert words[word.HOOK_NS] > words[word.REQUESTED_NS]
+        assert words[word.REQUEST] == request
 
     def test_begins_anew_with_the_next_instruction_where_no_end_is_told(
         self, session: RankSession, governor: ProcessGovernor
     ) -> None:
         words = governor._words
         session.on_instruction_begin("forward", microbatch=1)
-        words[words_of.HOOK_NS] = 1  # long ago
+        words[word.HOOK_NS] = 1  # long ago
         session.on_instruction_begin("forward", microbatch=2)
-        assert words[words_of.HOOK_NS] > words[words_of.REQUESTED_NS]
+        assert words[word.HOOK_NS] > words[word.REQUESTED_NS]
 
     def test_expired_has_the_next_end_of_an_instruction_ask_for_its_clock(
         self, session: RankSession, governor: ProcessGovernor
     ) -> None:
         words = governor._words
         self.serve(governor, 0)  # given back
-        number = words[words_of.REQUEST] >> 32
+        number = words[word.REQUEST] >> 32
         session.on_instruction_begin("forward", microbatch=1)
-        assert words[words_of.REQUEST] >> 32 == number
+        assert words[word.REQUEST] >> 32 == number
         session.on_instruction_end("forward", microbatch=1)
-        assert words[words_of.REQUEST] == (number + 1) << 32 | 900
+        assert words[word.REQUEST] == (number + 1) << 32 | 900
         # Not again before that is served.
         session.on_instruction_begin("forward", microbatch=2)
         session.on_instruction_end("forward", microbatch=2)
-        assert words[words_of.REQUEST] == (number + 1) << 32 | 900
+        assert words[word.REQUEST] == (number + 1) << 32 | 900
         self.serve(governor, 900)
         session.on_instruction_end("forward", microbatch=2)
-        assert words[words_of.REQUEST] == (number + 1) << 32 | 900
+        assert words[word.REQUEST] == (number + 1) << 32 | 900
 
 
 def test_a_transfer_told_while_an_instruction_runs_is_the_next_ones(
@@ -801,7 +801,7 @@ def test_a_planner_that_grants_no_wait_is_not_asked_more_often(
     pauses_s: list[float] = []
     session = make_session(gpu)
     assert session._link is not None
-    stopping = session._link._feed._stopping
+    stopping = session._link._subscriber._stopping
 
     def note(timeout: float | None = None) -> bool:
         pauses_s.append(timeout or 0.0)
@@ -811,7 +811,7 @@ def test_a_planner_that_grants_no_wait_is_not_asked_more_often(
 
     stopping.wait = note  # type: ignore[method-assign] # time does not pass here
     session.start()
-    session._link._feed._thread.join(20.0)
+    session._link._subscriber._thread.join(20.0)
     assert asked == 5
     assert len(pauses_s) == 5
     assert max(pauses_s) > 0.0

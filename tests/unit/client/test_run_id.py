@@ -17,7 +17,7 @@ from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
-from flyball_client.session.planner_reachability import Backoff, PlannerPresence
+from flyball_client.session.planner_reachability import Backoff, PlannerReachability
 from flyball_wire.codec import decode
 from flyball_wire.messages import RankPlan, RankRegistration, StepMeasurement
 
@@ -119,7 +119,7 @@ def test_a_process_that_a_new_run_has_left_behind_says_so_once(
         rank=0,
         may_post=may_post,
         run_id=lambda: "old",
-        presence=PlannerPresence("rank 0"),
+        reachability=PlannerReachability("rank 0"),
         backoff=Backoff(first_s=0.001, longest_s=0.002),
         period_s=0.001,
     )

@@ -18,12 +18,12 @@ from tests.governed_rank.processes import wait_until
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
 from flyball_client.governor import governor_process
-from flyball_client.governor import shared_state as words_of
-from flyball_client.governor.config import Charge
+from flyball_client.governor import shared_state as word
+from flyball_client.governor.config import GovernorConfig
 from flyball_client.governor.governor_process import HUNG_S, OVERDUE_S, GovernorProcess
 from flyball_client.governor.lock_record import LockRecord
 from flyball_client.governor.process_watch import ProcessIdentity
-from flyball_client.governor.shared_state import ClockBoard
+from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuAddress
 
 REQUEST = 1 << 32 | 900
@@ -34,8 +34,8 @@ class Pair:
     """A standby on a thread of this process; its rank and the active one are idle processes."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.board = ClockBoard.create()
-        self.board.words[words_of.HOOK_NS] = time.monotonic_ns()
+        self.shared_state = SharedState.create()
+        self.shared_state.words[word.HOOK_NS] = time.monotonic_ns()
         self.gpu = RecordingGpu()
         self.rank, self.active = _idle_process(), _idle_process()
         self.record = LockRecord.take(folder, self.gpu.uuid)
@@ -49,17 +49,17 @@ class Pair:
         monkeypatch.setattr(governor_process, "time", clock)
         monkeypatch.setattr(governor_process, "wait_exactly", self._wait)
         monkeypatch.setattr(governor_process, "_stop_signals", lambda: self._stop_read_fd)
-        charge = Charge(
+        config = GovernorConfig(
             address=GpuAddress(control="nvml", uuid=self.gpu.uuid),
             rank_name="rank 0",
             rank=_identity(self.rank),
             launcher=None,
             lease_s=30.0,
             state_dir=folder,
-            board_fd=self.board.fd,
+            shared_state_fd=self.shared_state.fd,
             wake_fd=-1,
         )
-        self._process = GovernorProcess(charge, self.gpu, self.board, self.record)
+        self._process = GovernorProcess(config, self.gpu, self.shared_state, self.record)
         self.takes_over: bool | None = None
         self._thread = threading.Thread(target=self._stand_by, daemon=True)
 
@@ -90,7 +90,7 @@ class Pair:
             process.kill()
             process.wait()
         self.record.close()
-        self.board.close()
+        self.shared_state.close()
         os.close(self._stop_read_fd)
         os.close(self._stop_fd)
 
@@ -122,7 +122,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 def test_an_active_one_that_does_not_serve_a_request_is_ended_once_it_counts_as_hung(
     pair: Pair,
 ) -> None:
-    pair.board.words[words_of.REQUEST] = REQUEST
+    pair.shared_state.words[word.REQUEST] = REQUEST
     pair.start()
     pair.tick()
     pair.now_s += OVERDUE_S + MARGIN_S
@@ -137,16 +137,16 @@ def test_an_active_one_that_does_not_serve_a_request_is_ended_once_it_counts_as_
 def test_an_active_one_that_makes_progress_is_left_alone(pair: Pair) -> None:
     pair.start()
     for number in range(1, 4):
-        pair.board.words[words_of.REQUEST] = number << 32 | 900
+        pair.shared_state.words[word.REQUEST] = number << 32 | 900
         pair.now_s += HUNG_S - MARGIN_S
         pair.tick()
-        pair.board.words[words_of.SERVED] = number << 32 | 900
+        pair.shared_state.words[word.SERVED] = number << 32 | 900
         pair.tick()
     assert pair.is_active_alive()
 
 
 def test_a_clock_that_is_locked_after_the_ranks_end_is_overdue_sooner(pair: Pair) -> None:
-    pair.board.words[words_of.MAY_BE_LOCKED] = 1
+    pair.shared_state.words[word.MAY_BE_LOCKED] = 1
     pair.start()
     pair.tick()
     pair.rank.kill()

@@ -50,14 +50,17 @@ def order(text: str) -> Order:
 
 @contextmanager
 def pipelines(
-    orders: list[Order], *, num_pipelines: int = 1, pace: dict[tuple[int, int], float] | None = None
+    orders: list[Order],
+    *,
+    num_pipelines: int = 1,
+    slowed: dict[tuple[int, int], float] | None = None,
 ) -> Iterator[list[EmulatedRank]]:
     """Ranks that run these orders at the highest clocks, closed in the end.
 
     Args:
         orders: of the stages.
         num_pipelines: alike.
-        pace: slowdowns of GPUs, by pipeline and stage.
+        slowed: slowdowns of GPUs, by pipeline and stage.
     """
     ranks: list[EmulatedRank] = []
     for pipeline in range(num_pipelines):
@@ -70,7 +73,7 @@ def pipelines(
                 counter_period_s=1e-9,
                 clock=clock,
             )
-            gpu.set_pace((pace or {}).get((pipeline, stage), 1.0))
+            gpu.set_slowdown((slowed or {}).get((pipeline, stage), 1.0))
             session = RankSession(gpu=gpu, job_id="job", rank=len(ranks), stage=stage, planner=None)
             ranks.append(
                 EmulatedRank(
@@ -137,7 +140,7 @@ def test_a_transfer_does_not_arrive_before_it_was_sent() -> None:
 
 def test_a_pipeline_with_a_straggler_keeps_the_other_ones_waiting_at_the_end() -> None:
     """Its stage 1 takes 1.5 times as long: 0.1 s before it, 3 (0.15 + 0.3) s, 0.2 s after it."""
-    with pipelines(ONE_F_ONE_B, num_pipelines=2, pace={(1, 1): 1.5}) as ranks:
+    with pipelines(ONE_F_ONE_B, num_pipelines=2, slowed={(1, 1): 1.5}) as ranks:
         step = run_step(ranks, num_stages=2)
         assert [measured.time_s for measured in step] == pytest.approx(4 * [1.65])
         # The first pipeline does what it did, 0.45 s less of which it waits in the end.
@@ -211,7 +214,7 @@ def test_a_late_clock_of_a_slow_gpu_is_as_late_and_its_instruction_as_slow() -> 
         counter_period_s=1e-9,
         clock=clock,
     )
-    gpu.set_pace(2.0)
+    gpu.set_slowdown(2.0)
     gpu.lock_sm_clock_mhz(700)
     gpu.on_instruction_begin("forward")
     gpu.on_instruction_end("forward")

@@ -22,7 +22,7 @@ from tests.unit.integrations.switched_orders import (
     stock,
 )
 
-from flyball_client.session.active_plan import PlanSwitch
+from flyball_client.session.active_plan import PendingPlans
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.deepspeed.order_switch import OrderSwitch, PlannedSchedule
 from flyball_integrations.shared import order_agreement
@@ -106,7 +106,7 @@ class FollowingRanks(Ranks):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(World(2, monkeypatch), monkeypatch, free_bytes=10_000)
-        self._plans = [PlanSwitch(switch.choose_plan) for switch in self.switches]
+        self._plans = [PendingPlans(switch.choose_plan) for switch in self.switches]
         self._step = 0
         self._in_force = [0, 0]
 

@@ -18,16 +18,20 @@ from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, model_of_request
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers import first_plans
-from flyball_server.planning.stragglers.first_plans import PacedFirstPlans, make_first_plan
+from flyball_server.planning.stragglers.first_plans import SlowedFirstPlans, make_first_plan
 from flyball_server.planning.stragglers.running_clocks import RunningClocks
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, paced_model
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    slowed_model,
+)
 
 from .oracles import every_plan
 from .tiny_pipelines import B, F, operating_points, profile_of
 
 # 1 s and 10 J, 1.5 s and 7 J, or 2 s and 6 J.
 POINTS = ((1400, 1.0, 10.0), (1200, 1.5, 7.0), (1000, 2.0, 6.0))
-TWICE_AS_SLOW = Pace(stage=0, slowdown=2.0)
+TWICE_AS_SLOW = Slowdown(stage=0, slowdown=2.0)
 ROUNDING_ERROR = 1e-9
 many = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -37,7 +41,7 @@ def first_plans_of_short_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 1)
 
 
-def one_stage(target: str) -> PacedRequest:
+def one_stage(target: str) -> SlowedRequest:
     """A forward and a backward, which take twice as long, and as much, as `POINTS`."""
     request = PlanRequest(
         profile=profile_of([{F: POINTS, B: POINTS}]),
@@ -46,7 +50,7 @@ def one_stage(target: str) -> PacedRequest:
         target=target,
         effort=Effort.LOW,
     )
-    return PacedRequest(request=request, paces=(TWICE_AS_SLOW,))
+    return SlowedRequest(request=request, slowdowns=(TWICE_AS_SLOW,))
 
 
 def running(clock_mhz: int, iteration_time_s: float) -> RunningClocks:
@@ -68,12 +72,12 @@ class Tiny:
         model: its pipeline, as paced.
     """
 
-    paced: PacedRequest
+    slowed: SlowedRequest
     model: PipelineModel
 
-    def aiming_at(self, target: str, reserve: float = 0.0) -> PacedRequest:
-        request = replace(self.paced.request, target=target, reserve=reserve)
-        return replace(self.paced, request=request)
+    def aiming_at(self, target: str, reserve: float = 0.0) -> SlowedRequest:
+        request = replace(self.slowed.request, target=target, reserve=reserve)
+        return replace(self.slowed, request=request)
 
 
 @st.composite
@@ -86,10 +90,10 @@ def tiny_pipelines(draw: st.DrawFn, most_forwards: int = 4) -> Tiny:
         blocking_power_w=(float(draw(st.integers(0, 60))),),
         effort=Effort.LOW,
     )
-    slow = Pace(stage=0, slowdown=draw(st.sampled_from([1.5, 2.0])))
+    slow = Slowdown(stage=0, slowdown=draw(st.sampled_from([1.5, 2.0])))
     return Tiny(
-        paced=PacedRequest(request=request, paces=(slow,)),
-        model=paced_model(model_of_request(request), [slow], share=1.0),
+        slowed=SlowedRequest(request=request, slowdowns=(slow,)),
+        model=slowed_model(model_of_request(request), [slow], share=1.0),
     )
 
 
@@ -135,9 +139,9 @@ def test_with_a_reserve_fewer_instructions_run_slower() -> None:
         blocking_power_w=(0.0,),
         effort=Effort.LOW,
     )
-    paced = PacedRequest(request=request, paces=())
-    without = make_first_plan(paced)
-    reserved = make_first_plan(replace(paced, request=replace(request, reserve=0.1)))
+    slowed = SlowedRequest(request=request, slowdowns=())
+    without = make_first_plan(slowed)
+    reserved = make_first_plan(replace(slowed, request=replace(request, reserve=0.1)))
     assert without is not None
     assert reserved is not None
     assert without.iteration_time_s == reserved.iteration_time_s == 8.0
@@ -160,7 +164,7 @@ def test_for_least_energy_clocks_that_need_less_stay_whatever_they_were_planned_
 
     monkeypatch.setattr(FirstPlanner, "plan", highest)
     lowest = running(1000, 9.0)
-    assert PacedFirstPlans(one_stage("fastest"), lowest).now == pytest.approx((8.0, 24.0))
+    assert SlowedFirstPlans(one_stage("fastest"), lowest).now == pytest.approx((8.0, 24.0))
     assert make_first_plan(one_stage("least-energy"), lowest) is None
     assert make_first_plan(one_stage("least-energy"), running(1400, 9.0)) is not None
     # A deadline of 5 s they do not meet, nor were they planned for it.
@@ -236,7 +240,7 @@ def test_pipelines_side_by_side_have_the_reserve_that_they_have_as_one(
     tiny: Tiny, reserve: float
 ) -> None:
     """One that is faster has more to spare: the other makes its iteration longer."""
-    models = [tiny.model, model_of_request(tiny.paced.request)]
+    models = [tiny.model, model_of_request(tiny.slowed.request)]
     joint = join_pipelines(models)
     together_s = max(time_and_energy(model, model.baseline())[0] for model in models)
     apart = [with_reserve(model, reserve, iteration_time_s=together_s) for model in models]
@@ -252,15 +256,17 @@ def test_pipelines_side_by_side_have_the_reserve_that_they_have_as_one(
 def test_of_pipelines_side_by_side_no_plan_is_below_the_bound(
     tiny: Tiny, target: str, reserve: float
 ) -> None:
-    slow = Pace(stage=0, slowdown=1.5)
+    slow = Slowdown(stage=0, slowdown=1.5)
     asked = replace(
-        tiny.aiming_at(target, reserve), paces=(replace(slow, dp_rank=1),), num_pipelines=2
+        tiny.aiming_at(target, reserve), slowdowns=(replace(slow, dp_rank=1),), num_pipelines=2
     )
     plan = make_first_plan(asked)
     assume(plan is not None)
     assert plan is not None
     profiled = model_of_request(asked.request)
-    joint = join_pipelines([paced_model(profiled, paces, share=0.5) for paces in ([], [slow])])
+    joint = join_pipelines(
+        [slowed_model(profiled, slowdowns, share=0.5) for slowdowns in ([], [slow])]
+    )
     baseline_s, baseline_j = time_and_energy(joint, joint.baseline())
     assert plan.baseline_iteration_time_s == baseline_s
     assert plan.baseline_energy_j == pytest.approx(baseline_j)

@@ -23,7 +23,11 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 
 from .tiny_pipelines import (
     B,
@@ -55,8 +59,8 @@ def plan_of(
     )
 
 
-def paced_plan(
-    profile: StageProfile, *paces: Pace, num_pipelines: int = 1, num_microbatches: int = 1
+def slowed_plan(
+    profile: StageProfile, *slowdowns: Slowdown, num_pipelines: int = 1, num_microbatches: int = 1
 ) -> FrequencyPlan | DataParallelPlan:
     request = PlanRequest(
         profile=profile,
@@ -64,17 +68,21 @@ def paced_plan(
         blocking_power_w=(5.0,),
         effort=Effort.LOW,
     )
-    return make_paced_plan(PacedRequest(request=request, paces=paces, num_pipelines=num_pipelines))
+    return make_slowed_plan(
+        SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)
+    )
 
 
 def rows_of(
     profile: StageProfile,
     plan: FrequencyPlan | DataParallelPlan,
-    *paces: Pace,
+    *slowdowns: Slowdown,
     num_pipelines: int = 1,
 ) -> tuple[PredictedTimeline, tuple[TimelineRow, ...]]:
     """Of a plan that must be drawn as it was planned."""
-    timeline, is_as_planned = job_timeline(profile, plan, paces=paces, num_pipelines=num_pipelines)
+    timeline, is_as_planned = job_timeline(
+        profile, plan, slowdowns=slowdowns, num_pipelines=num_pipelines
+    )
     assert is_as_planned
     return timeline, timeline_rows(timeline, own_dp_ranks(plan))
 
@@ -140,8 +148,8 @@ def test_a_plan_for_a_slow_stage_is_drawn_at_its_pace() -> None:
 
     Stage 1: 1..2.5, 2.5..5.5, 5.5..7, 7..10. Stage 0: 0..1, 1..2.25, 5.5..8, 10..12.
     """
-    slow = Pace(stage=1, slowdown=1.5)
-    plan = paced_plan(equal_profile(2), slow, num_microbatches=2)
+    slow = Slowdown(stage=1, slowdown=1.5)
+    plan = slowed_plan(equal_profile(2), slow, num_microbatches=2)
     _, (first, last) = rows_of(equal_profile(2), plan, slow)
     assert first.clock_mhz == (1410, 1000, 1000, 1410)
     assert (first.start_s, first.duration_s) == ((0.0, 1.0, 5.5, 10.0), (1.0, 1.25, 2.5, 2.0))
@@ -151,20 +159,22 @@ def test_a_plan_for_a_slow_stage_is_drawn_at_its_pace() -> None:
 
 
 def test_without_its_paces_it_is_drawn_as_profiled_and_not_called_as_planned() -> None:
-    plan = paced_plan(equal_profile(2), Pace(stage=1, slowdown=1.5), num_microbatches=2)
+    plan = slowed_plan(equal_profile(2), Slowdown(stage=1, slowdown=1.5), num_microbatches=2)
     timeline, is_as_planned = job_timeline(equal_profile(2), plan)
     assert not is_as_planned
     assert timeline_rows(timeline, [0])[1].duration_s == (1.0, 2.0, 1.0, 2.0)
-    others = [Pace(stage=1, slowdown=1.25), Pace(stage=0, slowdown=1.5, dp_rank=0)]
-    for pace in others:
-        again, is_as_planned = job_timeline(equal_profile(2), plan, paces=[pace], num_pipelines=2)
+    others = [Slowdown(stage=1, slowdown=1.25), Slowdown(stage=0, slowdown=1.5, dp_rank=0)]
+    for slowed in others:
+        again, is_as_planned = job_timeline(
+            equal_profile(2), plan, slowdowns=[slowed], num_pipelines=2
+        )
         assert (again.simulation, is_as_planned) == (timeline.simulation, False)
 
 
 def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -> None:
     """Of four pipelines of 3 s the third takes 3.5 s; the others' backward is slowed to that."""
-    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=2)
-    plan = paced_plan(merged(4), slow, num_pipelines=4)
+    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
+    plan = slowed_plan(merged(4), slow, num_pipelines=4)
     timeline, (three, one) = rows_of(merged(4), plan, slow, num_pipelines=4)
     assert [(row.dp_rank, row.stage) for row in (three, one)] == [(0, 0), (2, 0)]
     assert (three.clock_mhz, one.clock_mhz) == ((1410, 1000), (1410, 1410))
@@ -180,9 +190,9 @@ def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -
 
 
 def test_other_classes_of_pipelines_than_the_plans_are_not_its_paces() -> None:
-    plan = paced_plan(merged(4), Pace(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4)
-    other = Pace(stage=0, slowdown=7 / 6, dp_rank=1)
-    timeline, is_as_planned = job_timeline(merged(4), plan, paces=[other], num_pipelines=4)
+    plan = slowed_plan(merged(4), Slowdown(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4)
+    other = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
+    timeline, is_as_planned = job_timeline(merged(4), plan, slowdowns=[other], num_pipelines=4)
     assert not is_as_planned
     # As profiled: nobody is slow.
     assert timeline.simulation.whole.iteration_time_s == 3.5
@@ -271,9 +281,9 @@ def test_rows_of_pipelines_of_uneven_pace_add_up_to_their_plan(
 ) -> None:
     stage = data.draw(st.integers(0, profile.num_stages - 1))
     dp_rank = data.draw(st.integers(0, 2))
-    pace = Pace(stage=stage, slowdown=slowdown, dp_rank=dp_rank)
-    plan = paced_plan(profile, pace, num_pipelines=3, num_microbatches=num_microbatches)
-    timeline, rows = rows_of(profile, plan, pace, num_pipelines=3)
+    slowed = Slowdown(stage=stage, slowdown=slowdown, dp_rank=dp_rank)
+    plan = slowed_plan(profile, slowed, num_pipelines=3, num_microbatches=num_microbatches)
+    timeline, rows = rows_of(profile, plan, slowed, num_pipelines=3)
     assert len(rows) == 2 * profile.num_stages
     assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j)
     check(timeline, rows)

@@ -23,7 +23,11 @@ from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers import first_plans
 from flyball_server.planning.stragglers.first_plans import make_first_plan, make_plan_at_once
 from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 
 from .tiny_pipelines import B, F, any_requests, profile_of
 
@@ -57,13 +61,15 @@ def request(**changes: object) -> PlanRequest:
     return replace(plain, **changes)  # type: ignore[arg-type] # fields by name
 
 
-def paced(
-    *paces: Pace, num_pipelines: int = 1, of: PlanRequest | None = None, **changes: object
-) -> PacedRequest:
-    return PacedRequest(request=of or request(**changes), paces=paces, num_pipelines=num_pipelines)
+def slowed(
+    *slowdowns: Slowdown, num_pipelines: int = 1, of: PlanRequest | None = None, **changes: object
+) -> SlowedRequest:
+    return SlowedRequest(
+        request=of or request(**changes), slowdowns=slowdowns, num_pipelines=num_pipelines
+    )
 
 
-SLOW = Pace(stage=2, dp_rank=0, slowdown=1.4)
+SLOW = Slowdown(stage=2, dp_rank=0, slowdown=1.4)
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +79,8 @@ def first_plans_of_short_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_first_plan_is_no_slower_than_the_slow_stage_needs_and_saves_against_staying() -> None:
     before = make_plan(request())
-    plan = make_first_plan(paced(SLOW), running_clocks(before))
-    whole = make_paced_plan(paced(SLOW))
+    plan = make_first_plan(slowed(SLOW), running_clocks(before))
+    whole = make_slowed_plan(slowed(SLOW))
     assert isinstance(plan, FrequencyPlan)
     assert isinstance(whole, FrequencyPlan)
     slow = dict(profile().points)
@@ -98,9 +104,9 @@ def test_a_first_plan_is_no_slower_than_the_slow_stage_needs_and_saves_against_s
 
 def test_pipelines_without_a_slow_gpu_have_clocks_of_their_own() -> None:
     before = make_plan(request())
-    asked = paced(SLOW, num_pipelines=3)
+    asked = slowed(SLOW, num_pipelines=3)
     plan = make_first_plan(asked, running_clocks(before))
-    whole = make_paced_plan(asked)
+    whole = make_slowed_plan(asked)
     assert isinstance(plan, DataParallelPlan)
     assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0,), (1, 2)]
     assert plan.blocking_power_w == whole.blocking_power_w
@@ -112,7 +118,7 @@ def test_pipelines_without_a_slow_gpu_have_clocks_of_their_own() -> None:
     assert plan.lower_bound_j is not None
     assert plan.lower_bound_j <= plan.energy_j < 1.05 * whole.energy_j
     # And from there when another one becomes slow.
-    two = paced(SLOW, Pace(stage=0, dp_rank=2, slowdown=1.5), num_pipelines=3)
+    two = slowed(SLOW, Slowdown(stage=0, dp_rank=2, slowdown=1.5), num_pipelines=3)
     again = make_first_plan(two, running_clocks(plan))
     assert isinstance(again, DataParallelPlan)
     assert len(again.pipelines) == 3
@@ -121,8 +127,8 @@ def test_pipelines_without_a_slow_gpu_have_clocks_of_their_own() -> None:
 def test_a_plan_for_a_late_deadline_has_a_bound_and_is_read_as_it_was_written() -> None:
     """Slower clocks need more than they save, by what ranks draw that wait meanwhile."""
     points = [(1400, 1.0, 110.0), (1200, 2.0, 150.0), (1000, 4.0, 250.0)]
-    asked = paced(
-        Pace(stage=1, slowdown=1.2),
+    asked = slowed(
+        Slowdown(stage=1, slowdown=1.2),
         profile=profile_of([{F: points, B: points}] * 4),
         num_microbatches=8,
         blocking_power_w=(100.0,),
@@ -145,12 +151,14 @@ def test_a_plan_for_a_late_deadline_has_a_bound_and_is_read_as_it_was_written() 
 def test_any_first_plan_is_in_time_and_is_read_as_it_was_written(
     of: PlanRequest, num_pipelines: int, slow: list[tuple[int, float]], target: str, reserve: float
 ) -> None:
-    paces = [
-        Pace(stage=stage % of.profile.num_stages, dp_rank=stage % num_pipelines, slowdown=slowdown)
+    slowdowns = [
+        Slowdown(
+            stage=stage % of.profile.num_stages, dp_rank=stage % num_pipelines, slowdown=slowdown
+        )
         for stage, slowdown in slow
     ]
-    asked = paced(
-        *paces, num_pipelines=num_pipelines, of=replace(of, target=target, reserve=reserve)
+    asked = slowed(
+        *slowdowns, num_pipelines=num_pipelines, of=replace(of, target=target, reserve=reserve)
     )
     plan = make_first_plan(asked)
     if plan is None:
@@ -165,7 +173,7 @@ def test_any_first_plan_is_in_time_and_is_read_as_it_was_written(
 
 @pytest.mark.parametrize("target", ["slowdown:0.1", "deadline:9"])
 def test_other_targets_with_a_deadline_are_met(target: str) -> None:
-    plan = make_first_plan(paced(SLOW, target=target))
+    plan = make_first_plan(slowed(SLOW, target=target))
     assert plan is not None
     limit_s = 9.0 if target == "deadline:9" else 1.1 * plan.baseline_iteration_time_s
     assert plan.baseline_iteration_time_s < plan.iteration_time_s <= limit_s
@@ -179,20 +187,20 @@ def test_other_targets_with_a_deadline_are_met(target: str) -> None:
     ],
 )
 def test_what_has_no_first_plan_is_searched_for_as_ever(changes: dict[str, Any]) -> None:
-    asked = paced(SLOW, **changes)
+    asked = slowed(SLOW, **changes)
     assert make_first_plan(asked) is None
-    assert make_plan_at_once(asked) == make_paced_plan(asked)
+    assert make_plan_at_once(asked) == make_slowed_plan(asked)
 
 
 def test_a_short_pipeline_is_searched_for_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 2 * NUM_STAGES * NUM_MICROBATCHES + 1)
-    assert make_first_plan(paced(SLOW)) is None
-    assert make_first_plan(paced(SLOW, num_pipelines=2)) is not None
+    assert make_first_plan(slowed(SLOW)) is None
+    assert make_first_plan(slowed(SLOW, num_pipelines=2)) is not None
 
 
 def test_a_deadline_that_cannot_be_met_is_said() -> None:
     with pytest.raises(TargetUnreachableError, match="the fastest takes"):
-        make_plan_at_once(paced(SLOW, target="deadline:2"))
+        make_plan_at_once(slowed(SLOW, target="deadline:2"))
 
 
 def test_clocks_that_take_less_energy_than_a_first_plan_stay_until_the_search_is_done() -> None:
@@ -205,14 +213,14 @@ def test_clocks_that_take_less_energy_than_a_first_plan_stay_until_the_search_is
         clocks_mhz=(slowest,),
         pipeline_of=(0,),
     )
-    assert make_first_plan(paced(SLOW), running) is None
+    assert make_first_plan(slowed(SLOW), running) is None
     # Planned for slow iterations, they are no measure of what a fast one needs.
-    assert make_first_plan(paced(SLOW), replace(running, iteration_time_s=100.0)) is not None
+    assert make_first_plan(slowed(SLOW), replace(running, iteration_time_s=100.0)) is not None
 
 
 def test_each_pipeline_is_weighed_with_the_clocks_that_it_runs() -> None:
     """All are slow by now; one ran apart from the others until now."""
-    all_slow = [Pace(stage=2, dp_rank=dp_rank, slowdown=1.4) for dp_rank in range(3)]
+    all_slow = [Slowdown(stage=2, dp_rank=dp_rank, slowdown=1.4) for dp_rank in range(3)]
     num_instructions = 2 * NUM_STAGES * NUM_MICROBATCHES
     slowest, fastest = (array("q", [mhz] * num_instructions) for mhz in (1000, 1400))
     running = RunningClocks(
@@ -222,7 +230,7 @@ def test_each_pipeline_is_weighed_with_the_clocks_that_it_runs() -> None:
         clocks_mhz=(slowest, fastest),
         pipeline_of=(0, 1, 1),
     )
-    asked = paced(*all_slow, num_pipelines=3)
+    asked = slowed(*all_slow, num_pipelines=3)
     plan = make_first_plan(asked, running)
     assert plan is not None, "two of three need more than it"
     assert make_first_plan(asked, replace(running, pipeline_of=(1, 0, 0))) is None
@@ -242,30 +250,30 @@ def test_each_pipeline_is_weighed_with_the_clocks_that_it_runs() -> None:
 )
 def test_clocks_of_another_pipeline_are_not_begun_from(changes: dict[str, object]) -> None:
     running = replace(running_clocks(make_plan(request())), **changes)  # type: ignore[arg-type]
-    assert make_first_plan(paced(SLOW), running) == make_first_plan(paced(SLOW))
+    assert make_first_plan(slowed(SLOW), running) == make_first_plan(slowed(SLOW))
 
 
 def test_a_plan_and_the_clocks_of_it_come_whole_from_another_process() -> None:
-    plan = make_first_plan(paced(SLOW, num_pipelines=2))
+    plan = make_first_plan(slowed(SLOW, num_pipelines=2))
     assert isinstance(plan, DataParallelPlan)
     both = (plan, running_clocks(plan))
     assert pickle.loads(pickle.dumps(both)) == both  # noqa: S301 - from this process
 
 
 def test_equal_requests_have_one_digest_and_others_another() -> None:
-    asked = paced(SLOW)
+    asked = slowed(SLOW)
     others = [
-        paced(),
-        paced(SLOW, num_pipelines=2),
-        paced(Pace(stage=2, dp_rank=0, slowdown=1.41)),
-        paced(SLOW, target="slowdown:0.1"),
-        paced(SLOW, effort=Effort.NORMAL),
-        paced(SLOW, profile=profile(1.01)),
-        paced(SLOW, blocking_power_w=(6.0,)),
+        slowed(),
+        slowed(SLOW, num_pipelines=2),
+        slowed(Slowdown(stage=2, dp_rank=0, slowdown=1.41)),
+        slowed(SLOW, target="slowdown:0.1"),
+        slowed(SLOW, effort=Effort.NORMAL),
+        slowed(SLOW, profile=profile(1.01)),
+        slowed(SLOW, blocking_power_w=(6.0,)),
     ]
-    assert request_digest(paced(SLOW)) == request_digest(asked)
+    assert request_digest(slowed(SLOW)) == request_digest(asked)
     assert len({request_digest(one) for one in [asked, *others]}) == len(others) + 1
-    assert request_digest(paced()) == request_digest(paced(num_pipelines=4))
+    assert request_digest(slowed()) == request_digest(slowed(num_pipelines=4))
 
 
 def test_the_same_pipeline_is_built_once() -> None:

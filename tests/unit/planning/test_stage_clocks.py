@@ -13,7 +13,11 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 
 from .tiny_pipelines import B, F, equal_profile, profile_of, timed_profile
 
@@ -72,8 +76,10 @@ def test_a_chunk_counts_by_its_own_time() -> None:
 def test_of_separate_pipelines_it_is_over_all_of_them() -> None:
     """Three of four run 1 s at 1410 MHz and 2.5 s at 1000 MHz; one is at 1410 MHz for 3 s."""
     one = equal_profile(1)
-    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=2)
-    plan = make_paced_plan(PacedRequest(request=request_of(one, 1), paces=(slow,), num_pipelines=4))
+    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
+    plan = make_slowed_plan(
+        SlowedRequest(request=request_of(one, 1), slowdowns=(slow,), num_pipelines=4)
+    )
     expected = (3 * (1410 + 2500) + 3 * 1410) / (3 * 3.5 + 3)
     assert mean_stage_clocks_mhz(plan, one) == pytest.approx((expected,))
 

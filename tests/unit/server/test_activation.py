@@ -9,8 +9,8 @@ from tests.planner.one_rank import acknowledge, get_activation, newer_plan, regi
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 
 from flyball_server.jobs.activation.plan_versions import margin_steps
-from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import UnknownPlanError, UnknownRankError
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
 from flyball_server.jobs.records import ActivationRecord, StepDetail, StepReport
 from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job, list_plans
@@ -132,13 +132,13 @@ def test_a_run_of_one_rank_that_starts_over_is_woken_for_its_new_version() -> No
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.permutations([0, 0, 0, 1, 1, 1, 2, 2, 2]))
 def test_however_its_ranks_come_back_a_restarted_run_gets_a_step_near_its_own(
-    ran_to: int, resumed_at: int, turns: list[int]
+    ran_to: int, resumed_at: int, locks: list[int]
 ) -> None:
     services = planned_services(num_ranks=3)
     for rank in range(3):
         first_step(services, rank, 1, ran_to)
     held: dict[int, int] = {}
-    for rank in (*turns, 0, 1, 2):
+    for rank in (*locks, 0, 1, 2):
         if rank in held:
             held[rank] = follow(services, rank, held[rank], resumed_at)
         else:
@@ -297,11 +297,11 @@ def test_a_rank_is_told_times_by_the_paces_that_its_plan_was_made_for(services: 
     """Planning for what is in force now has failed, say, and the older plan still runs."""
     make_version(services, 2)
     with services.jobs.store.writing("job") as writer:
-        writer.save_control(
-            JobControl(
+        writer.save_loop_state(
+            JobLoopState(
                 job_id="job",
-                in_force=InForce(rank_paces=(RankPace(rank=1, slowdown=3.0),)),
-                planned_for=InForce(rank_paces=(RankPace(rank=1, slowdown=1.5),)),
+                in_force=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=3.0),)),
+                planned_for=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=1.5),)),
             )
         )
     found = newer_plan(services.jobs, "job", 1, after_version=0)

@@ -22,7 +22,6 @@ from flyball_server.http.rank_calls import RankCalls
 from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.activation.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
-from flyball_server.jobs.control import InForce, JobControl, RankPace
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
@@ -32,6 +31,7 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
     UnknownRankError,
 )
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
 from flyball_server.jobs.measurements.measurements import (
     RankPost,
     list_steps,
@@ -175,9 +175,9 @@ def test_a_first_step_that_was_named_since_is_in_the_answer(services: Services) 
 
 
 def test_a_rank_with_a_slowdown_of_its_own_gets_its_own_times(services: Services) -> None:
-    planned_for = InForce(rank_paces=(RankPace(rank=2, slowdown=2.0),))
+    planned_for = PlanningInputs(rank_slowdowns=(RankSlowdown(rank=2, slowdown=2.0),))
     with services.jobs.store.writing("job") as writer:
-        writer.save_control(JobControl(job_id="job", planned_for=planned_for))
+        writer.save_loop_state(JobLoopState(job_id="job", planned_for=planned_for))
     of_rank_0, of_rank_2 = ask(services, rendering([]), 0, 2)
     assert of_rank_0 != of_rank_2
 

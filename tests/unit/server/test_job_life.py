@@ -63,7 +63,7 @@ class Life:
         store.open()
         self.services = JobServices(
             store=store,
-            wake=lambda job_id: None,
+            notify_pollers=lambda job_id: None,
             planner=CountingPlanner(),
             now=lambda: self.now,
             life=LIFE,

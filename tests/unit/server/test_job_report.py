@@ -19,8 +19,8 @@ from tests.planner.samples import (
 )
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds, whole_step
 from flyball_server.jobs.records import PlanRecord, StepTotals
@@ -191,7 +191,7 @@ def test_what_profiling_added_is_told_apart_and_its_versions_are_left_out(
     for extra_energy_j in (150.0, None):
         result = ProfilingResult(state="finished", extra_energy_j=extra_energy_j)
         with services.store.writing("job") as writer:
-            writer.save_control(writer.find_control("job").evolve(profiling=result))
+            writer.save_loop_state(writer.find_loop_state("job").evolve(profiling=result))
         report = get_report(services, "job")
         assert report.profiling == result
         assert mean_saved_j(report) == mean_saved_j(before)

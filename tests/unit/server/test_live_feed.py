@@ -100,7 +100,7 @@ def test_what_nobody_follows_is_not_looked_at() -> None:
         other.stop()
         await until(lambda: feed.num_followed == 0)
         num_looks = subject.num_looks
-        waiters.wake("job")
+        waiters.notify("job")
         await asyncio.sleep(0.05)
         assert subject.num_looks == num_looks
 
@@ -128,7 +128,7 @@ def test_a_wake_from_another_thread_lets_look_at_once(monkeypatch: pytest.Monkey
     async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
         following, changed = await followed(feed)
         subject.seen = "second"
-        thread = threading.Thread(target=waiters.wake, args=("job",))
+        thread = threading.Thread(target=waiters.notify, args=("job",))
         thread.start()
         await changed.wait()
         thread.join()
@@ -143,9 +143,9 @@ def test_what_wakes_another_is_no_reason_to_look(monkeypatch: pytest.MonkeyPatch
     async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
         _, changed = await followed(feed)
         num_looks = subject.num_looks
-        waiters.wake("other")
+        waiters.notify("other")
         subject.seen = "second"
-        waiters.wake("job")
+        waiters.notify("job")
         await changed.wait()
         assert subject.num_looks == num_looks + 1
 
@@ -158,10 +158,10 @@ def test_a_change_while_it_is_looked_is_not_missed(monkeypatch: pytest.MonkeyPat
     async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
         following, changed = await followed(feed)
         subject.may_look.clear()
-        waiters.wake("job")
+        waiters.notify("job")
         await until(lambda: subject.num_looks == 2)  # it has seen the first and is not back yet
         subject.seen = "second"
-        waiters.wake("job")
+        waiters.notify("job")
         subject.may_look.set()
         await changed.wait()
         assert following.state == "second"

@@ -12,7 +12,7 @@ from tests.planner.one_rank import register_rank
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_spec, rank_record
 
 from flyball_server.jobs.errors import StoreUnavailableError
-from flyball_server.jobs.lifecycle.heartbeats import RankPresence
+from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
@@ -35,20 +35,20 @@ def last_seen(services: JobServices) -> list[object]:
 
 
 def test_a_rank_that_has_called_was_seen_when_that_was_kept(services: JobServices) -> None:
-    presence = RankPresence()
-    presence.note("job", (1,))
-    presence.note("job", (1, 17))
-    presence.note("nobody", (0,))
+    heartbeats = Heartbeats()
+    heartbeats.note("job", (1,))
+    heartbeats.note("job", (1, 17))
+    heartbeats.note("nobody", (0,))
     assert last_seen(services) == [MOMENT, MOMENT]
-    presence.keep(services)
+    heartbeats.keep(services)
     assert last_seen(services) == [MOMENT, LATER]
 
 
 def test_what_is_noted_is_told_once(services: JobServices) -> None:
-    presence = RankPresence()
-    presence.note("job", (1,))
-    presence.keep(services)
-    presence.keep(replace(services, now=lambda: LATER + timedelta(hours=1)))
+    heartbeats = Heartbeats()
+    heartbeats.note("job", (1,))
+    heartbeats.keep(services)
+    heartbeats.keep(replace(services, now=lambda: LATER + timedelta(hours=1)))
     assert last_seen(services) == [MOMENT, LATER]
 
 
@@ -57,11 +57,11 @@ def test_what_the_store_cannot_take_is_told_the_next_time(services: JobServices)
         def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
             raise StoreUnavailableError(location=subject, reason="it is away")
 
-    presence = RankPresence()
-    presence.note("job", (0,))
+    heartbeats = Heartbeats()
+    heartbeats.note("job", (0,))
     with pytest.raises(StoreUnavailableError):
-        presence.keep(replace(services, store=cast("JobStore", Away())))
-    presence.keep(services)
+        heartbeats.keep(replace(services, store=cast("JobStore", Away())))
+    heartbeats.keep(services)
     assert last_seen(services) == [LATER, MOMENT]
 
 
@@ -74,18 +74,18 @@ def test_a_job_that_cannot_be_written_holds_up_no_other(services: JobServices) -
                 raise StoreUnavailableError(location=subject, reason="it is busy")
             return store.writing(subject)
 
-    presence = RankPresence()
-    presence.note("busy", (0,))
-    presence.note("job", (0,))
-    presence.note("busier", (0,))
+    heartbeats = Heartbeats()
+    heartbeats.note("busy", (0,))
+    heartbeats.note("job", (0,))
+    heartbeats.note("busier", (0,))
     with pytest.raises(StoreUnavailableError):
-        presence.keep(replace(services, store=cast("JobStore", Busy())))
+        heartbeats.keep(replace(services, store=cast("JobStore", Busy())))
     assert last_seen(services) == [LATER, MOMENT]
 
 
 def test_what_is_left_is_told_at_the_end(services: JobServices) -> None:
-    presence = RankPresence()
-    presence.start(services)
-    presence.note("job", (0, 1))
-    presence.stop()
+    heartbeats = Heartbeats()
+    heartbeats.start(services)
+    heartbeats.note("job", (0, 1))
+    heartbeats.stop()
     assert last_seen(services) == [LATER, LATER]

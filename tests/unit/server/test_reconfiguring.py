@@ -17,8 +17,8 @@ from tests.planner.samples import MOMENT, job_spec, rank_record
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.activation.plan_versions import add_version
-from flyball_server.jobs.control import JobControl, RankPace
 from flyball_server.jobs.errors import PlanningFailedError
+from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
 from flyball_server.jobs.reconcile.reconfiguring import (
     PATIENCE_STEPS,
     STEPS_PER_LOOK,
@@ -28,7 +28,7 @@ from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepR
 from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
 from flyball_server.jobs.registry.registration import register_job
-from flyball_server.jobs.replanning.update_and_replan import steer
+from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
@@ -36,7 +36,11 @@ from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 from flyball_wire.messages import InstructionReport
 
 NUM_STAGES, NUM_MICROBATCHES = 3, 4
@@ -73,7 +77,7 @@ def offline_request(profile: StageProfile, reconfigure: str) -> PlanRequest:
 
 def planner_with(store: MemoryJobStore | SqliteJobStore) -> JobServices:
     store.open()
-    return JobServices(store=store, wake=lambda _: None, now=lambda: MOMENT)
+    return JobServices(store=store, notify_pollers=lambda _: None, now=lambda: MOMENT)
 
 
 def reconfigured_job(
@@ -418,13 +422,13 @@ def test_a_version_with_a_successor_is_not_looked_at(services: JobServices) -> N
     assert newest(services).version == 2
 
 
-def pace_ranks(services: JobServices, *paces: RankPace) -> None:
+def slowdown_ranks(services: JobServices, *slowdowns: RankSlowdown) -> None:
     """Plan the job for just these slow ranks."""
 
-    def change(_: JobRecord, control: JobControl) -> JobControl:
-        return control.evolve(in_force=replace(control.in_force, rank_paces=paces))
+    def change(_: JobRecord, loop_state: JobLoopState) -> JobLoopState:
+        return loop_state.evolve(in_force=replace(loop_state.in_force, rank_slowdowns=slowdowns))
 
-    assert steer(services, "job", change, "other paces")
+    assert update_and_replan(services, "job", change, "other paces")
 
 
 @pytest.mark.parametrize("num_dp", [1, 2])
@@ -433,18 +437,18 @@ def test_while_a_rank_is_slow_the_model_decides_once_for_the_paces(
 ) -> None:
     """Of two pipelines each gets its own clocks, which the loop cannot raise."""
     pipeline = reconfigured_job(services, num_dp=num_dp)
-    pace_ranks(services, RankPace(rank=0, slowdown=1.3))
-    paced = newest(services)
-    wanted = make_paced_plan(
-        PacedRequest(
+    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.3))
+    slowed = newest(services)
+    wanted = make_slowed_plan(
+        SlowedRequest(
             request=offline_request(three_stages(), "balanced"),
-            paces=(Pace(stage=0, dp_rank=0, slowdown=1.3),),
+            slowdowns=(Slowdown(stage=0, dp_rank=0, slowdown=1.3),),
             num_pipelines=num_dp,
         )
     )
-    assert isinstance(paced.plan, DataParallelPlan if num_dp > 1 else FrequencyPlan)
-    assert asdict(paced.plan) == asdict(wanted)
-    assert (paced.version, paced.report) == (2, StepReport.TOTALS)
+    assert isinstance(slowed.plan, DataParallelPlan if num_dp > 1 else FrequencyPlan)
+    assert asdict(slowed.plan) == asdict(wanted)
+    assert (slowed.version, slowed.report) == (2, StepReport.TOTALS)
     pipeline.take(2)
     reconfiguring(services, "job")
     assert newest(services).version == 2
@@ -452,9 +456,9 @@ def test_while_a_rank_is_slow_the_model_decides_once_for_the_paces(
 
 def test_once_no_rank_is_slow_any_more_the_loop_begins_anew(services: JobServices) -> None:
     pipeline = reconfigured_job(services)
-    pace_ranks(services, RankPace(rank=0, slowdown=1.3))
+    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.3))
     pipeline.take(2)
-    pace_ranks(services, RankPace(rank=0, slowdown=1.0))
+    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.0))
     anew = newest(services)
     assert (anew.version, anew.report) == (3, StepReport.INSTRUCTIONS)
     assert stages_of(anew) == offline_plan(three_stages(), "default").stages

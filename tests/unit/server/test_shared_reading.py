@@ -16,8 +16,8 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.jobs.control import InForce, JobControl
 from flyball_server.jobs.errors import StoreClosedError, UnknownJobError
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.services import JobServices
 from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedReading
 from flyball_server.views.job_reading import JobReading
@@ -181,12 +181,12 @@ def test_the_target_in_force_is_the_timetables_where_it_has_one(
         job = writer.find_job("job")
         assert job is not None
         writer.save_job(job.evolve(inputs_revision=1, planned_revision=1))
-        in_force = InForce(target="power:900")
-        writer.save_control(JobControl(job_id="job", planned_for=in_force))
+        in_force = PlanningInputs(target="power:900")
+        writer.save_loop_state(JobLoopState(job_id="job", planned_for=in_force))
     assert shared.figures_of("job").target == "power:900"
     with services.store.writing("job") as writer:
         writer.save_job(job.evolve(inputs_revision=2, planned_revision=2))
-        writer.save_control(JobControl(job_id="job"))
+        writer.save_loop_state(JobLoopState(job_id="job"))
     assert shared.figures_of("job").target == "fastest"
 
 

@@ -15,7 +15,11 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules.explicit import explicit_order
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.worker import outcome_of
 from flyball_server.views.frontier import _curve
@@ -56,9 +60,9 @@ def test_a_request_and_its_plan(request_: PlanRequest) -> None:
 
 
 def test_a_plan_for_uneven_pipelines() -> None:
-    slow = Pace(stage=0, dp_rank=1, slowdown=1.2)
-    paced = PacedRequest(request=PLAIN, paces=(slow,), num_pipelines=2)
-    assert crossed(make_paced_plan, paced) == make_paced_plan(paced)
+    slow = Slowdown(stage=0, dp_rank=1, slowdown=1.2)
+    slowed = SlowedRequest(request=PLAIN, slowdowns=(slow,), num_pipelines=2)
+    assert crossed(make_slowed_plan, slowed) == make_slowed_plan(slowed)
 
 
 def test_a_frontier() -> None:

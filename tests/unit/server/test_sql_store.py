@@ -173,7 +173,7 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
         return sql_rows.rank_of(row, job_id)
 
     monkeypatch.setattr(sql_transaction, "rank_of", noted)
-    services = JobServices(store=store, wake=lambda _: None, now=lambda: MOMENT)
+    services = JobServices(store=store, notify_pollers=lambda _: None, now=lambda: MOMENT)
     for rank in range(7):
         activation = acknowledge(services, "job", rank, version=1, current_step=0)
         assert activation.first_step is None

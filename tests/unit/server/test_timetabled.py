@@ -100,4 +100,4 @@ def test_a_timetable_that_cannot_be_summed_up_is_not_kept(monkeypatch: pytest.Mo
     monkeypatch.setattr("flyball_server.jobs.timetables.next_change", overflow)
     with pytest.raises(OverflowError):
         put_timetable(job.services, "job", night())
-    assert job.control.timetable is None
+    assert job.loop_state.timetable is None

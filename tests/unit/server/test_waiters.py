@@ -69,7 +69,7 @@ def test_a_change_from_another_thread_wakes_all_who_wait_for_the_job() -> None:
         ]
         await waiting(waiters, 3)
         value.value = "new"
-        thread = threading.Thread(target=waiters.wake, args=("job",))
+        thread = threading.Thread(target=waiters.notify, args=("job",))
         thread.start()
         assert await asyncio.gather(*polls) == ["new"] * 3
         thread.join()
@@ -82,7 +82,7 @@ def test_a_change_of_another_job_wakes_nobody() -> None:
     async def scenario(waiters: JobWaiters, value: Value) -> None:
         poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
         await waiting(waiters, 1)
-        waiters.wake("other")
+        waiters.notify("other")
         await asyncio.sleep(0)
         assert not poll.done()
         assert value.num_probes == 1
@@ -100,7 +100,7 @@ def test_where_any_job_may_have_changed_all_who_wait_look_again() -> None:
         ]
         await waiting(waiters, 2)
         value.value = "new"
-        waiters.wake_all()
+        waiters.notify_all()
         assert await asyncio.gather(*polls) == ["new"] * 2
 
     run(scenario)
@@ -110,12 +110,12 @@ def test_a_wake_that_brings_nothing_lets_the_poll_wait_on() -> None:
     async def scenario(waiters: JobWaiters, value: Value) -> None:
         poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
         await waiting(waiters, 1)
-        waiters.wake("job")
+        waiters.notify("job")
         while value.num_probes < 2:
             await asyncio.sleep(0)
         assert not poll.done()
         value.value = "late"
-        waiters.wake("job")
+        waiters.notify("job")
         assert await poll == "late"
 
     run(scenario)
@@ -127,7 +127,7 @@ def test_a_change_while_the_probe_looks_is_not_missed() -> None:
             seen = await value.probe()
             if value.num_probes == 1:
                 value.value = "meanwhile"
-                waiters.wake("job")
+                waiters.notify("job")
             return seen
 
         assert await waiters.until("job", probe, wait_s=LONG_S) == "meanwhile"
@@ -146,7 +146,7 @@ def test_closing_releases_all_and_lets_none_wait_until_opened_again() -> None:
         poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
         await waiting(waiters, 1)
         value.value = "again"
-        waiters.wake("job")
+        waiters.notify("job")
         assert await poll == "again"
 
     run(scenario)
@@ -160,6 +160,6 @@ def test_a_poll_that_is_given_up_leaves_nothing_behind() -> None:
         await asyncio.wait({poll})
         assert poll.cancelled()
         assert waiters.num_waiting == 0
-        waiters.wake("job")
+        waiters.notify("job")
 
     run(scenario)

@@ -30,7 +30,7 @@ from flyball_server.http.mapping.views import (
 )
 from flyball_server.http.overviews import EVERYTHING, Overviews, RenderedOverview
 from flyball_server.jobs.auth.access import Access
-from flyball_server.jobs.control import Comparison
+from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.measurements.step_reading import PairedSteps
 from flyball_server.jobs.records import ActivationRecord, JobRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -117,7 +117,7 @@ class ComparisonLook:
         """The comparison as an event."""
         with self._services.store.reading() as reader:
             job = require_job(reader, self._job_id)
-            comparison = reader.find_control(self._job_id).comparison
+            comparison = reader.find_loop_state(self._job_id).comparison
             if comparison is None:
                 return _comparison_event(ComparisonProgress(state="none"))
             seen = (job.created_at, comparison)

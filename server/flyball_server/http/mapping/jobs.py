@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from flyball_server.jobs.activation.rank_plans import StagePlan
-from flyball_server.jobs.control import ProfilingResult
+from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.measurements.measurements import RankPost, StepSummary
 from flyball_server.jobs.records import (
     ActivationRecord,

@@ -63,9 +63,9 @@ async def put_job(
     spec = job_spec(registration)
     await run_in_threadpool(check_size, state, job_id, spec)
     stored, is_new = await run_in_threadpool(
-        register_job, state.plannings.storing, job_id, spec, launch(registration)
+        register_job, state.plan_coalescer.storing, job_id, spec, launch(registration)
     )
-    summary = await state.plannings.planned(stored, JobInput.REGISTRATION)
+    summary = await state.plan_coalescer.planned(stored, JobInput.REGISTRATION)
     response.status_code = 201 if is_new else 200
     return await run_in_threadpool(_view, state, summary)
 
@@ -118,9 +118,9 @@ async def put_target(
     `planning-failed`, and the older plan holds.
     """
     stored = await run_in_threadpool(
-        change_target, state.plannings.storing, job_id, target_update(change)
+        change_target, state.plan_coalescer.storing, job_id, target_update(change)
     )
-    summary = await state.plannings.planned(stored, JobInput.TARGET)
+    summary = await state.plan_coalescer.planned(stored, JobInput.TARGET)
     return await run_in_threadpool(_view, state, summary)
 
 

@@ -89,14 +89,14 @@ async def put_stage_profile(request: Request, state: State, job_id: JobId) -> me
     kind = require_content_type(request, CSV, JSON)
     body = await request.body()
     stored = await run_in_threadpool(_read_and_put, state, job_id, kind, body)
-    summary = await state.plannings.planned(stored, JobInput.PROFILE)
+    summary = await state.plan_coalescer.planned(stored, JobInput.PROFILE)
     return job_view(summary, await run_in_threadpool(notes, state.services, summary))
 
 
 def _read_and_put(state: PlannerState, job_id: str, kind: str, body: bytes) -> JobSummary:
     profile = _from_csv(body) if kind == CSV else _from_json(body)
     check_profile(state, profile)
-    return put_profile(state.plannings.storing, job_id, profile)
+    return put_profile(state.plan_coalescer.storing, job_id, profile)
 
 
 def _from_csv(body: bytes) -> StageProfile:

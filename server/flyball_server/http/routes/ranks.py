@@ -75,7 +75,7 @@ async def get_rank_plan(
         return await state.rank_calls.plans.submit(job_id, question)
 
     found = await state.waiters.until(job_id, look, wait_s=wait_s)
-    state.services.seen(job_id, (rank,))
+    state.services.record_heartbeat(job_id, (rank,))
     return Response(status_code=204) if found is None else Response(found, media_type=JSON)
 
 
@@ -110,7 +110,7 @@ async def post_acknowledgement(
         run_id=acknowledgement.run_id,
     )
     activation = await state.rank_calls.acknowledgements.submit(job_id, held)
-    state.services.seen(job_id, (rank,))
+    state.services.record_heartbeat(job_id, (rank,))
 
     async def look() -> ActivationRecord | None:
         activations = await state.rank_calls.activations.submit(job_id, None)
@@ -120,7 +120,7 @@ async def post_acknowledgement(
 
     if activation.first_step is None:
         activation = await state.waiters.until(job_id, look, wait_s=wait_s) or activation
-        state.services.seen(job_id, (rank,))
+        state.services.record_heartbeat(job_id, (rank,))
     return activation_view(activation)
 
 
@@ -142,5 +142,5 @@ async def post_measurements(
     """
     post = rank_post(job_id, rank, batch)
     stored = await state.rank_calls.measurements.submit(job_id, post)
-    state.services.seen(job_id, (rank,))
+    state.services.record_heartbeat(job_id, (rank,))
     return messages.Accepted(stored=stored.num_steps, next_post_s=stored.next_post_s)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_server.jobs.called_ranks import CalledRanks
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
@@ -21,6 +20,7 @@ from flyball_server.jobs.registry.inspection import (
     require_job,
     require_plan,
 )
+from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 
@@ -37,7 +37,8 @@ def add_version(
 ) -> PlanRecord:
     """Store the plan as the job's next version, inside the caller's transaction.
 
-    Once that is over, the caller calls `services.wake` and `services.notice` with the job.
+    Once that is over, the caller calls `services.notify_pollers` and
+    `services.enqueue_reconcile` with the job.
     """
     record = PlanRecord(
         job_id=job_id,
@@ -114,7 +115,7 @@ def acknowledge_together(
     """
     with services.store.writing(job_id) as writer:
         activations = writer.list_activations(job_id)
-        ranks = CalledRanks(writer, job_id, (one.rank for one in held))
+        ranks = RankBatch(writer, job_id, (one.rank for one in held))
         outcomes = [_note_held(ranks, job_id, one, activations) for one in held]
         ranks.save(writer)
         noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
@@ -122,8 +123,8 @@ def acknowledge_together(
         if settled:
             activations = writer.list_activations(job_id)
     if settled:
-        services.wake(job_id)
-        services.notice(job_id)
+        services.notify_pollers(job_id)
+        services.enqueue_reconcile(job_id)
     return tuple(
         activation_of(activations, job_id, one.version) if error is None else error
         for one, error in zip(held, outcomes, strict=True)
@@ -138,7 +139,7 @@ def margin_steps(iteration_time_s: float) -> int:
 
 
 def _note_held(
-    ranks: CalledRanks,
+    ranks: RankBatch,
     job_id: str,
     held: HeldVersion,
     activations: tuple[ActivationRecord, ...],

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.jobs.control import InForce
 from flyball_server.jobs.errors import (
     JobsError,
     PlannerFaultError,
     UnknownJobError,
     UnknownRankError,
 )
+from flyball_server.jobs.loop_state import PlanningInputs
 from flyball_server.jobs.records import ActivationRecord, AnyPlan, JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
@@ -86,7 +86,7 @@ def intended_times_s(
     rank: RankRecord,
     instructions: Sequence[PlannedInstruction],
     profile: StageProfile | None,
-    planned_for: InForce,
+    planned_for: PlanningInputs,
 ) -> tuple[float, ...] | None:
     """How long each instruction is meant to take on this rank, s; None where it is not known.
 
@@ -94,9 +94,13 @@ def intended_times_s(
     """
     if profile is None:
         return None
-    slowdown = math.prod(pace.slowdown for pace in planned_for.rank_paces if pace.rank == rank.rank)
+    slowdown = math.prod(
+        slowed.slowdown for slowed in planned_for.rank_slowdowns if slowed.rank == rank.rank
+    )
     drifts = {
-        pace.kind: pace.slowdown for pace in planned_for.stage_paces if pace.stage == rank.stage
+        slowed.kind: slowed.slowdown
+        for slowed in planned_for.stage_slowdowns
+        if slowed.stage == rank.stage
     }
     # Instructions are many, kinds and clocks few.
     alikes = [(kind, chunk, clock_mhz) for kind, _microbatch, clock_mhz, chunk in instructions]
@@ -215,7 +219,7 @@ class RankPlans:
             return fault
 
     def _version(self, reader: JobReader, job: JobRecord, newest: ActivationRecord) -> _Version:
-        planned_for = reader.find_control(job.job_id).planned_for
+        planned_for = reader.find_loop_state(job.job_id).planned_for
         identity = (job.created_at, newest, job.inputs_revision, planned_for)
         with self._lock:
             known = self._versions.get(job.job_id)
@@ -237,7 +241,7 @@ class RankPlans:
 
 
 def stage_plan(
-    plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_for: InForce
+    plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_for: PlanningInputs
 ) -> StagePlan:
     """The part of a version that this rank runs."""
     instructions = rank_instructions(plan.plan, rank)
@@ -260,10 +264,10 @@ class _Version:
         parts: rendered, by what ranks of the same part have in common.
     """
 
-    identity: tuple[datetime, ActivationRecord, int, InForce]
+    identity: tuple[datetime, ActivationRecord, int, PlanningInputs]
     plan: PlanRecord
     profile: StageProfile | None
-    planned_for: InForce
+    planned_for: PlanningInputs
     parts: dict[tuple[int, int | None, int | None], bytes] = field(
         default_factory=dict[tuple[int, int | None, int | None], bytes]
     )
@@ -271,8 +275,8 @@ class _Version:
     def rendered(self, rank: RankRecord, render: Callable[[StagePlan], bytes]) -> bytes:
         """The part of this rank."""
         is_separate = isinstance(self.plan.plan, DataParallelPlan)
-        is_paced = any(pace.rank == rank.rank for pace in self.planned_for.rank_paces)
-        key = (rank.stage, rank.dp_rank if is_separate else None, rank.rank if is_paced else None)
+        is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_for.rank_slowdowns)
+        key = (rank.stage, rank.dp_rank if is_separate else None, rank.rank if is_slowed else None)
         if key not in self.parts:
             self.parts[key] = render(stage_plan(self.plan, rank, self.profile, self.planned_for))
         return self.parts[key]

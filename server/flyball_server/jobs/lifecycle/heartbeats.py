@@ -16,7 +16,7 @@ _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5.0
 
 
-class RankPresence:
+class Heartbeats:
     """Notes the ranks that call, and tells the store every `KEEP_PERIOD_S` seconds.
 
     What a planner that is killed had not told yet is lost, and the ranks call again.

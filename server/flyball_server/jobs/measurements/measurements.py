@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from flyball_server.jobs.called_ranks import CalledRanks
 from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.triggers import are_posts_looked_at
 from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 
@@ -105,7 +105,7 @@ def _store_together(
     details: dict[tuple[int, int], StepDetail] = {}
     stored: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
-        ranks = CalledRanks(writer, job_id, (post.rank for post in posts))
+        ranks = RankBatch(writer, job_id, (post.rank for post in posts))
         for post in posts:
             try:
                 ranks.check_run_of(post.rank, post.run_id)
@@ -124,7 +124,7 @@ def _store_together(
         is_looked_at = job is not None and are_posts_looked_at(writer, job)
         next_post_s = SHORTEST_PERIOD_S if job is None else _next_post_s(writer, job)
     if is_looked_at:
-        services.notice(job_id)
+        services.enqueue_reconcile(job_id)
     return tuple(
         StoredPost(num_steps=one, next_post_s=next_post_s) if isinstance(one, int) else one
         for one in stored
@@ -135,8 +135,10 @@ def _next_post_s(reader: JobReader, job: JobRecord) -> float:
     num_ranks = job.in_force.num_ranks
     if num_ranks <= FEW_RANKS:
         return SHORTEST_PERIOD_S
-    control = reader.find_control(job.job_id)
-    is_watched = job.state is JobState.PROFILING or bool(control.stragglers or control.detected)
+    loop_state = reader.find_loop_state(job.job_id)
+    is_watched = job.state is JobState.PROFILING or bool(
+        loop_state.stragglers or loop_state.detected
+    )
     return post_period_s(num_ranks, is_watched=is_watched)
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.jobs import control
+from flyball_server.jobs import loop_state
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import JobSpec, PlanRecord, RankRecord, StepDetail, StepRecord
 from flyball_server.planning.errors import PlanningError
@@ -143,9 +143,9 @@ def stage_steps(
     return tuple(merged)
 
 
-def control_result(result: ProfilingResult) -> control.ProfilingResult:
+def control_result(result: ProfilingResult) -> loop_state.ProfilingResult:
     """What was found, as the job keeps it."""
-    return control.ProfilingResult(
+    return loop_state.ProfilingResult(
         state="finished",
         num_steps=result.num_steps,
         points=tuple(

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from flyball_server.jobs.control import Comparison, JobControl
 from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.measurements.step_reading import num_paired_steps
 from flyball_server.jobs.reconcile.triggers import open_comparison
 from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
@@ -72,8 +72,8 @@ class Comparing:
                 _LOG.info("job %s: %s", job_id, _change(services, writer, situation))
         pauses.pop(job_id, None)
         if is_same:
-            services.wake(job_id)
-        services.notice(job_id)
+            services.notify_pollers(job_id)
+        services.enqueue_reconcile(job_id)
         return None
 
 
@@ -98,21 +98,21 @@ class _Situation:
     """
 
     job: JobRecord
-    control: JobControl
+    loop_state: JobLoopState
     running: Comparison
     newest: ActivationRecord
 
 
 def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
     """How the job's comparison stands; None: it has none that is not over."""
-    control = reader.find_control(job.job_id)
-    running = open_comparison(control)
+    loop_state = reader.find_loop_state(job.job_id)
+    running = open_comparison(loop_state)
     activations = reader.list_activations(job.job_id)
     if running is None or not activations:
         return None
     return _Situation(
         job=job,
-        control=control,
+        loop_state=loop_state,
         running=running,
         newest=activations[-1],
     )
@@ -178,4 +178,4 @@ def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> 
 
 
 def _save(writer: JobWriter, situation: _Situation, comparison: Comparison) -> None:
-    writer.save_control(situation.control.evolve(comparison=comparison))
+    writer.save_loop_state(situation.loop_state.evolve(comparison=comparison))

@@ -7,15 +7,15 @@ from typing import Protocol
 from flyball_server.jobs.services import JobServices
 
 
-class Reaction(Protocol):
-    """Looks at one job and does what its loop wants done: a next version, say, or nothing.
+class Reconciler(Protocol):
+    """Reconciler of one job: does what its loop asks for, such as a next version, or nothing.
 
-    - It is called on the reactor's threads, never in a request: after something about the job was
-      stored (`JobServices.notice`), when the time that it named has come, and for every job when
-      the planner starts and every minute. Any number of calls without a change in between do
-      nothing. For one job it is called once at a time, among all planners on the store; for
-      several jobs at once.
-    - After posts of measured steps it is called only where `step_interest` knows a reason to: one
+    - It is called on the threads of the reconcile loop, never in a request: after something about
+      the job was stored (`JobServices.enqueue_reconcile`), when the time that it named has come,
+      and for every job when the planner starts and every minute. Any number of calls without a
+      change in between do nothing. For one job it is called once at a time, among all planners on
+      the store; for several jobs at once.
+    - After posts of measured steps it is called only where `triggers` knows a reason to: one
       that has something to do then is gated by a condition there.
     - All that it knows it reads from the store, so that a planner that was restarted goes on.
     - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is looked at

@@ -87,4 +87,4 @@ def _make(services: JobServices, job_id: str, began: datetime) -> None:
         else:
             writer.delete_job(job_id)
     _LOG.info("job %s: %s", job_id, move)
-    services.wake(job_id)
+    services.notify_pollers(job_id)

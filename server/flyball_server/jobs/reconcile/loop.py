@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
-from flyball_server.jobs.reconcile.contract import Reaction
+from flyball_server.jobs.reconcile.contract import Reconciler
 from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.log_context import about
@@ -33,18 +33,18 @@ _LONGEST_WAIT_S = 600.0
 _ALL = ""
 
 
-class Reactor:
+class ReconcileLoop:
     """Calls the reactions for each job that was noticed, for one job on one thread at a time.
 
     Of several planners on one store one looks at a job at a time.
 
     Args:
-        reactions: called in this order for each job.
+        reconcilers: called in this order for each job.
         round_s: every so often all jobs count as noticed, s.
     """
 
-    def __init__(self, reactions: Sequence[Reaction], *, round_s: float = ROUND_S) -> None:
-        self._reactions = tuple(reactions)
+    def __init__(self, reconcilers: Sequence[Reconciler], *, round_s: float = ROUND_S) -> None:
+        self._reactions = tuple(reconcilers)
         self._round_s = round_s
         self._changed = threading.Condition()
         # By job, when to look at it next, monotonic s.
@@ -54,13 +54,13 @@ class Reactor:
         self._is_stopping = False
         self._threads: tuple[threading.Thread, ...] = ()
 
-    def notice(self, job_id: str) -> None:
+    def enqueue_reconcile(self, job_id: str) -> None:
         """Something about the job has changed; from any thread, costs nothing."""
         with self._changed:
             soonest_s = self._looked_s.get(job_id, 0.0) + SHORTEST_PAUSE_S
             self._be_due(job_id, max(time.monotonic(), soonest_s))
 
-    def notice_all(self) -> None:
+    def enqueue_all(self) -> None:
         """Anything may have changed; from any thread, costs nothing."""
         with self._changed:
             self._looked_s.clear()
@@ -69,7 +69,7 @@ class Reactor:
     def start(self, services: JobServices) -> None:
         """Look at all jobs that the store has, and from now on at those that change."""
         self._is_stopping = False
-        self.notice_all()
+        self.enqueue_all()
         self._threads = tuple(
             threading.Thread(
                 target=self._run, args=(services,), name=f"flyball-reactor-{number}", daemon=True
@@ -130,15 +130,15 @@ class Reactor:
         """Look at one job, or at which there are; in how many seconds to do so again."""
         try:
             if job_id == _ALL:
-                return self._notice_all(services)
-            with services.store.turn(f"react {job_id}", waits=False) as is_mine, about(job=job_id):
-                return self._react(services, job_id) if is_mine else _ELSEWHERE_S
+                return self._enqueue_all(services)
+            with services.store.lock(f"react {job_id}", waits=False) as is_mine, about(job=job_id):
+                return self._reconcile(services, job_id) if is_mine else _ELSEWHERE_S
         except JobsError as error:
             what = "jobs are" if job_id == _ALL else f"job {job_id} is"
             _LOG.warning("%s not looked at yet: %s", what, error.message)
             return _STORE_RETRY_S
 
-    def _notice_all(self, services: JobServices) -> float:
+    def _enqueue_all(self, services: JobServices) -> float:
         """Look at every job once, one after the other within the round; at first at once."""
         with services.store.reading() as reader:
             job_ids = [job.job_id for job in reader.list_jobs()]
@@ -152,11 +152,11 @@ class Reactor:
                 del self._looked_s[gone]
         return self._round_s
 
-    def _react(self, services: JobServices, job_id: str) -> float | None:
+    def _reconcile(self, services: JobServices, job_id: str) -> float | None:
         asked_s: list[float] = []
-        for reaction in self._reactions:
+        for reconciler in self._reactions:
             try:
-                again_s = reaction(services, job_id)
+                again_s = reconciler(services, job_id)
             except UnknownJobError:
                 return None  # deleted, or renamed
             except JobsError as error:

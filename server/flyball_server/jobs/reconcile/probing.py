@@ -6,9 +6,9 @@ import logging
 
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.activation.plan_versions import add_version
-from flyball_server.jobs.control import ProfilingResult
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.probing.probing_setup import control_result
 from flyball_server.jobs.reconcile.triggers import is_probed, may_be_left_probing
@@ -58,7 +58,7 @@ def probing(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -
         try:
             move = _next_move(services, job, setup, record)
         except SupersededError:
-            services.notice(job_id)
+            services.enqueue_reconcile(job_id)
             return None
     _make(services, job, record, setup, move)
     return None
@@ -102,8 +102,8 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
             writer.save_job(now.moved(JobState.PROFILING))
         version = add_version(services, writer, job.job_id, plan, report=StepReport.CLOCKS).version
         progress = ProfilingResult(state="probing", num_steps=record.num_steps)
-        writer.save_control(writer.find_control(job.job_id).evolve(profiling=progress))
-    services.wake(job.job_id)
+        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=progress))
+    services.notify_pollers(job.job_id)
     _LOG.info("job %s: version %d probes in %d steps", job.job_id, version, plan.num_steps)
 
 
@@ -115,9 +115,9 @@ def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Fini
             return
         result = control_result(move.result)
         writer.save_profile(job.job_id, move.result.profile(setup))
-        writer.save_control(writer.find_control(job.job_id).evolve(profiling=result))
+        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=result))
         writer.save_job(now.with_change(JobInput.PROFILE))
-    services.notice(job.job_id)
+    services.enqueue_reconcile(job.job_id)
     _LOG.info("job %s: profiled in %d steps", job.job_id, result.num_steps)
 
 
@@ -127,7 +127,7 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
         if now is None:
             return
         result = ProfilingResult(state="refused", problem=problem, num_steps=record.num_steps)
-        writer.save_control(writer.find_control(job.job_id).evolve(profiling=result))
+        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=result))
         writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=f"profiling: {problem}"))
     _LOG.warning("job %s: profiling refused: %s", job.job_id, problem)
     _back_to_highest(services, job.job_id)
@@ -152,7 +152,7 @@ def _back_to_highest(services: JobServices, job_id: str) -> None:
             return
         # The first one is all at the highest clocks.
         add_version(services, writer, job_id, probe_plans(writer, job_id)[0].plan)
-    services.wake(job_id)
+    services.notify_pollers(job_id)
 
 
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:

@@ -48,7 +48,7 @@ _Ran = tuple[InstructionTimes, ...]
 _Pipeline = list[list[int]]
 
 
-def measured_looks(
+def observation_windows(
     reader: JobReader,
     plan: PlanRecord,
     model: PipelineModel,
@@ -150,7 +150,7 @@ def _by_stages(stages: _Pipeline, ran: dict[int, _Ran]) -> list[MeasuredStep]:
     They work on the same instructions at the same time, so each counts like a step of its own.
     """
     most = max(map(len, stages))
-    return [[ran[ranks[turn % len(ranks)]] for ranks in stages] for turn in range(most)]
+    return [[ran[ranks[lock % len(ranks)]] for ranks in stages] for lock in range(most)]
 
 
 _LOG = logging.getLogger(__name__)
@@ -216,14 +216,16 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     profile = reader.find_profile(job_id)
     if profile is None:
         return None
-    request = plan_request(job.in_force, profile, services.gpu_window, reader.find_control(job_id))
+    request = plan_request(
+        job.in_force, profile, services.gpu_window, reader.find_loop_state(job_id)
+    )
     model, assignment = model_of_plan(profile, plan)
     loop = MeasuredLoop(
         model=model,
         manner=job.in_force.reconfigure,
         granularity_mhz=request.reconfigure_granularity_mhz,
     )
-    looks = measured_looks(
+    looks = observation_windows(
         reader, record, model, steps_per_look=STEPS_PER_LOOK, most_looks=loop.finish_limit
     )
     return _Round(
@@ -279,6 +281,6 @@ def _publish(
         if not is_same_work(this.job, now) or newest != this.record.version:
             return
         record = add_version(services, writer, job_id, plan, report=report)
-    services.wake(job_id)
-    services.notice(job_id)
+    services.notify_pollers(job_id)
+    services.enqueue_reconcile(job_id)
     _LOG.info("job %s: plan %d: %s", job_id, record.version, why)

@@ -11,9 +11,9 @@ import logging
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.reconcile.triggers import is_unplanned
 from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.replanning.plan_job import plan_if_needed
 from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
-from flyball_server.jobs.replanning.planning_turn import plan_if_needed
-from flyball_server.jobs.services import JobServices, planning_turn
+from flyball_server.jobs.services import JobServices, planning_lock
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def replanning(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY
         job = require_job(reader, job_id)
         if not is_unplanned(job) or not reader.has_profile(job_id):
             return None
-    with services.store.turn(planning_turn(job_id), waits=False) as is_free:
+    with services.store.lock(planning_lock(job_id), waits=False) as is_free:
         if not is_free:
             return LOOK_AGAIN_S  # a request plans it
     with slots.taken() as is_free:
@@ -34,5 +34,5 @@ def replanning(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY
             plan_if_needed(services, job_id, job.changed_input)
         except PlanningFailedError as error:
             _LOG.warning("job %s: not planned: %s", job_id, error.message)
-            services.wake(job_id)
+            services.notify_pollers(job_id)
     return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.planning_slots import PLENTY, PlanningSlots
-from flyball_server.jobs.replanning.update_and_replan import steer
+from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.timetables import next_change, target_at
 
@@ -22,23 +22,23 @@ def timetabled(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY
     """The reaction that brings a timetable's target in force, and takes it back."""
     now = services.now()
 
-    def changed(job: JobRecord, control: JobControl) -> JobControl:
+    def changed(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
         del job
         held = _NO_TARGET
-        if control.timetable is not None:
-            held = target_at(control.timetable, _NO_TARGET, now)
-        return control.evolve(in_force=replace(control.in_force, target=held or None))
+        if loop_state.timetable is not None:
+            held = target_at(loop_state.timetable, _NO_TARGET, now)
+        return loop_state.evolve(in_force=replace(loop_state.in_force, target=held or None))
 
     with services.store.reading() as reader:
-        job, control = require_job(reader, job_id), reader.find_control(job_id)
+        job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
     if job.state in OVER:
         return None
-    wanted = changed(job, control)
-    if wanted != control:
+    wanted = changed(job, loop_state)
+    if wanted != loop_state:
         target = wanted.in_force.target or "its own target"
-        with slots.steering(services) as steering:
-            steer(steering, job_id, changed, f"by its timetable wanted for {target}")
-    if control.timetable is None:
+        with slots.replanning(services) as replanning:
+            update_and_replan(replanning, job_id, changed, f"by its timetable wanted for {target}")
+    if loop_state.timetable is None:
         return None
-    change = next_change(control.timetable, now)
+    change = next_change(loop_state.timetable, now)
     return None if change is None else min(LONGEST_PAUSE_S, (change - now).total_seconds())

@@ -7,8 +7,8 @@ killed, is found at the next post, by whichever planner takes it.
 
 from __future__ import annotations
 
-from flyball_server.jobs.control import Comparison, JobControl
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobState
+from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.records import ADAPT_FRONTIER, ADAPT_RECONFIGURE, JobRecord
 from flyball_server.jobs.store.contract import JobReader
 
@@ -23,7 +23,7 @@ def are_posts_looked_at(reader: JobReader, job: JobRecord) -> bool:
         or is_probed(job)
         or adapts_frontier(job)
         or is_reconfigured(job)
-        or open_comparison(reader.find_control(job.job_id)) is not None
+        or open_comparison(reader.find_loop_state(job.job_id)) is not None
     )
 
 
@@ -56,7 +56,7 @@ def is_reconfigured(job: JobRecord) -> bool:
     return job.in_force.adaptation == ADAPT_RECONFIGURE
 
 
-def open_comparison(control: JobControl) -> Comparison | None:
+def open_comparison(loop_state: JobLoopState) -> Comparison | None:
     """The comparison with the highest clocks that is wanted or running; None: none is."""
-    newest = control.comparison
+    newest = loop_state.comparison
     return None if newest is None or newest.is_done else newest

@@ -9,10 +9,10 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.registry.inspection import JobSummary, require_job
+from flyball_server.jobs.replanning.plan_job import plan_if_needed
 from flyball_server.jobs.replanning.plan_request import check_spec
-from flyball_server.jobs.replanning.planning_turn import plan_if_needed
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.reports import forget_measured_paces
+from flyball_server.jobs.stragglers.reports import forget_measured_slowdowns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
             )
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
-            forget_measured_paces(services, writer, job_id)
+            forget_measured_slowdowns(services, writer, job_id)
             writer.save_job(job.with_change(JobInput.PROFILE))
     return plan_if_needed(services, job_id, JobInput.PROFILE)
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from flyball_server.jobs.bounds import check_count
-from flyball_server.jobs.called_ranks import CalledRanks
-from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobIsRunningError,
@@ -19,12 +17,14 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import OVER, JobInput, JobState
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.probing.probing_record import is_never_planned
 from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, JobSpec, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
 from flyball_server.jobs.registry.launch import Launch, check_not_over, check_run, check_run_id
+from flyball_server.jobs.registry.rank_batch import RankBatch
+from flyball_server.jobs.replanning.plan_job import plan_if_needed
 from flyball_server.jobs.replanning.plan_request import check_spec
-from flyball_server.jobs.replanning.planning_turn import plan_if_needed
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 
@@ -54,7 +54,7 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
         wanted: the same with the specification and the launch of the new run.
     """
     profile = writer.find_profile(job.job_id)
-    timetable = writer.find_control(job.job_id).timetable
+    timetable = writer.find_loop_state(job.job_id).timetable
     kept_as = _keep(writer, job)
     begun = JobRecord(
         job_id=job.job_id,
@@ -66,7 +66,7 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
     )
     writer.save_job(begun)
     if timetable is not None:
-        writer.save_control(JobControl(job_id=job.job_id, timetable=timetable))
+        writer.save_loop_state(JobLoopState(job_id=job.job_id, timetable=timetable))
     if profile is not None and profile.num_stages == begun.in_force.num_stages:
         writer.save_profile(job.job_id, profile)
         writer.save_job(begun.with_change(JobInput.PROFILE))
@@ -104,7 +104,7 @@ def delete_job(services: JobServices, job_id: str) -> None:
         ):
             raise JobIsRunningError(job_id=job_id)
         writer.delete_job(job_id)
-    services.wake(job_id)
+    services.notify_pollers(job_id)
 
 
 _LOG = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def register_together(
     """
     outcomes: list[KnownRank | JobsError] = []
     with services.store.writing(job_id) as writer:
-        known = CalledRanks(writer, job_id, (rank.rank for rank, _ in ranks))
+        known = RankBatch(writer, job_id, (rank.rank for rank, _ in ranks))
         job = known.job
         if job is None:
             return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
@@ -184,7 +184,7 @@ def register_together(
         returned = come_back(writer, job)
         if returned != job and not all(isinstance(outcome, JobsError) for outcome in outcomes):
             writer.save_job(returned)
-    services.notice(job_id)
+    services.enqueue_reconcile(job_id)
     return tuple(outcomes)
 
 
@@ -201,11 +201,11 @@ def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None
         if known is None or known.has_left:
             return
         writer.save_ranks([known.evolve(has_left=True, last_seen_at=services.now())])
-    services.notice(job_id)
+    services.enqueue_reconcile(job_id)
 
 
 def _take_rank(
-    services: JobServices, known: CalledRanks, job: JobRecord, rank: RankRecord, launch: Launch
+    services: JobServices, known: RankBatch, job: JobRecord, rank: RankRecord, launch: Launch
 ) -> RankRecord:
     check_run(job, launch)
     _check_place(rank, job.in_force)

@@ -10,14 +10,14 @@ from anyio import CapacityLimiter, to_thread
 
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry.inspection import JobSummary
-from flyball_server.jobs.replanning.planning_turn import is_planned, plan_if_needed
+from flyball_server.jobs.replanning.plan_job import is_planned, plan_if_needed
 from flyball_server.jobs.services import JobServices
 
 # Jobs that calls have planned at once; a thread each, which waits for its solve.
 _MAX_JOBS = 64
 
 
-class Plannings:
+class PlanCoalescer:
     """Plans jobs for whoever has changed their inputs; for the event loop's own thread.
 
     Of the calls that wait for the same planning only one has a thread.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.control import InForce, JobControl
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.probing.probing_setup import probing_schedule
 from flyball_server.jobs.records import (
     ADAPT_FRONTIER,
@@ -107,7 +107,7 @@ def _check_order(spec: JobSpec) -> None:
 
 
 def plan_request(
-    spec: JobSpec, profile: StageProfile, gpu_table: GpuTable, control: JobControl
+    spec: JobSpec, profile: StageProfile, gpu_table: GpuTable, loop_state: JobLoopState
 ) -> PlanRequest:
     """What the planner is asked for this job, slow ranks apart.
 
@@ -115,7 +115,7 @@ def plan_request(
         spec: in force.
         profile: the job's.
         gpu_table: by name.
-        control: what steers the job: its target by the time of day, a measured blocking power.
+        loop_state: what steers the job: its target by the time of day, a measured blocking power.
 
     Raises:
         InvalidFieldError: no blocking power is known.
@@ -134,29 +134,31 @@ def plan_request(
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
-        blocking_power_w=_blocking_power_w(spec, window, control),
+        blocking_power_w=_blocking_power_w(spec, window, loop_state),
         schedule=spec.schedule,
         policy=spec.policy or DEFAULT_POLICY,
         # Where waits are measured, they decide what is raised, and not the model.
-        reconfigure="default" if is_raised_by_waits(spec, control.in_force) else spec.reconfigure,
-        target=control.in_force.target or spec.target,
+        reconfigure="default"
+        if is_raised_by_waits(spec, loop_state.in_force)
+        else spec.reconfigure,
+        target=loop_state.in_force.target or spec.target,
         activation_memory=memory,
         reconfigure_granularity_mhz=granularity_mhz,
-        effort=Effort(control.in_force.effort or spec.effort),
+        effort=Effort(loop_state.in_force.effort or spec.effort),
         checkpoint=spec.checkpoint,
         order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
         reserve=spec.reserve,
     )
 
 
-def is_raised_by_waits(spec: JobSpec, in_force: InForce) -> bool:
+def is_raised_by_waits(spec: JobSpec, in_force: PlanningInputs) -> bool:
     """Whether measured waits decide which clocks are raised.
 
     Not while ranks are slower than their profile: then pipelines differ, and the model, which
-    knows their paces, decides.
+    knows their slowdown factors, decides.
     """
-    slowdowns = [pace.slowdown for pace in in_force.rank_paces]
-    slowdowns += [pace.slowdown for pace in in_force.stage_paces]
+    slowdowns = [slowed.slowdown for slowed in in_force.rank_slowdowns]
+    slowdowns += [slowed.slowdown for slowed in in_force.stage_slowdowns]
     return spec.adaptation == ADAPT_RECONFIGURE and all(each == 1 for each in slowdowns)
 
 
@@ -175,11 +177,11 @@ def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:
 
 
 def _blocking_power_w(
-    spec: JobSpec, window: GpuWindow | None, control: JobControl | None
+    spec: JobSpec, window: GpuWindow | None, loop_state: JobLoopState | None
 ) -> tuple[float, ...]:
     if spec.blocking_power_w is not None:
         return spec.blocking_power_w
-    profiling = None if control is None else control.profiling
+    profiling = None if loop_state is None else loop_state.profiling
     if profiling is not None and profiling.blocking_power_w is not None:
         return profiling.blocking_power_w
     if window is None:

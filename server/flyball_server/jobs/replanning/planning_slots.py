@@ -36,7 +36,7 @@ class PlanningSlots:
                 self._free.release()
 
     @contextmanager
-    def steering(self, services: JobServices) -> Generator[JobServices]:
+    def replanning(self, services: JobServices) -> Generator[JobServices]:
         """Within the block: services that plan at once where a slot is free.
 
         Where none is they store what has changed, and reaction `replanning` plans it later.

@@ -1,4 +1,4 @@
-"""Making a job's plan for the paces that are in force: its slow ranks, its drifted stages."""
+"""Plan of a job for the slowdown factors in force: of its slow ranks and its drifted stages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.jobs.control import InForce
 from flyball_server.jobs.job_state import JobInput
+from flyball_server.jobs.loop_state import PlanningInputs
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.replanning.solve import solve
@@ -20,11 +20,15 @@ from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.stragglers.first_plans import make_plan_at_once
 from flyball_server.planning.stragglers.running_clocks import running_clocks
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, PacedRequest, make_paced_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacedPlan:
+class SlowedPlan:
     """A plan, and how it was come by.
 
     Attributes:
@@ -39,19 +43,19 @@ class PacedPlan:
     has_own_effort: bool = True
 
 
-def paced_plan(
+def slowed_plan(
     services: JobServices,
     job: JobRecord,
     request: PlanRequest,
-    in_force: InForce,
+    in_force: PlanningInputs,
     ranks: Sequence[RankRecord],
-) -> PacedPlan:
-    """The plan for a request, with what is in force of paces.
+) -> SlowedPlan:
+    """The plan for a request, with what is in force of slowdown factors.
 
     What was planned for just that before, in this run of the job, is taken again.
 
     Args:
-        services: the seams; their planner makes a plan without paces.
+        services: the seams; their planner makes a plan without slowdown factors.
         job: whose plan it is, as it stands.
         request: of the job.
         in_force: of its control.
@@ -61,80 +65,84 @@ def paced_plan(
         PlanningError: the planner refused.
         SupersededError, UnknownJobError, PlanningStoppedError: as for `solve`.
     """
-    paces = planned_paces(in_force, ranks)
+    slowdowns = planned_slowdowns(in_force, ranks)
     if is_auto(request.schedule):
-        kept = _schedule(services, job.job_id, has_paces=bool(paces))
+        kept = _schedule(services, job.job_id, has_slowdowns=bool(slowdowns))
         request = replace(request, schedule=kept or request.schedule)
     num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
-    paced = PacedRequest(request=request, paces=paces, num_pipelines=num_pipelines)
-    own = _digest(job, paced, request.schedule)
+    slowed = SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)
+    own = _digest(job, slowed, request.schedule)
     made = _made_before(services, job, own)
     if made is not None:
         return made
-    plan = _solved(services, job, paced, is_at_once=in_force.effort is not None)
-    return PacedPlan(
+    plan = _solved(services, job, slowed, is_at_once=in_force.effort is not None)
+    return SlowedPlan(
         plan=plan,
-        digest=_digest(job, paced, plan.schedule),
+        digest=_digest(job, slowed, plan.schedule),
         has_own_effort=in_force.effort is None,
     )
 
 
 def _solved(
-    services: JobServices, job: JobRecord, paced: PacedRequest, *, is_at_once: bool
+    services: JobServices, job: JobRecord, slowed: SlowedRequest, *, is_at_once: bool
 ) -> FrequencyPlan | DataParallelPlan:
-    if not paced.paces:
-        return solve(services, job, services.planner, paced.request)
+    if not slowed.slowdowns:
+        return solve(services, job, services.planner, slowed.request)
     if not is_at_once:
-        return solve(services, job, make_paced_plan, paced)
+        return solve(services, job, make_slowed_plan, slowed)
     with services.store.reading() as reader:
         newest = newest_plan(reader, job.job_id)
     running = None
     if newest is not None and not isinstance(newest.plan, ProbePlan):
         running = running_clocks(newest.plan)
-    return solve(services, job, make_plan_at_once, paced, running)
+    return solve(services, job, make_plan_at_once, slowed, running)
 
 
-def _digest(job: JobRecord, paced: PacedRequest, schedule: str) -> str:
+def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
     effort = Effort(job.in_force.effort)
-    own = replace(paced.request, effort=effort, schedule=schedule)
-    return request_digest(replace(paced, request=own))
+    own = replace(slowed.request, effort=effort, schedule=schedule)
+    return request_digest(replace(slowed, request=own))
 
 
-def _made_before(services: JobServices, job: JobRecord, digest: str) -> PacedPlan | None:
+def _made_before(services: JobServices, job: JobRecord, digest: str) -> SlowedPlan | None:
     """The plan that was made for the same; whoever puts a profile or target has it made anew."""
     if job.changed_input is not JobInput.CONTROL:
         return None
     with services.store.reading() as reader:
-        for made in reader.find_control(job.job_id).made:
+        for made in reader.find_loop_state(job.job_id).made:
             if made.digest != digest:
                 continue
             plan = require_plan(reader, job.job_id, made.version).plan
             if not isinstance(plan, ProbePlan):
-                return PacedPlan(plan=plan, digest=digest, made_as=made.version)
+                return SlowedPlan(plan=plan, digest=digest, made_as=made.version)
     return None
 
 
-def planned_paces(in_force: InForce, ranks: Sequence[RankRecord]) -> tuple[Pace, ...]:
+def planned_slowdowns(
+    in_force: PlanningInputs, ranks: Sequence[RankRecord]
+) -> tuple[Slowdown, ...]:
     """Paces as the planner takes them; of ranks that run a stage together the slowest counts."""
     place = {rank.rank: (rank.stage, rank.dp_rank) for rank in ranks}
     slowdowns: dict[tuple[int, int], float] = {}
-    for pace in in_force.rank_paces:
-        if pace.rank in place and pace.slowdown != 1:
-            where = place[pace.rank]
-            slowdowns[where] = max(pace.slowdown, slowdowns.get(where, 0.0))
+    for slowed in in_force.rank_slowdowns:
+        if slowed.rank in place and slowed.slowdown != 1:
+            where = place[slowed.rank]
+            slowdowns[where] = max(slowed.slowdown, slowdowns.get(where, 0.0))
     return (
         *(
-            Pace(stage=stage, dp_rank=dp_rank, slowdown=slowdown)
+            Slowdown(stage=stage, dp_rank=dp_rank, slowdown=slowdown)
             for (stage, dp_rank), slowdown in sorted(slowdowns.items())
         ),
         *(
-            Pace(stage=pace.stage, kind=InstructionKind(pace.kind), slowdown=pace.slowdown)
-            for pace in in_force.stage_paces
+            Slowdown(
+                stage=slowed.stage, kind=InstructionKind(slowed.kind), slowdown=slowed.slowdown
+            )
+            for slowed in in_force.stage_slowdowns
         ),
     )
 
 
-def _schedule(services: JobServices, job_id: str, *, has_paces: bool) -> str | None:
+def _schedule(services: JobServices, job_id: str, *, has_slowdowns: bool) -> str | None:
     """The order that the job runs, where it is to stay. None: it may be chosen anew.
 
     What changes while a job runs, a slow GPU that comes or goes or a target by the time of day, is
@@ -142,7 +150,7 @@ def _schedule(services: JobServices, job_id: str, *, has_paces: bool) -> str | N
     """
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
-        if not has_paces and job.changed_input is not JobInput.CONTROL:
+        if not has_slowdowns and job.changed_input is not JobInput.CONTROL:
             return None
         newest = newest_plan(reader, job_id)
     if newest is None or isinstance(newest.plan, ProbePlan):

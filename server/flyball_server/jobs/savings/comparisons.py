@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from flyball_server.jobs.activation.plan_versions import add_version
-from flyball_server.jobs.control import Comparison
 from flyball_server.jobs.errors import JobIsOverError, MissingPlanError, NothingToCompareError
 from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.measurements.step_reading import num_paired_steps, step_kinds
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
@@ -58,17 +58,17 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
             raise MissingPlanError(job_id=job_id)
         if step_kinds(newest).is_all_baseline:
             raise NothingToCompareError(job_id=job_id)
-        control = writer.find_control(job_id)
-        known = control.comparison
+        loop_state = writer.find_loop_state(job_id)
+        known = loop_state.comparison
         if known is None or known.is_done:
-            writer.save_control(control.evolve(comparison=wanted))
+            writer.save_loop_state(loop_state.evolve(comparison=wanted))
         elif known.num_pairs != num_pairs:
             # The steps that it has measured count for the new number too.
             changed = Comparison(
                 num_pairs=num_pairs, version=known.version, of_version=known.of_version
             )
-            writer.save_control(control.evolve(comparison=changed))
-    services.notice(job_id)
+            writer.save_loop_state(loop_state.evolve(comparison=changed))
+    services.enqueue_reconcile(job_id)
     # Counting its steps takes a while, and nobody need wait for that to write.
     return get_comparison(services, job_id)
 
@@ -94,18 +94,18 @@ def delete_comparison(services: JobServices, job_id: str) -> None:
     """
     with services.store.writing(job_id) as writer:
         require_job(writer, job_id)
-        control = writer.find_control(job_id)
-        running = control.comparison
+        loop_state = writer.find_loop_state(job_id)
+        running = loop_state.comparison
         if running is None or running.is_done:
             return
         ended = None if running.version is None else replace(running, is_done=True)
-        writer.save_control(control.evolve(comparison=ended))
+        writer.save_loop_state(loop_state.evolve(comparison=ended))
         newest = newest_plan(writer, job_id)
         # It may run as another version than its own, after a run that started over.
         if ended is not None and newest is not None and newest.baseline_cycle:
             add_with_cycle(services, writer, newest, baseline_cycle=())
-    services.wake(job_id)
-    services.notice(job_id)
+    services.notify_pollers(job_id)
+    services.enqueue_reconcile(job_id)
 
 
 def add_with_cycle(
@@ -129,7 +129,7 @@ def add_with_cycle(
 
 def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:
     """How far the newest comparison of a known job is, in the caller's transaction."""
-    comparison = reader.find_control(job_id).comparison
+    comparison = reader.find_loop_state(job_id).comparison
     if comparison is None:
         return ComparisonProgress(state="none")
     return progress_of(comparison, _num_measured_pairs(reader, job_id, comparison))

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
@@ -109,7 +109,7 @@ class JobReader(Protocol):
         """The details kept of steps from `first_step` on, by step, then rank; the first `limit`."""
         ...
 
-    def find_control(self, job_id: str) -> JobControl:
+    def find_loop_state(self, job_id: str) -> JobLoopState:
         """What steers the job; as if nothing did, where nothing was ever saved."""
         ...
 
@@ -161,7 +161,7 @@ class JobWriter(JobReader, Protocol):
         """Forget the details of the job's steps before this one."""
         ...
 
-    def save_control(self, control: JobControl) -> None:
+    def save_loop_state(self, loop_state: JobLoopState) -> None:
         """Keep this in the place of what steered its job before."""
         ...
 
@@ -230,7 +230,7 @@ class JobStore(Protocol):
         """A transaction that may change things of a job, by its id, or TOKENS."""
         ...
 
-    def turn(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
+    def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """Whether the turn of this name is the caller's until the block ends.
 
         With `waits` it is, as soon as no other holds it; without, it is not where another does.

@@ -1,15 +1,15 @@
-"""A look at what a running job's ranks measured, for their paces."""
+"""A look at what a running job's ranks measured, for their slowdown factors."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 
-from flyball_server.jobs.control import JobControl
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry.inspection import require_plan
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.stragglers.detector import PaceRules, Paces, find_paces
+from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
 from flyball_server.jobs.stragglers.step_ratios import ClockTimes, RankStep, clock_times, rank_step
 from flyball_server.planning.probe_plan import ProbePlan
 
@@ -20,7 +20,7 @@ _NEAR_STEPS = 128
 _FAR_STEPS = 10_000
 
 
-class SeenSteps:
+class DetectionWindow:
     """The newest steps on a plan version that were read already.
 
     A job may have hundreds of ranks, and the same steps would be read again at each look. What is
@@ -98,16 +98,16 @@ class SeenSteps:
         return self._times_s[stage]
 
 
-def measured_paces(
+def measured_slowdowns(
     reader: JobReader,
-    control: JobControl,
-    seen: SeenSteps,
+    loop_state: JobLoopState,
+    seen: DetectionWindow,
     *,
     now_unix_s: float,
     min_steps: int,
-    rules: PaceRules | None = None,
-) -> Paces | None:
-    """What the ranks' paces are found to be; None: this is no time to look.
+    rules: SlowdownRules | None = None,
+) -> Slowdowns | None:
+    """What the ranks' slowdown factors are found to be; None: this is no time to look.
 
     That is while the version has not held for `min_steps` steps, so that plans do not flap; and
     while a job is profiled, or its steps are compared with the highest clocks. Where a newer plan
@@ -115,30 +115,30 @@ def measured_paces(
 
     Args:
         reader: of the moment.
-        control: of the job.
+        loop_state: of the job.
         seen: of its newest version, as the last look left it, or new, and advanced.
         now_unix_s: the time of day.
         min_steps: after the version's first step, at least 1.
         rules: None: the ordinary ones.
     """
-    rules = rules or PaceRules()
+    rules = rules or SlowdownRules()
     if seen.newest_step < seen.first_step + min_steps or not _is_watched(reader, seen):
         return None
     ranks = {rank.rank: rank for rank in reader.list_ranks(seen.job_id)}
     observed = seen.read(reader, ranks, rules.num_drift_steps)
     if max((step.step for step in observed), default=0) < seen.first_step + min_steps:
         return None
-    announced = {one.rank for one in control.stragglers if one.holds_at(now_unix_s)}
-    return find_paces(
+    announced = {one.rank for one in loop_state.stragglers if one.holds_at(now_unix_s)}
+    return find_slowdowns(
         observed,
         tuple(ranks.values()),
-        Paces(stragglers=control.detected, drifts=control.in_force.stage_paces),
+        Slowdowns(stragglers=loop_state.detected, drifts=loop_state.in_force.stage_slowdowns),
         now_unix_s=now_unix_s,
         announced=announced,
         rules=rules,
     )
 
 
-def _is_watched(reader: JobReader, seen: SeenSteps) -> bool:
+def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
     plan = require_plan(reader, seen.job_id, seen.version)
     return not plan.baseline_cycle and not isinstance(plan.plan, ProbePlan)

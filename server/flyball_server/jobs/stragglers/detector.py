@@ -16,14 +16,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flyball_server.jobs.control import RankPace, StagePace
+from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.stragglers.step_ratios import RankStep, Ratio, reason_of, window_ratio
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaceRules:
+class SlowdownRules:
     """When a rank is slow, and when its stage has drifted.
 
     Attributes:
@@ -44,25 +44,25 @@ class PaceRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paces:
+class Slowdowns:
     """What was found: stragglers by rank, one of a stage and pipeline; and drifted stages.
 
     A straggler's slowdown comes on top of its stage's drift.
     """
 
-    stragglers: tuple[RankPace, ...] = ()
-    drifts: tuple[StagePace, ...] = ()
+    stragglers: tuple[RankSlowdown, ...] = ()
+    drifts: tuple[StageSlowdown, ...] = ()
 
 
-def find_paces(
+def find_slowdowns(
     observed: Iterable[RankStep],
     ranks: Sequence[RankRecord],
-    known: Paces,
+    known: Slowdowns,
     *,
     now_unix_s: float,
     announced: Collection[int] = (),
-    rules: PaceRules | None = None,
-) -> Paces:
+    rules: SlowdownRules | None = None,
+) -> Slowdowns:
     """What of `known` still holds, and what is new.
 
     Args:
@@ -73,44 +73,44 @@ def find_paces(
         announced: ranks that are announced to be slow now: what they do is no drift.
         rules: None: the ordinary ones.
     """
-    rules = rules or PaceRules()
+    rules = rules or SlowdownRules()
     steps: dict[int, list[RankStep]] = defaultdict(list)
     for step in sorted(observed, key=lambda step: step.step):
         steps[step.rank].append(step)
     by_stage: dict[int, dict[int, list[int]]] = defaultdict(dict)
     for rank in ranks:
         by_stage[rank.stage].setdefault(rank.dp_rank, []).append(rank.rank)
-    stragglers: list[RankPace] = []
-    drifts: list[StagePace] = []
+    stragglers: list[RankSlowdown] = []
+    drifts: list[StageSlowdown] = []
     for stage, pipelines in sorted(by_stage.items()):
-        look = _StageLook(
+        look = _StageObservation(
             pipelines=list(pipelines.values()),
             steps=steps,
-            known={pace.rank: pace for pace in known.stragglers},
-            drifts={pace.kind: pace for pace in known.drifts if pace.stage == stage},
+            known={slowed.rank: slowed for slowed in known.stragglers},
+            drifts={slowed.kind: slowed for slowed in known.drifts if slowed.stage == stage},
             rules=rules,
         )
         found = look.stragglers(now_unix_s)
         stragglers += found
         # Of one that is over the window still has slow steps.
-        apart = {pace.rank for pace in (*known.stragglers, *found)}
+        apart = {slowed.rank for slowed in (*known.stragglers, *found)}
         drifts += look.drifted(stage, apart | set(announced))
-    return Paces(
-        stragglers=tuple(sorted(stragglers, key=lambda pace: pace.rank)), drifts=tuple(drifts)
+    return Slowdowns(
+        stragglers=tuple(sorted(stragglers, key=lambda slowed: slowed.rank)), drifts=tuple(drifts)
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StageLook:
+class _StageObservation:
     """One stage: per pipeline its ranks, what they measured, and what is known."""
 
     pipelines: Sequence[Sequence[int]]
     steps: Mapping[int, Sequence[RankStep]]
-    known: Mapping[int, RankPace]
-    drifts: dict[str, StagePace]
-    rules: PaceRules
+    known: Mapping[int, RankSlowdown]
+    drifts: dict[str, StageSlowdown]
+    rules: SlowdownRules
 
-    def stragglers(self, now_unix_s: float) -> list[RankPace]:
+    def stragglers(self, now_unix_s: float) -> list[RankSlowdown]:
         """Those of the stage, beyond its drift and what its pipelines have in common."""
         ratios = {
             rank: self._ratio(rank, self.rules.num_steps)
@@ -123,7 +123,7 @@ class _StageLook:
             if len(of_pipeline) < len(pipeline):  # a rank has not measured enough yet
                 return [self.known[rank] for rank in ratios if rank in self.known]
             means.append(max(of_pipeline))
-        found: list[RankPace] = []
+        found: list[RankSlowdown] = []
         for index, pipeline in enumerate(self.pipelines):
             others = [*means[:index], *means[index + 1 :]]
             common = max(1.0, min(others, default=1.0))
@@ -131,7 +131,7 @@ class _StageLook:
             found += self._of_pipeline(beyond, now_unix_s)
         return found
 
-    def _of_pipeline(self, beyond: Mapping[int, Ratio], now_unix_s: float) -> list[RankPace]:
+    def _of_pipeline(self, beyond: Mapping[int, Ratio], now_unix_s: float) -> list[RankSlowdown]:
         """The one rank that stands for a pipeline's slow stage, if it is slow."""
         slowest = max(beyond, key=lambda rank: beyond[rank].mean)
         known = next((self.known[rank] for rank in beyond if rank in self.known), None)
@@ -139,7 +139,7 @@ class _StageLook:
         if known is None:
             if not self._is_above(ratio, self.rules.slow_above, at_least=self.rules.slow_until):
                 return []
-            return [self._pace(slowest, ratio, now_unix_s)]
+            return [self._slowdown(slowest, ratio, now_unix_s)]
         own = beyond[known.rank]
         if self._is_below(own, self.rules.slow_until, at_most=self.rules.slow_above):
             return []
@@ -148,19 +148,19 @@ class _StageLook:
         has_changed = self._is_above(against_known, factor, at_least=1.0) or self._is_below(
             against_known, 1 / factor, at_most=1.0
         )
-        found = self._pace(slowest, ratio, now_unix_s)
+        found = self._slowdown(slowest, ratio, now_unix_s)
         is_other = (found.rank, found.slowdown) != (known.rank, known.slowdown)
         return [found] if has_changed and is_other else [known]
 
-    def _pace(self, rank: int, ratio: Ratio, now_unix_s: float) -> RankPace:
-        return RankPace(
+    def _slowdown(self, rank: int, ratio: Ratio, now_unix_s: float) -> RankSlowdown:
+        return RankSlowdown(
             rank=rank,
             slowdown=min(max(1.0, ratio.mean), MAX_SLOWDOWN),
             reason=reason_of(self.steps[rank][-self.rules.num_steps :]),
             since_unix_s=now_unix_s,
         )
 
-    def drifted(self, stage: int, apart: Collection[int]) -> list[StagePace]:
+    def drifted(self, stage: int, apart: Collection[int]) -> list[StageSlowdown]:
         """The stage's drift, by kind; pipelines with a rank in `apart` do not count."""
         ranks = [
             rank
@@ -184,7 +184,7 @@ class _StageLook:
             return list(self.drifts.values())
         # The stage is planned again in any case: each kind with what it takes now.
         found = self.drifts | {
-            kind: StagePace(stage=stage, kind=kind, slowdown=self._drift(kind, of_kind))
+            kind: StageSlowdown(stage=stage, kind=kind, slowdown=self._drift(kind, of_kind))
             for kind, of_kind in measured.items()
         }
         # What is back within a quarter of what counts as drift is as profiled.
@@ -212,7 +212,7 @@ class _StageLook:
         )
 
     def _ratio(self, rank: int, num_steps: int, kind: str | None = None) -> Ratio | None:
-        drifts = {name: pace.slowdown for name, pace in self.drifts.items()}
+        drifts = {name: slowed.slowdown for name, slowed in self.drifts.items()}
         return window_ratio(self.steps.get(rank, ()), num_steps, drifts=drifts, kind=kind)
 
     def _is_above(self, ratio: Ratio, limit: float, *, at_least: float) -> bool:

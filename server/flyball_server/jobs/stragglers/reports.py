@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flyball_server.jobs.control import JobControl, RankPace, Straggler
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown, Straggler
 from flyball_server.jobs.registry.inspection import require_job, require_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobWriter
@@ -67,17 +67,17 @@ def announce_straggler(
         raise InvalidFieldError("until_time", "is over; leave it out, or give a later one")
     with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, announcement.rank)
-        control = writer.find_control(job_id)
-        known = {one.rank: one for one in control.stragglers}
+        loop_state = writer.find_loop_state(job_id)
+        known = {one.rank: one for one in loop_state.stragglers}
         before = known.get(announcement.rank)
         if before is not None and _is_same(before, straggler, announcement):
             straggler = before
         else:
             known[announcement.rank] = straggler
-            control = control.evolve(stragglers=tuple(known[rank] for rank in sorted(known)))
-            writer.save_control(control)
-    services.notice(job_id)
-    return _announced(straggler, control)
+            loop_state = loop_state.evolve(stragglers=tuple(known[rank] for rank in sorted(known)))
+            writer.save_loop_state(loop_state)
+    services.enqueue_reconcile(job_id)
+    return _announced(straggler, loop_state)
 
 
 def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
@@ -89,11 +89,11 @@ def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
     """
     with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, rank)
-        control = writer.find_control(job_id)
-        left = tuple(one for one in control.stragglers if one.rank != rank)
-        if left != control.stragglers:
-            writer.save_control(control.evolve(stragglers=left))
-    services.notice(job_id)
+        loop_state = writer.find_loop_state(job_id)
+        left = tuple(one for one in loop_state.stragglers if one.rank != rank)
+        if left != loop_state.stragglers:
+            writer.save_loop_state(loop_state.evolve(stragglers=left))
+    services.enqueue_reconcile(job_id)
 
 
 def list_stragglers(services: JobServices, job_id: str) -> tuple[StragglerSummary, ...]:
@@ -104,58 +104,58 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[StragglerSummar
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)
-        control = reader.find_control(job_id)
+        loop_state = reader.find_loop_state(job_id)
     now_unix_s = services.now().timestamp()
     announced = [
-        _announced(one, control)
-        for one in control.stragglers
+        _announced(one, loop_state)
+        for one in loop_state.stragglers
         if one.until_unix_s is None or now_unix_s < one.until_unix_s
     ]
     detected = [
         StragglerSummary(
-            rank=pace.rank,
+            rank=slowed.rank,
             source="detected",
-            reason=pace.reason,
-            slowdown=pace.slowdown,
-            from_unix_s=pace.since_unix_s,
+            reason=slowed.reason,
+            slowdown=slowed.slowdown,
+            from_unix_s=slowed.since_unix_s,
             until_unix_s=None,
-            is_in_force=_is_in_force(pace.rank, pace.slowdown, control),
+            is_in_force=_is_in_force(slowed.rank, slowed.slowdown, loop_state),
         )
-        for pace in control.detected
+        for slowed in loop_state.detected
     ]
     return tuple(sorted([*announced, *detected], key=lambda one: (one.rank, one.source)))
 
 
-def paces_at(control: JobControl, unix_s: float) -> tuple[RankPace, ...]:
+def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown, ...]:
     """What ranks are to be planned with at a moment: of announced and detected the slower one.
 
     A detected one that is nearly what the rank is planned with already leaves that as it is.
     """
-    planned = {pace.rank: pace.slowdown for pace in control.in_force.rank_paces}
-    paces = {
-        pace.rank: replace(pace, slowdown=planned[pace.rank])
-        if _is_nearly(pace.slowdown, planned.get(pace.rank))
-        else pace
-        for pace in control.detected
+    planned = {slowed.rank: slowed.slowdown for slowed in loop_state.in_force.rank_slowdowns}
+    slowdowns = {
+        slowed.rank: replace(slowed, slowdown=planned[slowed.rank])
+        if _is_nearly(slowed.slowdown, planned.get(slowed.rank))
+        else slowed
+        for slowed in loop_state.detected
     }
-    for one in control.stragglers:
-        known = paces.get(one.rank)
+    for one in loop_state.stragglers:
+        known = slowdowns.get(one.rank)
         if one.holds_at(unix_s) and (known is None or known.slowdown < one.slowdown):
-            paces[one.rank] = RankPace(
+            slowdowns[one.rank] = RankSlowdown(
                 rank=one.rank, slowdown=one.slowdown, since_unix_s=one.from_unix_s
             )
-    return tuple(paces[rank] for rank in sorted(paces))
+    return tuple(slowdowns[rank] for rank in sorted(slowdowns))
 
 
-def forget_measured_paces(services: JobServices, writer: JobWriter, job_id: str) -> None:
+def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: str) -> None:
     """Forget what was found against a profile that the job has no more."""
-    control = writer.find_control(job_id).evolve(detected=())
+    loop_state = writer.find_loop_state(job_id).evolve(detected=())
     in_force = replace(
-        control.in_force,
-        rank_paces=paces_at(control, services.now().timestamp()),
-        stage_paces=(),
+        loop_state.in_force,
+        rank_slowdowns=slowdowns_at(loop_state, services.now().timestamp()),
+        stage_slowdowns=(),
     )
-    writer.save_control(control.evolve(in_force=in_force))
+    writer.save_loop_state(loop_state.evolve(in_force=in_force))
 
 
 def _is_same(before: Straggler, after: Straggler, announcement: Announcement) -> bool:
@@ -166,7 +166,7 @@ def _is_same(before: Straggler, after: Straggler, announcement: Announcement) ->
     return before.slowdown == after.slowdown and same_time and has_begun and same_end
 
 
-def _announced(one: Straggler, control: JobControl) -> StragglerSummary:
+def _announced(one: Straggler, loop_state: JobLoopState) -> StragglerSummary:
     return StragglerSummary(
         rank=one.rank,
         source="announced",
@@ -174,12 +174,12 @@ def _announced(one: Straggler, control: JobControl) -> StragglerSummary:
         slowdown=one.slowdown,
         from_unix_s=one.from_unix_s,
         until_unix_s=one.until_unix_s,
-        is_in_force=_is_in_force(one.rank, one.slowdown, control),
+        is_in_force=_is_in_force(one.rank, one.slowdown, loop_state),
     )
 
 
-def _is_in_force(rank: int, slowdown: float, control: JobControl) -> bool:
-    planned = {pace.rank: pace.slowdown for pace in control.planned_for.rank_paces}
+def _is_in_force(rank: int, slowdown: float, loop_state: JobLoopState) -> bool:
+    planned = {slowed.rank: slowed.slowdown for slowed in loop_state.planned_for.rank_slowdowns}
     return _is_nearly(slowdown, planned.get(rank))
 
 

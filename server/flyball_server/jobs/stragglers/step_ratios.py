@@ -1,4 +1,4 @@
-"""What measured steps tell of a rank's pace: times over profiled times, and over a window; pure."""
+"""Ratios of measured to profiled times, of a step and over a window; pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KindTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """What one step of one rank tells of its pace."""
+    """What one step of one rank tells of its slowdown factor."""
 
     rank: int
     step: int
@@ -76,7 +76,7 @@ def clock_times(profile: StageProfile, stage: int) -> ClockTimes:
 
 
 def rank_step(record: StepRecord, detail: StepDetail, times_s: ClockTimes) -> RankStep | None:
-    """What a step tells of its rank's pace; None: nothing, since it was not run as planned.
+    """Ratio of a rank's step to its profile; None where it did not run as planned.
 
     Neither does a step tell in which an emulated GPU could not keep to its profile.
     """

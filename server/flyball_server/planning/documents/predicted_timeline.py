@@ -15,7 +15,11 @@ from flyball_server.planning.model.pipeline_model import Assignment, PipelineMod
 from flyball_server.planning.model.simulator import Simulation, simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.planning.stragglers.slowed_pipelines import Pace, pace_classes, paced_model
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    slowdown_classes,
+    slowed_model,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,14 +197,14 @@ def _period_places(
 # The same sums in another order differ by rounding alone.
 _RELATIVE_TOLERANCE = 1e-6
 
-_Paces = tuple[Pace, ...]
+_Slowdowns = tuple[Slowdown, ...]
 
 
 def job_timeline(
     profile: StageProfile,
     plan: FrequencyPlan | DataParallelPlan,
     *,
-    paces: Sequence[Pace] = (),
+    slowdowns: Sequence[Slowdown] = (),
     num_pipelines: int = 1,
 ) -> tuple[PredictedTimeline, bool]:
     """The plan's iteration on this profile, a pipeline for each class of them.
@@ -208,29 +212,29 @@ def job_timeline(
     Args:
         profile: of the job, as it is now.
         plan: of the job.
-        paces: that the plan may have been made for.
+        slowdowns: that the plan may have been made for.
         num_pipelines: data-parallel ones, at least 1.
 
     Returns:
         It, and whether it is as the plan was made. If not, the profile was another one or the
-        paces are not known: then it is without paces.
+        slowdown factors are not known: then it is without slowdown factors.
 
     Raises:
         PlanningError: the plan does not fit the profile.
     """
     of_plan = models_of_merged_plan(profile, plan)
-    no_paces: list[_Paces] = [()] * len(of_plan)
-    without = _paced_timeline(plan, of_plan, no_paces)
+    no_slowdowns: list[_Slowdowns] = [()] * len(of_plan)
+    without = _slowed_timeline(plan, of_plan, no_slowdowns)
     if _is_as_planned(without):
         return without, True
-    own_paces = _paces_of_plan(plan, paces, num_pipelines)
-    if own_paces is not None and own_paces != no_paces:
+    own_slowdowns = _slowdowns_of_plan(plan, slowdowns, num_pipelines)
+    if own_slowdowns is not None and own_slowdowns != no_slowdowns:
         try:
-            paced = _paced_timeline(plan, of_plan, own_paces)
+            slowed = _slowed_timeline(plan, of_plan, own_slowdowns)
         except PlanningError:  # they are of another profile: on this one they lead too far
             return without, False
-        if _is_as_planned(paced):
-            return paced, True
+        if _is_as_planned(slowed):
+            return slowed, True
     return without, False
 
 
@@ -241,27 +245,27 @@ def own_dp_ranks(plan: FrequencyPlan | DataParallelPlan) -> tuple[int, ...]:
     return tuple(pipeline.dp_rank for pipeline in plan.pipelines)
 
 
-def _paces_of_plan(
-    plan: FrequencyPlan | DataParallelPlan, paces: Sequence[Pace], num_pipelines: int
-) -> list[_Paces] | None:
-    """Of each class of pipelines in the plan; None: these paces make other classes."""
+def _slowdowns_of_plan(
+    plan: FrequencyPlan | DataParallelPlan, slowdowns: Sequence[Slowdown], num_pipelines: int
+) -> list[_Slowdowns] | None:
+    """Of each class of pipelines in the plan; None: these slowdown factors make other classes."""
     if isinstance(plan, FrequencyPlan):
-        classes = list(pace_classes(paces, num_pipelines))
+        classes = list(slowdown_classes(slowdowns, num_pipelines))
         return classes if len(classes) == 1 else None
     by_pipelines = {
-        dp_ranks: own for own, dp_ranks in pace_classes(paces, len(plan.by_dp_rank)).items()
+        dp_ranks: own for own, dp_ranks in slowdown_classes(slowdowns, len(plan.by_dp_rank)).items()
     }
-    own_paces = [by_pipelines.get(pipeline.stands_for) for pipeline in plan.pipelines]
-    found = [own for own in own_paces if own is not None]
-    return found if len(found) == len(own_paces) else None
+    own_slowdowns = [by_pipelines.get(pipeline.stands_for) for pipeline in plan.pipelines]
+    found = [own for own in own_slowdowns if own is not None]
+    return found if len(found) == len(own_slowdowns) else None
 
 
-def _paced_timeline(
+def _slowed_timeline(
     plan: FrequencyPlan | DataParallelPlan,
     of_plan: Sequence[tuple[PipelineModel, Assignment]],
-    paces: Sequence[_Paces],
+    slowdowns: Sequence[_Slowdowns],
 ) -> PredictedTimeline:
-    """The pipelines at these paces, each with its share of the ranks that the profile merges."""
+    """The slowed pipelines, each with its share of the ranks that the profile merges."""
     if isinstance(plan, FrequencyPlan):
         shares = [1.0]
     else:
@@ -270,8 +274,8 @@ def _paced_timeline(
     return predicted_timeline(
         plan,
         [
-            (paced_model(model, own, share=share) if own or share != 1 else model, assignment)
-            for (model, assignment), own, share in zip(of_plan, paces, shares, strict=True)
+            (slowed_model(model, own, share=share) if own or share != 1 else model, assignment)
+            for (model, assignment), own, share in zip(of_plan, slowdowns, shares, strict=True)
         ],
     )
 

@@ -11,7 +11,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 """What tells a stage's instructions apart: their kind, or kind and chunk."""
 
 
-def stage_valley(
+def stage_least_energy(
     profile: StageProfile, stage: int, kinds: Iterable[InstructionKind]
 ) -> Mapping[InstructionKind, OperatingPoint]:
     """The operating point of each of these kinds of a stage at its valley frequency.
@@ -48,8 +48,8 @@ def least_energy_points(
     def total_energy_j(mhz: int) -> float:
         return sum(points[mhz].energy_j for points in by_clock.values())
 
-    valley_mhz = min(shared_mhz, key=lambda mhz: (total_energy_j(mhz), -mhz))
-    return {kind: points[valley_mhz] for kind, points in by_clock.items()}
+    least_energy_mhz = min(shared_mhz, key=lambda mhz: (total_energy_j(mhz), -mhz))
+    return {kind: points[least_energy_mhz] for kind, points in by_clock.items()}
 
 
 def _least_energy(points: Iterable[OperatingPoint]) -> OperatingPoint:

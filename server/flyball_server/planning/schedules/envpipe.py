@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.model.least_energy_clock import stage_valley
+from flyball_server.planning.model.least_energy_clock import stage_least_energy
 from flyball_server.planning.schedules._base import (
     Schedule,
     ScheduleContext,
@@ -55,7 +55,7 @@ def _extra_of_stage(context: ScheduleContext, stage: int) -> int:
         return 0
     backward = backward_kinds(profile, stage)
     backward_at_max_s = sum(profile.points[stage, kind][0].time_s for kind in backward)
-    valley = stage_valley(profile, stage, (InstructionKind.FORWARD, *backward))
+    valley = stage_least_energy(profile, stage, (InstructionKind.FORWARD, *backward))
     forward_at_valley_s = valley[InstructionKind.FORWARD].time_s
     limits = [
         math.floor(backward_at_max_s * later_stages / forward_at_valley_s),

@@ -31,10 +31,10 @@ from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.stragglers.running_clocks import RunningClocks
 from flyball_server.planning.stragglers.slowed_pipelines import (
-    PacedRequest,
-    make_paced_plan,
-    pace_classes,
-    paced_model,
+    SlowedRequest,
+    make_slowed_plan,
+    slowdown_classes,
+    slowed_model,
 )
 
 
@@ -52,12 +52,12 @@ class _Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PacedPipeline:
+class _SlowedPipeline:
     """Pipelines that are alike, as they are now.
 
     Attributes:
         dp_ranks: those that they are.
-        model: with their paces.
+        model: with their slowdown factors.
         planner: of first plans of that, with a reserve where one is asked for.
         running: the clocks they run at, of all of them; empty: not known.
         running_s: durations of the clocks that most of them run at, as they were profiled and as
@@ -71,28 +71,28 @@ class _PacedPipeline:
     running_s: tuple[list[float], ...]
 
 
-class PacedFirstPlans:
+class SlowedFirstPlans:
     """Makes first plans of the pipelines of a job.
 
     Args:
-        paced: the job; policy `frontier`, a schedule by its name.
+        slowed: the job; policy `frontier`, a schedule by its name.
         running: what the ranks run now; None: not known.
     """
 
-    def __init__(self, paced: PacedRequest, running: RunningClocks | None) -> None:
-        self._request = paced.request
-        profiled = model_of_request(paced.request)
-        classes = pace_classes(paced.paces, paced.num_pipelines)
-        if running is not None and running.schedule != paced.request.schedule:
+    def __init__(self, slowed: SlowedRequest, running: RunningClocks | None) -> None:
+        self._request = slowed.request
+        profiled = model_of_request(slowed.request)
+        classes = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
+        if running is not None and running.schedule != slowed.request.schedule:
             running = None
         self._models = [
-            paced_model(profiled, paces, share=len(dp_ranks) / paced.num_pipelines)
-            for paces, dp_ranks in classes.items()
+            slowed_model(profiled, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
+            for slowdowns, dp_ranks in classes.items()
         ]
         self.baseline_s = max(map(_baseline_s, self._models))
         arcs = event_arcs(profiled.dag)
         self._pipelines = [
-            _paced_pipeline(dp_ranks, profiled, model, self._planner(model, arcs), running)
+            _slowed_pipeline(dp_ranks, profiled, model, self._planner(model, arcs), running)
             for dp_ranks, model in zip(classes.values(), self._models, strict=True)
         ]
 
@@ -190,19 +190,19 @@ def _baseline_s(model: PipelineModel) -> float:
     return max(FinishTimes(model.dag).earliest_s(model.durations_s(model.baseline())))
 
 
-def _paced_pipeline(
+def _slowed_pipeline(
     dp_ranks: tuple[int, ...],
     profiled: PipelineModel,
     model: PipelineModel,
     planner: FirstPlanner,
     running: RunningClocks | None,
-) -> _PacedPipeline:
+) -> _SlowedPipeline:
     now = () if running is None else _running(dp_ranks, model, running)
     durations_s: tuple[list[float], ...] = ()
     if now:
         of_most = max(now, key=lambda one: one.num_pipelines).assignment
         durations_s = (profiled.durations_s(of_most), model.durations_s(of_most))
-    return _PacedPipeline(
+    return _SlowedPipeline(
         dp_ranks=dp_ranks,
         model=model,
         planner=planner,
@@ -236,14 +236,14 @@ AnyPlan = FrequencyPlan | DataParallelPlan
 
 
 def make_plan_at_once(
-    paced: PacedRequest,
+    slowed: SlowedRequest,
     running: RunningClocks | None = None,
     report: PhaseReport = lambda _: None,
 ) -> FrequencyPlan | DataParallelPlan:
-    """A plan for these paces, in the time that ranks may wait for it.
+    """A plan for these slowdown factors, in the time that ranks may wait for it.
 
     Args:
-        paced: as for `make_paced_plan`, with the least effort.
+        slowed: as for `make_slowed_plan`, with the least effort.
         running: what the ranks run now; None: not known. A first plan is begun from it. Where
             these clocks are known of all ranks, the plan is given only if it is better at what
             the target asks for: if it needs no more energy than they do by now, unless they were
@@ -255,29 +255,29 @@ def make_plan_at_once(
         A plan that meets the target; its bound is proven, and looser where it is a first plan.
 
     Raises:
-        PlanningError, TargetUnreachableError: as for `make_paced_plan`.
+        PlanningError, TargetUnreachableError: as for `make_slowed_plan`.
     """
-    return make_first_plan(paced, running, report) or make_paced_plan(paced, report)
+    return make_first_plan(slowed, running, report) or make_slowed_plan(slowed, report)
 
 
 def make_first_plan(
-    paced: PacedRequest,
+    slowed: SlowedRequest,
     running: RunningClocks | None = None,
     report: PhaseReport = lambda _: None,
 ) -> FrequencyPlan | DataParallelPlan | None:
-    """The first plan for these paces; None: none is of use, or none is needed.
+    """The first plan for these slowdown factors; None: none is of use, or none is needed.
 
     Arguments and errors as for `make_plan_at_once`.
     """
-    request = paced.request
+    request = slowed.request
     target = _target(request)
     if target is None:
         return None
-    num_pipelines = len(pace_classes(paced.paces, paced.num_pipelines))
+    num_pipelines = len(slowdown_classes(slowed.slowdowns, slowed.num_pipelines))
     if model_of_request(request).dag.num_nodes * num_pipelines < FIRST_PLANS_FROM:
         return None
     report(SEARCHING)
-    plans = PacedFirstPlans(paced, running)
+    plans = SlowedFirstPlans(slowed, running)
     # Where none is found the search says what can be met.
     if target.kind == "power":
         plan = _plan_for_power(plans, target.value)
@@ -297,7 +297,7 @@ def _target(request: PlanRequest) -> Target | None:
         return None  # the search says so
 
 
-def _deadline_s(target: Target, plans: PacedFirstPlans) -> float:
+def _deadline_s(target: Target, plans: SlowedFirstPlans) -> float:
     return {
         "fastest": plans.baseline_s,
         "slowdown": plans.baseline_s * (1 + target.value),
@@ -306,7 +306,7 @@ def _deadline_s(target: Target, plans: PacedFirstPlans) -> float:
     }[target.kind]
 
 
-def _plan_for_power(plans: PacedFirstPlans, budget_w: float) -> AnyPlan | None:
+def _plan_for_power(plans: SlowedFirstPlans, budget_w: float) -> AnyPlan | None:
     """The fastest plan that is found, not faster than the baseline, with this power on average.
 
     Along the frontier energy falls with time, and convexly. So between a deadline that is too
@@ -341,7 +341,7 @@ def _excess_j(plan: AnyPlan, budget_w: float) -> float:
 
 
 def _is_worse(
-    plan: AnyPlan, plans: PacedFirstPlans, target: Target, running: RunningClocks | None
+    plan: AnyPlan, plans: SlowedFirstPlans, target: Target, running: RunningClocks | None
 ) -> bool:
     """Whether the clocks that run now are better by now than the plan, at what is aimed at.
 

@@ -35,7 +35,7 @@ from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Slowdown:
     """How much longer instructions of a stage take than its profile says.
 
     Attributes:
@@ -63,48 +63,48 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacedRequest:
-    """All that a plan for GPUs of uneven pace depends on.
+class SlowedRequest:
+    """All that a plan for GPUs of uneven slowdown factor depends on.
 
     Attributes:
         request: of the job; its profile is merged over all ranks of each stage, of all pipelines.
-        paces: those that apply to an instruction multiply.
+        slowdowns: those that apply to an instruction multiply.
         num_pipelines: data-parallel ones, at least 1.
 
     Raises:
-        PlanningError: a pace is of a stage or pipeline that there is not.
+        PlanningError: a slowdown factor is of a stage or pipeline that there is not.
     """
 
     request: PlanRequest
-    paces: tuple[Pace, ...]
+    slowdowns: tuple[Slowdown, ...]
     num_pipelines: int = 1
 
     def __post_init__(self) -> None:
         if self.num_pipelines < 1:
             raise PlanningError(f"must be at least 1, not {self.num_pipelines}", field="pipelines")
-        for pace in self.paces:
-            if not 0 <= pace.stage < self.request.profile.num_stages:
+        for slowed in self.slowdowns:
+            if not 0 <= slowed.stage < self.request.profile.num_stages:
                 raise PlanningError(
-                    f"there is no stage {pace.stage}; the profile has"
+                    f"there is no stage {slowed.stage}; the profile has"
                     f" {self.request.profile.num_stages}",
                     field="stage",
                 )
-            if not 0 <= (pace.dp_rank or 0) < self.num_pipelines:
+            if not 0 <= (slowed.dp_rank or 0) < self.num_pipelines:
                 raise PlanningError(
-                    f"there is no pipeline {pace.dp_rank}; there are {self.num_pipelines}",
+                    f"there is no pipeline {slowed.dp_rank}; there are {self.num_pipelines}",
                     field="dp_rank",
                 )
 
 
-def make_paced_plan(
-    paced: PacedRequest, report: PhaseReport = lambda _: None
+def make_slowed_plan(
+    slowed: SlowedRequest, report: PhaseReport = lambda _: None
 ) -> FrequencyPlan | DataParallelPlan:
-    """The plan for these paces; the baseline is all of it at the highest clocks, as paced.
+    """The plan for these slowdowns; the baseline is all of it at the highest clocks, as slowed.
 
     So target `fastest` means no longer than T', which the slowest pipeline needs in any case, and
     `slowdown` is relative to that. Energies are of all that the profile holds. Every pipeline
     keeps the order that the profile alone would give it; of schedule `auto` the one that is
-    chosen without paces.
+    chosen without slowdown factors.
 
     Returns:
         Where all pipelines are alike, one plan for all; else one for each class of them.
@@ -113,55 +113,59 @@ def make_paced_plan(
         PlanningError: a part of the request cannot be used; names its field.
         TargetUnreachableError: no plan of this policy meets the target.
     """
-    classes = pace_classes(paced.paces, paced.num_pipelines)
-    if classes == {(): tuple(range(paced.num_pipelines))}:
-        return make_plan(paced.request, report)
+    classes = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
+    if classes == {(): tuple(range(slowed.num_pipelines))}:
+        return make_plan(slowed.request, report)
     report(BUILDING)
-    request = with_named_schedule(paced.request)
+    request = with_named_schedule(slowed.request)
     model = model_of_request(request)
     if len(classes) == 1:
-        [paces] = classes
-        model = paced_model(model, paces, share=1.0)
+        [slowdowns] = classes
+        model = slowed_model(model, slowdowns, share=1.0)
         report(SEARCHING)
         choice = choose(request.policy, policy_request(request, model))
         return plan_of_choice(request, model, choice)
     models = [
-        paced_model(model, paces, share=len(dp_ranks) / paced.num_pipelines)
-        for paces, dp_ranks in classes.items()
+        slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
+        for slowdowns, dp_ranks in classes.items()
     ]
     plan = plan_models(request, models, report, dp_ranks=tuple(classes.values()))
     return replace(plan, blocking_power_w=model.blocking_power_w * len(classes))
 
 
-def pace_classes(
-    paces: Sequence[Pace], num_pipelines: int
-) -> dict[tuple[Pace, ...], tuple[int, ...]]:
-    """The pipelines of each different set of paces, by the lowest of them."""
-    classes: dict[tuple[Pace, ...], tuple[int, ...]] = {}
+def slowdown_classes(
+    slowdowns: Sequence[Slowdown], num_pipelines: int
+) -> dict[tuple[Slowdown, ...], tuple[int, ...]]:
+    """The pipelines of each different set of slowdown factors, by the lowest of them."""
+    classes: dict[tuple[Slowdown, ...], tuple[int, ...]] = {}
     for dp_rank in range(num_pipelines):
         own = tuple(
             sorted(
                 (
-                    replace(pace, dp_rank=None)
-                    for pace in paces
-                    if pace.dp_rank in (None, dp_rank) and pace.slowdown != 1
+                    replace(slowed, dp_rank=None)
+                    for slowed in slowdowns
+                    if slowed.dp_rank in (None, dp_rank) and slowed.slowdown != 1
                 ),
-                key=lambda pace: (pace.stage, pace.kind or "", pace.slowdown),
+                key=lambda slowed: (slowed.stage, slowed.kind or "", slowed.slowdown),
             )
         )
         classes[own] = (*classes.get(own, ()), dp_rank)
     return classes
 
 
-def paced_model(model: PipelineModel, paces: Sequence[Pace], *, share: float) -> PipelineModel:
-    """The model with these paces, of such a share of the ranks that the profile merges."""
+def slowed_model(
+    model: PipelineModel, slowdowns: Sequence[Slowdown], *, share: float
+) -> PipelineModel:
+    """The model with these slowdowns, of such a share of the ranks that the profile merges."""
     alike, alike_of_node = model.dag.alike
     profiled = dict(zip(alike_of_node, model.points, strict=True))
     made = [
-        _paced_points(
+        _slowed_points(
             profiled[number],
             math.prod(
-                pace.slowdown for pace in paces if pace.stage == stage and pace.kind in (None, kind)
+                slowed.slowdown
+                for slowed in slowdowns
+                if slowed.stage == stage and slowed.kind in (None, kind)
             ),
             share,
         )
@@ -176,7 +180,7 @@ def paced_model(model: PipelineModel, paces: Sequence[Pace], *, share: float) ->
     )
 
 
-def _paced_points(
+def _slowed_points(
     points: tuple[OperatingPoint, ...], slowdown: float, share: float
 ) -> tuple[OperatingPoint, ...]:
     if slowdown == share == 1:

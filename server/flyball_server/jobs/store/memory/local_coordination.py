@@ -45,14 +45,14 @@ class LocalCoordination(ABC):
     """The turns and signals of the JobStore contract, within this process."""
 
     def __init__(self) -> None:
-        self._turns = NamedLocks()
+        self._locks = NamedLocks()
         self._heard: Callable[[str | None], None] | None = None
 
     @contextmanager
-    def turn(self, name: str, *, waits: bool = True) -> Generator[bool]:
+    def lock(self, name: str, *, waits: bool = True) -> Generator[bool]:
         """Whether the turn of this name is the caller's until the block ends."""
         self._check_open()
-        with self._turns.held(name, timeout_s=-1 if waits else 0) as is_mine:
+        with self._locks.held(name, timeout_s=-1 if waits else 0) as is_mine:
             yield is_mine
 
     def signal(self, job_id: str) -> None:

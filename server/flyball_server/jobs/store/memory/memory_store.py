@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import StoreClosedError
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
@@ -47,7 +47,7 @@ class _Tables:
     details: dict[tuple[str, int, int], StepDetail] = field(
         default_factory=dict[tuple[str, int, int], StepDetail]
     )
-    controls: dict[str, JobControl] = field(default_factory=dict[str, JobControl])
+    loop_states: dict[str, JobLoopState] = field(default_factory=dict[str, JobLoopState])
     tokens: dict[str, TokenRecord] = field(default_factory=dict[str, TokenRecord])
 
     def copied(self) -> _Tables:
@@ -203,8 +203,8 @@ class _MemoryTransaction:
         )
         return tuple(sorted(chosen, key=lambda detail: (detail.step, detail.rank)))[:limit]
 
-    def find_control(self, job_id: str) -> JobControl:
-        return self._tables.controls.get(job_id) or JobControl(job_id=job_id)
+    def find_loop_state(self, job_id: str) -> JobLoopState:
+        return self._tables.loop_states.get(job_id) or JobLoopState(job_id=job_id)
 
     def find_token(self, token_id: str) -> TokenRecord | None:
         return self._tables.tokens.get(token_id)
@@ -256,9 +256,9 @@ class _MemoryTransaction:
             if key[2] < before_step:
                 del self._tables.details[key]
 
-    def save_control(self, control: JobControl) -> None:
-        self._check_job(control.job_id)
-        self._tables.controls[control.job_id] = control
+    def save_loop_state(self, loop_state: JobLoopState) -> None:
+        self._check_job(loop_state.job_id)
+        self._tables.loop_states[loop_state.job_id] = loop_state
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
         for rank in self.find_ranks(job_id, ranks):
@@ -295,7 +295,7 @@ class _MemoryTransaction:
             tables.plans,
             tables.steps,
             tables.details,
-            tables.controls,
+            tables.loop_states,
         )
         return [
             (table, key, record)

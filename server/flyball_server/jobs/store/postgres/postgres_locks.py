@@ -17,7 +17,7 @@ from flyball_server.jobs.store.postgres.postgres_engine import PostgresAddress, 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
 
-class PostgresTurns:
+class PostgresLocks:
     """The turns of the JobStore contract.
 
     PostgreSQL gives all turns of a planner back when its connection ends: with the process, or
@@ -47,7 +47,7 @@ class PostgresTurns:
             self._drop()
 
     @contextmanager
-    def turn(self, name: str, *, waits: bool) -> Generator[bool]:
+    def lock(self, name: str, *, waits: bool) -> Generator[bool]:
         """Whether the turn of this name is the caller's until the block ends.
 
         Raises:
@@ -61,7 +61,7 @@ class PostgresTurns:
                 yield holder is not None
             finally:
                 if holder is not None:
-                    self._give_back(key, holder)
+                    self._restore(key, holder)
 
     def _take(self, key: int, *, waits: bool) -> psycopg.Connection[Any] | None:
         pause_s = _FIRST_PAUSE_S
@@ -98,7 +98,7 @@ class PostgresTurns:
         row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
         return self._connection if row is not None and row[0] else None
 
-    def _give_back(self, key: int, holder: psycopg.Connection[Any]) -> None:
+    def _restore(self, key: int, holder: psycopg.Connection[Any]) -> None:
         with self._guard:
             if self._connection is not holder:
                 return  # it ended, and the turn with it

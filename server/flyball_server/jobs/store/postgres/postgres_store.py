@@ -22,7 +22,7 @@ from flyball_server.jobs.store.postgres.postgres_engine import (
     postgres_reading,
     postgres_writing,
 )
-from flyball_server.jobs.store.postgres.postgres_locks import PostgresTurns
+from flyball_server.jobs.store.postgres.postgres_locks import PostgresLocks
 from flyball_server.jobs.store.postgres.postgres_signals import PostgresSignals
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
 from flyball_server.jobs.store.sql.sql_migrations import migrate
@@ -77,7 +77,7 @@ class PostgresJobStore:
         self._address = PostgresAddress(database=database)
         self._engine: Engine | None = None
         self._subjects = NamedLocks()
-        self._turns = PostgresTurns(self._address)
+        self._locks = PostgresLocks(self._address)
         self._signals = PostgresSignals(self._address)
         self._forgetting = Forgetting(
             reading=lambda: postgres_reading(self._opened(), self._address),
@@ -107,7 +107,7 @@ class PostgresJobStore:
             engine.dispose()
             raise
         self._engine = engine
-        self._turns.open()
+        self._locks.open()
         self._signals.start()
         self._forgetting.start()
 
@@ -117,7 +117,7 @@ class PostgresJobStore:
         engine, self._engine = self._engine, None
         if engine is not None:
             self._signals.stop()
-            self._turns.close()
+            self._locks.close()
             engine.dispose()
 
     @contextmanager
@@ -141,9 +141,9 @@ class PostgresJobStore:
         if transaction.has_forgotten:
             self._forgetting.wake()
 
-    def turn(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
+    def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """Whether the turn of this name is the caller's until the block ends."""
-        return self._turns.turn(name, waits=waits)
+        return self._locks.lock(name, waits=waits)
 
     def signal(self, job_id: str) -> None:
         """Tell all listeners that something of this job has been stored."""

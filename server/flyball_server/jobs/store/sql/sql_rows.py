@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlalchemy import Row
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
     AnyPlan,
     JobRecord,
@@ -303,21 +303,24 @@ def detail_of(row: Row[Any], job_id: str) -> StepDetail:
     )
 
 
-def control_values(control: JobControl) -> dict[str, Any]:
+def loop_state_values(loop_state: JobLoopState) -> dict[str, Any]:
     """The row of a job's control."""
-    return {"job_id": control.job_id, "document": _control_type().dump_json(control).decode()}
+    return {
+        "job_id": loop_state.job_id,
+        "document": _loop_state_type().dump_json(loop_state).decode(),
+    }
 
 
-def control_of(document: str, job_id: str) -> JobControl:
+def loop_state_of(document: str, job_id: str) -> JobLoopState:
     """The control of a row of this job, by its name, which may have been another."""
-    control = _control_of(document)
-    return control if control.job_id == job_id else control.evolve(job_id=job_id)
+    loop_state = _loop_state_of(document)
+    return loop_state if loop_state.job_id == job_id else loop_state.evolve(job_id=job_id)
 
 
 @functools.lru_cache(maxsize=64)
-def _control_of(document: str) -> JobControl:
+def _loop_state_of(document: str) -> JobLoopState:
     """What is written there; one that holds a measured profile takes long to read."""
-    return _control_type().validate_json(document)
+    return _loop_state_type().validate_json(document)
 
 
 def _spec_of(document: str) -> JobSpec:
@@ -333,8 +336,8 @@ def _with_tuples(value: object) -> object:
 
 
 @functools.cache
-def _control_type() -> TypeAdapter[JobControl]:
+def _loop_state_type() -> TypeAdapter[JobLoopState]:
     # Here, because it takes a quarter of a second to import, and few commands read a control.
     from pydantic import TypeAdapter  # noqa: PLC0415
 
-    return TypeAdapter(JobControl)
+    return TypeAdapter(JobLoopState)

@@ -121,7 +121,7 @@ STEP_DETAILS = Table(
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
 )
 
-CONTROLS = Table(
+LOOP_STATES = Table(
     "controls",
     METADATA,
     Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
@@ -139,7 +139,7 @@ TOKENS = Table(
 )
 
 # What belongs to a job, in an order in which it can be deleted.
-TABLES_OF_JOBS = (STEP_DETAILS, STEPS, CONTROLS, PLANS, RANKS, PROFILES, JOBS)
+TABLES_OF_JOBS = (STEP_DETAILS, STEPS, LOOP_STATES, PLANS, RANKS, PROFILES, JOBS)
 
 # Of a step over its ranks; to be selected by step.
 STEP_TOTALS: tuple[ColumnElement[Any], ...] = (

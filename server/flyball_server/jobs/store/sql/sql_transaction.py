@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.control import JobControl
 from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
     ActivationRecord,
     JobRecord,
@@ -29,12 +29,12 @@ from flyball_server.jobs.records import (
     TokenRecord,
 )
 from flyball_server.jobs.store.sql.sql_rows import (
-    control_of,
-    control_values,
     detail_of,
     detail_values,
     job_of,
     job_values,
+    loop_state_of,
+    loop_state_values,
     plan_of,
     plan_values,
     profile_document,
@@ -48,8 +48,8 @@ from flyball_server.jobs.store.sql.sql_rows import (
     totals_of,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
-    CONTROLS,
     JOBS,
+    LOOP_STATES,
     PLANS,
     PROFILES,
     RANKS,
@@ -239,10 +239,10 @@ class SqlTransaction:
         )
         return tuple(detail_of(row, job_id) for row in self._connection.execute(query))
 
-    def find_control(self, job_id: str) -> JobControl:
-        query = select(CONTROLS.c.document).where(CONTROLS.c.job_id == self._key(job_id))
+    def find_loop_state(self, job_id: str) -> JobLoopState:
+        query = select(LOOP_STATES.c.document).where(LOOP_STATES.c.job_id == self._key(job_id))
         document = self._connection.execute(query).scalar_one_or_none()
-        return JobControl(job_id=job_id) if document is None else control_of(document, job_id)
+        return JobLoopState(job_id=job_id) if document is None else loop_state_of(document, job_id)
 
     def find_token(self, token_id: str) -> TokenRecord | None:
         query = select(TOKENS).where(TOKENS.c.token_id == token_id)
@@ -306,8 +306,8 @@ class SqlTransaction:
             )
         )
 
-    def save_control(self, control: JobControl) -> None:
-        self._upsert(CONTROLS, [self._of_job(control_values(control))])
+    def save_loop_state(self, loop_state: JobLoopState) -> None:
+        self._upsert(LOOP_STATES, [self._of_job(loop_state_values(loop_state))])
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
         seen = RANKS.update().values(last_seen_at=seen_at.isoformat())

@@ -168,7 +168,7 @@ class PlannerLock:
             raise store_error(error, lock) from error
         self._descriptor = descriptor
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Let another planner take it; any number of times."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:

@@ -114,7 +114,7 @@ class SqliteJobStore(LocalCoordination):
 
     def _give_lock_back(self) -> None:
         if self._lock is not None:
-            self._lock.give_back()
+            self._lock.restore()
 
     def _check_open(self) -> None:
         self._opened()

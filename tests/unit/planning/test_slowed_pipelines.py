@@ -25,9 +25,9 @@ from flyball_server.planning.planner import PlanRequest, make_plan, model_of_req
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.slowed_pipelines import (
-    Pace,
-    PacedRequest,
-    make_paced_plan,
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
 )
 
 from .oracles import every_plan
@@ -49,34 +49,34 @@ def merged(num_pipelines: int, num_stages: int = 1) -> StageProfile:
     )
 
 
-def paced(
+def slowed(
     profile: StageProfile,
-    *paces: Pace,
+    *slowdowns: Slowdown,
     num_pipelines: int = 1,
     num_microbatches: int = 1,
     **changes: str,
-) -> PacedRequest:
+) -> SlowedRequest:
     request = PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
         blocking_power_w=(5.0,),
         effort=Effort.LOW,
     )
-    return PacedRequest(
+    return SlowedRequest(
         request=replace(request, **changes),  # type: ignore[arg-type]
-        paces=paces,
+        slowdowns=slowdowns,
         num_pipelines=num_pipelines,
     )
 
 
-def planned(request: PacedRequest) -> FrequencyPlan:
-    plan = make_paced_plan(request)
+def planned(request: SlowedRequest) -> FrequencyPlan:
+    plan = make_slowed_plan(request)
     assert isinstance(plan, FrequencyPlan)
     return plan
 
 
-def planned_apart(request: PacedRequest) -> DataParallelPlan:
-    plan = make_paced_plan(request)
+def planned_apart(request: SlowedRequest) -> DataParallelPlan:
+    plan = make_slowed_plan(request)
     assert isinstance(plan, DataParallelPlan)
     return plan
 
@@ -93,7 +93,7 @@ def test_the_other_stages_stretch_to_what_a_slow_stage_leaves_them() -> None:
 
     Stage 0 then has 0.5 s to spare after its second forward, and 1 s between its backwards.
     """
-    plan = planned(paced(equal_profile(2), Pace(stage=1, slowdown=1.5), num_microbatches=2))
+    plan = planned(slowed(equal_profile(2), Slowdown(stage=1, slowdown=1.5), num_microbatches=2))
     assert plan.iteration_time_s == plan.baseline_iteration_time_s == 12.0
     assert set(clocks_mhz(plan, 1)) == {1410}
     first = {(item.kind, item.microbatch): item.frequency_mhz for item in plan.stages[0]}
@@ -108,7 +108,7 @@ def test_the_other_stages_stretch_to_what_a_slow_stage_leaves_them() -> None:
 def test_pipelines_without_a_slow_gpu_stretch_to_its_pipelines_time() -> None:
     """The slow one takes 3.5 s, 7/6 of 3 s and of 40 J: the three others slow their backward."""
     plan = planned_apart(
-        paced(merged(4), Pace(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4)
+        slowed(merged(4), Slowdown(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4)
     )
     assert plan.iteration_time_s == pytest.approx(3.5)
     assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0, 1, 3), (2,)]
@@ -122,72 +122,74 @@ def test_pipelines_without_a_slow_gpu_stretch_to_its_pipelines_time() -> None:
 
 def test_a_slowdown_is_relative_to_the_time_of_the_slow_one() -> None:
     """3.5 s and 1/14 of it: 3.75 s. The slow one's backward would take 0.58 s more: it waits."""
-    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=0)
-    plan = planned_apart(paced(merged(2), slow, num_pipelines=2, target=f"slowdown:{1 / 14}"))
+    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=0)
+    plan = planned_apart(slowed(merged(2), slow, num_pipelines=2, target=f"slowdown:{1 / 14}"))
     assert plan.baseline_iteration_time_s == pytest.approx(3.5)
     assert plan.iteration_time_s <= 3.75 * (1 + 1e-12)
     assert clocks_mhz(plan.pipelines[1]) == [1000, 1000]
 
 
 def test_a_deadline_is_kept_as_it_is_and_refused_where_the_slow_one_misses_it() -> None:
-    slow = Pace(stage=0, slowdown=1.5, dp_rank=0)
+    slow = Slowdown(stage=0, slowdown=1.5, dp_rank=0)
     with pytest.raises(TargetUnreachableError, match=r"the fastest takes 4\.5 s"):
-        make_paced_plan(paced(merged(2), slow, num_pipelines=2, target="deadline:4"))
-    plan = planned_apart(paced(merged(2), slow, num_pipelines=2, target="deadline:5"))
+        make_slowed_plan(slowed(merged(2), slow, num_pipelines=2, target="deadline:4"))
+    plan = planned_apart(slowed(merged(2), slow, num_pipelines=2, target="deadline:5"))
     assert plan.iteration_time_s <= 5.0
 
 
 def test_a_drift_of_a_stage_of_all_pipelines_is_one_plan_for_all() -> None:
-    drift = Pace(stage=1, slowdown=1.5)
-    plan = planned(paced(merged(2, 2), drift, num_pipelines=2, num_microbatches=2))
-    alone = planned(paced(equal_profile(2), drift, num_microbatches=2))
+    drift = Slowdown(stage=1, slowdown=1.5)
+    plan = planned(slowed(merged(2, 2), drift, num_pipelines=2, num_microbatches=2))
+    alone = planned(slowed(equal_profile(2), drift, num_microbatches=2))
     assert plan.stages == alone.stages
     assert plan.energy_j == pytest.approx(2 * alone.energy_j)
 
 
 def test_a_kind_that_drifted_leaves_the_other_as_it_was() -> None:
     """Forward 1.2 s instead of 1 s, backward 2 s; at 6/5 of the energy too."""
-    plan = planned(paced(equal_profile(1), Pace(stage=0, slowdown=1.2, kind=F), policy="baseline"))
+    plan = planned(
+        slowed(equal_profile(1), Slowdown(stage=0, slowdown=1.2, kind=F), policy="baseline")
+    )
     assert plan.iteration_time_s == pytest.approx(3.2)
     assert plan.energy_j == pytest.approx(12 + 30)
 
 
 def test_paces_of_the_same_instructions_multiply() -> None:
-    both = (Pace(stage=0, slowdown=1.25), Pace(stage=0, slowdown=2.0, kind=B))
-    plan = planned(paced(equal_profile(1), *both, policy="baseline"))
+    both = (Slowdown(stage=0, slowdown=1.25), Slowdown(stage=0, slowdown=2.0, kind=B))
+    plan = planned(slowed(equal_profile(1), *both, policy="baseline"))
     assert plan.iteration_time_s == pytest.approx(1.25 + 5.0)
 
 
 def test_two_pipelines_that_are_slow_alike_are_planned_once() -> None:
-    slow = [Pace(stage=0, slowdown=7 / 6, dp_rank=dp_rank) for dp_rank in (0, 2)]
-    plan = planned_apart(paced(merged(3), *slow, num_pipelines=3))
+    slow = [Slowdown(stage=0, slowdown=7 / 6, dp_rank=dp_rank) for dp_rank in (0, 2)]
+    plan = planned_apart(slowed(merged(3), *slow, num_pipelines=3))
     assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0, 2), (1,)]
     assert [pipeline.dp_rank for pipeline in plan.by_dp_rank] == [0, 1, 0]
 
 
 def test_a_profile_of_fewer_ranks_than_pipelines_still_gives_the_energy_that_it_holds() -> None:
-    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=1)
-    plan = planned_apart(paced(equal_profile(1), slow, num_pipelines=2))
+    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
+    plan = planned_apart(slowed(equal_profile(1), slow, num_pipelines=2))
     assert plan.energy_j == pytest.approx((30 + 40 * 7 / 6) / 2)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_without_paces_the_plan_is_the_ordinary_one(policy: str) -> None:
-    request = paced(merged(3, 2), num_pipelines=3, num_microbatches=3, policy=policy)
-    assert make_paced_plan(request) == make_plan(request.request)
-    as_profiled = replace(request, paces=(Pace(stage=0, slowdown=1.0, dp_rank=1),))
-    assert make_paced_plan(as_profiled) == make_plan(request.request)
+    request = slowed(merged(3, 2), num_pipelines=3, num_microbatches=3, policy=policy)
+    assert make_slowed_plan(request) == make_plan(request.request)
+    as_profiled = replace(request, slowdowns=(Slowdown(stage=0, slowdown=1.0, dp_rank=1),))
+    assert make_slowed_plan(as_profiled) == make_plan(request.request)
 
 
 @pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])
 def test_envpipes_policies_plan_each_class_as_if_it_were_alone(policy: str) -> None:
-    slow = Pace(stage=1, slowdown=1.5, dp_rank=0)
+    slow = Slowdown(stage=1, slowdown=1.5, dp_rank=0)
     plan = planned_apart(
-        paced(merged(2, 2), slow, num_pipelines=2, num_microbatches=3, policy=policy)
+        slowed(merged(2, 2), slow, num_pipelines=2, num_microbatches=3, policy=policy)
     )
     alone = [
-        planned(paced(equal_profile(2), *paces, num_microbatches=3, policy=policy))
-        for paces in ([replace(slow, dp_rank=None)], [])
+        planned(slowed(equal_profile(2), *slowdowns, num_microbatches=3, policy=policy))
+        for slowdowns in ([replace(slow, dp_rank=None)], [])
     ]
     assert [pipeline.stages for pipeline in plan.pipelines] == [one.stages for one in alone]
     assert plan.iteration_time_s == max(one.iteration_time_s for one in alone)
@@ -195,8 +197,8 @@ def test_envpipes_policies_plan_each_class_as_if_it_were_alone(policy: str) -> N
 
 def test_every_pipeline_keeps_its_order_although_envpipes_would_change_with_the_times() -> None:
     """With stage 1 four times as slow EnvPipe's order would put more forwards before it."""
-    request = paced(merged(2, 3), num_pipelines=2, num_microbatches=6, schedule="envpipe")
-    slow = replace(request, paces=(Pace(stage=0, slowdown=4.0, dp_rank=1),))
+    request = slowed(merged(2, 3), num_pipelines=2, num_microbatches=6, schedule="envpipe")
+    slow = replace(request, slowdowns=(Slowdown(stage=0, slowdown=4.0, dp_rank=1),))
     as_profiled = planned(request)
     order = [[(item.kind, item.microbatch) for item in stage] for stage in as_profiled.stages]
     for pipeline in planned_apart(slow).pipelines:
@@ -205,14 +207,14 @@ def test_every_pipeline_keeps_its_order_although_envpipes_would_change_with_the_
 
 
 def test_schedule_auto_keeps_the_order_that_it_chooses_without_paces() -> None:
-    request = paced(merged(2, 2), num_pipelines=2, num_microbatches=4, schedule="auto:gpipe")
-    slow = replace(request, paces=(Pace(stage=0, slowdown=1.3, dp_rank=1),))
+    request = slowed(merged(2, 2), num_pipelines=2, num_microbatches=4, schedule="auto:gpipe")
+    slow = replace(request, slowdowns=(Slowdown(stage=0, slowdown=1.3, dp_rank=1),))
     assert planned_apart(slow).schedule == planned(request).schedule
 
 
 def test_a_plan_of_little_effort_keeps_the_deadline_and_its_bound() -> None:
-    slow = Pace(stage=1, slowdown=1.3, dp_rank=1)
-    request = paced(merged(3, 3), slow, num_pipelines=3, num_microbatches=8)
+    slow = Slowdown(stage=1, slowdown=1.3, dp_rank=1)
+    request = slowed(merged(3, 3), slow, num_pipelines=3, num_microbatches=8)
     quick = planned_apart(request)
     full = planned_apart(replace(request, request=replace(request.request, effort=Effort.NORMAL)))
     assert quick.baseline_iteration_time_s == full.baseline_iteration_time_s
@@ -238,8 +240,10 @@ def test_bound_below_best_of_all_below_plan_and_no_plan_late(seed: int, target: 
         for kind in (F, B)
     }
     profile = profile_of([points], [num_pipelines])
-    slow = Pace(stage=0, slowdown=1 + rng.randint(1, 8) / 16, dp_rank=rng.randrange(num_pipelines))
-    request = paced(profile, slow, num_pipelines=num_pipelines, target=target)
+    slow = Slowdown(
+        stage=0, slowdown=1 + rng.randint(1, 8) / 16, dp_rank=rng.randrange(num_pipelines)
+    )
+    request = slowed(profile, slow, num_pipelines=num_pipelines, target=target)
     plan = planned_apart(request)
     limit = 1.1 if target.startswith("slowdown") else 1.0
     deadline_s = plan.baseline_iteration_time_s * limit * (1 + 1e-12)
@@ -251,7 +255,7 @@ def test_bound_below_best_of_all_below_plan_and_no_plan_late(seed: int, target: 
 
 
 def best_energy_j(
-    profile: StageProfile, slow: Pace, num_pipelines: int, deadline_s: float
+    profile: StageProfile, slow: Slowdown, num_pipelines: int, deadline_s: float
 ) -> float:
     """The least energy of all choices of one plan for the slow pipeline and one for the others."""
     model = model_of_request(
@@ -292,9 +296,9 @@ def test_classes_are_what_separate_pipelines_of_these_profiles_would_be(
     )
     apart = make_data_parallel_plan(separate_pipelines(request, [one, slow]))
     classes = planned_apart(
-        PacedRequest(
+        SlowedRequest(
             request=request,
-            paces=(Pace(stage=stage, slowdown=slowdown, dp_rank=1),),
+            slowdowns=(Slowdown(stage=stage, slowdown=slowdown, dp_rank=1),),
             num_pipelines=2,
         )
     )
@@ -308,8 +312,8 @@ def test_classes_are_what_separate_pipelines_of_these_profiles_would_be(
 
 
 def slow_in_the_middle() -> DataParallelPlan:
-    slow = Pace(stage=0, slowdown=7 / 6, dp_rank=1)
-    return planned_apart(paced(merged(4), slow, num_pipelines=4, policy="envelope"))
+    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
+    return planned_apart(slowed(merged(4), slow, num_pipelines=4, policy="envelope"))
 
 
 def fresh_document() -> dict[str, Any]:
@@ -365,24 +369,24 @@ def test_held_against_a_profile_of_each_pipeline_those_that_run_alike_are_shown_
 @pytest.mark.parametrize("slowdown", [0.0, -1.0, 101.0, float("nan"), float("inf")])
 def test_a_slowdown_that_no_gpu_has_is_refused(slowdown: float) -> None:
     with pytest.raises(PlanningError, match=r"must be 0\.01 to 100 times as long") as error:
-        Pace(stage=0, slowdown=slowdown)
+        Slowdown(stage=0, slowdown=slowdown)
     assert error.value.field == "slowdown"
 
 
 @pytest.mark.parametrize(
-    ("pace", "field"),
+    ("wrong", "field"),
     [
-        (Pace(stage=2, slowdown=1.1), "stage"),
-        (Pace(stage=-1, slowdown=1.1), "stage"),
-        (Pace(stage=0, slowdown=1.1, dp_rank=2), "dp_rank"),
+        (Slowdown(stage=2, slowdown=1.1), "stage"),
+        (Slowdown(stage=-1, slowdown=1.1), "stage"),
+        (Slowdown(stage=0, slowdown=1.1, dp_rank=2), "dp_rank"),
     ],
 )
-def test_a_pace_of_what_there_is_not_is_refused(pace: Pace, field: str) -> None:
+def test_a_slowdown_of_what_there_is_not_is_refused(wrong: Slowdown, field: str) -> None:
     with pytest.raises(PlanningError, match="there is no") as error:
-        paced(merged(2, 2), pace, num_pipelines=2)
+        slowed(merged(2, 2), wrong, num_pipelines=2)
     assert error.value.field == field
 
 
 def test_no_pipeline_is_refused() -> None:
     with pytest.raises(PlanningError, match="must be at least 1"):
-        paced(merged(1), num_pipelines=0)
+        slowed(merged(1), num_pipelines=0)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from flyball_server.jobs.activation.plan_versions import add_version
-from flyball_server.jobs.control import InForce, JobControl, MadePlan
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     PlanningFailedError,
@@ -17,6 +16,7 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
 )
 from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.loop_state import JobLoopState, MadePlan, PlanningInputs
 from flyball_server.jobs.records import (
     ADAPT_FRONTIER,
     JobRecord,
@@ -26,9 +26,9 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.registry.inspection import JobSummary, newest_plan, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import is_raised_by_waits, plan_request
-from flyball_server.jobs.replanning.slowed_plan import PacedPlan, paced_plan
+from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, slowed_plan
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work
-from flyball_server.jobs.services import JobServices, Solve, planning_turn
+from flyball_server.jobs.services import JobServices, Solve, planning_lock
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
@@ -45,20 +45,20 @@ MAX_MADE = 32
 def kept_plan(
     reader: JobReader,
     job: JobRecord,
-    control: JobControl,
-    planned: PacedPlan,
-    planned_for: InForce,
+    loop_state: JobLoopState,
+    planned: SlowedPlan,
+    planned_for: PlanningInputs,
 ) -> PlanRecord | None:
     """The plan that was made at once for the same, where the one that follows is no better.
 
     Args:
         reader: of the store.
         job: as it stands.
-        control: likewise.
+        loop_state: likewise.
         planned: what has been planned now.
         planned_for: what for.
     """
-    before = control.planned_for
+    before = loop_state.planned_for
     is_refined = (
         before.effort is not None
         and _wanted(before) == _wanted(planned_for)
@@ -69,12 +69,14 @@ def kept_plan(
     return None if first is None or _is_better(planned, first) else first
 
 
-def _wanted(in_force: InForce) -> object:
-    slowdowns = {pace.rank: pace.slowdown for pace in in_force.rank_paces if pace.slowdown != 1}
-    return in_force.target, slowdowns, in_force.stage_paces
+def _wanted(in_force: PlanningInputs) -> object:
+    slowdowns = {
+        slowed.rank: slowed.slowdown for slowed in in_force.rank_slowdowns if slowed.slowdown != 1
+    }
+    return in_force.target, slowdowns, in_force.stage_slowdowns
 
 
-def _is_better(refined: PacedPlan, first: PlanRecord) -> bool:
+def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
     """Whether it needs less energy, or time, by enough; or as little, with a better certificate."""
     before, after = first.plan, refined.plan
     return not isinstance(before, PlanPrediction) or (
@@ -92,20 +94,20 @@ def _is_surer(after: PlanPrediction, before: PlanPrediction) -> bool:
 
 
 def with_planned(
-    control: JobControl, planned: PacedPlan, planned_for: InForce, version: int
-) -> JobControl:
+    loop_state: JobLoopState, planned: SlowedPlan, planned_for: PlanningInputs, version: int
+) -> JobLoopState:
     """The control once a version stands for what was planned.
 
     A plan of the job's own effort that came although one at once was asked for needs no refining.
     """
-    made = control.made
+    made = loop_state.made
     if planned.has_own_effort:
         others = [one for one in made if one.digest != planned.digest]
         made = (*others, MadePlan(digest=planned.digest, version=version))[-MAX_MADE:]
-        if control.in_force == planned_for:
-            control = control.evolve(in_force=replace(planned_for, effort=None))
+        if loop_state.in_force == planned_for:
+            loop_state = loop_state.evolve(in_force=replace(planned_for, effort=None))
         planned_for = replace(planned_for, effort=None)
-    return control.evolve(planned_for=planned_for, made=made)
+    return loop_state.evolve(planned_for=planned_for, made=made)
 
 
 @contextmanager
@@ -153,7 +155,7 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
     if is_planned(found) or not services.plans_at_once:
         # A rank that registers again does not wait for another's planning.
         return found
-    with services.store.turn(planning_turn(job_id)):
+    with services.store.lock(planning_lock(job_id)):
         while True:
             summary = _plan_once(services, job_id, asked_by)
             if summary is not None:
@@ -175,7 +177,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
-        control = reader.find_control(job_id)
+        loop_state = reader.find_loop_state(job_id)
         ranks = reader.list_ranks(job_id)
         is_current = job.planned_revision == job.inputs_revision
         is_others = job.state is JobState.PLANNING_FAILED and job.changed_input is not asked_by
@@ -183,9 +185,9 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
             return summarise(reader, job)
     started_s = time.perf_counter()
     try:
-        request = plan_request(job.in_force, profile, services.gpu_window, control)
+        request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
         with observed_solve(services, request.policy):
-            planned = paced_plan(services, job, request, control.in_force, ranks)
+            planned = slowed_plan(services, job, request, loop_state.in_force, ranks)
     except SupersededError:
         _LOG.info("job %s: its inputs have changed; it is planned from those", job_id)
         return None
@@ -196,15 +198,15 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
             raise failure from error
         return None
     solve_s = time.perf_counter() - started_s
-    return _store_plan(services, job, planned, planned_for=control.in_force, solve_s=solve_s)
+    return _store_plan(services, job, planned, planned_for=loop_state.in_force, solve_s=solve_s)
 
 
 def _store_plan(
     services: JobServices,
     job: JobRecord,
-    planned: PacedPlan,
+    planned: SlowedPlan,
     *,
-    planned_for: InForce,
+    planned_for: PlanningInputs,
     solve_s: float,
 ) -> JobSummary | None:
     with services.store.writing(job.job_id) as writer:
@@ -214,8 +216,8 @@ def _store_plan(
         if now.planned_revision == now.inputs_revision:
             # The turn was lost, and another planner has had it meanwhile.
             return summarise(writer, now)
-        control = writer.find_control(job.job_id)
-        record = kept_plan(writer, now, control, planned, planned_for)
+        loop_state = writer.find_loop_state(job.job_id)
+        record = kept_plan(writer, now, loop_state, planned, planned_for)
         is_kept = record is not None
         if record is None:
             report = _report(job.in_force, planned_for)
@@ -225,12 +227,12 @@ def _store_plan(
             now = now.moved(JobState.PLANNED)
         now = now.evolve(planned_revision=job.inputs_revision)
         writer.save_job(now)
-        after = with_planned(control, planned, planned_for, record.version)
-        if after != control:
-            writer.save_control(after)
+        after = with_planned(loop_state, planned, planned_for, record.version)
+        if after != loop_state:
+            writer.save_loop_state(after)
         summary = summarise(writer, now)
-    services.wake(job.job_id)
-    services.notice(job.job_id)
+    services.notify_pollers(job.job_id)
+    services.enqueue_reconcile(job.job_id)
     if is_kept:
         _LOG.info("job %s: plan %d stays; none is better by enough", job.job_id, record.version)
     else:
@@ -238,7 +240,7 @@ def _store_plan(
     return summary
 
 
-def _log_version(record: PlanRecord, planned: PacedPlan) -> None:
+def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
     about_version = {"version": record.version}
     if planned.made_as is not None:
         _LOG.info(
@@ -260,7 +262,7 @@ def _log_version(record: PlanRecord, planned: PacedPlan) -> None:
     )
 
 
-def _report(spec: JobSpec, planned_for: InForce) -> StepReport:
+def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
     """What the job's adaptation has to be told of each step."""
     if spec.adaptation == ADAPT_FRONTIER:
         return StepReport.CLOCKS

@@ -9,9 +9,9 @@ import pytest
 from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
 
-from flyball_server.jobs.control import Comparison
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
 
@@ -40,10 +40,10 @@ class Noticed:
             assert job is not None
             job = job.evolve(inputs_revision=2, planned_revision=2 if is_planned else 1)
             writer.save_job(job.evolve(state=state, problem=problem))
-            control = writer.find_control("job")
-            writer.save_control(control.evolve(comparison=comparison))
+            loop_state = writer.find_loop_state("job")
+            writer.save_loop_state(loop_state.evolve(comparison=comparison))
         self.jobs: list[str] = []
-        self.services: JobServices = replace(made, notice=self.jobs.append)
+        self.services: JobServices = replace(made, enqueue_reconcile=self.jobs.append)
 
     def after_a_post(self) -> bool:
         store_measurements(self.services, "job", 0, [step_record(0, 0)])

@@ -12,38 +12,38 @@ from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
 
 import flyball_client
-from flyball_client.governor import config as charge_module
-from flyball_client.governor import shared_state as words_of
-from flyball_client.governor.config import Charge, spawn_governor
+from flyball_client.governor import config as config_module
+from flyball_client.governor import shared_state as word
+from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.process_watch import ProcessIdentity
-from flyball_client.governor.shared_state import ClockBoard
+from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuAddress, SmClockRange
 
 PATIENCE_S = 20
 
 
 @pytest.fixture
-def board() -> Iterator[ClockBoard]:
-    board = ClockBoard.create()
-    yield board
-    board.close()
+def shared_state() -> Iterator[SharedState]:
+    shared_state = SharedState.create()
+    yield shared_state
+    shared_state.close()
 
 
-NewCharge = Callable[[GpuAddress], Charge]
+NewConfig = Callable[[GpuAddress], GovernorConfig]
 
 
 @pytest.fixture
-def new_charge(board: ClockBoard, tmp_path: Path) -> Iterator[NewCharge]:
+def new_config(shared_state: SharedState, tmp_path: Path) -> Iterator[NewConfig]:
     """Makes charges of one rank, which is this process."""
     wake_fd = os.eventfd(0)
-    yield lambda address: Charge(
+    yield lambda address: GovernorConfig(
         address=address,
         rank_name="job gpt rank 3",
         rank=ProcessIdentity.own(),
         launcher=ProcessIdentity.of(os.getppid()),
         lease_s=30.0,
         state_dir=tmp_path / "state",
-        board_fd=board.fd,
+        shared_state_fd=shared_state.fd,
         wake_fd=wake_fd,
     )
     os.close(wake_fd)
@@ -57,12 +57,14 @@ def served_nvml(false_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> False
     return false_nvml
 
 
-def end(process: subprocess.Popen[bytes], charge: Charge, board: ClockBoard) -> None:
+def end(
+    process: subprocess.Popen[bytes], config: GovernorConfig, shared_state: SharedState
+) -> None:
     """Have a governor end as a closed session does."""
-    board.words[words_of.REQUEST] = 1 << 32 | words_of.QUIT
-    os.eventfd_write(charge.wake_fd, 1)
+    shared_state.words[word.REQUEST] = 1 << 32 | word.QUIT
+    os.eventfd_write(config.wake_fd, 1)
     assert process.wait(PATIENCE_S) == 0
-    assert board.words[words_of.STATE] == words_of.ENDED
+    assert shared_state.words[word.STATE] == word.ENDED
 
 
 TOKEN = "header.claims.signature"  # noqa: S105 - nobody's
@@ -78,61 +80,61 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_what_is_written_is_read_again(address: GpuAddress, new_charge: NewCharge) -> None:
-    plain = new_charge(address)
+def test_what_is_written_is_read_again(address: GpuAddress, new_config: NewConfig) -> None:
+    plain = new_config(address)
     own = ProcessIdentity.own()
-    for charge in (plain, plain.with_record(9), plain.with_record(9).for_standby(own)):
-        text = charge.to_json()
+    for config in (plain, plain.with_record(9), plain.with_record(9).for_standby(own)):
+        text = config.to_json()
         assert "\n" not in text
-        assert Charge.from_json(text + "\n") == charge
+        assert GovernorConfig.from_json(text + "\n") == config
 
 
-def test_a_rank_without_a_launcher_has_none(new_charge: NewCharge) -> None:
-    charge = new_charge(ADDRESSES[0])
-    fields = json.loads(charge.to_json()) | {"launcher": None}
-    assert Charge.from_json(json.dumps(fields)).launcher is None
+def test_a_rank_without_a_launcher_has_none(new_config: NewConfig) -> None:
+    config = new_config(ADDRESSES[0])
+    fields = json.loads(config.to_json()) | {"launcher": None}
+    assert GovernorConfig.from_json(json.dumps(fields)).launcher is None
 
 
-def test_the_standbys_charge_differs_by_whom_it_stands_by_alone(new_charge: NewCharge) -> None:
-    charge = new_charge(ADDRESSES[0]).with_record(9)
+def test_the_standbys_charge_differs_by_whom_it_stands_by_alone(new_config: NewConfig) -> None:
+    config = new_config(ADDRESSES[0]).with_record(9)
     own = ProcessIdentity.own()
-    standby = json.loads(charge.for_standby(own).to_json())
-    active = json.loads(charge.to_json())
+    standby = json.loads(config.for_standby(own).to_json())
+    active = json.loads(config.to_json())
     differing = {name for name in active if active[name] != standby[name]}
     assert differing == {"active"}
-    assert charge.for_standby(own).active == own
+    assert config.for_standby(own).active == own
 
 
-def test_a_token_is_shown_neither_in_a_text_nor_in_the_process_list(new_charge: NewCharge) -> None:
-    charge = new_charge(ADDRESSES[2])
-    assert TOKEN not in repr(charge)
-    assert TOKEN in charge.to_json()
-    process = spawn_governor(charge)
+def test_a_token_is_shown_neither_in_a_text_nor_in_the_process_list(new_config: NewConfig) -> None:
+    config = new_config(ADDRESSES[2])
+    assert TOKEN not in repr(config)
+    assert TOKEN in config.to_json()
+    process = spawn_governor(config)
     assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
     process.kill()
     process.wait(PATIENCE_S)
 
 
 def test_a_governor_has_its_own_session_and_only_what_it_needs(
-    new_charge: NewCharge, board: ClockBoard, tmp_path: Path, served_nvml: FalseNvml
+    new_config: NewConfig, shared_state: SharedState, tmp_path: Path, served_nvml: FalseNvml
 ) -> None:
     secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(secret, True)
-    charge = new_charge(GpuAddress(control="nvml", uuid=served_nvml.uuid(0)))
-    process = spawn_governor(charge)
-    wait_until(lambda: board.words[words_of.STATE] == words_of.READY, "it is ready")
+    config = new_config(GpuAddress(control="nvml", uuid=served_nvml.uuid(0)))
+    process = spawn_governor(config)
+    wait_until(lambda: shared_state.words[word.STATE] == word.READY, "it is ready")
     assert os.getsid(process.pid) == process.pid
-    assert board.words[words_of.ACTIVE_PID] == process.pid
+    assert shared_state.words[word.ACTIVE_PID] == process.pid
     files = {str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
     assert str(tmp_path / "secret") not in files
     assert any("flyball-clock-board" in file for file in files)
-    end(process, charge, board)
+    end(process, config, shared_state)
     os.close(secret)
 
 
 def test_a_governor_imports_this_package_whatever_lies_in_the_working_folder(
-    new_charge: NewCharge,
-    board: ClockBoard,
+    new_config: NewConfig,
+    shared_state: SharedState,
     tmp_path: Path,
     served_nvml: FalseNvml,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,20 +145,20 @@ def test_a_governor_imports_this_package_whatever_lies_in_the_working_folder(
         file.write_text("raise SystemExit('the wrong module')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(elsewhere))
-    charge = new_charge(GpuAddress(control="nvml", uuid=served_nvml.uuid(0)))
-    process = spawn_governor(charge)
-    wait_until(lambda: board.words[words_of.STATE] == words_of.READY, "it is ready")
-    end(process, charge, board)
+    config = new_config(GpuAddress(control="nvml", uuid=served_nvml.uuid(0)))
+    process = spawn_governor(config)
+    wait_until(lambda: shared_state.words[word.STATE] == word.READY, "it is ready")
+    end(process, config, shared_state)
 
 
 def test_what_cannot_be_started_leaves_no_descriptor_open(
-    new_charge: NewCharge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_config: NewConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    charge = new_charge(ADDRESSES[0])
+    config = new_config(ADDRESSES[0])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError, match="no-python"):
-        spawn_governor(charge)
+        spawn_governor(config)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -168,7 +170,7 @@ def test_the_package_comes_before_what_the_environment_names(
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", named)
-    path = charge_module._python_path().split(os.pathsep)
+    path = config_module._python_path().split(os.pathsep)
     assert path[0] == str(Path(flyball_client.__file__).parents[1])
     # An empty entry would be the working folder.
     assert path[1:] == (["elsewhere"] if named and "elsewhere" in named else [])

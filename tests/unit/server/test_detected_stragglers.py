@@ -15,15 +15,15 @@ from tests.planner.samples import job_spec, rank_record, step_record
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.replanning import replanning
-from flyball_server.jobs.reconcile.slowdowns import MEMORY_S, MIN_STEPS, Pacing
+from flyball_server.jobs.reconcile.slowdowns import MEMORY_S, MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.registry.inspection import get_job, require_job
 from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.replanning.planning_slots import PlanningSlots
-from flyball_server.jobs.replanning.update_and_replan import Change, steer
+from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.detection_window import SeenSteps
+from flyball_server.jobs.stragglers.detection_window import DetectionWindow
 from flyball_server.jobs.stragglers.reports import (
     list_stragglers,
     withdraw_straggler,
@@ -88,7 +88,9 @@ def test_of_announced_and_detected_the_slower_one_is_in_force() -> None:
     assert job.newest.version == 2, "found to be slow, but not slower than announced"
     withdraw_straggler(job.services, "job", 1)
     job.settle()
-    assert [pace.slowdown for pace in job.control.in_force.rank_paces] == pytest.approx([1.2])
+    assert [slowed.slowdown for slowed in job.loop_state.in_force.rank_slowdowns] == pytest.approx(
+        [1.2]
+    )
 
 
 def test_found_to_be_nearly_as_slow_as_announced_it_stays_planned_as_it_is_when_withdrawn() -> None:
@@ -102,14 +104,14 @@ def test_found_to_be_nearly_as_slow_as_announced_it_stays_planned_as_it_is_when_
     assert job.newest.version == 2
     job.run(8)
     assert job.newest.version == 3
-    assert job.control.in_force.rank_paces == ()
+    assert job.loop_state.in_force.rank_slowdowns == ()
 
 
 def test_a_stage_that_drifts_is_planned_with_what_it_takes_now() -> None:
     job = Running(num_pipelines=2, adaptation="frontier", effort="low")
     job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
     assert job.newest.version == 2
-    drifts = [(pace.stage, pace.kind) for pace in job.control.in_force.stage_paces]
+    drifts = [(slowed.stage, slowed.kind) for slowed in job.loop_state.in_force.stage_slowdowns]
     assert drifts == [(1, "backward"), (1, "forward")]
     job.acknowledged()
     job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
@@ -121,10 +123,10 @@ def test_another_profile_makes_all_that_was_found_against_the_old_one_forgotten(
     job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
     job.acknowledged()
     job.run(20, lambda rank: (1.04 if rank % 2 else 1.0) * (1.3 if rank == 0 else 1.0))
-    assert job.control.in_force.rank_paces
+    assert job.loop_state.in_force.rank_slowdowns
     put_profile(job.services, "job", two_stages(1.5))
-    assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
-    assert job.control.in_force.stage_paces == ()
+    assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
+    assert job.loop_state.in_force.stage_slowdowns == ()
 
 
 def test_while_a_comparison_runs_nothing_is_looked_for() -> None:
@@ -153,7 +155,7 @@ def test_a_run_that_started_over_is_looked_at_although_older_steps_have_higher_n
     assert job.step < 100
     for _ in range(MIN_STEPS + 6):
         job.post(slow(1, 1.4))
-    job.pacing = Pacing()
+    job.pacing = StragglerReconciler()
     job.settle()
     assert [one.rank for one in list_stragglers(job.services, "job")] == [0, 1]
 
@@ -213,7 +215,7 @@ def test_a_rank_beyond_all_bounds_is_planned_with_the_slowest_that_there_is() ->
 def test_a_drift_beyond_all_bounds_is_planned_with_the_fastest_that_there_is() -> None:
     job = Running(num_pipelines=2, adaptation="frontier", effort="low")
     job.run(60, lambda rank: 0.001 if rank % 2 else 1.0)
-    assert {pace.slowdown for pace in job.control.in_force.stage_paces} == {0.01}
+    assert {slowed.slowdown for slowed in job.loop_state.in_force.stage_slowdowns} == {0.01}
     assert get_job(job.services, "job").job.state is JobState.PLANNED
 
 
@@ -224,13 +226,13 @@ def test_what_was_found_against_a_profile_holds_for_no_other_one(
 
     def put_before(services: JobServices, job_id: str, change: Change, why: str) -> bool:
         put_profile(services, job_id, two_stages(1.5))
-        return steer(services, job_id, change, why)
+        return update_and_replan(services, job_id, change, why)
 
     job.run(MIN_STEPS, slow(1, 1.4))
     monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.steer", put_before)
     job.run(1, slow(1, 1.4))
     assert job.newest.version == 2
-    assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
+    assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
 
 
 def begin_anew(services: JobServices) -> None:
@@ -245,17 +247,17 @@ def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.Monk
 
     def begin_before(services: JobServices, job_id: str, change: Change, why: str) -> bool:
         begin_anew(services)
-        return steer(services, job_id, change, why)
+        return update_and_replan(services, job_id, change, why)
 
     job.run(MIN_STEPS, slow(1, 1.4))
     monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.steer", begin_before)
     job.run(1, slow(1, 1.4))
-    assert (job.control.detected, job.control.in_force.rank_paces) == ((), ())
+    assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
 
 
 def test_of_a_new_run_the_steps_are_read_from_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Running(adaptation="frontier", effort="low")
-    looked = Mock(side_effect=SeenSteps)
+    looked = Mock(side_effect=DetectionWindow)
     monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.SeenSteps", looked)
     job.run(3)
     looked.reset_mock()
@@ -270,7 +272,7 @@ def test_of_a_new_run_the_steps_are_read_from_its_first(monkeypatch: pytest.Monk
 
 def test_where_no_slot_is_free_what_was_found_is_stored_and_planned_later() -> None:
     slots = PlanningSlots(1)
-    job = Running(adaptation="frontier", effort="low", pacing=Pacing(slots))
+    job = Running(adaptation="frontier", effort="low", pacing=StragglerReconciler(slots))
     with slots.taken():
         job.run(MIN_STEPS + 1, slow(1, 1.4))
         assert [view.rank for view in list_stragglers(job.services, "job")] == [1]
@@ -283,11 +285,11 @@ def test_what_is_remembered_of_a_job_goes_when_nobody_has_looked_at_it_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = Running(adaptation="frontier", effort="low")
-    made: list[weakref.ref[SeenSteps]] = []
+    made: list[weakref.ref[DetectionWindow]] = []
     now_s = 0.0
 
-    def seen(job_id: str, version: int, first_step: int) -> SeenSteps:
-        steps = SeenSteps(job_id, version, first_step)
+    def seen(job_id: str, version: int, first_step: int) -> DetectionWindow:
+        steps = DetectionWindow(job_id, version, first_step)
         made.append(weakref.ref(steps))
         return steps
 

@@ -19,9 +19,9 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, UnknownJobError
-from flyball_server.jobs.reconcile import all_reactions
-from flyball_server.jobs.reconcile.contract import Reaction
-from flyball_server.jobs.reconcile.loop import NUM_THREADS, Reactor
+from flyball_server.jobs.reconcile import all_reconcilers
+from flyball_server.jobs.reconcile.contract import Reconciler
+from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop
 from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_job
@@ -58,17 +58,17 @@ class Looking:
 
 
 @contextmanager
-def running(*reactions: Reaction, job_ids: tuple[str, ...] = ()) -> Iterator[Reactor]:
+def running(*reconcilers: Reconciler, job_ids: tuple[str, ...] = ()) -> Iterator[ReconcileLoop]:
     services = Services(CountingPlanner()).jobs
     with services.store.writing("job") as writer:
         for job_id in job_ids:
             writer.save_job(job_record(job_id))
-    reactor = Reactor(reactions)
-    reactor.start(services)
+    reconcile_loop = ReconcileLoop(reconcilers)
+    reconcile_loop.start(services)
     try:
-        yield reactor
+        yield reconcile_loop
     finally:
-        reactor.stop()
+        reconcile_loop.stop()
 
 
 def test_every_job_is_looked_at_once_when_the_planner_starts() -> None:
@@ -81,9 +81,9 @@ def test_every_job_is_looked_at_once_when_the_planner_starts() -> None:
 
 def test_a_job_is_looked_at_after_a_notice_and_many_notices_are_one_look() -> None:
     looking = Looking()
-    with running(looking) as reactor:
+    with running(looking) as reconcile_loop:
         for _ in range(1000):
-            reactor.notice("job")
+            reconcile_loop.enqueue_reconcile("job")
         looking.wait_for(1)
     # Some of the thousand may have come after the first look.
     assert 1 <= len(looking.looked) <= 2
@@ -100,9 +100,9 @@ def test_a_reaction_that_fails_is_told_and_stops_no_other(
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing, other = Looking(failure), Looking()
-    with running(failing, other, job_ids=("job",)) as reactor:
+    with running(failing, other, job_ids=("job",)) as reconcile_loop:
         other.wait_for(1)
-        reactor.notice("job")
+        reconcile_loop.enqueue_reconcile("job")
         failing.wait_for(2)
         other.wait_for(2)
     assert "job job: " in caplog.text
@@ -118,7 +118,7 @@ def test_a_reaction_that_failed_for_its_store_is_called_again_soon(
 
 
 def test_stopping_ends_the_thread_and_may_come_before_starting() -> None:
-    Reactor(()).stop()
+    ReconcileLoop(()).stop()
     with running(Looking()):
         pass
     assert not [one for one in threading.enumerate() if one.name.startswith("flyball-reactor")]
@@ -126,9 +126,9 @@ def test_stopping_ends_the_thread_and_may_come_before_starting() -> None:
 
 def test_a_reaction_that_asks_for_a_look_in_centuries_ends_nothing() -> None:
     looking = Looking(again_s=3e11)
-    with running(looking, job_ids=("job",)) as reactor:
+    with running(looking, job_ids=("job",)) as reconcile_loop:
         looking.wait_for(1)
-        reactor.notice("job")
+        reconcile_loop.enqueue_reconcile("job")
         looking.wait_for(2)
 
 
@@ -181,16 +181,16 @@ def test_jobs_that_are_all_being_planned_stop_no_reaction_to_others() -> None:
         register_job(storing, f"job-{number}", job_spec())
         put_profile(storing, f"job-{number}", profile())
     looking = Looking()
-    reactor = Reactor((*all_reactions(), looking))
-    reactor.start(services)
+    reconcile_loop = ReconcileLoop((*all_reconcilers(), looking))
+    reconcile_loop.start(services)
     wait_until(lambda: len(planner.requests) == NUM_SLOTS)
     register_job(services, "other", job_spec())
-    reactor.notice("other")
+    reconcile_loop.enqueue_reconcile("other")
     wait_until(lambda: "other" in looking.looked)
     assert len(planner.requests) == NUM_SLOTS
     may_go.set()
     wait_until(lambda: len(planner.requests) == NUM_THREADS)
-    reactor.stop()
+    reconcile_loop.stop()
     plans = [get_job(services, f"job-{number}").newest_version for number in range(NUM_THREADS)]
     assert plans == [1] * NUM_THREADS
 
@@ -198,17 +198,17 @@ def test_jobs_that_are_all_being_planned_stop_no_reaction_to_others() -> None:
 def test_of_several_planners_on_one_store_one_looks_at_a_job_at_a_time() -> None:
     services = Services(CountingPlanner()).jobs
     crossing = Crossing(until_at_once=1)
-    reactors = [Reactor((crossing,)), Reactor((crossing,))]
+    reconcile_loops = [ReconcileLoop((crossing,)), ReconcileLoop((crossing,))]
     with services.store.writing("job") as writer:
         writer.save_job(job_record("job"))
-    for reactor in reactors:
-        reactor.start(services)
+    for reconcile_loop in reconcile_loops:
+        reconcile_loop.start(services)
     for num_looks in range(1, 20):
-        for reactor in reactors:
-            reactor.notice("job")
+        for reconcile_loop in reconcile_loops:
+            reconcile_loop.enqueue_reconcile("job")
         crossing.wait_for(num_looks)
-    for reactor in reactors:
-        reactor.stop()
+    for reconcile_loop in reconcile_loops:
+        reconcile_loop.stop()
     assert crossing.most_of_a_job == 1
 
 
@@ -217,12 +217,12 @@ def test_a_job_that_another_planner_looks_at_is_looked_at_after_it() -> None:
     looking = Looking()
     with services.store.writing("job") as writer:
         writer.save_job(job_record("job"))
-    reactor = Reactor((looking,))
-    with services.store.turn("react job"):
-        reactor.start(services)
-        reactor.notice("job")
+    reconcile_loop = ReconcileLoop((looking,))
+    with services.store.lock("react job"):
+        reconcile_loop.start(services)
+        reconcile_loop.enqueue_reconcile("job")
     looking.wait_for(1)
-    reactor.stop()
+    reconcile_loop.stop()
     assert looking.looked[0] == "job"
 
 
@@ -231,22 +231,22 @@ def test_all_jobs_are_looked_at_again_in_every_round() -> None:
     services = Services(CountingPlanner()).jobs
     with services.store.writing("job") as writer:
         writer.save_job(job_record("job"))
-    reactor = Reactor((looking,), round_s=0.1)
-    reactor.start(services)
+    reconcile_loop = ReconcileLoop((looking,), round_s=0.1)
+    reconcile_loop.start(services)
     looking.wait_for(3)
     # As one that another planner on the store has registered, and then died.
     with services.store.writing("later") as writer:
         writer.save_job(job_record("later"))
     wait_until(lambda: "later" in looking.looked)
-    reactor.stop()
+    reconcile_loop.stop()
 
 
 def test_a_job_that_is_gone_is_looked_at_no_more(caplog: pytest.LogCaptureFixture) -> None:
     gone, other = Looking(UnknownJobError(job_id="gone"), again_s=0.0), Looking()
-    with running(gone, other) as reactor:
-        reactor.notice("gone")
+    with running(gone, other) as reconcile_loop:
+        reconcile_loop.enqueue_reconcile("gone")
         gone.wait_for(1)
-        reactor.notice("job")
+        reconcile_loop.enqueue_reconcile("job")
         other.wait_for(1)
     assert other.looked == ["job"]
     assert gone.looked.count("gone") == 1

@@ -50,7 +50,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankPace:
+class RankSlowdown:
     """How fast a rank was found to be, against its profile.
 
     Attributes:
@@ -66,7 +66,7 @@ class RankPace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePace:
+class StageSlowdown:
     """How far all ranks of a stage have drifted from its profile, one kind of instruction.
 
     Attributes:
@@ -125,19 +125,19 @@ class ProfilingResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InForce:
+class PlanningInputs:
     """What of a job's control it is to be planned for.
 
     Attributes:
         target: None: the specification's.
-        rank_paces: announced and detected together, the slower one of a rank.
-        stage_paces: drift.
+        rank_slowdowns: announced and detected together, the slower one of a rank.
+        stage_slowdowns: drift.
         effort: lower than the specification's, for an answer at once; None: the specification's.
     """
 
     target: str | None = None
-    rank_paces: tuple[RankPace, ...] = ()
-    stage_paces: tuple[StagePace, ...] = ()
+    rank_slowdowns: tuple[RankSlowdown, ...] = ()
+    stage_slowdowns: tuple[StageSlowdown, ...] = ()
     effort: str | None = None
 
 
@@ -150,7 +150,7 @@ class MadePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobControl(Record):
+class JobLoopState(Record):
     """All that steers one job while it runs.
 
     Attributes:
@@ -166,10 +166,10 @@ class JobControl(Record):
 
     job_id: str
     stragglers: tuple[Straggler, ...] = ()
-    detected: tuple[RankPace, ...] = ()
+    detected: tuple[RankSlowdown, ...] = ()
     timetable: Timetable | None = None
     comparison: Comparison | None = None
     profiling: ProfilingResult | None = None
-    in_force: InForce = InForce()
-    planned_for: InForce = InForce()
+    in_force: PlanningInputs = PlanningInputs()
+    planned_for: PlanningInputs = PlanningInputs()
     made: tuple[MadePlan, ...] = ()

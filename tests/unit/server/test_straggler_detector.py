@@ -12,15 +12,15 @@ import pytest
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.control import RankPace, StagePace
+from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
-from flyball_server.jobs.stragglers.detector import PaceRules, Paces, find_paces
+from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
 from flyball_server.jobs.stragglers.step_ratios import RankStep, clock_times, rank_step
 
 PROFILE = load_example_profile().select_stages((0, 1))
 CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})
 NOW_S = 1000.0
-RULES = PaceRules()
+RULES = SlowdownRules()
 Factor = Callable[[int, int, str], float]
 """(rank, step, kind) -> how many times as long instructions take."""
 
@@ -76,18 +76,18 @@ def walked(
     num_steps: int,
     *,
     rng: random.Random | None = None,
-    known: Paces | None = None,
+    known: Slowdowns | None = None,
     clock_mhz: int = 1410,
     announced: tuple[int, ...] = (),
-) -> Iterator[tuple[int, Paces]]:
+) -> Iterator[tuple[int, Slowdowns]]:
     """Step by step, what is found then."""
     observed: list[RankStep] = []
-    found = known or Paces()
+    found = known or Slowdowns()
     for number in range(num_steps):
         steps = [measured(rank, number, factor, clock_mhz=clock_mhz, rng=rng) for rank in ranks]
         observed = [*observed, *(step for step in steps if step)][-80 * len(ranks) :]
         before = found
-        found = find_paces(observed, ranks, found, now_unix_s=NOW_S, announced=announced)
+        found = find_slowdowns(observed, ranks, found, now_unix_s=NOW_S, announced=announced)
         if found != before:
             observed = []  # the job is planned again, and looked at from the new version on
         yield number, found
@@ -97,9 +97,9 @@ def as_profiled(rank: int, step: int, kind: str) -> float:
     return 1.0
 
 
-def changes_of(walk: Iterator[tuple[int, Paces]]) -> list[tuple[int, Paces]]:
+def changes_of(walk: Iterator[tuple[int, Slowdowns]]) -> list[tuple[int, Slowdowns]]:
     """The steps after which something else was found than before."""
-    walk_list = [(-1, Paces()), *walk]
+    walk_list = [(-1, Slowdowns()), *walk]
     return [after for before, after in pairwise(walk_list) if before[1] != after[1]]
 
 
@@ -128,9 +128,9 @@ def test_a_rank_that_is_eight_percent_slower_is_found_within_ten_steps(seed: int
     walk = walked(ONE_PIPELINE, factor, 60, rng=random.Random(seed))
     [(step, found)] = changes_of(walk)
     assert 24 <= step < 30
-    [pace] = found.stragglers
-    assert (pace.rank, pace.reason, pace.since_unix_s) == (1, "slow", NOW_S)
-    assert pace.slowdown == pytest.approx(1.08, abs=0.01)
+    [slowed] = found.stragglers
+    assert (slowed.rank, slowed.reason, slowed.since_unix_s) == (1, "slow", NOW_S)
+    assert slowed.slowdown == pytest.approx(1.08, abs=0.01)
     assert found.drifts == ()
 
 
@@ -200,15 +200,15 @@ def test_what_held_the_clocks_down_is_the_reason(power: int, thermal: int, reaso
         for step in range(5)
     ]
     observed = [step for step in steps if step]
-    found = find_paces(observed, ONE_PIPELINE, Paces(), now_unix_s=NOW_S)
-    assert [pace.reason for pace in found.stragglers] == [reason]
+    found = find_slowdowns(observed, ONE_PIPELINE, Slowdowns(), now_unix_s=NOW_S)
+    assert [slowed.reason for slowed in found.stragglers] == [reason]
 
 
 def test_of_ranks_that_wait_for_each_other_within_an_instruction_one_stands_for_all() -> None:
     ranks = [a_rank(rank, 0, tp_rank=rank) for rank in range(4)]
     changes = changes_of(walked(ranks, lambda rank, step, kind: 1.2 + 0.001 * (rank == 2), 30))
     [(_, found)] = changes
-    assert [pace.rank for pace in found.stragglers] == [2]
+    assert [slowed.rank for slowed in found.stragglers] == [2]
 
 
 def test_nothing_is_found_before_all_ranks_of_the_stage_have_measured_enough() -> None:
@@ -218,9 +218,9 @@ def test_nothing_is_found_before_all_ranks_of_the_stage_have_measured_enough() -
         if (step := measured(ONE_PIPELINE[1], number, lambda *_: 1.5)) is not None
     ]
     ranks = [*ONE_PIPELINE, a_rank(2, 1, dp_rank=1)]
-    assert find_paces(steps, ranks, Paces(), now_unix_s=NOW_S) == Paces()
-    known = Paces(stragglers=(RankPace(rank=1, slowdown=1.2),))
-    assert find_paces(steps, ranks, known, now_unix_s=NOW_S) == known
+    assert find_slowdowns(steps, ranks, Slowdowns(), now_unix_s=NOW_S) == Slowdowns()
+    known = Slowdowns(stragglers=(RankSlowdown(rank=1, slowdown=1.2),))
+    assert find_slowdowns(steps, ranks, known, now_unix_s=NOW_S) == known
 
 
 # ------------------------------------------------------------------ several pipelines, and drift
@@ -232,7 +232,7 @@ def test_in_one_of_three_pipelines_a_slow_rank_is_a_straggler() -> None:
     )
     [(step, found)] = changes
     assert step == RULES.num_steps - 1
-    assert [(pace.rank, round(pace.slowdown, 6)) for pace in found.stragglers] == [(3, 1.1)]
+    assert [(slowed.rank, round(slowed.slowdown, 6)) for slowed in found.stragglers] == [(3, 1.1)]
     assert found.drifts == ()
 
 
@@ -244,8 +244,11 @@ def test_a_stage_that_is_slower_or_faster_in_all_pipelines_has_drifted(factor: f
     [(step, found)] = changes
     assert step == RULES.num_drift_steps - 1
     assert found.stragglers == ()
-    assert [(pace.stage, pace.kind) for pace in found.drifts] == [(1, "backward"), (1, "forward")]
-    assert all(pace.slowdown == pytest.approx(factor) for pace in found.drifts)
+    assert [(slowed.stage, slowed.kind) for slowed in found.drifts] == [
+        (1, "backward"),
+        (1, "forward"),
+    ]
+    assert all(slowed.slowdown == pytest.approx(factor) for slowed in found.drifts)
 
 
 def test_one_kind_may_drift_and_the_other_not() -> None:
@@ -253,7 +256,7 @@ def test_one_kind_may_drift_and_the_other_not() -> None:
         return 1.04 if rank == 0 and kind == "forward" else 1.0
 
     [(_, found)] = changes_of(walked(ONE_PIPELINE, factor, 90))
-    assert [(pace.stage, pace.kind) for pace in found.drifts] == [(0, "forward")]
+    assert [(slowed.stage, slowed.kind) for slowed in found.drifts] == [(0, "forward")]
 
 
 def test_a_drift_that_is_over_is_forgotten() -> None:
@@ -262,7 +265,7 @@ def test_a_drift_that_is_over_is_forgotten() -> None:
 
     changes = changes_of(walked(THREE_PIPELINES, factor, 240))
     assert [len(found.drifts) for _, found in changes] == [4, 0]
-    assert all(pace.slowdown == pytest.approx(1.04) for pace in changes[0][1].drifts)
+    assert all(slowed.slowdown == pytest.approx(1.04) for slowed in changes[0][1].drifts)
 
 
 def test_a_straggler_is_slow_beyond_what_its_stage_has_drifted() -> None:
@@ -271,9 +274,9 @@ def test_a_straggler_is_slow_beyond_what_its_stage_has_drifted() -> None:
 
     changes = changes_of(walked(THREE_PIPELINES, factor, 90))
     _, found = changes[-1]
-    [pace] = found.stragglers
-    assert pace.rank == 1
-    assert pace.slowdown == pytest.approx(1.2)
+    [slowed] = found.stragglers
+    assert slowed.rank == 1
+    assert slowed.slowdown == pytest.approx(1.2)
     assert [round(drift.slowdown, 6) for drift in found.drifts] == [1.1, 1.1]
 
 
@@ -285,14 +288,16 @@ def test_what_is_announced_is_no_drift() -> None:
 
 
 def test_against_a_known_drift_a_stage_that_keeps_to_it_has_not_moved() -> None:
-    drifts = tuple(StagePace(stage=1, kind=kind, slowdown=1.1) for kind in ("backward", "forward"))
+    drifts = tuple(
+        StageSlowdown(stage=1, kind=kind, slowdown=1.1) for kind in ("backward", "forward")
+    )
     walk = walked(
         ONE_PIPELINE,
         lambda rank, step, kind: 1.1 if rank == 1 else 1.0,
         40,
-        known=Paces(drifts=drifts),
+        known=Slowdowns(drifts=drifts),
     )
-    assert {found for _, found in walk} == {Paces(drifts=drifts)}
+    assert {found for _, found in walk} == {Slowdowns(drifts=drifts)}
 
 
 # ------------------------------------------------------------------ what a step tells

@@ -11,7 +11,7 @@ from flyball_server.jobs.registry.launch import check_run_id
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 
 
-class CalledRanks:
+class RankBatch:
     """Those ranks of a job that calls name, read once one of them is looked at.
 
     Args:

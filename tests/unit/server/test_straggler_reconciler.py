@@ -17,12 +17,12 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.slowdowns import Pacing
+from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
 from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.replanning import slowed_plan
-from flyball_server.jobs.replanning.planning_turn import LEAST_GAIN
+from flyball_server.jobs.replanning.plan_job import LEAST_GAIN
 from flyball_server.jobs.stragglers.reports import (
     Announcement,
     announce_straggler,
@@ -37,19 +37,19 @@ from flyball_server.planning.stragglers import first_plans
 from flyball_server.planning.stragglers.first_plans import make_first_plan
 from flyball_server.planning.stragglers.running_clocks import RunningClocks
 from flyball_server.planning.stragglers.slowed_pipelines import (
-    PacedRequest,
-    make_paced_plan,
-    pace_classes,
-    paced_model,
+    SlowedRequest,
+    make_slowed_plan,
+    slowdown_classes,
+    slowed_model,
 )
 
 
-def at_the_highest_clocks(paced: PacedRequest, running: RunningClocks | None) -> FrequencyPlan:
+def at_the_highest_clocks(slowed: SlowedRequest, running: RunningClocks | None) -> FrequencyPlan:
     """A plan at once that leaves much to gain."""
     del running
-    request = replace(paced.request, policy="envelope", reconfigure="default")
-    [paces] = pace_classes(paced.paces, paced.num_pipelines)
-    model = paced_model(model_of_request(request), paces, share=1.0)
+    request = replace(slowed.request, policy="envelope", reconfigure="default")
+    [slowdowns] = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
+    model = slowed_model(model_of_request(request), slowdowns, share=1.0)
     return plan_of_choice(request, model, PolicyChoice(assignment=model.baseline()))
 
 
@@ -64,13 +64,13 @@ def test_an_announced_straggler_is_planned_for_at_once_and_then_with_more_effort
     quick = job.plan
     assert job.newest.version == 2
     assert quick.iteration_time_s > before.iteration_time_s
-    assert job.control.in_force.effort == "low"
+    assert job.loop_state.in_force.effort == "low"
     job.react()
     assert job.newest.version == 2, "not before all ranks have the quick plan"
     job.acknowledged()
     job.react()
     assert job.newest.version == 3
-    assert job.control.in_force.effort is None
+    assert job.loop_state.in_force.effort is None
     assert job.plan.energy_j < (1 - LEAST_GAIN) * quick.energy_j
     job.acknowledged()
     job.settle()
@@ -82,8 +82,8 @@ def test_a_plan_that_was_made_at_once_stays_where_more_effort_brings_too_little(
     job.announce(1, 1.2)
     job.settle()
     assert job.newest.version == 2
-    assert job.control.in_force.effort is None
-    assert job.control.planned_for == job.control.in_force
+    assert job.loop_state.in_force.effort is None
+    assert job.loop_state.planned_for == job.loop_state.in_force
     stored = get_job(job.services, "job").job
     assert stored.planned_revision == stored.inputs_revision
     assert stored.state is JobState.PLANNED
@@ -105,7 +105,9 @@ def test_a_plan_that_stays_is_told_to_whoever_waits_for_the_job_to_be_planned() 
     job.react()
     job.acknowledged()
     version = job.newest.version
-    job.services = replace(job.services, wake=is_planned("wake"), notice=is_planned("notice"))
+    job.services = replace(
+        job.services, notify_pollers=is_planned("wake"), enqueue_reconcile=is_planned("notice")
+    )
     job.react()
     assert job.newest.version == version
     assert {name: known[-1] for name, known in told.items()} == {"wake": True, "notice": True}
@@ -127,11 +129,11 @@ def test_a_plan_as_good_comes_after_where_little_was_known_of_the_one_at_once(
     made: list[FrequencyPlan] = []
 
     def the_same_with_a_loose_bound(
-        paced: PacedRequest, running: RunningClocks | None
+        slowed: SlowedRequest, running: RunningClocks | None
     ) -> FrequencyPlan:
         del running
-        own = replace(paced.request, effort=Effort.NORMAL)
-        plan = make_paced_plan(replace(paced, request=own))
+        own = replace(slowed.request, effort=Effort.NORMAL)
+        plan = make_slowed_plan(replace(slowed, request=own))
         assert isinstance(plan, FrequencyPlan)
         assert plan.lower_bound_j is not None
         made.append(plan)
@@ -146,7 +148,7 @@ def test_a_plan_as_good_comes_after_where_little_was_known_of_the_one_at_once(
     job.announce(1, 1.2)
     job.settle()
     assert job.newest.version == version
-    assert job.control.in_force.effort is None
+    assert job.loop_state.in_force.effort is None
     assert (job.plan.gap_percent == made[0].gap_percent) is (version == 3)
 
 
@@ -168,7 +170,7 @@ def test_what_was_planned_before_is_taken_again_without_another_search(
     withdraw_straggler(job.services, "job", 1)
     job.settle()
     assert (job.newest.version, job.plan) == (3, before)
-    assert job.control.in_force.effort is None
+    assert job.loop_state.in_force.effort is None
     job.announce(1, 1.2)
     job.settle()
     assert (job.newest.version, job.plan) == (4, slow)
@@ -204,7 +206,7 @@ def test_it_comes_into_force_at_its_time_and_ends_at_its_time() -> None:
     assert job.newest.version == 3
     assert job.plan == before
     assert list_stragglers(job.services, "job") == ()
-    assert job.control.stragglers == ()
+    assert job.loop_state.stragglers == ()
 
 
 def test_withdrawn_the_plan_is_as_it_was() -> None:
@@ -223,11 +225,11 @@ def test_the_same_announcement_again_changes_nothing_and_another_replaces_it() -
     job = Running(effort="low")
     job.announce(1, 1.3)
     job.settle()
-    control = job.control
+    loop_state = job.loop_state
     job.pass_time(5)
     job.announce(1, 1.3)
     job.settle()
-    assert job.control == control
+    assert job.loop_state == loop_state
     job.announce(1, 1.4)
     job.settle()
     assert job.newest.version == 3
@@ -287,13 +289,13 @@ def test_a_planner_that_was_restarted_goes_on_where_it_was() -> None:
     job.announce(1, 1.2, for_s=100)
     job.react()
     job.acknowledged()
-    job.pacing = Pacing()
+    job.pacing = StragglerReconciler()
     job.settle()
-    assert job.control.in_force.effort is None
+    assert job.loop_state.in_force.effort is None
     job.pass_time(100)
-    job.pacing = Pacing()
+    job.pacing = StragglerReconciler()
     job.settle()
-    assert job.control.in_force.rank_paces == ()
+    assert job.loop_state.in_force.rank_slowdowns == ()
 
 
 @pytest.mark.parametrize(
@@ -345,9 +347,9 @@ def test_of_an_order_that_auto_has_chosen_there_are_first_plans_too(
     made: list[FrequencyPlan | DataParallelPlan | None] = []
 
     def at_once(
-        paced: PacedRequest, running: RunningClocks | None
+        slowed: SlowedRequest, running: RunningClocks | None
     ) -> FrequencyPlan | DataParallelPlan | None:
-        made.append(make_first_plan(paced, running))
+        made.append(make_first_plan(slowed, running))
         return made[-1]
 
     monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 1)

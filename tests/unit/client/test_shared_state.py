@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from flyball_client.governor import shared_state as word
+from flyball_client.governor.shared_state import SharedState
+
+RANK_WORDS = (
+    word.REQUEST,
+    word.HOOK_NS,
+    word.REQUESTED_NS,
+)
+GOVERNOR_WORDS = (
+    word.STATE,
+    word.IN_FORCE_MHZ,
+    word.MAY_BE_LOCKED,
+    word.SERVED,
+    word.DELIVERED_NS,
+    word.ACTIVE_PID,
+    word.STANDBY_PID,
+    word.NUM_SWITCHES,
+    word.NUM_FAILURES,
+    word.NUM_READS,
+    word.NUM_MISSES,
+    word.NUM_POWER_CAPPED,
+    word.NUM_THERMALLY_CAPPED,
+    word.SM_CLOCK_MHZ,
+    word.NUM_TAKEOVERS,
+    word.SAMPLES,
+)
+
+
+def other_end(shared_state: SharedState) -> SharedState:
+    """The same memory, mapped as another process maps it."""
+    return SharedState(os.dup(shared_state.fd))
+
+
+def test_a_new_board_says_nothing_and_starts() -> None:
+    shared_state = SharedState.create()
+    assert set(shared_state.words) == {0}
+    assert shared_state.words[word.STATE] == word.STARTING
+    assert shared_state.text == ""
+    shared_state.close()
+
+
+def test_no_two_words_are_the_same() -> None:
+    words = RANK_WORDS + GOVERNOR_WORDS
+    assert len(set(words)) == len(words)
+
+
+def test_what_one_end_writes_the_other_reads() -> None:
+    rank, governor = (shared_state := SharedState.create()), other_end(shared_state)
+    for number, place in enumerate(RANK_WORDS + GOVERNOR_WORDS, start=1):
+        rank.words[place] = number
+    rank.write_text("given back")
+    seen = [governor.words[place] for place in RANK_WORDS + GOVERNOR_WORDS]
+    assert seen == list(range(1, len(seen) + 1))
+    assert governor.text == "given back"
+    rank.close()
+    governor.close()
+
+
+def test_a_word_holds_64_bits_and_no_more() -> None:
+    shared_state = SharedState.create()
+    shared_state.words[word.REQUEST] = 2**64 - 1
+    assert shared_state.words[word.REQUEST] == 2**64 - 1
+    with pytest.raises(ValueError, match="format"):
+        shared_state.words[word.REQUEST] = 2**64
+    shared_state.close()
+
+
+def test_a_request_has_room_for_its_number_beside_every_clock() -> None:
+    request = word.MHZ_MASK << 32 | word.QUIT
+    assert request.bit_length() == 64
+    assert request & word.MHZ_MASK == word.QUIT
+    assert word.RESTORE & word.MHZ_MASK == word.RESTORE
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("one line", "one line"),
+        ("two\n  lines\t", "two lines"),
+        ("", ""),
+        ("5 µs", "5 µs"),
+    ],
+)
+def test_a_text_is_read_as_one_line(written: str, read: str) -> None:
+    shared_state = SharedState.create()
+    shared_state.write_text(written)
+    assert shared_state.text == read
+    shared_state.close()
+
+
+def test_a_shorter_text_takes_a_longer_ones_place() -> None:
+    shared_state = SharedState.create()
+    shared_state.write_text("a text of some length")
+    shared_state.write_text("short")
+    assert shared_state.text == "short"
+    shared_state.close()
+
+
+@pytest.mark.parametrize("letter", ["x", "µ"])
+def test_a_text_that_does_not_fit_is_cut_off_and_harms_no_word(letter: str) -> None:
+    shared_state = SharedState.create()
+    for place in RANK_WORDS + GOVERNOR_WORDS:
+        shared_state.words[place] = 2**64 - 1
+    shared_state.write_text(letter * 10_000)
+    assert 900 < len(shared_state.text) < 10_000
+    assert shared_state.text.startswith(letter * 900)
+    assert {shared_state.words[place] for place in RANK_WORDS + GOVERNOR_WORDS} == {2**64 - 1}
+    shared_state.close()
+
+
+def test_a_closed_board_leaves_the_other_end_its_memory() -> None:
+    rank, governor = (shared_state := SharedState.create()), other_end(shared_state)
+    rank.words[word.HOOK_NS] = 7
+    rank.close()
+    assert governor.words[word.HOOK_NS] == 7
+    governor.close()
+
+
+def test_a_board_does_not_reach_programs_that_nobody_gave_it_to() -> None:
+    shared_state = SharedState.create()
+    assert not os.get_inheritable(shared_state.fd)
+    shared_state.close()
+
+
+def test_samples_are_counted_and_added_up_in_one_word() -> None:
+    samples = 0
+    for sm_clock_mhz in (1410, 1200, 210):
+        samples = word.with_sample(samples, sm_clock_mhz)
+    assert word.samples_of(samples) == (3, 2820)
+
+
+def test_a_word_that_is_full_of_samples_begins_again_and_stays_a_word() -> None:
+    shared_state = SharedState.create()
+    shared_state.words[word.SAMPLES] = word.with_sample(2**64 - 1, 1410)
+    # Both parts were full: the count's carry goes into the sum.
+    assert word.samples_of(shared_state.words[word.SAMPLES]) == (0, 1410)
+    shared_state.close()
