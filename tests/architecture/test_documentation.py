@@ -81,13 +81,14 @@ def options_of(name: str) -> list[argparse.Action]:
 
 @cache
 def settings_variables() -> frozenset[str]:
-    """Every FLYBALL_* variable that a package's source names."""
+    """Every FLYBALL_* variable: of the planner's settings, and that a source names."""
     sources = (file for package in _PACKAGES for file in (ROOT / package).rglob("*.py"))
-    return frozenset(
+    named = {
         name
         for file in sources
         for name in re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*", file.read_text())
-    )
+    }
+    return frozenset(named | {f"FLYBALL_{field.upper()}" for field in Settings.model_fields})
 
 
 @cache
@@ -134,7 +135,7 @@ def fenced_lines(page: Path) -> Iterator[str]:
             yield line.strip().removeprefix("$ ")
 
 
-def word(line: str) -> list[str]:
+def words_of(line: str) -> list[str]:
     """The first command of a shell line, without the variables set before it."""
     try:
         words = shlex.split(line, comments=True)
@@ -151,7 +152,7 @@ def shown_commands(program: str) -> list[tuple[str, list[str]]]:
     found = []
     for page in SHOWN_PAGES:
         for line in fenced_lines(page):
-            words = word(line)
+            words = words_of(line)
             # `flyball plan: ...` is what it says when something is wrong.
             if words and words[0] == program and not "".join(words[1:2]).endswith(":"):
                 found.append((page.name, words[1:]))
@@ -217,11 +218,11 @@ def test_every_setting_has_a_row_and_every_row_a_setting() -> None:
 
 def test_the_planners_defaults_are_those_documented() -> None:
     by_name = {row[0]: row for row in rows(section(DOCS / "settings.md", "The planner"))}
-    for field in dataclasses.fields(Settings):
+    for name, field in Settings.model_fields.items():
         if isinstance(field.default, str | int | float):
-            default = by_name[f"`FLYBALL_{field.name.upper()}`"][2].strip("`")
+            default = by_name[f"`FLYBALL_{name.upper()}`"][2].strip("`")
             kind = type(field.default)
-            assert (default == "1" if kind is bool else kind(default)) == field.default, field.name
+            assert (default == "1" if kind is bool else kind(default)) == field.default, name
 
 
 def test_no_page_names_a_setting_that_does_not_exist() -> None:
@@ -311,7 +312,7 @@ def test_every_flyball_line_in_a_code_block_is_one_that_flyball_takes() -> None:
 def test_every_flyball_command_in_a_sentence_exists_with_its_options() -> None:
     for page in markdown_files():
         for code in _INLINE_CODE.findall(_FENCED.sub("", page.read_text())):
-            words = word(code)
+            words = words_of(code)
             if words[:1] != ["flyball"] or len(words) == 1 or words[1].startswith("-"):
                 continue
             assert words[1] in commands(), f"{page.name}: {code}"
@@ -325,7 +326,7 @@ def test_every_make_line_names_a_target_and_variables_of_the_makefile() -> None:
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     variables = set(re.findall(r"^([A-Z_]+) \?=", makefile, flags=re.MULTILINE))
     inline = [
-        (page.name, word(code)[1:])
+        (page.name, words_of(code)[1:])
         for page in markdown_files()
         for code in _INLINE_CODE.findall(_FENCED.sub("", page.read_text()))
         if code.startswith("make ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -19,7 +21,7 @@ from tests.deploy.container import ROOT
 from tests.deploy.dockerfile import read_dockerfile
 from tests.planner.patience import PATIENCE_S
 
-from flyball_server.settings import SettingsError, load_settings
+from flyball_server.settings import Settings, SettingsError, load_settings
 from flyball_wire import routes
 
 DEPLOY = ROOT / "deploy"
@@ -54,7 +56,9 @@ def run(*command: str, stdin: str | None = None) -> subprocess.CompletedProcess[
 def variables_of(*packages: str) -> set[str]:
     """Every FLYBALL_* variable that the packages' sources name."""
     sources = (file for package in packages for file in (ROOT / package).rglob("*.py"))
-    return {name for file in sources for name in re.findall(r"FLYBALL_[A-Z_]+", file.read_text())}
+    named = {name for file in sources for name in re.findall(r"FLYBALL_[A-Z_]+", file.read_text())}
+    fields = Settings.model_fields if "server" in packages else ()
+    return (named - {"FLYBALL_"}) | {f"FLYBALL_{field.upper()}" for field in fields}
 
 
 def resources() -> Iterator[dict[str, Any]]:
@@ -183,7 +187,8 @@ def test_the_planner_takes_the_settings_that_each_file_gives_it() -> None:
         assert ours <= planners, where
         assert ours, where
         try:
-            settings = load_settings(environment)
+            with mock.patch.dict(os.environ, environment):
+                settings = load_settings()
         except SettingsError as error:
             pytest.fail(f"{where}: {error}")
         assert settings.port == 7787

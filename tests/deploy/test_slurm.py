@@ -131,7 +131,7 @@ def test_training_goes_on_where_the_planner_cannot_start(tmp_path: Path) -> None
     with slurm_job(tmp_path, FLYBALL_MAX_WAIT_S="x") as job:
         status, said = ended(job)
     assert status == 0, said
-    assert "FLYBALL_MAX_WAIT_S must be a number" in said
+    assert "FLYBALL_MAX_WAIT_S must be a valid number" in said
     assert "training goes on without it" in said
     first, second = records(tmp_path)
     assert "error" in first

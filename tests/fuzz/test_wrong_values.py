@@ -105,7 +105,7 @@ class Bodies:
 
 
 def _bodies() -> Bodies:
-    return Bodies(create_app(load_settings({}), MemoryJobStore()).openapi())
+    return Bodies(create_app(load_settings(), MemoryJobStore()).openapi())
 
 
 BODIES = _bodies()

@@ -33,7 +33,7 @@ OPEN = {routes.HEALTH, routes.READY}
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    described: dict[str, Any] = create_app(load_settings({}), MemoryJobStore()).openapi()
+    described: dict[str, Any] = create_app(load_settings(), MemoryJobStore()).openapi()
     return described
 
 

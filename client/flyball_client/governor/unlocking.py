@@ -85,7 +85,7 @@ class Unlocker:
                 return self._no_record(uuid, error)
             return self._restore(uuid, None, "its record could not be looked at")
         with contextlib.closing(record):
-            return self._give_back_recorded(uuid, record)
+            return self._restore_recorded(uuid, record)
 
     def _unlock_record(self, found: ClockHolder) -> list[Unlocked]:
         try:
@@ -97,9 +97,9 @@ class Unlocker:
         with contextlib.closing(record):
             if record.holder() is None:  # given back a moment ago
                 return []
-            return [self._give_back_recorded(found.uuid, record)]
+            return [self._restore_recorded(found.uuid, record)]
 
-    def _give_back_recorded(self, uuid: str, record: LockRecord) -> Unlocked:
+    def _restore_recorded(self, uuid: str, record: LockRecord) -> Unlocked:
         unlocked = self._restore(uuid, record.holder())
         if unlocked.outcome == "given back":
             record.clear()

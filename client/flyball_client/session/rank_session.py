@@ -63,7 +63,7 @@ class RankSession:
         lease_s: without a sign of life for so long the clock is given back until the next one, s:
             each hook is one, but for the begin of an instruction at the clock of the last one.
         choose_plan: of the plans whose first step has come, which is run from a step on, see
-            PlanSwitch; default: the newest. An order that all ranks must change together waits
+            PendingPlans; default: the newest. An order that all ranks must change together waits
             there for the others.
         timing: of a clock's change; `host`: when the hook is called. A kind that the GPU's
             stream orders could come beside it.

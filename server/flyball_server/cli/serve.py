@@ -22,18 +22,6 @@ from flyball_server.serving.listening import (
     raise_file_limit,
 )
 from flyball_server.settings import (
-    ALLOW_OPEN_VARIABLE,
-    DATABASE_VARIABLE,
-    DEFAULT_HOST,
-    DEFAULT_PORT,
-    HOST_VARIABLE,
-    LOG_FORMAT_VARIABLE,
-    LOG_LEVEL_VARIABLE,
-    LOG_LEVELS,
-    PORT_VARIABLE,
-    TLS_CERTIFICATE_VARIABLE,
-    TLS_KEY_VARIABLE,
-    TOKEN_VARIABLE,
     Settings,
     SettingsError,
     load_settings,
@@ -42,51 +30,49 @@ from flyball_wire.command import Command, CommandError
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host", help=f"address to listen on (default {DEFAULT_HOST}; {HOST_VARIABLE})"
-    )
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1; FLYBALL_HOST)")
     parser.add_argument(
         "--port",
         type=int,
-        help=f"TCP port, 0 for a free one (default {DEFAULT_PORT}; {PORT_VARIABLE})",
+        help="TCP port, 0 for a free one (default 7787; FLYBALL_PORT)",
     )
     parser.add_argument(
         "--database",
         metavar="URL",
         help="that holds jobs and plans: sqlite:///FILE or postgresql://USER@HOST/DATABASE"
         " (default: a file in the user's state folder;"
-        f" {DATABASE_VARIABLE})",
+        " FLYBALL_DATABASE)",
     )
     parser.add_argument(
         "--token",
         help="an operator's token, beside those that `flyball token` makes; on a shared machine"
-        f" rather set {TOKEN_VARIABLE}, which others cannot see",
+        " rather set FLYBALL_TOKEN, which others cannot see",
     )
     parser.add_argument(
         "--allow-open",
         action="store_true",
-        help=f"listen beyond loopback even without any token ({ALLOW_OPEN_VARIABLE}=1)",
+        help="listen beyond loopback even without any token (FLYBALL_ALLOW_OPEN=1)",
     )
     parser.add_argument(
         "--tls-certificate",
         metavar="FILE",
         help="PEM file with the certificate, then those between it and a CA: serve HTTPS"
-        f" ({TLS_CERTIFICATE_VARIABLE})",
+        " (FLYBALL_TLS_CERTIFICATE)",
     )
     parser.add_argument(
         "--tls-key",
         metavar="FILE",
-        help=f"PEM file with the certificate's key ({TLS_KEY_VARIABLE})",
+        help="PEM file with the certificate's key (FLYBALL_TLS_KEY)",
     )
     parser.add_argument(
         "--log-level",
-        choices=LOG_LEVELS,
-        help=f"how much to log on stderr (default info; {LOG_LEVEL_VARIABLE})",
+        choices=("debug", "info", "warning", "error"),
+        help="how much to log on stderr (default info; FLYBALL_LOG_LEVEL)",
     )
     parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
-        help=f"as text, or a JSON object a line (default text; {LOG_FORMAT_VARIABLE})",
+        help="as text, or a JSON object a line (default text; FLYBALL_LOG_FORMAT)",
     )
 
 
@@ -106,16 +92,13 @@ def _run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         raise CommandError(str(error)) from None
     if arguments.token is not None:
-        _warn(
-            "others on this machine can read --token in the list of processes;"
-            f" set {TOKEN_VARIABLE}"
-        )
+        _warn("others on this machine can read --token in the list of processes; set FLYBALL_TOKEN")
     check_certificate(
         settings,
         certificate_name="--tls-certificate"
         if arguments.tls_certificate
-        else TLS_CERTIFICATE_VARIABLE,
-        key_name="--tls-key" if arguments.tls_key else TLS_KEY_VARIABLE,
+        else "FLYBALL_TLS_CERTIFICATE",
+        key_name="--tls-key" if arguments.tls_key else "FLYBALL_TLS_KEY",
     )
     set_up_logging(level=settings.log_level, log_format=settings.log_format)
     try:
@@ -160,7 +143,7 @@ def _warn_of(settings: Settings, listener: socket.socket, *, has_tokens: bool) -
     """Say on stderr what an operator may not have meant."""
     if settings.allow_open and not has_tokens:
         where = address_of(listener, settings)
-        _warn(f"anyone who reaches {where} can change plans, as {ALLOW_OPEN_VARIABLE} allows")
+        _warn(f"anyone who reaches {where} can change plans, as FLYBALL_ALLOW_OPEN allows")
 
 
 def _warn(text: str) -> None:

@@ -21,7 +21,7 @@ from flyball_server.jobs.records import TokenRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.database_address import missing_file
 from flyball_server.jobs.store.job_stores import make_job_store
-from flyball_server.settings import DATABASE_VARIABLE, Settings, SettingsError, load_settings
+from flyball_server.settings import Settings, SettingsError, load_settings
 from flyball_wire.command import BAD_INPUT, NOT_NOW, Command, CommandError
 from flyball_wire.messages import TOKEN_HEADER
 
@@ -43,7 +43,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--database",
             metavar="URL",
-            help=f"the planner's (default: {DATABASE_VARIABLE}, else as for flyball serve)",
+            help="the planner's (default: FLYBALL_DATABASE, else as for flyball serve)",
         )
         action.add_argument("--json", action="store_true", help="print the result as JSON, alone")
 
@@ -144,7 +144,7 @@ def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Names
     """
     if arguments.action != "create":
         raise CommandError(
-            f"{file} is not there; name the planner's database by --database or {DATABASE_VARIABLE}"
+            f"{file} is not there; name the planner's database by --database or FLYBALL_DATABASE"
         )
     if arguments.job is not None and settings.token is None:
         raise NoOperatorsTokenError

@@ -29,9 +29,6 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.settings import (
-    MAX_INSTRUCTIONS_VARIABLE,
-    MAX_JOBS_VARIABLE,
-    MAX_POINTS_VARIABLE,
     Settings,
 )
 from flyball_server.views.frontier import FrontierMemory
@@ -223,7 +220,7 @@ def check_size(state: PlannerState, job_id: str, spec: JobSpec) -> None:
         raise InvalidFieldError(
             "num_microbatches",
             f"must be at most {limit // (2 * spec.num_stages)} with"
-            f" {spec.num_stages} stages; {MAX_INSTRUCTIONS_VARIABLE} allows {limit}"
+            f" {spec.num_stages} stages; FLYBALL_MAX_INSTRUCTIONS allows {limit}"
             " forwards and backwards",
         )
     _check_room(state.services.store, job_id, state.settings.max_jobs)
@@ -241,7 +238,8 @@ def check_profile(state: PlannerState, profile: StageProfile) -> None:
     )
     if num_points > limit:
         raise InvalidFieldError(
-            "profile", f"must have at most {limit} points ({MAX_POINTS_VARIABLE}), not {num_points}"
+            "profile",
+            f"must have at most {limit} points (FLYBALL_MAX_PROFILE_POINTS), not {num_points}",
         )
 
 
@@ -249,4 +247,4 @@ def _check_room(store: JobStore, job_id: str, max_jobs: int) -> None:
     with store.reading() as reader:
         if reader.find_job(job_id) is not None or len(reader.list_jobs()) < max_jobs:
             return
-    raise TooManyJobsError(max_jobs=max_jobs, setting=MAX_JOBS_VARIABLE)
+    raise TooManyJobsError(max_jobs=max_jobs, setting="FLYBALL_MAX_JOBS")

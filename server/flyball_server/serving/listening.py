@@ -10,10 +10,6 @@ import socket
 import ssl
 
 from flyball_server.settings import (
-    ALLOW_OPEN_VARIABLE,
-    TLS_CERTIFICATE_VARIABLE,
-    TLS_KEY_VARIABLE,
-    TOKEN_VARIABLE,
     Settings,
 )
 from flyball_wire.command import BAD_INPUT, NOT_NOW, CommandError
@@ -71,7 +67,7 @@ def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: 
     """
     if has_operator:
         return
-    make = f"make a token with `flyball token create --operator` or set {TOKEN_VARIABLE}"
+    make = "make a token with `flyball token create --operator` or set FLYBALL_TOKEN"
     if has_tokens:
         raise CommandError(
             f"there are tokens of jobs alone, so nobody could operate the planner at {address}:"
@@ -79,15 +75,15 @@ def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: 
         )
     raise CommandError(
         f"anyone who reaches {address} could change plans: {make}; --allow-open or"
-        f" {ALLOW_OPEN_VARIABLE}=1 lets everybody in all the same"
+        f" FLYBALL_ALLOW_OPEN=1 lets everybody in all the same"
     )
 
 
 def check_certificate(
     settings: Settings,
     *,
-    certificate_name: str = TLS_CERTIFICATE_VARIABLE,
-    key_name: str = TLS_KEY_VARIABLE,
+    certificate_name: str = "FLYBALL_TLS_CERTIFICATE",
+    key_name: str = "FLYBALL_TLS_KEY",
 ) -> None:
     """Whether the certificate and its key can be used.
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = {"numba", "numpy", "scipy", "fastapi", "pydantic", "uvicorn"}
+HEAVY = {"numba", "numpy", "scipy", "fastapi", "uvicorn"}
 SOLVERS = {"numba", "scipy", "highspy"}
 IMPORT = """
 import importlib, json, sys

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -10,8 +14,15 @@ from flyball_server.jobs.store.database_address import shown, sqlite_file
 from flyball_server.settings import Settings, SettingsError, load_settings
 
 
+def load(environ: Mapping[str, str], **options: Any) -> Settings:  # noqa: ANN401
+    """The settings where the environment holds this and the home, and nothing else."""
+    home = {"HOME": str(Path.home())}
+    with mock.patch.dict(os.environ, {**home, **environ}, clear=True):
+        return load_settings(**options)
+
+
 def test_without_anything_the_planner_is_on_loopback_and_in_the_users_state_folder() -> None:
-    settings = load_settings({"XDG_STATE_HOME": "/home/ada/state"})
+    settings = load({"XDG_STATE_HOME": "/home/ada/state"})
     assert (settings.host, settings.port) == ("127.0.0.1", 7787)
     assert sqlite_file(settings.database) == Path("/home/ada/state/flyball/planner.sqlite")
     assert settings.token is None
@@ -20,12 +31,12 @@ def test_without_anything_the_planner_is_on_loopback_and_in_the_users_state_fold
 
 
 def test_without_a_state_folder_it_is_the_one_in_the_home() -> None:
-    file = sqlite_file(load_settings({}).database)
+    file = sqlite_file(load({}).database)
     assert file == Path.home() / ".local/state/flyball/planner.sqlite"
 
 
 def test_the_environment_is_over_the_defaults() -> None:
-    settings = load_settings(
+    settings = load(
         {
             "FLYBALL_HOST": "0.0.0.0",  # noqa: S104 - nothing listens there
             "FLYBALL_PORT": "1234",
@@ -49,7 +60,7 @@ def test_the_environment_is_over_the_defaults() -> None:
 
 
 def test_access_and_limits_come_from_the_environment_too() -> None:
-    settings = load_settings(
+    settings = load(
         {
             "FLYBALL_ALLOW_OPEN": "1",
             "FLYBALL_TLS_CERTIFICATE": "planner.pem",
@@ -73,7 +84,7 @@ def test_access_and_limits_come_from_the_environment_too() -> None:
 
 def test_a_flag_is_over_the_environment() -> None:
     environ = {"FLYBALL_PORT": "1", "FLYBALL_HOST": "a", "FLYBALL_DATABASE": "sqlite:///a"}
-    settings = load_settings(environ, port=0, host="b", database="sqlite:///b")
+    settings = load(environ, port=0, host="b", database="sqlite:///b")
     assert (settings.port, settings.host, settings.database) == (0, "b", "sqlite:///b")
 
 
@@ -90,14 +101,14 @@ def test_a_flag_is_over_the_environment() -> None:
 def test_a_database_in_postgresql_is_taken_and_its_password_is_not_shown(
     database: str, as_shown: str
 ) -> None:
-    settings = load_settings({"FLYBALL_DATABASE": database})
+    settings = load({"FLYBALL_DATABASE": database})
     assert settings.database == database
     assert "secret" not in repr(settings)
     assert shown(database) == as_shown
 
 
 def test_the_token_is_not_shown() -> None:
-    assert "secret" not in repr(load_settings({"FLYBALL_TOKEN": "secret"}))
+    assert "secret" not in repr(load({"FLYBALL_TOKEN": "secret"}))
 
 
 @pytest.mark.parametrize(
@@ -117,36 +128,40 @@ def test_the_token_is_not_shown() -> None:
     ],
 )
 def test_an_empty_variable_counts_as_not_set(name: str) -> None:
-    assert load_settings({name: ""}) == load_settings({})
+    assert load({name: ""}) == load({})
 
 
 def test_what_a_flag_gave_is_blamed_on_the_flag() -> None:
     environ = {"FLYBALL_PORT": "1", "FLYBALL_MAX_WAIT_S": "601"}
-    with pytest.raises(SettingsError, match=r"^--port must be 0 to 65535, not 70000$"):
-        load_settings(environ, port=70000)
+    with pytest.raises(SettingsError, match=r"^--port must be less than .* 65535, not 70000$"):
+        load(environ, port=70000)
     with pytest.raises(SettingsError, match=r"^--database must be sqlite:///FILE .* a mysql "):
-        load_settings(environ, database="mysql://db")
+        load(environ, database="mysql://db")
     with pytest.raises(SettingsError, match=r"^--database must be sqlite:///FILE .* a nameless "):
-        load_settings(environ, database="")
+        load(environ, database="")
     with pytest.raises(
         SettingsError, match=r"^--token must be printable ASCII without spaces, not empty$"
     ):
-        load_settings(environ, token="")
+        load(environ, token="")
     with pytest.raises(SettingsError, match=r"^--host is empty"):
-        load_settings(environ, host="")
-    with pytest.raises(SettingsError, match=r"^--log-level must be one of"):
-        load_settings(environ, log_level="loud")
-    with pytest.raises(SettingsError, match=r"^FLYBALL_MAX_WAIT_S must be 0 to 600"):
-        load_settings(environ, port=2)
+        load(environ, host="")
+    with pytest.raises(SettingsError, match=r"^--log-level must be 'debug', 'info'"):
+        load(environ, log_level="loud")
+    with pytest.raises(SettingsError, match=r"^FLYBALL_MAX_WAIT_S must be less than .* 600"):
+        load(environ, port=2)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
         ("FLYBALL_HOST", " ", "is empty"),
-        ("FLYBALL_PORT", "http", "must be a whole number, not 'http'"),
-        ("FLYBALL_PORT", "65536", "must be 0 to 65535, not 65536"),
-        ("FLYBALL_PORT", "-1", "must be 0 to 65535, not -1"),
+        (
+            "FLYBALL_PORT",
+            "http",
+            "must be a valid integer",
+        ),
+        ("FLYBALL_PORT", "65536", "less than or equal to 65535, not '65536'"),
+        ("FLYBALL_PORT", "-1", "greater than or equal to 0, not '-1'"),
         ("FLYBALL_DATABASE", "mysql://ada:secret@db/flyball", "not a mysql address"),
         ("FLYBALL_DATABASE", "postgresql://ada@db:5432", "must name a database"),
         ("FLYBALL_DATABASE", "postgresql://ada@db/?sslmode=require", "must name a database"),
@@ -164,30 +179,62 @@ def test_what_a_flag_gave_is_blamed_on_the_flag() -> None:
         ("FLYBALL_RANK_SILENCE_S", "inf", "finite"),
         ("FLYBALL_JOB_EXPIRY_S", "inf", "finite"),
         ("FLYBALL_PLANNING_TIMEOUT_S", "inf", "finite"),
-        ("FLYBALL_LOG_LEVEL", "loud", "must be one of debug, info, warning, error, not 'loud'"),
-        ("FLYBALL_MAX_BODY_BYTES", "1023", "must be at least 1024, not 1023"),
-        ("FLYBALL_MAX_WAIT_S", "soon", "must be a number of seconds, not 'soon'"),
-        ("FLYBALL_MAX_WAIT_S", "nan", "must be 0 to 600, not nan"),
-        ("FLYBALL_MAX_WAIT_S", "601", "must be 0 to 600, not 601"),
-        ("FLYBALL_ALLOW_OPEN", "yes", "must be 1 or 0, not 'yes'"),
-        ("FLYBALL_TLS_CERTIFICATE", "planner.pem", "needs FLYBALL_TLS_KEY beside it"),
+        ("FLYBALL_LOG_LEVEL", "loud", "'info', 'warning' or 'error', not 'loud'"),
+        ("FLYBALL_MAX_BODY_BYTES", "1023", "greater than or equal to 1024, not '1023'"),
+        (
+            "FLYBALL_MAX_WAIT_S",
+            "soon",
+            "as a number, not 'soon'",
+        ),
+        ("FLYBALL_MAX_WAIT_S", "nan", "must be a finite number, not 'nan'"),
+        ("FLYBALL_MAX_WAIT_S", "601", "less than or equal to 600, not '601'"),
+        ("FLYBALL_ALLOW_OPEN", "maybe", "must be a valid boolean"),
+        ("FLYBALL_TLS_CERTIFICATE", "planner.pem", "FLYBALL_TLS_KEY must be given beside"),
         ("FLYBALL_TLS_KEY", "planner.key", "needs FLYBALL_TLS_CERTIFICATE beside it"),
-        ("FLYBALL_BODY_TIMEOUT_S", "0.5", "must be 1 to 3600, not 0.5"),
-        ("FLYBALL_BODY_TIMEOUT_S", "nan", "must be 1 to 3600, not nan"),
-        ("FLYBALL_MAX_HEADER_BYTES", "1023", "must be 1024 to 1048576, not 1023"),
-        ("FLYBALL_MAX_CONNECTIONS", "1", "must be 2 to 1000000, not 1"),
-        ("FLYBALL_MAX_WAITING", "0", "must be 1 to 1000000, not 0"),
-        ("FLYBALL_MAX_JOBS", "0", "must be 1 to 10000000, not 0"),
-        ("FLYBALL_MAX_PROFILE_POINTS", "3", "must be 4 to 100000000, not 3"),
-        ("FLYBALL_MAX_INSTRUCTIONS", "1", "must be 2 to 1000000000, not 1"),
-        ("FLYBALL_MAX_JOBS", "many", "must be a whole number, not 'many'"),
+        ("FLYBALL_BODY_TIMEOUT_S", "0.5", "greater than or equal to 1, not '0.5'"),
+        ("FLYBALL_BODY_TIMEOUT_S", "nan", "must be a finite number, not 'nan'"),
+        ("FLYBALL_MAX_HEADER_BYTES", "1023", "greater than or equal to 1024, not '1023'"),
+        ("FLYBALL_MAX_CONNECTIONS", "1", "greater than or equal to 2, not '1'"),
+        ("FLYBALL_MAX_WAITING", "0", "greater than or equal to 1, not '0'"),
+        ("FLYBALL_MAX_JOBS", "0", "greater than or equal to 1, not '0'"),
+        ("FLYBALL_MAX_PROFILE_POINTS", "3", "greater than or equal to 4, not '3'"),
+        ("FLYBALL_MAX_INSTRUCTIONS", "1", "greater than or equal to 2, not '1'"),
+        ("FLYBALL_MAX_JOBS", "many", "must be a valid integer"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named_in_one_line(name: str, value: str, says: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_settings({name: value})
+        load({name: value})
     line = str(caught.value)
-    assert line.startswith(name)
+    assert name in line
     assert says in line
     assert "\n" not in line
     assert "secret" not in line
+
+
+def test_metrics_and_logs_are_set_by_the_environment() -> None:
+    settings = load(
+        {
+            "FLYBALL_METRICS_JOBS": "3",
+            "FLYBALL_METRICS_OPEN": "1",
+            "FLYBALL_LOG_FORMAT": "JSON",
+        }
+    )
+    assert (settings.metrics_jobs, settings.metrics_open) == (3, True)
+    assert settings.log_format == "json"
+    assert load({"FLYBALL_LOG_FORMAT": "json"}, log_format="text").log_format == "text"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FLYBALL_METRICS_JOBS", "-1"),
+        ("FLYBALL_METRICS_JOBS", "1001"),
+        ("FLYBALL_METRICS_JOBS", "many"),
+        ("FLYBALL_METRICS_OPEN", "maybe"),
+        ("FLYBALL_LOG_FORMAT", "xml"),
+    ],
+)
+def test_what_cannot_be_used_is_named(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        load({name: value})

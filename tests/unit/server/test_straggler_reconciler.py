@@ -165,7 +165,7 @@ def test_what_was_planned_before_is_taken_again_without_another_search(
         raise AssertionError("it is known")
 
     monkeypatch.setattr(slowed_plan, "make_plan_at_once", never)
-    monkeypatch.setattr(slowed_plan, "make_paced_plan", never)
+    monkeypatch.setattr(slowed_plan, "make_slowed_plan", never)
     num_requests = len(job.requests)
     withdraw_straggler(job.services, "job", 1)
     job.settle()
