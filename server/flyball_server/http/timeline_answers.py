@@ -6,14 +6,9 @@ from running meanwhile.
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
-import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator
-from contextvars import Context
 from dataclasses import is_dataclass
 
 from anyio import CapacityLimiter, to_thread
@@ -21,6 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from flyball_server.http.mapping.views import timeline_view
 from flyball_server.jobs.services import JobServices
+from flyball_server.kit.lru import Lru
+from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.views.plan_timeline import TimelineKey, get_timeline, timeline_key
 
 # Of compressed answers together; one of 64 stages and 256 microbatches takes some 0.5 MB.
@@ -38,14 +35,12 @@ class TimelineAnswers:
     `ask` is used on one event loop at a time, all else on any thread.
 
     Args:
-        max_bytes: that all of them together may take; an answer that is longer is not kept.
+        max_bytes: that all of them together may take; the newest is kept in any case.
     """
 
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._guard = threading.Lock()
-        self._kept: OrderedDict[TimelineKey, bytes] = OrderedDict()
-        self._in_making: dict[TimelineKey, asyncio.Task[bytes]] = {}
+        self._kept = Lru[TimelineKey, bytes](max_bytes, size_of=len)
+        self._making = SingleFlight[TimelineKey, bytes]()
         self._threads = CapacityLimiter(TIMELINES_AT_ONCE)
 
     async def ask(self, services: JobServices, job_id: str, version: int | None) -> bytes:
@@ -55,28 +50,10 @@ class TimelineAnswers:
             UnknownError, WrongStateError: as for `get_timeline`.
         """
         key = await run_in_threadpool(timeline_key, services, job_id, version)
-        making = self._in_making.get(key)
-        if making is None:
-            found = self._find(key)
-            if found is not None:
-                return found
-            # Not in the context of this call: it is made for others too, though this one goes.
-            making = asyncio.create_task(
-                self._make_on_thread(services, job_id, version), context=Context()
-            )
-            self._in_making[key] = making
-            making.add_done_callback(functools.partial(self._made, key))
-        return await asyncio.shield(making)
-
-    async def _make_on_thread(
-        self, services: JobServices, job_id: str, version: int | None
-    ) -> bytes:
-        return await to_thread.run_sync(self.get, services, job_id, version, limiter=self._threads)
-
-    def _made(self, key: TimelineKey, making: asyncio.Task[bytes]) -> None:
-        del self._in_making[key]
-        if not making.cancelled():
-            making.exception()  # perhaps all who have asked have gone, and nobody else looks at it
+        return self._kept.get(key) or await self._making.run(
+            key,
+            lambda: to_thread.run_sync(self.get, services, job_id, version, limiter=self._threads),
+        )
 
     def known(self, services: JobServices, job_id: str, version: int | None) -> bytes | None:
         """The answer, if it was made before.
@@ -84,7 +61,7 @@ class TimelineAnswers:
         Raises:
             UnknownJobError, UnknownPlanError, MissingPlanError: as for `timeline_key`.
         """
-        return self._find(timeline_key(services, job_id, version))
+        return self._kept.get(timeline_key(services, job_id, version))
 
     def get(self, services: JobServices, job_id: str, version: int | None) -> bytes:
         """The answer, made on this thread if it was not before.
@@ -96,23 +73,8 @@ class TimelineAnswers:
         if found is None:
             timeline = get_timeline(services, job_id, version)
             found = _compressed(timeline_view(timeline))
-            self._keep(timeline.key, found)
+            self._kept.put(timeline.key, found)
         return found
-
-    def _find(self, key: TimelineKey) -> bytes | None:
-        with self._guard:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
-
-    def _keep(self, key: TimelineKey, answer: bytes) -> None:
-        with self._guard:
-            self._kept[key] = answer
-            self._kept.move_to_end(key)
-            num_bytes = sum(map(len, self._kept.values()))
-            while num_bytes > self._max_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                num_bytes -= len(dropped)
 
 
 def uncompressed(answer: bytes) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +16,7 @@ from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.stage_clocks import mean_stage_clocks_mhz
 from flyball_server.planning.plan import DataParallelPlan, PlanPrediction
 from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan
@@ -67,30 +67,17 @@ class HistoryMemory:
     """
 
     def __init__(self, max_versions: int = MAX_REMEMBERED) -> None:
-        self._max_versions = max_versions
-        self._guard = threading.Lock()
-        self._jobs: OrderedDict[tuple[str, datetime], dict[int, PlanSummary]] = OrderedDict()
+        self._jobs = Lru[tuple[str, datetime], dict[int, PlanSummary]](max_versions, size_of=len)
         # One thread at a time reads documents, so that two callers do not read the same.
         self.reading_documents = _InTurn()
 
     def of_job(self, job: JobRecord) -> dict[int, PlanSummary]:
         """A copy of what is known of this job's versions; another run of its name has others."""
-        key = (job.job_id, job.created_at)
-        with self._guard:
-            if key in self._jobs:
-                self._jobs.move_to_end(key)
-            return dict(self._jobs.get(key, {}))
+        return dict(self._jobs.get((job.job_id, job.created_at)) or {})
 
     def keep(self, job: JobRecord, found: dict[int, PlanSummary]) -> None:
         """Remember these too; the jobs not asked for longest go."""
-        key = (job.job_id, job.created_at)
-        with self._guard:
-            self._jobs.setdefault(key, {}).update(found)
-            self._jobs.move_to_end(key)
-            num_versions = sum(map(len, self._jobs.values()))
-            while num_versions > self._max_versions and len(self._jobs) > 1:
-                _, dropped = self._jobs.popitem(last=False)
-                num_versions -= len(dropped)
+        self._jobs.put((job.job_id, job.created_at), self.of_job(job) | found)
 
 
 class _InTurn:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,6 +25,7 @@ from flyball_server.jobs.records import ActivationRecord, AnyPlan, JobRecord, Pl
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.probe_plan import ProbePlan
@@ -175,9 +175,8 @@ class RankPlans:
 
     def __init__(self, render: Callable[[StagePlan], bytes], *, kept_jobs: int = KEPT_JOBS) -> None:
         self._render = render
-        self._kept_jobs = kept_jobs
         self._lock = threading.Lock()
-        self._versions: OrderedDict[str, _Version] = OrderedDict()
+        self._versions = Lru[str, _Version](kept_jobs)
 
     def answer(
         self, services: JobServices, job_id: str, questions: Sequence[PlanQuestion]
@@ -221,22 +220,16 @@ class RankPlans:
     def _version(self, reader: JobReader, job: JobRecord, newest: ActivationRecord) -> _Version:
         planned_for = reader.find_loop_state(job.job_id).planned_for
         identity = (job.created_at, newest, job.inputs_revision, planned_for)
-        with self._lock:
-            known = self._versions.get(job.job_id)
-            if known is not None and known.identity == identity:
-                self._versions.move_to_end(job.job_id)
-                return known
+        known = self._versions.get(job.job_id)
+        if known is not None and known.identity == identity:
+            return known
         version = _Version(
             identity=identity,
             plan=require_plan(reader, job.job_id, newest.version),
             profile=reader.find_profile(job.job_id),
             planned_for=planned_for,
         )
-        with self._lock:
-            self._versions[job.job_id] = version
-            self._versions.move_to_end(job.job_id)
-            while len(self._versions) > self._kept_jobs:
-                self._versions.popitem(last=False)
+        self._versions.put(job.job_id, version)
         return version
 
 

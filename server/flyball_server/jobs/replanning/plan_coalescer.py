@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +11,7 @@ from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.replanning.plan_job import is_planned, plan_if_needed
 from flyball_server.jobs.services import JobServices
+from flyball_server.kit.single_flight import SingleFlight
 
 # Jobs that calls have planned at once; a thread each, which waits for its solve.
 _MAX_JOBS = 64
@@ -30,7 +30,7 @@ class PlanCoalescer:
         self.storing = replace(services, plans_at_once=False)
         self._services = services
         self._limiter = CapacityLimiter(_MAX_JOBS)
-        self._running: dict[tuple[str, JobInput], asyncio.Task[JobSummary]] = {}
+        self._planning = SingleFlight[tuple[str, JobInput], JobSummary]()
 
     async def planned(self, stored: JobSummary, asked_by: JobInput) -> JobSummary:
         """The job, planned from what the caller has stored or from what came later.
@@ -45,22 +45,9 @@ class PlanCoalescer:
         if is_planned(stored):
             return stored
         key = (stored.job.job_id, asked_by)
-        earlier = self._running.get(key)
-        if earlier is not None:
-            # It may have looked at the job before the change; one that begins after it has not.
-            await asyncio.wait({earlier})
-        task = self._running.get(key) or self._begin(key)
-        return await asyncio.shield(task)
-
-    def _begin(self, key: tuple[str, JobInput]) -> asyncio.Task[JobSummary]:
-        planning = partial(plan_if_needed, self._services, *key)
-        task = asyncio.create_task(to_thread.run_sync(planning, limiter=self._limiter))
-        self._running[key] = task
-        task.add_done_callback(partial(self._end, key))
-        return task
-
-    def _end(self, key: tuple[str, JobInput], task: asyncio.Task[JobSummary]) -> None:
-        if self._running.get(key) is task:
-            del self._running[key]
-        if not task.cancelled():
-            task.exception()  # whoever waited may have gone
+        # One in flight may have read the job before the change; one that begins after it has not.
+        await self._planning.wait_for_earlier(key)
+        plan = partial(plan_if_needed, self._services, *key)
+        return await self._planning.run(
+            key, lambda: to_thread.run_sync(plan, limiter=self._limiter)
+        )

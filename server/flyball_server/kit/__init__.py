@@ -1,0 +1,1 @@
+"""Caches and coalescing: one of each kind for the whole planner."""

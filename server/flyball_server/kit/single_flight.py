@@ -1,0 +1,46 @@
+"""Of the calls that want the same at once, the first one has it made for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from contextvars import Context
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class SingleFlight(Generic[Key, Result]):
+    """Share the work in flight by its key. Use it from one event loop at a time.
+
+    A caller that is cancelled leaves the work running for the others.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[Key, asyncio.Task[Result]] = {}
+
+    async def wait_for_earlier(self, key: Key) -> None:
+        """Wait until the work in flight for this key has ended, however it ends."""
+        if key in self._tasks:
+            await asyncio.wait({self._tasks[key]})
+
+    async def run(self, key: Key, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Return the result of the work in flight for this key, or else begin the work.
+
+        Raises:
+            Exception: raised by the work; all who wait for it get it.
+        """
+        task = self._tasks.get(key)
+        if task is None:
+            # Not in the context of this call: the work is for others too.
+            task = asyncio.create_task(work(), context=Context())
+            self._tasks[key] = task
+            task.add_done_callback(partial(self._end, key))
+        return await asyncio.shield(task)
+
+    def _end(self, key: Key, task: asyncio.Task[Result]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            task.exception()  # perhaps all who have asked are gone, and nobody else looks at it
