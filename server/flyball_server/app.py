@@ -178,6 +178,7 @@ def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> J
         store=store,
         notify_pollers=store.signal,
         life=settings.life,
+        max_jobs=settings.max_jobs,
         executor=make_executor(settings.planning_processes, settings.planning_executor),
         planning_timeout_s=settings.planning_timeout_s,
         observe_solve=metrics.observe_solve,

@@ -92,6 +92,7 @@ class TestJobStore:
                 writer.save_job(job)
         with store.reading() as reader:
             assert [job.job_id for job in reader.list_jobs()] == ["b", "c", "a"]
+            assert reader.count_jobs() == 3
 
     def test_ranks_come_out_by_number_and_are_replaced(self, store_with_job: JobStore) -> None:
         second = rank_record(

@@ -19,13 +19,12 @@ from flyball_server.http.readiness import Readiness
 from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.token_gate import TokenGate
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.errors import InvalidFieldError, TooManyJobsError
+from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
 from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, MAX_RANKS, JobSpec
 from flyball_server.jobs.replanning.plan_coalescer import PlanCoalescer
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.settings import (
@@ -208,12 +207,11 @@ Version = Annotated[
 ]
 
 
-def check_size(state: PlannerState, job_id: str, spec: JobSpec) -> None:
-    """Whether there is room for one more job, and for one of this size.
+def check_size(state: PlannerState, spec: JobSpec) -> None:
+    """Refuse a job of more instructions than the planner takes.
 
     Raises:
         InvalidFieldError: it has too many instructions.
-        TooManyJobsError: it is new, and there is no room.
     """
     limit = state.settings.max_instructions
     if 2 * spec.num_stages * spec.num_microbatches > limit:
@@ -223,7 +221,6 @@ def check_size(state: PlannerState, job_id: str, spec: JobSpec) -> None:
             f" {spec.num_stages} stages; FLYBALL_MAX_INSTRUCTIONS allows {limit}"
             " forwards and backwards",
         )
-    _check_room(state.services.store, job_id, state.settings.max_jobs)
 
 
 def check_profile(state: PlannerState, profile: StageProfile) -> None:
@@ -241,10 +238,3 @@ def check_profile(state: PlannerState, profile: StageProfile) -> None:
             "profile",
             f"must have at most {limit} points (FLYBALL_MAX_PROFILE_POINTS), not {num_points}",
         )
-
-
-def _check_room(store: JobStore, job_id: str, max_jobs: int) -> None:
-    with store.reading() as reader:
-        if reader.find_job(job_id) is not None or len(reader.list_jobs()) < max_jobs:
-            return
-    raise TooManyJobsError(max_jobs=max_jobs, setting="FLYBALL_MAX_JOBS")

@@ -53,12 +53,12 @@ def _nobody_notes(job_id: str, ranks: Iterable[int]) -> None:
 
 
 def planning_lock(job_id: str) -> str:
-    """The store's turn that whoever plans this job has: it is planned once."""
+    """The store's lock that whoever plans this job has: it is planned once."""
     return f"plan {job_id}"
 
 
 def frontier_lock(job_id: str) -> str:
-    """The store's turn that whoever finds this job's frontier has; plans do not wait for it."""
+    """The store's lock that whoever finds this job's frontier has; plans do not wait for it."""
     return f"frontier {job_id}"
 
 
@@ -80,6 +80,7 @@ class JobServices:
             stored; from any thread.
         record_heartbeat: called with a job's id and ranks of it that have called; from any thread.
         life: after which silence what is taken for gone.
+        max_jobs: so many jobs are kept; a further one is refused.
         observe_solve: called after each try to plan a job; from any thread.
     """
 
@@ -94,4 +95,5 @@ class JobServices:
     enqueue_reconcile: EnqueueReconcile = _nobody_looks
     record_heartbeat: RecordHeartbeat = _nobody_notes
     life: LifeTimes = DEFAULT_LIFE
+    max_jobs: int = 10_000
     observe_solve: SolveObserver = _nobody_measures

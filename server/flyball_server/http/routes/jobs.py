@@ -61,7 +61,7 @@ async def put_job(
     there it is a 409: change the target, or register a new job.
     """
     spec = job_spec(registration)
-    await run_in_threadpool(check_size, state, job_id, spec)
+    check_size(state, spec)
     stored, is_new = await run_in_threadpool(
         register_job, state.plan_coalescer.storing, job_id, spec, launch(registration)
     )

@@ -12,6 +12,7 @@ from flyball_server.jobs.errors import (
     JobIsRunningError,
     JobsError,
     RegistrationConflictError,
+    TooManyJobsError,
     UnknownJobError,
     WrongStateError,
 )
@@ -128,12 +129,15 @@ def register_job(
         InvalidFieldError: a value cannot be used.
         RegistrationConflictError: the job is planned, or has ranks, that do not fit.
         OtherRunError: its launcher has started it again since this start.
+        TooManyJobsError: it is new, and the planner keeps no more.
         PlanningFailedError: its profile was there already, and planning it so failed.
     """
     check_spec(spec, services.gpu_window)
     with services.store.writing(job_id) as writer:
         job = writer.find_job(job_id)
         if job is None:
+            if writer.count_jobs() >= services.max_jobs:
+                raise TooManyJobsError(max_jobs=services.max_jobs, setting="FLYBALL_MAX_JOBS")
             created = launch.noted_in(
                 JobRecord(job_id=job_id, registered=spec, in_force=spec, created_at=services.now())
             )

@@ -32,6 +32,10 @@ class JobReader(Protocol):
         """The job, or None."""
         ...
 
+    def count_jobs(self) -> int:
+        """How many jobs there are."""
+        ...
+
     def list_jobs(self) -> tuple[JobRecord, ...]:
         """All jobs in the order of their creation, then of their names."""
         ...

@@ -101,6 +101,9 @@ class _MemoryTransaction:
     def find_job(self, job_id: str) -> JobRecord | None:
         return self._tables.jobs.get(job_id)
 
+    def count_jobs(self) -> int:
+        return len(self._tables.jobs)
+
     def list_jobs(self) -> tuple[JobRecord, ...]:
         jobs = self._tables.jobs.values()
         return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))

@@ -98,6 +98,10 @@ class SqlTransaction:
         self._keys[job_id] = row.job_id
         return job_of(row)
 
+    def count_jobs(self) -> int:
+        named = select(func.count()).select_from(JOBS).where(JOBS.c.name.is_not(None))
+        return self._connection.execute(named).scalar_one()
+
     def list_jobs(self) -> tuple[JobRecord, ...]:
         # Not ordered by the database: how it orders texts may depend on its language.
         named = select(JOBS).where(JOBS.c.name.is_not(None))
