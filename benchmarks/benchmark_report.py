@@ -37,7 +37,7 @@ class Limit:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the figure is within its limit."""
+        """Return whether the figure is within its limit."""
         return self.value <= self.bound if self.is_upper else self.value >= self.bound
 
     @property
@@ -65,7 +65,7 @@ class Report:
 
     @property
     def within_limits(self) -> bool:
-        """Whether every limit is kept."""
+        """Return whether every limit is kept."""
         return all(limit.is_kept for limit in self.limits)
 
 

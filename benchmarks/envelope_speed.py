@@ -45,7 +45,7 @@ class SpeedFigure:
 
     @property
     def within_limit(self) -> bool:
-        """Whether the median is below the limit."""
+        """Return whether the median is below the limit."""
         return self.median_s < self.limit_s
 
 
@@ -71,7 +71,7 @@ def measure() -> SpeedFigure:
 
 
 def _one_run(profile: Path, output: Path) -> tuple[float, float]:
-    """How long the process took, and what it says the planning took, s."""
+    """Return how long the process took, and what it says the planning took, s."""
     command = [sys.executable, "-m", "flyball_client", "plan", str(profile)]
     options = ["--microbatches", str(NUM_MICROBATCHES), "--schedule", "1f1b", "--gpu", "a100"]
     policy = ["--policy", "envelope", "--reconfigure", "balanced", "-o", str(output)]

@@ -54,7 +54,7 @@ class Gpu:
         return path
 
     def pipeline_arguments(self, folder: Path, num_microbatches: int) -> list[str]:
-        """What `flyball plan` and `flyball frontier` are told of a cell."""
+        """Return what `flyball plan` and `flyball frontier` are told of a cell."""
         return [
             str(self.profile(folder)),
             *("--microbatches", str(num_microbatches)),

@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _num_sm_clocks(gpu: NvmlGpu) -> int | None:
-    """How many can be set; None: the driver does not tell."""
+    """Return how many can be set; None: the driver does not tell."""
     try:
         return len(gpu.supported_sm_clocks_mhz())
     except GpuError:

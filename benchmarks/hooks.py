@@ -91,7 +91,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _hook_loads(gpus: FalseGpus, has_kernels: bool) -> tuple[str, ...]:
-    """What the rank does between hooks; the false NVML stands beside a GPU's kernels too.
+    """Return what the rank does between hooks; the false NVML stands beside a GPU's kernels too.
 
     Raises:
         BenchmarkError: kernels are wanted, and torch sees no GPU.

@@ -131,7 +131,7 @@ def _own_devices() -> dict[str, str]:
 
 
 def _library_folders() -> list[str]:
-    """Where this process's libraries are looked for, a GPU's driver among them."""
+    """Return where this process's libraries are looked for, a GPU's driver among them."""
     return [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
 
 

@@ -87,12 +87,12 @@ class HookedRank(Protocol):
 
     @property
     def begin_hook(self) -> Callable[..., None]:
-        """What is measured: called with the kind, and the microbatch where it wants it."""
+        """Return what is measured: called with the kind, and the microbatch where it wants it."""
         ...
 
     @property
     def wants_microbatch(self) -> bool:
-        """Whether the hook takes the microbatch."""
+        """Return whether the hook takes the microbatch."""
         ...
 
     def end_hook(self, kind: str) -> None:

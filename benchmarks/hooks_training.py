@@ -111,7 +111,7 @@ def _warm_up(engine: PipelineEngine, samples: Samples, session: RankSession | No
 
 
 def _train(engine: PipelineEngine, samples: Samples, num_steps: int) -> list[float]:
-    """How long each step took, s."""
+    """Return how long each step took, s."""
     taken_s: list[float] = []
     for _ in range(num_steps):
         began_s = time.perf_counter()

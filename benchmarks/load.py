@@ -79,7 +79,7 @@ class Crowd:
     def phase_of(
         self, name: str, num_rank_calls: int | None, bursts: Sequence[Burst], cpu_s: float
     ) -> Phase:
-        """What these bursts measured; `cpu_s`: of the server before them."""
+        """Return what these bursts measured; `cpu_s`: of the server before them."""
         cpu_s = self._server.cpu_s() - cpu_s
         wall_s = max(burst.ended_s for burst in bursts) - min(burst.began_s for burst in bursts)
         latencies_s = sorted(latency_s for burst in bursts for latency_s in burst.latencies_s)
@@ -207,7 +207,7 @@ def _new_plan(crowd: Crowd, http: httpx.Client, job_ids: Sequence[str]) -> dict[
 
 
 def _made_s(http: httpx.Client, job_id: str) -> float:
-    """When the job's second version was made, monotonic, s."""
+    """Return when the job's second version was made, monotonic, s."""
     plan = http.get(routes.fill(routes.PLAN, job_id=job_id, version=2)).raise_for_status().json()
     age_s = time.time() - datetime.fromisoformat(plan["created_at"]).timestamp()
     return time.monotonic() - age_s
@@ -249,7 +249,7 @@ def _put_job(http: httpx.Client, job_id: str, size: Size) -> None:
 
 
 def _load_zeus(server: Server, size: Size) -> list[Phase]:
-    """What Zeus's server has too: registering ranks, and one report of each."""
+    """Return what Zeus's server has too: registering ranks, and one report of each."""
     job_ids: list[str] = []
     with httpx.Client(base_url=server.url, timeout=60.0, trust_env=False) as http:
         for number in range(size.num_jobs):

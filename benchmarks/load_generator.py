@@ -161,7 +161,7 @@ class Generator:
         return _burst([], time.monotonic(), _cpu_s())
 
     async def reached(self) -> dict[str, Any]:
-        """When the last rank had the plan, and its first step: monotonic, s."""
+        """Return when the last rank had the plan, and its first step: monotonic, s."""
         answers = await asyncio.gather(*self._held)
         return {
             "fetched_s": max(answer.fetched_s for answer in answers),

@@ -54,7 +54,7 @@ def figures_of(phase: Phase) -> dict[str, Any]:
 
 
 def limits_on(reach: dict[str, Any]) -> tuple[Limit, ...]:
-    """What has to hold of the new plan's reach, and of what was posted."""
+    """Return what has to hold of the new plan's reach, and of what was posted."""
     return (
         at_most(
             "a new plan, fetched and acknowledged by all ranks, s", reach["named_s"], MAX_REACH_S

@@ -47,7 +47,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def memory_mib(self) -> float:
-        """What it holds now, resident, MiB."""
+        """Return what it holds now, resident, MiB."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024

@@ -71,7 +71,7 @@ class LowtimeRun:
 
     @property
     def done_share(self) -> float:
-        """How much of the way from the slowest to the fastest plan it went, 0 to 1."""
+        """Return how much of the way from the slowest to the fastest plan it went, 0 to 1."""
         way_units = self.longest_units - self.shortest_units
         return (self.longest_units - self.plans[-1].time_units) / way_units if self.plans else 0.0
 
@@ -188,7 +188,7 @@ def _choice_by_frequency(points: tuple[OperatingPoint, ...]) -> dict[int, int]:
 
 
 def _problem(model: PipelineModel, *, unit_time_s: float, bound_s: float) -> dict[str, Any]:
-    """What the driver is given: each distinct curve once, and our DAG."""
+    """Return what the driver is given: each distinct curve once, and our DAG."""
     curves: list[dict[str, Any]] = []
     index: dict[int, int] = {}
     curve_of_node: list[int] = []

@@ -45,7 +45,7 @@ class FlyballRun:
 
     @property
     def solve_s(self) -> float:
-        """What the command itself reports for the planning alone, s."""
+        """Return what the command itself reports for the planning alone, s."""
         return float(self.document["solve_s"])
 
 

@@ -83,7 +83,7 @@ class AtOnce:
 
     @property
     def has_budget(self) -> bool:
-        """Whether the target is a power budget."""
+        """Return whether the target is a power budget."""
         return self.target.startswith("power")
 
 

@@ -223,7 +223,7 @@ def _frames(browser: Any, address: str, ratio: float) -> Iterator[Frames]:  # no
 
 
 def _processor_s(session: CDPSession) -> float:
-    """What the page's main thread has used so far, s."""
+    """Return what the page's main thread has used so far, s."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
 

@@ -18,7 +18,7 @@ def example_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What the command line says; the ranks beyond one pipeline are data-parallel ones."""
+    """Return what the command line says; the ranks beyond one pipeline are data-parallel ones."""
     options = parser.parse_args()
     num_ranks = int(os.environ.get("WORLD_SIZE", "0"))
     if num_ranks == 0:

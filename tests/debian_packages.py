@@ -31,7 +31,7 @@ class MissingProgramError(Exception):
 
 
 def find_or_install(find: Callable[[], _Found | None], what: str, *packages: str) -> _Found:
-    """What `find` finds; where it finds nothing, packages are installed: on Debian, as root.
+    """Return what `find` finds; where it finds nothing, packages are installed: on Debian, as root.
 
     Args:
         find: looks on this machine.

@@ -64,7 +64,7 @@ class ReadingGovernor(InProcessGovernor):
         )
 
     def report(self) -> ClockReport:
-        """What became of the requests so far."""
+        """Return what became of the requests so far."""
         return replace(
             super().report(),
             num_reads=self._reads.num_reads,

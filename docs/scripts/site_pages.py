@@ -31,7 +31,7 @@ def site_path(repository_path: str) -> str:
 
 
 def repository_path(site: str) -> str:
-    """Where in the repository a page or file of the site comes from."""
+    """Return where in the repository a page or file of the site comes from."""
     return f"{DOCS}{site}" if (ROOT / DOCS / site).is_file() else site
 
 

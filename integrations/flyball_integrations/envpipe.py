@@ -90,7 +90,7 @@ def initialize(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:  # noqa: AN
 
 
 def _configured(given: Mapping[str, Any]) -> ConfiguredAttachment | None:
-    """What to attach with; None: nothing is asked for."""
+    """Return what to attach with; None: nothing is asked for."""
     sources = [given.get("config"), given.get("config_params")]
     for name in ("deepspeed_config", "deepscale_config"):
         sources.append(getattr(given.get("args"), name, None))

@@ -12,7 +12,7 @@ EXAMPLE_PROFILE_NAME = "gpt3-175b-a100-sxm-fitted"
 
 
 def example_profile_path() -> Path:
-    """Where the example's CSV lies in the installed package."""
+    """Return where the example's CSV lies in the installed package."""
     return Path(str(resources.files("flyball_profiles") / "stages" / f"{EXAMPLE_PROFILE_NAME}.csv"))
 
 

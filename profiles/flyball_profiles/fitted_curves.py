@@ -43,7 +43,7 @@ class TimeCurve:
 
     @staticmethod
     def terms(frequency_mhz: int, knee_mhz: int) -> tuple[float, ...]:
-        """What a, b and c are multiplied by at one clock."""
+        """Return what a, b and c are multiplied by at one clock."""
         above = max(0, frequency_mhz - knee_mhz) / 1000
         return 1000 / frequency_mhz, 1.0, above * above
 
@@ -80,7 +80,7 @@ class EnergyCurve:
 
     @staticmethod
     def terms(frequency_mhz: int, low_knee_mhz: int, high_knee_mhz: int) -> tuple[float, ...]:
-        """What p, q, r, s and w are multiplied by at one clock."""
+        """Return what p, q, r, s and w are multiplied by at one clock."""
         above_low = max(0, frequency_mhz - low_knee_mhz) / 1000
         above_high = max(0, frequency_mhz - high_knee_mhz) / 1000
         return (

@@ -52,7 +52,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 
 def quantity_fault(field: str, value: float) -> str | None:
-    """What is wrong with a value of an operating point's field, or None where it is right.
+    """Return what is wrong with a value of an operating point's field, or None where it is right.
 
     Args:
         field: `frequency_mhz`, `time_s` or `energy_j`.

@@ -67,7 +67,7 @@ def set_up_logging(*, level: str, log_format: str) -> None:
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, str | int]:
-    """What the line is about: what it was logged with (`extra`), else what surrounds it."""
+    """Return what the line is about: what it was logged with (`extra`), else what surrounds it."""
     surrounding = log_fields()
     found: dict[str, str | int] = {}
     for name in LOG_FIELDS:

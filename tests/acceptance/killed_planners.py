@@ -88,7 +88,7 @@ class Planner:
         self.client.put_profile_csv(JOB, PROFILE)
 
     def status(self, path: str) -> int:
-        """How a GET is answered."""
+        """Return how a GET is answered."""
         return httpx.get(f"{self.url}{path}", timeout=PATIENCE_S).status_code
 
 

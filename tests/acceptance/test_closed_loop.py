@@ -52,7 +52,7 @@ PATIENCE_S = 60.0
 
 
 def truth() -> StageProfile:
-    """What the emulated GPUs take; the planner never sees it."""
+    """Return what the emulated GPUs take; the planner never sees it."""
     return load_example_profile().select_stages(tuple(range(NUM_STAGES)))
 
 
@@ -75,7 +75,7 @@ def true_request(profile: StageProfile) -> PlanRequest:
 
 
 def true_energy_j(profile: StageProfile, stages: list[list[tuple[str, int, int]]]) -> float:
-    """What a plan's clocks take on the true profile, J."""
+    """Return what a plan's clocks take on the true profile, J."""
     model = model_of_request(true_request(profile))
     clocks: dict[tuple[int, str, int], int] = {
         (stage, kind, microbatch): mhz

@@ -81,7 +81,7 @@ class RunningDemo:
         return found
 
     def left_behind(self) -> dict[int, str]:
-        """What still lives some moments after the demo's end."""
+        """Return what still lives some moments after the demo's end."""
         deadline_s = time.monotonic() + _GONE_WITHIN_S
         while self.processes() and time.monotonic() < deadline_s:
             time.sleep(0.05)

@@ -169,7 +169,7 @@ def fill(filler: Path) -> None:
 
 
 def wait_for_refusal(planner: Planner) -> str:
-    """What a change is answered once the disk has no page left."""
+    """Return what a change is answered once the disk has no page left."""
     details: list[str] = []
 
     def is_refused() -> bool:

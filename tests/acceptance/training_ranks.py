@@ -36,7 +36,7 @@ _BARRIER_TIMEOUT_S = 60.0
 
 
 def trained_profile() -> StageProfile:
-    """What the emulated GPUs take."""
+    """Return what the emulated GPUs take."""
     return load_example_profile().select_stages(tuple(range(NUM_RANKS)))
 
 

@@ -74,7 +74,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def options_of(name: str) -> list[argparse.Action]:
-    """What the command takes, without `--help`."""
+    """Return what the command takes, without `--help`."""
     actions = parser_of(name)._actions
     return [action for action in actions if not isinstance(action, argparse._HelpAction)]
 
@@ -115,7 +115,7 @@ def wire_types() -> list[type]:
 
 
 def section(page: Path, heading: str) -> str:
-    """What stands under a heading of level two."""
+    """Return what stands under a heading of level two."""
     parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
     found = [part for part in parts if part.startswith(f"{heading}\n")]
     assert len(found) == 1, f"{page.name} must have one section '## {heading}'"

@@ -116,7 +116,7 @@ def assert_accessible(page: Page) -> None:
 
 
 def structure_faults(page: Page) -> list[str]:
-    """What is wrong with language, title, headings, ids and tables."""
+    """Return what is wrong with language, title, headings, ids and tables."""
     found = page.evaluate(_STRUCTURE)
     faults = [f"{name}: {found[name]}" for name in _FAULTS if found[name]]
     if found["lang"] != "en" or not found["title"] or found["mains"] != 1:

@@ -55,7 +55,7 @@ def private_chromium() -> Iterator[Browser]:
 
 
 def chromium_path() -> str:
-    """Where the browser is; on Debian it is installed where it is missing.
+    """Return where the browser is; on Debian it is installed where it is missing.
 
     Raises:
         MissingProgramError: there is none, and none could be installed.

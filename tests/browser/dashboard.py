@@ -42,7 +42,7 @@ class Dashboard:
         return self.rows.filter(has=self.page.get_by_role("link", name=job_id, exact=True))
 
     def fact(self, name: str) -> Locator:
-        """What the head of a job's page says under this name."""
+        """Return what the head of a job's page says under this name."""
         entry = self.page.locator("#panel-job dl > div").filter(
             has=self.page.get_by_text(name, exact=True)
         )
@@ -65,7 +65,7 @@ class Dashboard:
 
     @property
     def banner(self) -> Locator:
-        """What is told when the planner is away."""
+        """Return what is told when the planner is away."""
         return self.page.locator("#banner")
 
     @property

@@ -78,7 +78,7 @@ def summary(version: int, **changes: object) -> dict[str, Any]:
 
 
 def state(history: list[dict[str, Any]] | None = None, **changes: object) -> dict[str, Any]:
-    """What panels are given."""
+    """Return what panels are given."""
     return {
         "overview": overview(**changes),
         "history": [summary(3)] if history is None else history,

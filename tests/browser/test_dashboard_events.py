@@ -112,7 +112,7 @@ def follow(
     failing: int | None = None,
     **changes: int,
 ) -> dict[str, Any]:
-    """What is asked of a planner that answers like this, and what is told of it."""
+    """Return what is asked of a planner that answers like this, and what is told of it."""
     found: dict[str, Any] = modules.run(
         "event_stream",
         FOLLOW,
@@ -318,7 +318,7 @@ CREATED_LATER = "2026-01-06T00:00:00+00:00"
 
 
 def on_page(modules: Modules, body: str, **values: object) -> Any:  # noqa: ANN401 - JSON
-    """What a function body returns that has a job's page before it."""
+    """Return what a function body returns that has a job's page before it."""
     values = {"name": "job", "job": job("job", num_stages=2, num_ranks=2), **values}
     return modules.run("job_page", PAGE.replace("BODY", body), **values)
 

@@ -72,7 +72,7 @@ def test_marks_say_in_words_what_is_predicted_and_what_measured(modules: Modules
 
 
 def extent(modules: Modules, measured: dict[str, Any]) -> dict[str, Any]:
-    """What the axes span, and what is outside."""
+    """Return what the axes span, and what is outside."""
     found: dict[str, Any] = modules.run(
         "frontier_curve",
         "return m.extentOf(frontier, m.marksOf(frontier, state));",
@@ -144,7 +144,7 @@ def mark(x: float, y: float, **changes: object) -> dict[str, Any]:
 
 
 def is_apart(one: dict[str, float], other: dict[str, float]) -> bool:
-    """Whether two labels of 100 x 16 px leave each other alone."""
+    """Return whether two labels of 100 x 16 px leave each other alone."""
     return abs(one["x"] - other["x"]) >= 100 or abs(one["y"] - other["y"]) >= 16
 
 

@@ -264,7 +264,7 @@ ALONE = """
 
 
 def on_panel(modules: Modules, body: str, **values: object) -> Any:  # noqa: ANN401 - JSON
-    """What a function body returns that has a panel with the frontier before it."""
+    """Return what a function body returns that has a panel with the frontier before it."""
     values = {"state": state(), "frontier": FRONTIER, **values}
     found = modules.run("frontier_panel", ALONE.replace("BODY", body), **values)
     return json.loads(json.dumps(found).replace("\\u202f", " "))

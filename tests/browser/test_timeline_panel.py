@@ -42,7 +42,7 @@ def surface(browser_page: Page, planner: LivePlanner) -> Locator:
 
 
 def shown(page: Page) -> tuple[float, float]:
-    """Where the shown part begins and how long it is, in per cent of all."""
+    """Return where the shown part begins and how long it is, in per cent of all."""
     found = SHOWN.search(page.locator(".timeline-map-frame").get_attribute("style") or "")
     assert found
     return float(found[1]), float(found[2])

@@ -86,7 +86,7 @@ class Governed:
         return self.governor.report().mean_sm_clock_mhz(since)
 
     def num_calls(self, function: str) -> int:
-        """How often NVML was asked for this."""
+        """Return how often NVML was asked for this."""
         return len(self.nvml.calls(function))
 
 
@@ -116,7 +116,7 @@ def started(governed: Governed) -> Governed:
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What people are told."""
+    """Return what people are told."""
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -14,7 +14,7 @@ from flyball_server.jobs.store.contract import JobStore
 
 
 def is_free(store: JobStore, name: str) -> bool:
-    """Whether another thread would get this turn now."""
+    """Return whether another thread would get this turn now."""
 
     def ask() -> bool:
         with store.lock(name, waits=False) as is_mine:

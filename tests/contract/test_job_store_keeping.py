@@ -51,7 +51,7 @@ def everything(reader: JobReader, job_id: str) -> tuple[object, ...]:
 
 
 def nothing(job_id: str) -> tuple[object, ...]:
-    """What a store has of a job that there is not."""
+    """Return what a store has of a job that there is not."""
     return (None, None, (), (), (), (), JobLoopState(job_id=job_id))
 
 

@@ -41,7 +41,7 @@ class VisibleJob:
         return routes.fill(route, job_id=self.job_id, **parts)
 
     def get(self, route: str, *, query: dict[str, Any] | None = None, **parts: str | int) -> Any:  # noqa: ANN401 - JSON
-        """What is there."""
+        """Return what is there."""
         answer = self.http.get(self.path(route, **parts), params=query)
         return answer.raise_for_status().json()
 

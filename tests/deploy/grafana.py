@@ -56,7 +56,7 @@ def targets() -> Iterator[Target]:
 
 
 def annotation() -> dict[str, Any]:
-    """What marks plan versions."""
+    """Return what marks plan versions."""
     (found,) = (
         each for each in read_dashboard()["annotations"]["list"] if each["name"] == "Plan versions"
     )
@@ -65,7 +65,7 @@ def annotation() -> dict[str, Any]:
 
 
 def variable(name: str) -> dict[str, Any]:
-    """What is chosen at the top."""
+    """Return what is chosen at the top."""
     (found,) = (each for each in read_dashboard()["templating"]["list"] if each["name"] == name)
     read: dict[str, Any] = found
     return read

@@ -79,7 +79,7 @@ def prometheus_tools() -> None:
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What promtool says.
+    """Return what promtool says.
 
     Raises:
         MissingProgramError: there is none, and none could be installed.

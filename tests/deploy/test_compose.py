@@ -49,7 +49,7 @@ class Service:
     health_command: tuple[str, ...]
 
     def is_ready(self) -> bool:
-        """Whether its health check says so.
+        """Return whether its health check says so.
 
         Raises:
             AssertionError: it has ended.

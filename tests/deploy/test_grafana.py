@@ -53,7 +53,7 @@ class Watched:
     began_s: float
 
     def ask_once(self, expression: str, **changes: str) -> list[dict[str, Any]]:
-        """What a panel would show now."""
+        """Return what a panel would show now."""
         chosen = grafana.substituted(expression, **CHOSEN | changes)
         return self.prometheus.query(chosen)
 

@@ -194,7 +194,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_sent(file: Path) -> bool:
-    """Whether the build context has it, by .dockerignore's lines that begin with `!`."""
+    """Return whether the build context has it, by .dockerignore's lines that begin with `!`."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     sent = [ROOT / line[1:] for line in lines if line.startswith("!")]
     return any(file == path or path in file.parents for path in sent)

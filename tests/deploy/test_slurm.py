@@ -77,12 +77,12 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def records(folder: Path) -> list[dict[str, object]]:
-    """What the ranks wrote down."""
+    """Return what the ranks wrote down."""
     return [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
 
 
 def is_listening(url: object) -> bool:
-    """Whether anybody does there."""
+    """Return whether anybody does there."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", urlsplit(str(url)).port or 0)) == 0
 

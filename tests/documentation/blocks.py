@@ -78,11 +78,11 @@ class Block:
 
     @property
     def has_commands(self) -> bool:
-        """Whether it is one to run."""
+        """Return whether it is one to run."""
         return self.language in {COMMANDS, SESSION}
 
     def note(self, beginning: str) -> str | None:
-        """What a note says behind these words; None: there is no such note."""
+        """Return what a note says behind these words; None: there is no such note."""
         found = [note.removeprefix(beginning) for note in self.notes if note.startswith(beginning)]
         return found[0].strip() if found else None
 

@@ -16,7 +16,7 @@ _NAME = re.compile(rf"fb_{_ID.pattern}_[\w-]{{43}}|{_ID.pattern}")
 
 
 def difference(shown: str, printed: str, *, figures_vary: bool = False) -> str | None:
-    """How what was printed differs from what is shown; None: it doesn't.
+    """Return how what was printed differs from what is shown; None: it doesn't.
 
     `...` stands for anything within its line, and alone on a line for any number of lines. In
     JSON it stands for anything, and spaces and line breaks do not count.
@@ -40,13 +40,13 @@ def difference(shown: str, printed: str, *, figures_vary: bool = False) -> str |
 
 
 def is_within(shown: str, printed: str, *, figures_vary: bool = False) -> bool:
-    """Whether what is shown was printed, among other lines."""
+    """Return whether what is shown was printed, among other lines."""
     around = f"{_ELLIPSIS}\n{shown}\n{_ELLIPSIS}" if shown else _ELLIPSIS
     return _fit(around, _lines(printed), figures_vary=figures_vary)
 
 
 def names_made(shown: str, printed: str) -> dict[str, str]:
-    """What stands in the place of each name on the page that was made anew, in its order."""
+    """Return what stands in the place of each name on the page that was made anew, in its order."""
     pairs = list(zip(_NAME.findall(shown), _NAME.findall(printed), strict=False))
     # Longest first, as a token holds its public part.
     parts = [(_ID.findall(one)[0], _ID.findall(other)[0]) for one, other in pairs]

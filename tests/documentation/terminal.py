@@ -237,7 +237,7 @@ def wait_for(background: Background, is_so: Callable[[], bool]) -> None:
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Where a page's programs are looked for: those of this Python's environment first."""
+    """Return where a page's programs are looked for: those of this Python's environment first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', '')}"
 
 

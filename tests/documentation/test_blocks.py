@@ -165,7 +165,7 @@ def test_what_python_blocks_take_from_flyball_is_there(block: Block) -> None:
 
 
 def _names_of(module: str) -> set[str]:
-    """What a module has on top, without importing the framework that it is for."""
+    """Return what a module has on top, without importing the framework that it is for."""
     path = _source_of(module)
     found = set()
     for node in ast.parse(path).body:

@@ -105,7 +105,7 @@ class FalseNvml:
             self._set_gpu(index, lowest_mhz=lowest_mhz, highest_mhz=highest_mhz)
 
     def energy_mj(self, index: int = 0) -> int:
-        """What the GPU's energy counter shows, mJ."""
+        """Return what the GPU's energy counter shows, mJ."""
         with self._state_file.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._count_energy(index)

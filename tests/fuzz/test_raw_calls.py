@@ -45,7 +45,7 @@ class Planner:
         return int(line.split()[1]) // 1024
 
     def answered(self, sent: bytes, *, ends: bool = False) -> list[Answer]:
-        """What comes back; the planner is up afterwards."""
+        """Return what comes back; the planner is up afterwards."""
         found = answers(send(self.address, sent, ends=ends))
         assert self.serving.http.get("/healthz").status_code == 200
         return found

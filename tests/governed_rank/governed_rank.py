@@ -115,7 +115,7 @@ class GovernedRank:
 
     @property
     def log(self) -> str:
-        """What the rank logged."""
+        """Return what the rank logged."""
         return self._log.read_text()
 
     @property
@@ -129,23 +129,23 @@ class GovernedRank:
         return sorted(living, key=lambda process: process.pid)
 
     def is_alive(self) -> bool:
-        """Whether the rank has not ended."""
+        """Return whether the rank has not ended."""
         return process_with(_TAG, self._tag, self.pid) is not None
 
     def is_restored(self) -> bool:
-        """Whether the GPU has the clocks that it shall have without Flyball."""
+        """Return whether the GPU has the clocks that it shall have without Flyball."""
         return self.nvml.range_mhz() == self._default_mhz
 
     def has_clean_record(self) -> bool:
-        """Whether no record says that the clock may be locked."""
+        """Return whether no record says that the clock may be locked."""
         return find_records(self.state_dir) == []
 
     def num_resets(self) -> int:
-        """How often the clock was given back to the driver so far."""
+        """Return how often the clock was given back to the driver so far."""
         return len(self.nvml.calls("nvmlDeviceResetGpuLockedClocks"))
 
     def report(self) -> dict[str, int]:
-        """What the rank says of itself: `num_rounds` of its loop, and `is_over`."""
+        """Return what the rank says of itself: `num_rounds` of its loop, and `is_over`."""
         assert self.pid  # the first line that it says
         self.tell("report")
         fields: dict[str, int] = json.loads(self._read_line())

@@ -48,7 +48,7 @@ def train(governor: ClockGovernor, choose_mhz: Callable[[], int]) -> None:
 
 
 def compute_and_listen() -> str:
-    """What an instruction takes; the word that came meanwhile, if it is not the last one."""
+    """Return what an instruction takes; the word that came meanwhile, if it is not the last one."""
     if not select.select([0], [], [], INSTRUCTION_S)[0]:
         return ""
     # Not by sys.stdin: what it has read ahead, select does not see.

@@ -83,7 +83,7 @@ class Training:
         return loss
 
     def findings(self) -> Findings:
-        """What must not depend on the order, and the order."""
+        """Return what must not depend on the order, and the order."""
         return {
             "losses": self.losses,
             "parameters": parameters_of(self.engine),
@@ -261,7 +261,7 @@ def order_of_a_real_planner() -> Findings:
 
 
 def activation_bytes() -> Findings:
-    """What a microbatch in flight is measured to hold."""
+    """Return what a microbatch in flight is measured to hold."""
     found = {}
     for name, checkpointing in (("plain", False), ("checkpointing", True)):
         if checkpointing and not _can_checkpoint_activations():

@@ -35,7 +35,7 @@ Scenarios = Callable[[], Iterator[tuple[str, Findings]]]
 def findings_by_num_ranks(
     module: str, folder: Path, *, num_ranks: Sequence[int], variables: Mapping[str, str]
 ) -> dict[int, list[Findings]]:
-    """What each rank found, by rank, of a run with each of these numbers of ranks.
+    """Return what each rank found, by rank, of a run with each of these numbers of ranks.
 
     Args:
         module: under tests.integration; when it is run, it calls `run_ranks` with its arguments.

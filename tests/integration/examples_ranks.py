@@ -51,7 +51,7 @@ class _Warnings(logging.Handler):
 
 
 def trained(script: str, arguments: tuple[str, ...]) -> dict[str, Any]:
-    """What the script prints of its training, and what Flyball warns of."""
+    """Return what the script prints of its training, and what Flyball warns of."""
     warnings = _Warnings()
     loggers = [logging.getLogger(name) for name in ("flyball_client", "flyball_integrations")]
     for logger in loggers:

@@ -164,7 +164,7 @@ def _loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 def reference_gradients(num_layers: int, num_microbatches: int) -> list[list[float]]:
-    """What the layers' gradients are without any pipeline, in the order of the model."""
+    """Return what the layers' gradients are without any pipeline, in the order of the model."""
     layers = []
     for virtual_stage in range(num_layers):
         torch.manual_seed(100 + virtual_stage)

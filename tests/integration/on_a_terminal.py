@@ -68,7 +68,7 @@ class CommandOnTerminal:
 
     @property
     def has_unread(self) -> bool:
-        """Whether it has written what nobody has read."""
+        """Return whether it has written what nobody has read."""
         return bool(select.select([self._ours], [], [], 0)[0])
 
     def wait_for(self, is_so: Callable[[str], bool]) -> None:

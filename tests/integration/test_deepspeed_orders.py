@@ -62,7 +62,7 @@ def _skip_where_left_out(is_left_out: bool) -> None:
 
 
 def _models_of(rank: Findings) -> list[str]:
-    """What was trained on four ranks."""
+    """Return what was trained on four ranks."""
     models = ("pipeline", "checkpointing", "ZeRO-0", "ZeRO-1")
     return [model for model in models if f"{model} stock" in rank]
 

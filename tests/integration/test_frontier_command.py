@@ -29,7 +29,7 @@ def flyball(*arguments: str | Path, hash_seed: str | None = None) -> Done:
 
 
 def printed(*arguments: str | Path, hash_seed: str | None = None) -> dict[str, Any]:
-    """What a command that succeeds prints on stdout, which must be one JSON object."""
+    """Return what a command that succeeds prints on stdout, which must be one JSON object."""
     done = flyball(*arguments, "--json", hash_seed=hash_seed)
     assert (done.returncode, done.stderr) == (0, "")
     document: dict[str, Any] = json.loads(done.stdout)

@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, A
 def _trained(
     planner: LivePlanner, folder: Path, *options: str, is_prepared: Callable[[], bool]
 ) -> str:
-    """What two ranks of the example printed; they train until they are done.
+    """Return what two ranks of the example printed; they train until they are done.
 
     Args:
         planner: theirs.

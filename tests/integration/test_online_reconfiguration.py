@@ -141,6 +141,6 @@ def _train_until_settled(services: JobServices, ranks: list[EmulatedRank]) -> di
 
 
 def _version_of(measured: tuple[StepMeasurement, ...]) -> int | None:
-    """Which all ranks ran; None: several, or none."""
+    """Return which all ranks ran; None: several, or none."""
     versions = {of_rank.plan_version for of_rank in measured}
     return versions.pop() if len(versions) == 1 else None

@@ -27,7 +27,7 @@ class CommandLine:
     captured: pytest.CaptureFixture[str]
 
     def printed(self, *arguments: str | Path) -> dict[str, Any]:
-        """What a command that succeeds prints on stdout, which must be one JSON object."""
+        """Return what a command that succeeds prints on stdout, which must be one JSON object."""
         assert main([*map(str, arguments), "--json"]) == 0
         out, errors = self.captured.readouterr()
         assert errors == ""

@@ -43,7 +43,7 @@ def plan(tmp_path: Path, profile: str, flyball: Flyball) -> str:
 
 
 def shown(*arguments: str, **environment: str) -> str:
-    """What a command writes to a terminal that is wide enough for it."""
+    """Return what a command writes to a terminal that is wide enough for it."""
     with on_a_terminal(*FLYBALL, *arguments, size=(200, 60), environment=environment) as running:
         assert running.end() == 0, running.shown
         return running.written.decode().replace("\r\n", "\n")

@@ -40,7 +40,7 @@ def flyball(*arguments: str | Path, cwd: Path | None = None) -> Done:
 
 
 def printed(*arguments: str | Path) -> dict[str, Any]:
-    """What a command that succeeds prints on stdout, which must be one JSON object."""
+    """Return what a command that succeeds prints on stdout, which must be one JSON object."""
     done = flyball(*arguments, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     document: dict[str, Any] = json.loads(done.stdout)

@@ -163,7 +163,7 @@ def served_patiently(timeout_s: float) -> Iterator[tuple[str, int]]:
 
 
 def is_broken_off(connection: socket.socket) -> bool:
-    """Whether the other side ends the connection and says nothing more."""
+    """Return whether the other side ends the connection and says nothing more."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:

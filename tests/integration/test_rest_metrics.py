@@ -83,7 +83,7 @@ def planner() -> Iterator[LivePlanner]:
 
 
 def families(planner: LivePlanner) -> dict[str, Metric]:
-    """What is told, by name; read by Prometheus's own rules."""
+    """Return what is told, by name; read by Prometheus's own rules."""
     text = planner.http.get(routes.METRICS).raise_for_status().text
     return {family.name: family for family in parse_text(text)}
 

@@ -120,7 +120,7 @@ class Certificates:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What `flyball serve` is told."""
+        """Return what `flyball serve` is told."""
         return "--tls-certificate", str(self.chain), "--tls-key", str(self.key)
 
 
@@ -202,7 +202,7 @@ def test_a_certificate_that_cannot_be_used_is_one_line(
 
 
 def answer_to(served: ServeProcess, request: bytes) -> bytes:
-    """What comes until the connection is closed."""
+    """Return what comes until the connection is closed."""
     url = served.http.base_url
     with closing(socket.create_connection((url.host, url.port or 0), PATIENCE_S)) as connection:
         connection.sendall(request)

@@ -21,7 +21,7 @@ def database(tmp_path: Path) -> str:
 
 
 def made(capsys: pytest.CaptureFixture[str], database: str, *arguments: str) -> dict[str, str]:
-    """What `flyball token create --json` prints."""
+    """Return what `flyball token create --json` prints."""
     assert main(["token", "create", *arguments, "--database", database, "--json"]) == 0
     found: dict[str, str] = json.loads(capsys.readouterr().out)
     return found

@@ -93,7 +93,7 @@ def can_be_interleaved(num_stages: int, num_microbatches: int) -> bool:
 
 
 def is_possible(name: str, num_stages: int, num_chunks: int, num_microbatches: int) -> bool:
-    """Whether the schedule has this shape, in torch and here."""
+    """Return whether the schedule has this shape, in torch and here."""
     if name in V_SCHEDULES:
         return num_chunks == 2 and (name == "zbv" or num_microbatches >= 2 * num_stages)
     if name in LOOPED_SCHEDULES:

@@ -264,7 +264,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _gave_profile(planner: PlannerClient, job_id: str, profile: StageProfile) -> bool:
-    """Whether the planner, which may not know the job yet, has the profile now."""
+    """Return whether the planner, which may not know the job yet, has the profile now."""
     try:
         planner.put_profile_csv(job_id, write_stage_profile(profile))
     except PlannerError:

@@ -91,7 +91,7 @@ class Training:
         self.orders.pop()
 
     def findings(self) -> Findings:
-        """What must not depend on Flyball."""
+        """Return what must not depend on Flyball."""
         parameters = [
             value.hex()
             for parameter in self.parameters
@@ -283,7 +283,7 @@ def _layer(dropout: float) -> nn.Module:
 
 
 def _attributes(training: Training) -> dict[str, dict[str, object]]:
-    """What is set on the schedule's and the stages' instances, of what Flyball may touch."""
+    """Return what is set on the schedule's and the stages' instances, of what Flyball may touch."""
     touched = {
         *("step", "_maybe_compute_loss", "_step_microbatches", "_flyball_attachment"),
         *("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"),
@@ -304,7 +304,7 @@ def _as_torch_writes(timings: Any, training: Training) -> list[str]:  # noqa: AN
 
 
 def _written_order(schedule: Any, rank: int) -> list[str]:  # noqa: ANN401 - torch's
-    """What torch prints of the order, each half of an overlapped pair by itself."""
+    """Return what torch prints of the order, each half of an overlapped pair by itself."""
     texts = [str(action) for action in schedule.pipeline_order[rank] if action is not None]
     return [one for text in texts for one in re.findall(r"\d+[FBIW]\d+", text)]
 

@@ -22,7 +22,7 @@ def findings_of_ranks(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """What each rank wrote into `folder/rank-N.json`, by rank.
+    """Return what each rank wrote into `folder/rank-N.json`, by rank.
 
     Args:
         script: in this folder; its `main(folder)` is what a rank runs.

@@ -144,7 +144,7 @@ def _samples(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _give_profile(planner: PlannerClient) -> bool:
-    """Whether the job is known by now, and has it."""
+    """Return whether the job is known by now, and has it."""
     try:
         planner.put_profile_csv(JOB_ID, write_stage_profile(profile()))
     except PlannerError:

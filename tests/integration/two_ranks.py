@@ -14,7 +14,7 @@ _TIMEOUT_S = 500
 
 
 def run_on_two_ranks(folder: Path, *command: str, **variables: str) -> str:
-    """What torchrun and both ranks wrote, once they have ended well.
+    """Return what torchrun and both ranks wrote, once they have ended well.
 
     Args:
         folder: for logs.

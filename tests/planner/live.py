@@ -45,7 +45,7 @@ class LivePlanner:
 
     @property
     def state(self) -> PlannerState:
-        """What the app holds."""
+        """Return what the app holds."""
         state: PlannerState = self.app.state.planner
         return state
 

@@ -69,7 +69,7 @@ class MeasuringRanks:
         self.next_step += num_steps
 
     def is_baseline(self, step: int) -> bool:
-        """Whether the version in force lets this step run at the highest clocks."""
+        """Return whether the version in force lets this step run at the highest clocks."""
         if self._plan is None:
             return True
         if self._plan.cycle_mhz is None:

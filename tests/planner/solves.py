@@ -25,7 +25,7 @@ def process_id() -> int:
 
 
 def is_there(pid: int) -> bool:
-    """Whether the process runs; one that has ended and is not reaped yet does not.
+    """Return whether the process runs; one that has ended and is not reaped yet does not.
 
     Its first thread may have ended while others, and what it had opened, are still there.
     """
@@ -78,7 +78,7 @@ def ask_on(folder: Path) -> None:
 
 
 def pid_in(file: Path) -> int | None:
-    """What `leave_pid_and_wait` left; None: nothing yet."""
+    """Return what `leave_pid_and_wait` left; None: nothing yet."""
     return int(file.read_text(encoding="utf-8")) if file.exists() else None
 
 

@@ -331,7 +331,7 @@ def test_a_turn_that_ends_after_postgresql_was_started_again_takes_nobody_elses(
 
 
 def refusal(database: str) -> StoreError:
-    """What opening this database raises; no password is in it or behind it."""
+    """Return what opening this database raises; no password is in it or behind it."""
     store = PostgresJobStore(database)
     with pytest.raises(StoreError) as caught:
         store.open()

@@ -170,7 +170,7 @@ class PlannerConnection:
 
     @property
     def base_url(self) -> str:
-        """Where the planner is, without any user name or password."""
+        """Return where the planner is, without any user name or password."""
         return self._base_url
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class PlannerConnection:
         raise AssertionError("the last pause is None")
 
     def _attempt(self, request: httpx.Request) -> tuple[httpx.Response | PlannerError, bool]:
-        """What came back, and where it is a failure whether it may pass by itself."""
+        """Return what came back, and where it is a failure whether it may pass by itself."""
         try:
             response = whole_answer(self._http.send(request, stream=True))
         except EndlessAnswerError as error:

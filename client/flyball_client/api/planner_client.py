@@ -166,7 +166,7 @@ class PlannerClient(PlannerConnection):
         return self.send("GET", routes.fill(routes.PROFILE, job_id=job_id)).text
 
     def get_profiling(self, job_id: str) -> ProfilingView:
-        """How far the online profiling of a job is."""
+        """Return how far the online profiling of a job is."""
         return self.one(ProfilingView, "GET", routes.fill(routes.PROFILING, job_id=job_id))
 
     def post_straggler(self, job_id: str, report: StragglerReport) -> StragglerView:
@@ -201,7 +201,7 @@ class PlannerClient(PlannerConnection):
         return self.one(ComparisonView, "PUT", path, body=request)
 
     def get_comparison(self, job_id: str) -> ComparisonView:
-        """How far a job's comparison is."""
+        """Return how far a job's comparison is."""
         return self.one(ComparisonView, "GET", routes.fill(routes.COMPARISON, job_id=job_id))
 
     def delete_comparison(self, job_id: str) -> None:
@@ -209,7 +209,7 @@ class PlannerClient(PlannerConnection):
         self.send("DELETE", routes.fill(routes.COMPARISON, job_id=job_id))
 
     def get_report(self, job_id: str) -> ReportView:
-        """What a job has measured so far."""
+        """Return what a job has measured so far."""
         path = routes.fill(routes.REPORT, job_id=job_id)
         return self.one(ReportView, "GET", path, wait_s=_LONG_WORK_S)
 

@@ -125,7 +125,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """What the header says, in s; None where it says nothing, or a date."""
+    """Return what the header says, in s; None where it says nothing, or a date."""
     text = response.headers.get("Retry-After", "")
     if not (text.isascii() and text.isdigit() and len(text) < 5):
         return None

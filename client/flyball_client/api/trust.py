@@ -20,7 +20,7 @@ class CaFileError(ValueError):
 
 
 def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool:
-    """What `verify` of httpx is to be for this address.
+    """Return what `verify` of httpx is to be for this address.
 
     Args:
         base_url: the planner's; without https nothing is opened or read.

@@ -52,7 +52,7 @@ def describe_clocks(clocks_mhz: Sequence[int]) -> str:
 
 
 def _num_even_steps(rising: Sequence[int]) -> int:
-    """How many clocks from the first on lie equally far apart."""
+    """Return how many clocks from the first on lie equally far apart."""
     for i in range(2, len(rising)):
         if rising[i] - rising[i - 1] != rising[1] - rising[0]:
             return i

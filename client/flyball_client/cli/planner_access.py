@@ -51,7 +51,7 @@ def open_planner(given: str | None) -> PlannerClient:
 
 
 def asked(planner: PlannerClient, job_id: str | None, ask: Callable[[], T]) -> T:
-    """What the planner answers about a job; None: about something else.
+    """Return what the planner answers about a job; None: about something else.
 
     Raises:
         CommandError: it is away or refuses; the line says what to do.

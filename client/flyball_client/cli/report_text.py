@@ -25,7 +25,7 @@ class Factors:
     co2_g_per_kwh: float | None = None
 
     def cost_of(self, energy_j: float) -> float | None:
-        """What it costs, in `currency`."""
+        """Return what it costs, in `currency`."""
         return None if self.price_per_kwh is None else kwh_of(energy_j) * self.price_per_kwh
 
     def co2_g_of(self, energy_j: float) -> float | None:

@@ -63,7 +63,7 @@ class ClockGovernor(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the clock was given up or given back for good."""
+        """Return whether the clock was given up or given back for good."""
         ...
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class ClockGovernor(Protocol):
         ...
 
     def report(self) -> ClockReport:
-        """What became of the requests so far."""
+        """Return what became of the requests so far."""
         ...
 
     def close(self) -> None:

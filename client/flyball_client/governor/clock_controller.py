@@ -119,7 +119,7 @@ class ClockController:
         self._next_read_s = max(self._next_read_s, time.monotonic() + SETTLE_S)
 
     def until_read_s(self) -> float:
-        """How long the clock must not be read back yet, s; not above 0: it may be."""
+        """Return how long the clock must not be read back yet, s; not above 0: it may be."""
         return self._next_read_s - time.monotonic()
 
     def read_back(self) -> None:

@@ -58,7 +58,7 @@ class GovernorConfig:
 
     @classmethod
     def from_json(cls, text: str) -> GovernorConfig:
-        """What `to_json` wrote."""
+        """Return what `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
         address: dict[str, Any] = fields["address"]
         if address["return_range"] is not None:
@@ -101,7 +101,7 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
 
 
 def _python_path() -> str:
-    """Where this package was imported from, before whatever the environment names."""
+    """Return where this package was imported from, before whatever the environment names."""
     root = str(_IMPORT_ROOT)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([root, *(path for path in named if path not in {"", root})])

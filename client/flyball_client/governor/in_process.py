@@ -40,7 +40,7 @@ class InProcessGovernor:
 
     @property
     def is_over(self) -> bool:
-        """Whether the clock was given up or given back for good."""
+        """Return whether the clock was given up or given back for good."""
         return self._is_over
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class InProcessGovernor:
             self.close()
 
     def report(self) -> ClockReport:
-        """What became of the requests so far."""
+        """Return what became of the requests so far."""
         return ClockReport(
             num_switches=self._num_switches,
             num_failures=self._num_failures,

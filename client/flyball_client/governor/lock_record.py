@@ -107,7 +107,7 @@ class LockRecord:
         return record
 
     def holder(self) -> ClockHolder | None:
-        """What is written in it; None: nothing, the clock was given back."""
+        """Return what is written in it; None: nothing, the clock was given back."""
         return _read_holder(self.fd, self._uuid)
 
     def write(self, holder: ClockHolder) -> None:

@@ -93,7 +93,7 @@ class ProcessGovernor:
 
     @property
     def is_over(self) -> bool:
-        """Whether the clock was given up or given back for good."""
+        """Return whether the clock was given up or given back for good."""
         return self._is_over
 
     @property
@@ -169,7 +169,7 @@ class ProcessGovernor:
             self._request(word.QUIT)
 
     def report(self) -> ClockReport:
-        """What became of the requests so far."""
+        """Return what became of the requests so far."""
         if self._last_report is not None:
             return self._last_report
         words = self._words

@@ -81,7 +81,7 @@ class ProcessWatch:
             self.close()
 
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Return whether the process has not ended."""
         if self.fd is None:
             return self.identity.is_alive()
         return not select.select([self.fd], [], [], 0)[0]

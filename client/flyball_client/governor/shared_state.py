@@ -116,5 +116,5 @@ def with_sample(samples: int, sm_clock_mhz: int) -> int:
 
 
 def samples_of(samples: int) -> tuple[int, int]:
-    """How many clocks the word SAMPLES has, and the sum of their MHz."""
+    """Return how many clocks the word SAMPLES has, and the sum of their MHz."""
     return samples & (1 << _NUM_SAMPLES_BITS) - 1, samples >> _NUM_SAMPLES_BITS

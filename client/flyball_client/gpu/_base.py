@@ -104,12 +104,12 @@ class GpuDevice(Protocol):
 
     @property
     def is_emulated(self) -> bool:
-        """Whether its times and energies come from a profile."""
+        """Return whether its times and energies come from a profile."""
         ...
 
     @property
     def address(self) -> GpuAddress | None:
-        """How another process opens it; None: it lives in this process only."""
+        """Return how another process opens it; None: it lives in this process only."""
         ...
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class GpuDevice(Protocol):
         ...
 
     def clock_limits(self) -> ClockLimit:
-        """What holds the clock down at this moment."""
+        """Return what holds the clock down at this moment."""
         ...
 
     def total_energy_j(self) -> float:

@@ -17,7 +17,7 @@ _HOST_AND_PORT = re.compile(rf"(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::(
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Whether it is the path of a socket, or `HOST:PORT`.
+    """Check that it is the path of a socket, or `HOST:PORT`.
 
     Raises:
         ValueError: it is neither.
@@ -26,7 +26,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def check_token(token: str) -> None:
-    """Whether it can be sent.
+    """Check that it can be sent.
 
     Raises:
         ValueError: it cannot; the text does not show it.
@@ -102,7 +102,7 @@ def _token(environ: Mapping[str, str]) -> str | None:
 
 
 def _endpoint(environ: Mapping[str, str]) -> str | None:
-    """Where zeusd is, in the order that Zeus itself goes by: the socket first."""
+    """Return where zeusd is, in the order that Zeus itself goes by: the socket first."""
     socket_path = environ.get("ZEUSD_SOCK_PATH")
     if socket_path:
         # Absolute, since another process may open it from another folder.

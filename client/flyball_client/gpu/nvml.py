@@ -232,7 +232,7 @@ class NvmlGpu:
         return int(self._call(doing, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
 
     def clock_limits(self) -> ClockLimit:
-        """What holds the clock down at this moment, from NVML's clocks-event reasons."""
+        """Return what holds the clock down at this moment, from NVML's clocks-event reasons."""
         doing = f"reading what limits the clock of {self._uuid}"
         try:
             reasons = int(self._call(doing, "nvmlDeviceGetCurrentClocksEventReasons"))

@@ -81,7 +81,7 @@ _BY_CODE: dict[int, tuple[type[GpuError], str]] = {
 
 
 def call_nvml(doing: str, function: str, *arguments: object) -> Any:  # noqa: ANN401 - untyped
-    """What NVML's `function` returns; `doing` says for the error's text what it was for.
+    """Return what NVML's `function` returns; `doing` says for the error's text what it was for.
 
     Raises:
         GpuError: the member of its tree that the table above gives for NVML's code.

@@ -38,7 +38,7 @@ def nvml_session() -> Generator[None, None, None]:
 
 
 def nvml_versions() -> NvmlVersions:
-    """Who answers here."""
+    """Return who answers here."""
     try:
         nvml = str(call_nvml("reading NVML's version", "nvmlSystemGetNVMLVersion"))
     except GpuNotSupportedError:
@@ -73,7 +73,7 @@ def index_of(uuid: str) -> int:
 
 
 def is_persistent(uuid: str) -> bool:
-    """Whether the driver stays loaded while nobody uses the GPU."""
+    """Return whether the driver stays loaded while nobody uses the GPU."""
     doing = f"reading the persistence mode of {uuid}"
     return int(call_nvml(doing, "nvmlDeviceGetPersistenceMode", _handle(uuid))) == 1
 

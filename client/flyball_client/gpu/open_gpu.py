@@ -156,7 +156,7 @@ def _check_return_range(gpu: GpuDevice, return_range: SmClockRange | None) -> No
 
 
 def _may_set_clocks(process_status: Path) -> bool:
-    """Whether this process has CAP_SYS_ADMIN, as root has outside of containers."""
+    """Return whether this process has CAP_SYS_ADMIN, as root has outside of containers."""
     try:
         lines = process_status.read_text().splitlines()
     except OSError:

@@ -259,7 +259,7 @@ class ZeusdGpu:
         return self._nvml.sm_clock_mhz()
 
     def clock_limits(self) -> ClockLimit:
-        """What holds the clock down at this moment."""
+        """Return what holds the clock down at this moment."""
         return self._nvml.clock_limits()
 
     def total_energy_j(self) -> float:

@@ -91,7 +91,7 @@ class ZeusdConnection:
             raise self.refusal(doing, answer)
 
     def ask(self, doing: str, method: str, path: str) -> ZeusdAnswer:
-        """What zeusd answers, whatever its status.
+        """Return what zeusd answers, whatever its status.
 
         Raises:
             GpuError: it could not be asked, as for `order`.

@@ -77,7 +77,7 @@ def add_output(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
-    """Whether to write over a file."""
+    """Check that to write over a file."""
     parser.add_argument(
         "--force", action="store_true", help="write over a file that is there already"
     )
@@ -99,7 +99,7 @@ def write_new(file: Path, text: str, *, force: bool) -> None:
 
 
 def cannot_write(file: Path, error: Exception) -> CommandError:
-    """What to say of a file that cannot be written."""
+    """Return what to say of a file that cannot be written."""
     reason = error.strerror if isinstance(error, OSError) else None
     return CommandError(f"{file}: cannot be written ({reason or error})")
 

@@ -76,7 +76,7 @@ class WindowEstimate:
         return round(fmean(reading.sm_clock_mhz for reading in self.readings))
 
     def limits_below(self, sm_clock_mhz: int) -> ClockLimit:
-        """What held the clock down whenever it was found below this one."""
+        """Return what held the clock down whenever it was found below this one."""
         limits = ClockLimit.NONE
         for reading in self.readings:
             if reading.sm_clock_mhz < sm_clock_mhz:
@@ -85,7 +85,7 @@ class WindowEstimate:
 
 
 def estimate(readings: Sequence[CounterReading]) -> WindowEstimate:
-    """What the window from the first of these readings to the last one says.
+    """Return what the window from the first of these readings to the last one says.
 
     Args:
         readings: at least three, with repetitions between each two.

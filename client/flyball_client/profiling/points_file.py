@@ -188,7 +188,7 @@ class PointsFile:
         return file
 
     def num_points(self) -> int:
-        """How many points are on the disk, of this measurement."""
+        """Return how many points are on the disk, of this measurement."""
         if self._is_new:
             return 0
         files = [file for file in (self.file, self.held_file) if file.exists()]
@@ -202,7 +202,7 @@ class PointsFile:
             self.file.unlink()
 
     def _has_header(self, file: Path) -> bool:
-        """Whether there is something to read; a header that was cut off is removed."""
+        """Return whether there is something to read; a header that was cut off is removed."""
         if not file.exists():
             return False
         content = file.read_bytes()

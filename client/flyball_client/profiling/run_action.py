@@ -178,7 +178,7 @@ def check_run(arguments: argparse.Namespace) -> None:
 
 
 def rule_of(arguments: argparse.Namespace) -> MeasuringRule:
-    """How long each instruction is repeated."""
+    """Return how long each instruction is repeated."""
     return MeasuringRule(
         wanted_error=arguments.error,
         min_periods=arguments.periods,

@@ -147,7 +147,7 @@ class MeasurementOutbox:
         return self._asked_period_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     def _post_all(self) -> bool:
-        """Whether everything could be posted, or there was nothing."""
+        """Return whether everything could be posted, or there was nothing."""
         while batch := self._take_batch():
             try:
                 answer = self._planner.post_measurements(

@@ -74,7 +74,7 @@ class PlanSubscriber:
 
     @property
     def run_id(self) -> str | None:
-        """Which run of the job the planner knows the rank in; None: it has not told."""
+        """Return which run of the job the planner knows the rank in; None: it has not told."""
         return self._run_id
 
     def start(self) -> None:
@@ -116,7 +116,7 @@ class PlanSubscriber:
             self._stopping.wait(min(self._poll_wait_s, _SHORTEST_POLL_S) - lasted_s)
 
     def _look_for_plan(self, wait_s: float) -> bool:
-        """Whether there was one."""
+        """Return whether there was one."""
         plan = self._planner.get_rank_plan(
             self._job_id, self._rank, after_version=self._newest_version, wait_s=wait_s
         )

@@ -94,7 +94,7 @@ class PlannerLink:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the planner did not answer the last call."""
+        """Return whether the planner did not answer the last call."""
         return self._reachability.is_lost
 
     @property

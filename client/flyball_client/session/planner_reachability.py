@@ -28,7 +28,7 @@ class PlannerReachability:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the planner did not answer the last call."""
+        """Return whether the planner did not answer the last call."""
         return self._is_lost
 
     def lost(self, what: str, error: FlyballError) -> None:
@@ -91,7 +91,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_pause_s(self) -> float:
-        """How long to pause now, s: half to all of the doubled time."""
+        """Return how long to pause now, s: half to all of the doubled time."""
         pause_s = self._next_s
         self._next_s = min(2 * pause_s, self._longest_s)
         return pause_s * random.uniform(0.5, 1.0)

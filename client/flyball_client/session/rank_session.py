@@ -200,7 +200,7 @@ class RankSession:
 
     @property
     def clock_report(self) -> ClockReport:
-        """What became of the clocks that were set so far."""
+        """Return what became of the clocks that were set so far."""
         return self._governor.report()
 
     # ------------------------------------------------------------------ the hooks
@@ -419,7 +419,7 @@ def _check(*, without_planner: str, timing: str, history_length: int) -> None:
 def _registration_of(
     gpu: GpuDevice, supported_mhz: tuple[int, ...], stage: int, layout: tuple[int, int, int]
 ) -> RankRegistration:
-    """What the planner is told of this rank; `layout` is its dp, tp and cp rank."""
+    """Return what the planner is told of this rank; `layout` is its dp, tp and cp rank."""
     dp_rank, tp_rank, cp_rank = layout
     launch = launch_of(os.environ)
     return RankRegistration(

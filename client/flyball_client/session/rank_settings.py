@@ -31,7 +31,7 @@ class Launch:
 
 
 def launch_of(environ: Mapping[str, str]) -> Launch:
-    """What torchrun, Slurm, PBS or LSF say; what cannot be used is left out."""
+    """Return what torchrun, Slurm, PBS or LSF say; what cannot be used is left out."""
     runs = (environ.get(name, "") for name in _RUNS)
     usable = (run for run in runs if run not in {"", _UNNAMED} and run.isprintable())
     counts = (environ.get(name, "") for name in _RESTART_COUNTS)

@@ -59,7 +59,7 @@ class StepMeter:
 
     @property
     def num_readings(self) -> int:
-        """How often the counter was read within the step, or could not be."""
+        """Return how often the counter was read within the step, or could not be."""
         return len(self._readings)
 
     def read_within(self) -> None:

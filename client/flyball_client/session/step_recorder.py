@@ -16,7 +16,7 @@ _CLOCKS, _INSTRUCTIONS = "clocks", "instructions"
 
 
 def asks_for_details(report: str) -> bool:
-    """Whether a plan with this `report` wants more than the totals of a step."""
+    """Return whether a plan with this `report` wants more than the totals of a step."""
     return report in {_CLOCKS, _INSTRUCTIONS}
 
 
@@ -43,7 +43,7 @@ def with_details(
 
 
 def num_details(measurement: StepMeasurement) -> int:
-    """How many entries its details have together."""
+    """Return how many entries its details have together."""
     details = (measurement.by_clock, measurement.instructions, measurement.counter_readings)
     return sum(len(entries or ()) for entries in details)
 

@@ -96,7 +96,7 @@ def attach_configured(
 def is_asked_for(
     config: Mapping[str, Any] | str | os.PathLike[str], environ: Mapping[str, str]
 ) -> bool:
-    """Whether the config has a block for Flyball, or the environment a variable for it.
+    """Return whether the config has a block for Flyball, or the environment a variable for it.
 
     Raises:
         ValueError: the config cannot be read.
@@ -112,7 +112,7 @@ def read_attachment(
     environ: Mapping[str, str],
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> ConfiguredAttachment:
-    """What to attach with; only the source that wins for a setting is looked at closely.
+    """Return what to attach with; only the source that wins for a setting is looked at closely.
 
     Args:
         config: a dict, or as DeepSpeed takes it: a path or base64.
@@ -203,7 +203,7 @@ def _launchers_name(environ: Mapping[str, str]) -> str:
 
 
 def _missing(values: Mapping[str, Any]) -> list[str]:
-    """What will keep the clocks at their default, and what to set."""
+    """Return what will keep the clocks at their default, and what to set."""
     if "planner_url" not in values:
         return [
             "no planner is asked, so no clock is set: give its address in flyball.planner_url or"

@@ -154,7 +154,7 @@ class OrderSwitch:
             yield
 
     def schedule_for(self, stock: schedule.PipeSchedule) -> schedule.PipeSchedule:
-        """What runs in the place of this schedule of DeepSpeed's; evaluations stay."""
+        """Return what runs in the place of this schedule of DeepSpeed's; evaluations stay."""
         planned = self._schedule
         if type(stock) is not schedule.TrainSchedule:
             return stock

@@ -120,7 +120,7 @@ def _layout(engine: PipelineEngine) -> RankLayout:
 
 
 def _registration(engine: PipelineEngine, schedule: str) -> JobRegistration:
-    """What the planner is told of the pipeline, and of nothing else."""
+    """Return what the planner is told of the pipeline, and of nothing else."""
     return JobRegistration(
         num_stages=engine.num_stages,
         num_microbatches=engine.micro_batches,

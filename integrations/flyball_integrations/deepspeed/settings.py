@@ -46,7 +46,7 @@ class Setting:
     envpipe: EnvPipeName | None = None
 
     def is_set_in(self, environ: Mapping[str, str]) -> bool:
-        """Whether a variable gives it, Flyball's or EnvPipe's."""
+        """Return whether a variable gives it, Flyball's or EnvPipe's."""
         envpipe = None if self.envpipe is None else self.envpipe.variable
         return bool(environ.get(self.variable) or (envpipe and environ.get(envpipe)))
 

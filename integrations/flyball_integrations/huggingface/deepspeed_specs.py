@@ -33,7 +33,7 @@ class TiedTokens(nn.Module):  # type: ignore[misc] # torch is not typed here
 
 
 def deepspeed_layers(model: PreTrainedModel, *, num_stages: int) -> list[object]:
-    """What to give to `PipelineModule` as `layers`; with `next_token_loss` as its `loss_fn`.
+    """Return what to give to `PipelineModule` as `layers`; with `next_token_loss` as its `loss_fn`.
 
     Tied weights become `TiedLayerSpec`s. The first layer takes tokens (batch, sequence).
 

@@ -38,7 +38,7 @@ class ModelLayers:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head's weight is the token embedding's."""
+        """Return whether the head's weight is the token embedding's."""
         return self.head.weight is self.token_embedding.weight
 
 

@@ -16,7 +16,7 @@ _TIED_LAYER = "_flyball_tied_layer"
 
 
 def stage_module(model: PreTrainedModel, *, stage: int, num_stages: int) -> nn.Sequential:
-    """What to give to `PipelineStage` as the module of this stage.
+    """Return what to give to `PipelineStage` as the module of this stage.
 
     The layers are dealt out so that the largest stage has as few parameters as can be. Where
     the model's embedding and head are tied and lie on different stages, call
@@ -64,7 +64,7 @@ def sum_tied_gradients(module: nn.Sequential, group: torch.distributed.ProcessGr
 
 
 def even_cuts(sizes: Sequence[int], *, num_parts: int) -> list[int]:
-    """Where to cut a row into non-empty parts whose largest sum is as small as can be.
+    """Return where to cut a row into non-empty parts whose largest sum is as small as can be.
 
     Args:
         sizes: of the items, not negative.

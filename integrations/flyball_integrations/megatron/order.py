@@ -96,7 +96,7 @@ def _seen_from(stage: int, num_stages: int, num_chunks: int) -> SimpleNamespace:
 def registration_of(
     orders: Sequence[StageOrder], num_microbatches: int, num_ranks: int
 ) -> JobRegistration:
-    """What the planner is told of the pipeline, and of nothing else.
+    """Return what the planner is told of the pipeline, and of nothing else.
 
     Args:
         orders: of all stages.

@@ -32,7 +32,7 @@ _TESTED_VERSIONS = "0.14.0, 0.15.3 and 0.16.1"
 
 
 def check_names(schedules: Any, *, version: str) -> None:  # noqa: ANN401 - a module without types
-    """Whether `megatron.core.pipeline_parallel.schedules` has all that is used of it.
+    """Check that `megatron.core.pipeline_parallel.schedules` has all that is used of it.
 
     Args:
         schedules: the module.

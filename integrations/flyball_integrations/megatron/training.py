@@ -41,7 +41,7 @@ class MegatronTraining:
 
     @property
     def is_training(self) -> bool:
-        """Whether a step runs, and it is training."""
+        """Return whether a step runs, and it is training."""
         return self._is_in_step and not self._is_evaluating
 
     # ------------------------------------------------------------------ steps

@@ -83,7 +83,7 @@ class AttachOptions(PlanningOptions, RankOptions, total=False):
 
 
 def check_options(attach: Callable[..., object], options: Mapping[str, object]) -> None:
-    """Whether all are options; a type checker finds it, too, but not everybody runs one.
+    """Check that all are options; a type checker finds it, too, but not everybody runs one.
 
     Args:
         attach: the function that was given them.

@@ -68,7 +68,7 @@ class JobRegistrar:
                 logger.exception("job %s is no longer kept registered", self._job_id)
 
     def _register(self) -> bool:
-        """Whether the planner has taken the job; False where it refused it."""
+        """Return whether the planner has taken the job; False where it refused it."""
         pause_s = _FIRST_PAUSE_S
         while not self._closing.is_set():
             try:
@@ -218,7 +218,7 @@ class Registering:
 
     @property
     def registration(self) -> JobRegistration | None:
-        """What is registered from this rank, the memory apart; None: nothing is."""
+        """Return what is registered from this rank, the memory apart; None: nothing is."""
         return None if self._planner is None else self._registration
 
     def begin(self, stages: Sequence[RankMemory] = ()) -> None:

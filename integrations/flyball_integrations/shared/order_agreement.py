@@ -270,7 +270,7 @@ class OrderNegotiation:
 
     @property
     def is_measured_step(self) -> bool:
-        """Whether the step that has begun is the one whose memory counts."""
+        """Return whether the step that has begun is the one whose memory counts."""
         return self._num_steps == _MEASURED_STEPS
 
     def choose_plan(self, due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:

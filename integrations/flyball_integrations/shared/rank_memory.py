@@ -66,7 +66,7 @@ class SavedStorages:
 
 
 def free_cuda_bytes() -> int:
-    """What this process could still take beside the most it has held so far, less a tenth.
+    """Return what this process could still take beside the most it has held so far, less a tenth.
 
     Bytes that PyTorch has reserved and not given out count as free. To be asked when two whole
     steps are over: the first one makes the optimizer's states, the second holds them and the

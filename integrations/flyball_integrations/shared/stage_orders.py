@@ -115,7 +115,7 @@ def one_f_one_b(num_microbatches: int, num_stages: int, stage: int) -> StageOrde
 
 
 def check_orders(orders: Sequence[StageOrder]) -> None:
-    """Whether the stages run to their ends together where sends never wait for the receiver.
+    """Check that the stages run to their ends together where sends never wait for the receiver.
 
     Raises:
         OrderError: they differ in their microbatches, or deadlock.
@@ -124,7 +124,7 @@ def check_orders(orders: Sequence[StageOrder]) -> None:
 
 
 def eager_actions(order: StageOrder, *, is_first: bool, is_last: bool) -> list[Action]:
-    """What a stage does where sends never wait: receive, compute, send, unit by unit."""
+    """Return what a stage does where sends never wait: receive, compute, send, unit by unit."""
     actions: list[Action] = []
     for is_forward, microbatch in order.units:
         names = _FORWARD_ACTIONS if is_forward else _BACKWARD_ACTIONS
@@ -173,7 +173,7 @@ def _moment(event: tuple[tuple[int, int, int, int], Action]) -> tuple[int, int, 
 
 
 def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
-    """When each unit of each stage starts, transfers taking no time."""
+    """Return when each unit of each stage starts, transfers taking no time."""
     if len({order.num_microbatches for order in orders}) != 1:
         counts = ", ".join(str(order.num_microbatches) for order in orders)
         raise OrderError(f"the stages run different numbers of microbatches: {counts}")
@@ -201,7 +201,7 @@ def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
 def _ready_time(
     stage: int, unit: Unit, last_stage: int, ends: dict[tuple[int, Unit], int]
 ) -> int | None:
-    """When its input is there; None: not before some other stage has gone on."""
+    """Return when its input is there; None: not before some other stage has gone on."""
     if unit.is_forward:
         return 0 if stage == 0 else ends.get((stage - 1, unit))
     if stage == last_stage:

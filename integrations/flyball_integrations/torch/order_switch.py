@@ -165,7 +165,7 @@ def rehearse(schedule: PipelineSchedule) -> None:
 
 
 def computations(orders: Sequence[StageOrder]) -> tuple[tuple[Computation, ...], ...]:
-    """What each pipeline rank computes in these orders, each rank having one stage."""
+    """Return what each pipeline rank computes in these orders, each rank having one stage."""
     return tuple(
         tuple(
             Computation("forward" if unit.is_forward else "backward", unit.microbatch, stage)

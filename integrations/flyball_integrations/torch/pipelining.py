@@ -175,7 +175,7 @@ def detach(schedule: PipelineSchedule) -> None:
 
 
 def registration_of(schedule: PipelineSchedule) -> JobRegistration:
-    """What the planner is told of the pipeline, and of nothing else.
+    """Return what the planner is told of the pipeline, and of nothing else.
 
     GPipe and 1F1B by their names, which the planner knows; any other schedule as `explicit`,
     with the order of every pipeline rank and where in the model its chunks are.

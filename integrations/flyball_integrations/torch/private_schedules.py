@@ -77,7 +77,7 @@ class Computation(NamedTuple):
 
 
 def check_schedule(schedule: PipelineSchedule) -> None:
-    """Whether Flyball can be attached to it.
+    """Check that Flyball can be attached to it.
 
     Raises:
         ValueError: it is no schedule that trains, its order cannot be known, a function of its
@@ -127,7 +127,7 @@ def stages_of(schedule: PipelineSchedule) -> tuple[PipelineStage, ...]:
 
 
 def is_training(schedule: PipelineSchedule) -> bool:
-    """Whether a `step` that is called now runs backwards: `eval` calls it without."""
+    """Return whether a `step` that is called now runs backwards: `eval` calls it without."""
     return bool(schedule._has_backward)
 
 
@@ -151,7 +151,7 @@ def name_of(schedule: PipelineSchedule) -> str | None:
 
 
 def computations_of(schedule: PipelineSchedule) -> tuple[tuple[Computation, ...], ...]:
-    """What each pipeline rank computes in a step, in the order of execution."""
+    """Return what each pipeline rank computes in a step, in the order of execution."""
     by_rank = _actions_by_rank(schedule)
     return tuple(tuple(_computations(by_rank[rank])) for rank in sorted(by_rank))
 
@@ -196,7 +196,7 @@ def in_order(
 
 
 def has_pairs(schedule: PipelineSchedule) -> bool:
-    """Whether any rank runs a forward and a backward as a pair; of no schedule, False."""
+    """Return whether any rank runs a forward and a backward as a pair; of no schedule, False."""
     executed = getattr(schedule, "pipeline_order_with_comms", None) or {}
     by_rank = executed.values()
     # Older versions of torch have none; `check_schedule` says so.
@@ -245,7 +245,7 @@ def _check_custom_functions(schedule: PipelineSchedule) -> None:
 
 
 def _actions_by_rank(schedule: PipelineSchedule) -> dict[int, list[Any]]:
-    """What is executed, transfers included where they are known; empty where nothing is."""
+    """Return what is executed, transfers included where they are known; empty where nothing is."""
     executed = getattr(schedule, "pipeline_order_with_comms", None) or schedule.pipeline_order
     return cast("dict[int, list[Any]]", executed or {})
 

@@ -91,7 +91,7 @@ class _TorchStage:
 
     @property
     def has_input_gradients(self) -> bool:
-        """Whether the stage before gets any."""
+        """Return whether the stage before gets any."""
         return any(each.requires_grad for each in self.inputs)
 
     def keep_graph(self) -> None:

@@ -125,7 +125,7 @@ WrapForward = Callable[[PipelineStage, Execute], Execute]
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Whether it can tell when it has stepped, or is None.
+    """Check that it can tell when it has stepped, or is None.
 
     Raises:
         ValueError: it cannot.

@@ -28,7 +28,7 @@ _LAUNCHER_VARIABLES = (
 
 
 def missing_prerequisites() -> list[str]:
-    """What is missing, each with where to get it; empty when the demo can run."""
+    """Return what is missing, each with where to get it; empty when the demo can run."""
     return [f"{name} ({_DEMO_EXTRA})" for name in _PACKAGES if find_spec(name) is None]
 
 

@@ -37,7 +37,7 @@ def start_training(
 
 
 def check_training(training: ChildProcess, folder: RunFolder) -> bool:
-    """Whether training is over; raises DemoFailedError if it failed."""
+    """Return whether training is over; raises DemoFailedError if it failed."""
     status = training.exit_status()
     if status is None:
         return False

@@ -141,7 +141,7 @@ def failed_condition(result: DemoResult, *, num_steps: int) -> str | None:
 
 
 def error_percent(measured: float, predicted: float) -> float:
-    """How far the measured value is above the predicted one, %."""
+    """Return how far the measured value is above the predicted one, %."""
     return 100 * (measured / predicted - 1)
 
 

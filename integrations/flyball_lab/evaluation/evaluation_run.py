@@ -122,7 +122,7 @@ class _Runs:
     results: dict[_Key, RunResult] = field(default_factory=dict)
 
     def result(self, run: Configuration, progress: str) -> RunResult:
-        """What this run took, from before if it was made already."""
+        """Return what this run took, from before if it was made already."""
         key = (
             run.model.name, run.model.origin, run.manner, run.num_microbatches, run.num_pipelines
         )  # fmt: skip

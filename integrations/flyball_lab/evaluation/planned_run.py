@@ -69,12 +69,12 @@ class RunResult:
 
     @property
     def time_difference_percent(self) -> float:
-        """How far the emulated time is above the predicted one, %."""
+        """Return how far the emulated time is above the predicted one, %."""
         return 100 * (self.emulated_iteration_time_s / self.predicted_iteration_time_s - 1)
 
     @property
     def energy_difference_percent(self) -> float:
-        """How far the emulated energy is above the predicted one, %."""
+        """Return how far the emulated energy is above the predicted one, %."""
         return 100 * (self.emulated_energy_j / self.predicted_energy_j - 1)
 
     @property

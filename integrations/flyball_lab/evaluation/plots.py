@@ -91,7 +91,7 @@ def _bars(axes: Axes, figure: Figure, rows: Sequence[Row], column: str) -> None:
 
 
 def _origin(rows: Sequence[Row]) -> str:
-    """Where the profiles come from; nobody is to take a fitted one for a measurement."""
+    """Return where the profiles come from; nobody is to take a fitted one for a measurement."""
     origins = {row["profile_origin"] for row in rows}
     exception = "" if origins == {FITTED} else f"; where it says {GIVEN}, given by the user"
     return f"emulated GPUs; stage profiles {FITTED}{exception}"

@@ -144,7 +144,7 @@ def add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
-    """What `add_timeline_arguments` asked for, simulated.
+    """Return what `add_timeline_arguments` asked for, simulated.
 
     Raises:
         CommandError: a file cannot be read, or plan, profile and blocking power do not fit.

@@ -206,7 +206,7 @@ def add_choice(
 def request_of(
     arguments: argparse.Namespace, *, policy: str, reconfigure: str, target: str
 ) -> PlanRequest | DataParallelRequest:
-    """What `add_pipeline_arguments` describes, for this policy and target.
+    """Return what `add_pipeline_arguments` describes, for this policy and target.
 
     Raises:
         PlanningError: a part of it cannot be used; names its field.

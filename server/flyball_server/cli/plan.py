@@ -104,7 +104,7 @@ def _text(plan: FrequencyPlan, request: PlanRequest, system: ColorSystem | None)
 
 
 def _considered_rows(plan: FrequencyPlan) -> list[str]:
-    """What `auto` looked at, the chosen order marked."""
+    """Return what `auto` looked at, the chosen order marked."""
     if not plan.considered:
         return []
     rows = ["", "schedule            time, s     energy, J      bound, J   (predicted)"]

@@ -136,7 +136,7 @@ def _settings(database: str | None) -> Settings:
 
 
 def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Namespace) -> None:
-    """Whether this command may make the database.
+    """Check that this command may make the database.
 
     Raises:
         CommandError: only the first operator's token may, or a job's beside one of the settings.

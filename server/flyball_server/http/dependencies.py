@@ -114,7 +114,7 @@ async def granted_wait_s(
         ),
     ] = 0,
 ) -> float:
-    """How long a long poll waits, s: as asked, or as long as the planner grants.
+    """Return how long a long poll waits, s: as asked, or as long as the planner grants.
 
     Raises:
         TooManyWaitingError: it would have to be held, and no more are.
@@ -138,7 +138,7 @@ async def granted_stream_s(
         ),
     ] = None,
 ) -> float:
-    """How long a stream of events lasts, s: as asked, or as long as the planner grants.
+    """Return how long a stream of events lasts, s: as asked, or as long as the planner grants.
 
     Also one of no time is held, until what it tells has been looked at: these have a limit of
     their own.
@@ -224,7 +224,7 @@ def check_size(state: PlannerState, spec: JobSpec) -> None:
 
 
 def check_profile(state: PlannerState, profile: StageProfile) -> None:
-    """Whether a profile has no more points than the planner takes.
+    """Check that a profile has no more points than the planner takes.
 
     Raises:
         InvalidFieldError: it has more.

@@ -83,7 +83,7 @@ def uncompressed(answer: bytes) -> bytes:
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether who sends this header (empty: none) takes gzip: RFC 9110, 12.5.3."""
+    """Return whether who sends this header (empty: none) takes gzip: RFC 9110, 12.5.3."""
     weights: dict[str, bool] = {}
     for item in accept_encoding.lower().split(","):
         name, _, parameters = item.partition(";")

@@ -43,7 +43,7 @@ class Straggler:
             raise InvalidFieldError("until_time", "must be later than from_time")
 
     def holds_at(self, unix_s: float) -> bool:
-        """Whether it is one at this moment."""
+        """Return whether it is one at this moment."""
         return self.from_unix_s <= unix_s and (
             self.until_unix_s is None or unix_s < self.until_unix_s
         )

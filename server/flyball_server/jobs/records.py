@@ -134,7 +134,7 @@ class JobSpec(Record):
 
     @property
     def is_profiled_online(self) -> bool:
-        """Whether the profile is measured in the training itself."""
+        """Return whether the profile is measured in the training itself."""
         return self.profiling == PROFILING_ONLINE
 
     def _check_blocking_power(self) -> None:
@@ -490,5 +490,5 @@ class StageTotals(Record):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """What totals are ordered by: step, stage, version (none first)."""
+        """Return what totals are ordered by: step, stage, version (none first)."""
         return self.step, self.stage, self.plan_version or 0

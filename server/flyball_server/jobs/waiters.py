@@ -39,7 +39,7 @@ class JobWaiters:
 
     @property
     def is_closed(self) -> bool:
-        """Whether none may wait any more."""
+        """Return whether none may wait any more."""
         return self._is_closed
 
     @contextmanager

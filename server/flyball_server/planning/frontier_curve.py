@@ -39,7 +39,7 @@ class FrontierPoint:
 
     @property
     def gap_percent(self) -> float:
-        """How far the energy is above the bound, %."""
+        """Return how far the energy is above the bound, %."""
         return 100 * (self.energy_j / self.lower_bound_j - 1)
 
 
@@ -105,7 +105,7 @@ def make_frontier(
 
 
 def frontier_document(curve: FrontierCurve, *, solve_s: float) -> dict[str, Any]:
-    """What `flyball frontier --json` prints; `solve_s` is how long the planning took, s."""
+    """Return what `flyball frontier --json` prints; `solve_s` is how long the planning took, s."""
     return {
         "points": [
             {

@@ -80,7 +80,7 @@ class PlanPrediction:
 
     @property
     def gap_percent(self) -> float | None:
-        """How far above the lower bound the plan's energy is, %; None while unknown."""
+        """Return how far above the lower bound the plan's energy is, %; None while unknown."""
         if self.lower_bound_j is None:
             return None
         return 100 * (self.energy_j / self.lower_bound_j - 1)

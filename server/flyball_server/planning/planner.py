@@ -137,7 +137,7 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
 
 
 def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:
-    """What the request asks of its policy."""
+    """Return what the request asks of its policy."""
     return PolicyRequest(
         model=model,
         reconfigure=request.reconfigure,
@@ -187,7 +187,7 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
 def plan_of_choice(
     request: PlanRequest, model: PipelineModel, choice: PolicyChoice
 ) -> FrequencyPlan:
-    """What a policy chose for the model, with its prediction there."""
+    """Return what a policy chose for the model, with its prediction there."""
     iteration_time_s, energy_j = predicted_time_and_energy(model, choice.assignment)
     baseline_time_s, baseline_energy_j = predicted_time_and_energy(model, model.baseline())
     return FrequencyPlan(

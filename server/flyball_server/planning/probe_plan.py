@@ -97,7 +97,7 @@ class ProbePlan:
         return tuple(sorted({at for first, last in runs for at in range(first, last + 1)}))
 
     def row_of(self, step: int, first_step: int) -> tuple[tuple[int, ...], ...]:
-        """What a step runs: per stage, the clock of each instruction, MHz."""
+        """Return what a step runs: per stage, the clock of each instruction, MHz."""
         return self.cycle_mhz[(step - first_step) % self.num_steps]
 
 
@@ -129,7 +129,7 @@ def probe_document(plan: ProbePlan) -> dict[str, Any]:
 
 
 def is_probe(document: object) -> bool:
-    """Whether a document is of a probe plan, for `probe_from_document`."""
+    """Return whether a document is of a probe plan, for `probe_from_document`."""
     if not isinstance(document, dict):
         return False
     return bool(cast("dict[str, Any]", document).get("policy") == PROBE_POLICY)

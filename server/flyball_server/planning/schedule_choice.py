@@ -61,7 +61,7 @@ class _Candidate:
 
 
 def is_auto(schedule: str) -> bool:
-    """Whether a schedule's name asks for a choice: `auto`, or `auto:envpipe,zb-h1`."""
+    """Return whether a schedule's name asks for a choice: `auto`, or `auto:envpipe,zb-h1`."""
     return schedule.partition(":")[0] == AUTO
 
 
@@ -229,7 +229,7 @@ def _with_deadline(target: Target, baseline_s: float) -> Target:
 
 
 def _bound_j(solver: DeadlineSolver, target: Target) -> float:
-    """What no plan of this order can beat at the target, J.
+    """Return what no plan of this order can beat at the target, J.
 
     For a power budget nothing is known before a plan is made: 0.
     """

@@ -64,7 +64,7 @@ class StageFindings:
 
 
 def find(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[StageFindings]:
-    """What the clean steps say of each stage; a stage without any is left out."""
+    """Return what the clean steps say of each stage; a stage without any is left out."""
     by_stage: list[list[StageStep]] = [[] for _ in range(setup.schedule.num_stages)]
     for step in observed:
         by_stage[step.stage].append(step)

@@ -93,7 +93,7 @@ class Scales:
 
 
 def covariance_of(parts: Sequence[VarianceComponent], scales: Sequence[float]) -> FloatArray:
-    """What the components add up to."""
+    """Return what the components add up to."""
     return _weighted(scales, [part.covariance for part in parts])
 
 

@@ -38,12 +38,12 @@ _MOST_SCATTER = 0.5
 
 
 def why_unusable(setup: ProbeSetup, findings: Sequence[StageFindings]) -> str | None:
-    """What no further step can mend, in one sentence; None: nothing."""
+    """Return what no further step can mend, in one sentence; None: nothing."""
     return _first(findings, lambda of_stage: _unusable(setup, of_stage))
 
 
 def why_uncertain(setup: ProbeSetup, findings: Sequence[StageFindings]) -> str | None:
-    """Which point is not known well enough, in one sentence; None: none."""
+    """Return which point is not known well enough, in one sentence; None: none."""
     return _first(findings, lambda of_stage: _uncertain(setup, of_stage))
 
 
@@ -122,7 +122,7 @@ class _Goals:
 
 
 def is_known(findings: StageFindings, limits: ErrorLimits) -> bool:
-    """Whether every needed point's errors are as small as they have to be."""
+    """Return whether every needed point's errors are as small as they have to be."""
     needed, goals = needed_points(findings), _Goals.of_stage(findings, limits)
     return bool(
         (findings.time_share_error() ** 2 <= goals.time)[needed].all()
@@ -321,7 +321,7 @@ def easy_move(
 def next_move(
     setup: ProbeSetup, versions: Sequence[ProbedVersion], observed: Sequence[StageStep]
 ) -> Move:
-    """What to do next.
+    """Return what to do next.
 
     Args:
         setup: what is profiled.
@@ -360,7 +360,7 @@ def _no_clean_steps(num_steps: int) -> str:
 
 
 def _missing_steps(newest: ProbedVersion, steps: Sequence[Iteration]) -> int:
-    """How many more steps the newest version needs; 0: it has been seen enough."""
+    """Return how many more steps the newest version needs; 0: it has been seen enough."""
     needed = max(newest.plan.num_steps, _BASELINE_STEPS)
     of_version = [step for step in steps if step.version == newest.version]
     clean = sum(step.is_clean for step in of_version)

@@ -98,7 +98,7 @@ class ProbeSetup:
             raise PlanningError("must be at least 1", field="max_steps")
 
     def classes_of(self, stage: int) -> tuple[InstructionClass, ...]:
-        """What the stage runs, in the order in which it first comes."""
+        """Return what the stage runs, in the order in which it first comes."""
         return tuple(
             dict.fromkeys(
                 InstructionClass(instruction.kind, instruction.chunk)
@@ -186,5 +186,5 @@ class StageStep:
 
     @property
     def busy_s(self) -> float:
-        """How long instructions ran, s."""
+        """Return how long instructions ran, s."""
         return math.fsum(times.count * times.mean_s for times in self.instructions)

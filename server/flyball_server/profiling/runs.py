@@ -58,7 +58,7 @@ def run_readings(
     clocks_mhz: Sequence[int],
     readings: Sequence[tuple[float, float]],
 ) -> tuple[RunReading, ...]:
-    """What a stage's readings within a step say of runs at one clock.
+    """Return what a stage's readings within a step say of runs at one clock.
 
     Args:
         plan: that the step ran.

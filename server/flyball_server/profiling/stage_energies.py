@@ -50,7 +50,7 @@ def _groups(
 
 
 def _expected(regressions: Mapping[int, EnergyRegression]) -> dict[int, Posterior]:
-    """What to expect of each stage's powers before its own readings."""
+    """Return what to expect of each stage's powers before its own readings."""
     if len(regressions) == 1:
         return {stage: regression.prior for stage, regression in regressions.items()}
     vague = _vague(list(regressions.values()))

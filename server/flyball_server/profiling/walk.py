@@ -53,7 +53,7 @@ class ClassWalk:
 
 
 def walk_of(findings: StageFindings, class_index: int) -> ClassWalk:
-    """Where the walk of a class stands."""
+    """Return where the walk of a class stands."""
     points = findings.points
     first = points.number(class_index, 0)
     num_clocks = len(points.clocks_mhz)
@@ -68,7 +68,7 @@ def walk_of(findings: StageFindings, class_index: int) -> ClassWalk:
 
 
 def _has_risen(findings: StageFindings, first: int, reached: Sequence[int]) -> bool:
-    """Whether E - P t is clearly above its least value at the two slowest levels reached.
+    """Return whether E - P t is clearly above its least value at the two slowest levels reached.
 
     Where the time has hardly grown, power limits the GPU and the clock does not: a rise there
     is no valley's.

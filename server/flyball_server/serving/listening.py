@@ -60,7 +60,7 @@ def must_ask(listener: socket.socket, settings: Settings) -> bool:
 
 
 def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: bool) -> None:
-    """Whether there is an operator's token, where tokens are asked for.
+    """Check that there is an operator's token, where tokens are asked for.
 
     Raises:
         CommandError: there is none.
@@ -85,7 +85,7 @@ def check_certificate(
     certificate_name: str = "FLYBALL_TLS_CERTIFICATE",
     key_name: str = "FLYBALL_TLS_KEY",
 ) -> None:
-    """Whether the certificate and its key can be used.
+    """Check that the certificate and its key can be used.
 
     Args:
         settings: which they are.

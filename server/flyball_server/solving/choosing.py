@@ -14,7 +14,7 @@ _DASK_FRONTIERS = 16
 
 
 def make_executor(num_processes: int, address: str | None) -> Executor:
-    """What solves plans; nothing is started yet.
+    """Return what solves plans; nothing is started yet.
 
     Args:
         num_processes: 0: in threads of this process.
@@ -26,5 +26,5 @@ def make_executor(num_processes: int, address: str | None) -> Executor:
 
 
 def num_frontiers_at_once(num_processes: int, address: str | None) -> int:
-    """How many frontiers may be found at once, so that plans do not wait for them."""
+    """Return how many frontiers may be found at once, so that plans do not wait for them."""
     return _DASK_FRONTIERS if address is not None else max(1, num_processes - 1)

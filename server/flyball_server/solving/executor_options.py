@@ -17,7 +17,7 @@ def default_num_processes() -> int:
 
 
 def executor_problem(address: str | None) -> str | None:
-    """What is wrong with an executor's address; None: it can be used."""
+    """Return what is wrong with an executor's address; None: it can be used."""
     if address is None:
         return None
     host, _, port = address.removeprefix(DASK_PREFIX).rpartition(":")

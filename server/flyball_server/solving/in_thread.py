@@ -26,7 +26,7 @@ class SolverAwayError(SolverLostError):
 
 
 def no_thread_error(cause: RuntimeError) -> SolverAwayError:
-    """What a solve fails with where the process has no more threads."""
+    """Return what a solve fails with where the process has no more threads."""
     return SolverAwayError(f"no thread for it could be started ({cause})")
 
 

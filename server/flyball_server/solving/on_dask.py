@@ -98,7 +98,7 @@ class DaskWorkers(Executor):
 def run_while_wanted(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:  # noqa: ANN401 - of any function
-    """What a task does on its worker: the function's result.
+    """Return what a task does on its worker: the function's result.
 
     Raises:
         SolveStoppedError: nobody wants it any more.

@@ -135,7 +135,7 @@ class PlanningProcesses(Executor):
             future.set_exception(answer)
 
     def _solved(self, future: StoppableFuture[Any], pickled: bytes) -> tuple[bool, Any]:
-        """Whether there is a result, and the result or the exception."""
+        """Return whether there is a result, and the result or the exception."""
         process = None
         is_kept = False
         try:

@@ -38,7 +38,7 @@ class FrontierMemory:
         self._solved: dict[str, tuple[PlanRequest, int, SolvedFrontier]] = {}
 
     def find(self, request: PlanRequest, num_points: int, job_id: str) -> SolvedFrontier | None:
-        """What was found for just this, or None."""
+        """Return what was found for just this, or None."""
         with self._guard:
             known = self._solved.get(job_id)
         if known is None or known[:2] != (request, num_points):

@@ -89,7 +89,7 @@ class _InTurn:
 
     @property
     def num_waiting(self) -> int:
-        """Who has it or waits for it."""
+        """Return who has it or waits for it."""
         return self._num_come - self._num_served
 
     def __enter__(self) -> None:

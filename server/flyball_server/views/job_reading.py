@@ -258,7 +258,7 @@ def _read_job(
 
 
 def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]) -> bool:
-    """Which versions there are, and what those that were run hold; False: it got late."""
+    """Return which versions there are, and what those that were run hold; False: it got late."""
     job_id = facts.job.job_id
     activations = facts.activations = reader.list_activations(job_id)
     active = [entry.version for entry in activations if entry.first_step is not None]

@@ -146,14 +146,14 @@ class JobTotals:
         return sum(counted.num_steps for counted in self.sums.values())
 
     def savings(self) -> JobSavings:
-        """What the report says of the steps so far."""
+        """Return what the report says of the steps so far."""
         if self._savings_after != self.after_step:
             self._savings = self._fold.so_far()
             self._savings_after = self.after_step
         return self._savings
 
     def saved_j(self) -> Interval | None:
-        """What the plans have saved, J; None without a measured baseline."""
+        """Return what the plans have saved, J; None without a measured baseline."""
         return self.savings().saved_j
 
     def _add(self, totals: StepTotals, step: WholeStep) -> None:

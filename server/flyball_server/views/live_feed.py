@@ -74,7 +74,7 @@ class Following(Generic[State]):
 
     @property
     def state(self) -> State | None:
-        """What was seen last; None: nothing yet."""
+        """Return what was seen last; None: nothing yet."""
         return self._topic.state
 
     @property
@@ -84,7 +84,7 @@ class Following(Generic[State]):
 
     @property
     def is_gone(self) -> bool:
-        """Whether what is followed does not exist any more."""
+        """Return whether what is followed does not exist any more."""
         return isinstance(self._topic.error, UnknownError)
 
     @property

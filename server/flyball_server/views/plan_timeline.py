@@ -69,7 +69,7 @@ class PlanTimeline:
 
 
 def timeline_key(services: JobServices, job_id: str, version: int | None) -> TimelineKey:
-    """What the timeline of a version depends on now.
+    """Return what the timeline of a version depends on now.
 
     Args:
         services: the seams.

@@ -31,7 +31,7 @@ class ProfilingSummary:
 
 
 def get_profiling(services: JobServices, job_id: str) -> ProfilingSummary:
-    """How far it is.
+    """Return how far it is.
 
     Raises:
         UnknownJobError: no such job.

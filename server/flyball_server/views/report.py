@@ -49,7 +49,7 @@ class JobReport:
 
 
 def get_report(services: JobServices, job_id: str) -> JobReport:
-    """What the job has measured so far; time grows with its steps, memory does not.
+    """Return what the job has measured so far; time grows with its steps, memory does not.
 
     Raises:
         UnknownJobError: no such job.

@@ -83,7 +83,7 @@ class ScriptedGpu:
         return None
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """What the test gave."""
+        """Return what the test gave."""
         return self._clocks_mhz
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
@@ -107,7 +107,7 @@ class ScriptedGpu:
         return ClockLimit.NONE if self.held_mhz is None else ClockLimit.POWER
 
     def total_energy_j(self) -> float:
-        """What the counter shows, J."""
+        """Return what the counter shows, J."""
         self.num_counter_readings += 1
         return self._shown_j
 

@@ -63,7 +63,7 @@ class RecordingGpu:
         return last if isinstance(last, int) else SUPPORTED_MHZ[0]
 
     def total_energy_j(self) -> float:
-        """What the test has set, or a failure."""
+        """Return what the test has set, or a failure."""
         if self.energy_j is None:
             raise GpuError("no energy counter")
         return self.energy_j

@@ -108,7 +108,7 @@ class Desk:
         self.controller.read_back()
 
     def sampled(self) -> tuple[int, int]:
-        """How many clocks were sampled, and the sum of their MHz."""
+        """Return how many clocks were sampled, and the sum of their MHz."""
         return word.samples_of(self.shared_state.words[word.SAMPLES])
 
     def counted(self, *words: int) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def with_cycle(*cycle_mhz: tuple[int, ...]) -> CompiledPlan:
 
 
 def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
-    """What the instructions get when the step goes as planned, MHz."""
+    """Return what the instructions get when the step goes as planned, MHz."""
     cursor.begin_step(step)
     clocks_mhz = tuple(
         cursor.next_sm_clock_mhz(str(kind), int(microbatch), 0)

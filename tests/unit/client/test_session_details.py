@@ -64,7 +64,7 @@ def posted(
     gpu: RecordingGpu | EmulatedGpu,
     run: Callable[[RankSession], None],
 ) -> tuple[tuple[StepMeasurement, ...], tuple[StepMeasurement, ...]]:
-    """What the planner has got when all is over, and what the session has kept."""
+    """Return what the planner has got when all is over, and what the session has kept."""
     with session_of(planner, gpu) as session:
         run(session)
     return tuple(measured for _, measured in sorted(planner.measurements.items())), session.history

@@ -57,7 +57,7 @@ class World:
         yield
 
     def on_each(self, act: Callable[[int], Any]) -> list[Any]:
-        """What each rank's turn returns."""
+        """Return what each rank's turn returns."""
         results = []
         for rank in range(self.num_ranks):
             with self.turn_of(rank):

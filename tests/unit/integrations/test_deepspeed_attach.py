@@ -67,7 +67,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 def engine() -> Any:  # noqa: ANN401 - stands for DeepSpeed's engine
-    """What attach looks at."""
+    """Return what attach looks at."""
     from deepspeed.runtime.pipe.engine import PipelineEngine  # noqa: PLC0415 - skipped without it
 
     attributes: dict[str, object] = {

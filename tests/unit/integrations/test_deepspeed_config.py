@@ -102,7 +102,7 @@ class Given:
                 self.environ[envpipe.variable] = name
 
     def read(self, setting: Setting) -> Any:  # noqa: ANN401
-        """What attach will be given for it."""
+        """Return what attach will be given for it."""
         return read_attachment(self.config, self.environ, self.arguments).arguments[setting.key]
 
 

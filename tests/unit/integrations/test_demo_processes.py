@@ -36,7 +36,7 @@ def _wait_for_lines(file: Path, number: int) -> list[int]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether it runs; a killed orphan may stay a zombie until its new parent reaps it."""
+    """Return whether it runs; a killed orphan may stay a zombie until its new parent reaps it."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -44,7 +44,7 @@ def eager(*, stage: int = 1, num_stages: int = 3) -> EagerP2P:
 
 
 def sending(made: EagerP2P, kind: type, dest_stage: int) -> Any:  # noqa: ANN401 - an instruction
-    """What executes a send of the given tensors."""
+    """Return what executes a send of the given tensors."""
 
     def execute(engine: object, buffer_id: int, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:

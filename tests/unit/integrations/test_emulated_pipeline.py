@@ -101,7 +101,7 @@ def test_two_stages_and_three_microbatches_take_what_they_take_by_hand(num_pipel
 
 
 def waits_s(rank: EmulatedRank) -> dict[str, float]:
-    """What each instruction of the last step waited for its input, by name, s."""
+    """Return what each instruction of the last step waited for its input, by name, s."""
     return {
         f"{timing.kind[0].upper()}{timing.microbatch}": timing.receive_time_s
         for timing in rank.session.last_step_timings

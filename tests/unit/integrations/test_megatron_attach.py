@@ -60,7 +60,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobRegistration
 
 
 def config(**changes: object) -> Any:  # noqa: ANN401 - stands for Megatron's
-    """What attach looks at."""
+    """Return what attach looks at."""
     return SimpleNamespace(**(_CONFIG | changes))
 
 

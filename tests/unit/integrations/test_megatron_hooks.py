@@ -49,7 +49,7 @@ class WrittenHooks:
         self.log.append("synchronized")
 
     def instructions(self) -> list[str]:
-        """What began, shortly."""
+        """Return what began, shortly."""
         return [line.removesuffix(" begins") for line in self.log if " of chunk " in line][::2]
 
 

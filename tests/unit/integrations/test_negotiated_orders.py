@@ -50,7 +50,7 @@ class Ranks:
         self.switches: list[OrderSwitch] = world.on_each(self._switch)
 
     def step(self, plans: Sequence[CompiledPlan]) -> list[CompiledPlan | None]:
-        """What each rank runs in a step, holding this plan."""
+        """Return what each rank runs in a step, holding this plan."""
 
         def run(rank: int) -> CompiledPlan | None:
             with self.switches[rank].around_step():
@@ -122,7 +122,7 @@ class FollowingRanks(Ranks):
         return list(self._in_force), [self._order_of(rank) for rank in range(2)]
 
     def run_steps(self, num_steps: int) -> list[tuple[list[int], list[str]]]:
-        """What `run` tells of each."""
+        """Return what `run` tells of each."""
         return [self.run() for _ in range(num_steps)]
 
     def _begin(self, rank: int) -> None:

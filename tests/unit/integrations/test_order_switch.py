@@ -70,7 +70,7 @@ class Switch:
         self.switch = OrderSwitch(self.engine, **parts)
 
     def step(self, orders: tuple[StageOrder, ...] | None = None) -> bool:
-        """Whether it was measured; `orders` are agreed on as it begins."""
+        """Return whether it was measured; `orders` are agreed on as it begins."""
         self.negotiation.says = orders
         with self.switch.around_step():
             return self.meter.is_on

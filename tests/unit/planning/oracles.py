@@ -28,7 +28,7 @@ _Message = tuple[str, int, int]
 
 
 def event_driven_finish_s(schedule: Schedule, durations_s: Sequence[float]) -> list[float]:
-    """When each instruction finishes, by a clock that jumps from event to event.
+    """Return when each instruction finishes, by a clock that jumps from event to event.
 
     Args:
         schedule: per stage, what it runs.

@@ -355,7 +355,7 @@ LIMITS = {"fastest": 1.0, "slowdown:0.1": 1.1, "least-energy": 100.0}
 
 
 def share_of_best_plans(seeds: range) -> tuple[int, int]:
-    """How many plans with normal effort are the best of all, and of how many."""
+    """Return how many plans with normal effort are the best of all, and of how many."""
     num_best = num_tried = 0
     for seed, (target, limit) in itertools.product(seeds, LIMITS.items()):
         request = drawn_request(seed, target, Effort.NORMAL, are_alike=True)

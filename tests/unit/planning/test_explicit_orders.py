@@ -50,7 +50,7 @@ def refusal(
     profile: StageProfile | None = None,
     memory: ActivationMemory | None = None,
 ) -> PlanningError:
-    """What a planner says that is asked to plan this."""
+    """Return what a planner says that is asked to plan this."""
     with pytest.raises(PlanningError) as raised:
         make_plan(
             PlanRequest(

@@ -41,7 +41,7 @@ Measure = Callable[[PipelineModel, Sequence[int]], MeasuredPipeline]
 
 
 def measured_on_paper(model: PipelineModel, assignment: Sequence[int]) -> MeasuredPipeline:
-    """What ranks without noise would measure where a transfer takes no time."""
+    """Return what ranks without noise would measure where a transfer takes no time."""
     waits_s = enumerate(simulate(model, assignment).wait_s)
     return MeasuredPipeline(
         computed_s=tuple(model.durations_s(assignment)),

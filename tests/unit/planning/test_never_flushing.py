@@ -32,7 +32,7 @@ def model_with_a_clock_for_each_time(schedule: str, times_s: Times, split: bool)
 
 
 def unrolled_finish_s(model: PipelineModel, times_s: Times, num_periods: int) -> list[float]:
-    """When each period of stage 0 ends, in a run of 1F1B that never flushes: s.
+    """Return when each period of stage 0 ends, in a run of 1F1B that never flushes: s.
 
     Microbatch m of the run takes as long as the instructions of m modulo M do in the period.
     """

@@ -56,7 +56,7 @@ def replaced(document: object, place: tuple[str | int, ...], value: object) -> o
 
 
 def places(document: object) -> list[tuple[str | int, ...]]:
-    """Where the document holds anything, itself included."""
+    """Return where the document holds anything, itself included."""
     parts: dict[str | int, object] = {}
     if isinstance(document, dict):
         parts = dict(document)

@@ -68,7 +68,7 @@ def timed_profile(
 
 
 def context_of(profile: StageProfile, num_microbatches: int) -> ScheduleContext:
-    """What a schedule is made from, with memory that bounds nothing."""
+    """Return what a schedule is made from, with memory that bounds nothing."""
     return ScheduleContext(
         profile=profile, num_microbatches=num_microbatches, activation_memory=None
     )

@@ -121,7 +121,7 @@ class EmulatedTraining:
         drawn: FloatArray,
         finish_s: FloatArray,
     ) -> list[tuple[RunReading, ...]]:
-        """What the readings within the step say, per stage."""
+        """Return what the readings within the step say, per stage."""
         runs: list[tuple[RunReading, ...]] = []
         for stage in range(plan.num_stages):
             if not self._truth.reads_runs:
@@ -138,7 +138,7 @@ class EmulatedTraining:
     def _shown_within(
         self, stage: int, position: int, drawn: FloatArray, finish_s: FloatArray
     ) -> float:
-        """What a counter has moved by since the step began, just after an instruction, J."""
+        """Return what a counter has moved by since the step began, just after an instruction, J."""
         read_s = float(finish_s[self._stage == stage][position - 1])
         moved_s = self._last_moves_s(read_s)
         if moved_s[stage] < 0:
@@ -147,7 +147,7 @@ class EmulatedTraining:
         return float(exact_j - self._shown_j[stage])
 
     def _last_moves_s(self, read_s: float) -> FloatArray:
-        """When each stage's counter, read now, has last moved, s from the step's begin."""
+        """Return when each stage's counter, read now, has last moved, s from the step's begin."""
         period_s = self._truth.counter_period_s
         moves: FloatArray = np.floor((self._now_s + read_s) / period_s) * period_s - self._now_s
         return moves
@@ -169,7 +169,7 @@ class EmulatedTraining:
     def _read_counters(
         self, drawn: FloatArray, finish_s: FloatArray, iteration_time_s: float
     ) -> FloatArray:
-        """What each stage's counter has moved by since the last step's end, J."""
+        """Return what each stage's counter has moved by since the last step's end, J."""
         moved_s = self._last_moves_s(iteration_time_s)
         assert (moved_s >= 0).all(), "steps are longer than the counter's period here"
         before = self._shown_j

@@ -91,7 +91,7 @@ def found_by(run: ProfilingRun) -> ProfilingResult:
 
 
 def on_the_truth(plan: FrequencyPlan, truth: StageProfile, num_microbatches: int) -> Simulation:
-    """What a plan's clocks take on the true profile."""
+    """Return what a plan's clocks take on the true profile."""
     model = model_of_request(
         PlanRequest(
             profile=truth,

@@ -133,7 +133,7 @@ def _error_and_truth_j(truth: Truth, point: ProfiledPoint) -> tuple[float, float
 
 
 def plan_excess_percent(truth: Truth, setup: ProbeSetup, result: ProfilingResult) -> float:
-    """What the plan made from the found profile takes beyond the plan made from the truth.
+    """Return what the plan made from the found profile takes beyond the plan made from the truth.
 
     Both of policy `frontier`, target `fastest`, and both evaluated on the truth.
     """

@@ -83,7 +83,7 @@ def restart(services: Services, rank: int, current_step: int) -> None:
 
 
 def follow(services: Services, rank: int, after_version: int, current_step: int) -> int:
-    """What a session that has this version does next; the version that it has then."""
+    """Return what a session that has this version does next; the version that it has then."""
     while found := newer_plan(services.jobs, "job", rank, after_version=after_version):
         after_version = found.plan.version
         first_step(services, rank, after_version, current_step)

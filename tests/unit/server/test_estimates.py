@@ -53,7 +53,7 @@ def correlated(chance: random.Random, num_values: int, correlation: float) -> li
 
 
 def read_late(chance: random.Random, energies_j: list[float]) -> list[float]:
-    """What a counter tells that moves every 100 ms: each reading lacks up to 30 J."""
+    """Return what a counter tells that moves every 100 ms: each reading lacks up to 30 J."""
     lacking_j = [chance.uniform(0, COUNTER_S * POWER_W) for _ in range(len(energies_j) + 1)]
     return [
         energy_j + lacking_j[step] - lacking_j[step + 1] for step, energy_j in enumerate(energies_j)

@@ -92,7 +92,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def ended(client: Client) -> bool:
-    """Whether the answer was brought to its end."""
+    """Return whether the answer was brought to its end."""
     return client.messages[-1].get("more_body") is False
 
 

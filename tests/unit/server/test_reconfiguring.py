@@ -61,7 +61,7 @@ def three_stages(weights: tuple[float, ...] = WEIGHTS) -> StageProfile:
 
 
 def offline_plan(profile: StageProfile, reconfigure: str) -> FrequencyPlan:
-    """What a planner that knows the true times makes at once."""
+    """Return what a planner that knows the true times makes at once."""
     return make_plan(offline_request(profile, reconfigure))
 
 

@@ -74,7 +74,7 @@ def check_clock(gpu: NvmlGpu, name: str, *, is_ours: bool) -> CheckResult:
 
 
 def check_energy(gpu: NvmlGpu, name: str) -> CheckResult:
-    """Whether the energy counter can be read and moves; a GPU always draws something."""
+    """Return whether the energy counter can be read and moves; a GPU always draws something."""
     before_j = gpu.total_energy_j()
     give_up_s = time.monotonic() + _COUNTER_TIMEOUT_S
     while time.monotonic() < give_up_s:
@@ -95,7 +95,7 @@ _NAME = "zeusd"
 
 
 def check_zeusd(environ: Mapping[str, str], default_socket: Path = DEFAULT_SOCKET) -> CheckResult:
-    """Whether it is there, sets clocks and takes the token.
+    """Return whether it is there, sets clocks and takes the token.
 
     Args:
         environ: with ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN, FLYBALL_CLOCK_CONTROL.
@@ -221,7 +221,7 @@ def _check_all(named: Sequence[str], environ: Mapping[str, str]) -> Iterator[Che
 
 
 def _check_numbering(num_gpus: int, environ: Mapping[str, str]) -> CheckResult:
-    """Whether a rank knows which GPU is its own."""
+    """Return whether a rank knows which GPU is its own."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     setting = "is not set" if listed is None else f"is {listed!r}"
     try:
@@ -264,7 +264,7 @@ def _check_gpu(named: str, environ: Mapping[str, str], ours: set[str]) -> Iterat
 
 
 def _check_model(gpu: NvmlGpu, name: str) -> CheckResult:
-    """Whether its clocks can be locked at all."""
+    """Return whether its clocks can be locked at all."""
     what = f"{gpu.name}, {gpu.uuid}"
     clocks_mhz = gpu.supported_sm_clocks_mhz()
     try:

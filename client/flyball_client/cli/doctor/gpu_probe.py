@@ -23,7 +23,7 @@ _NAME = "GPU checks"
 
 
 def probe_gpus(named: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
-    """What `check_gpus` finds in this environment, as far as it comes within the time.
+    """Return what `check_gpus` finds in this environment, as far as it comes within the time.
 
     Args:
         named: indices or UUIDs; none: all.

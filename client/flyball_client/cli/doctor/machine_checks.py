@@ -52,7 +52,7 @@ def check_system() -> Iterator[CheckResult]:
 
 
 def check_state_dir(environ: Mapping[str, str]) -> CheckResult:
-    """Whether the governor can keep its records where it wants to; nothing is made."""
+    """Return whether the governor can keep its records where it wants to; nothing is made."""
     folder = default_state_dir(environ)
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:

@@ -23,7 +23,7 @@ _PROBED_JOB = "flyball-doctor"
 
 
 def check_address(url: str) -> None:
-    """Whether this can be a planner's address.
+    """Check that this can be a planner's address.
 
     Raises:
         ValueError: it cannot.
@@ -66,7 +66,7 @@ def check_planner(url: str | None, token: str | None) -> Iterator[CheckResult]:
 
 
 def _advice(base_url: str, error: PlannerError) -> str:
-    """What to do about a planner that did not answer, beside what the error says itself."""
+    """Return what to do about a planner that did not answer, beside what the error says itself."""
     if isinstance(error, PlannerDistrustedError):
         return ""
     if isinstance(error, PlannerCutOffError) and base_url.startswith("http:"):

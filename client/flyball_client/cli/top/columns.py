@@ -42,7 +42,7 @@ class Table:
     rows: Rows
 
     def widths(self) -> list[int]:
-        """What each column needs; 0: it is empty, and left out."""
+        """Return what each column needs; 0: it is empty, and left out."""
         return [
             max(len(column.heading), *(len(row[i].text) for row in self.rows))
             if any(row[i].text for row in self.rows)
@@ -60,7 +60,7 @@ def emulated_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
 
 
 def narrowest_width(table: Table) -> int:
-    """What the table needs with no column but those that are never left out."""
+    """Return what the table needs with no column but those that are never left out."""
     widths = table.widths()
     return _total([0 if column.rank else widths[i] for i, column in enumerate(table.columns)])
 

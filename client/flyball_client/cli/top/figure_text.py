@@ -88,7 +88,7 @@ def moment_text(moment: datetime | str, now: datetime) -> str:
 
 
 def age_text(moment: datetime | str, now: datetime) -> str:
-    """How long ago it was: `12 s`, `5 min`, `3 h`, `2 d`."""
+    """Return how long ago it was: `12 s`, `5 min`, `3 h`, `2 d`."""
     then = moment_of(moment) if isinstance(moment, str) else moment
     if then is None:
         return UNKNOWN

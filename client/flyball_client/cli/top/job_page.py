@@ -200,7 +200,7 @@ def _ran_at(measured: MeasuredIteration) -> str:
 
 
 def how(job: JobOverview) -> str:
-    """What figures of its ranks are called."""
+    """Return what figures of its ranks are called."""
     return "measured (emulated)" if job.emulated else "measured"
 
 

@@ -51,7 +51,7 @@ ASCII = Marks(levels="_.-=+*#", fills="#", rule="-", ellipsis="~")
 
 
 def marks_for(encoding: str) -> Marks:
-    """What can be written in this encoding."""
+    """Return what can be written in this encoding."""
     try:
         (BLOCKS.levels + BLOCKS.fills + BLOCKS.rule + BLOCKS.ellipsis).encode(encoding)
     except (UnicodeError, LookupError):

@@ -48,7 +48,7 @@ def print_once(lines: Sequence[Line], *, width: int) -> None:
 
 
 def is_drawable_on() -> bool:
-    """Whether stdout is a terminal on which a screen can be drawn."""
+    """Return whether stdout is a terminal on which a screen can be drawn."""
     return sys.stdout.isatty() and not Console(force_terminal=True).is_dumb_terminal
 
 

@@ -32,7 +32,7 @@ def visible(
 
 
 def moved(offset: int, event: Event, *, rows: int) -> int:
-    """Where a key leads; it may be beyond the page's end, which `visible` puts right."""
+    """Return where a key leads; it may be beyond the page's end, which `visible` puts right."""
     page = max(1, rows - 2 - _FEWEST_BODY_LINES)
     steps = {
         Event.UP: -1,

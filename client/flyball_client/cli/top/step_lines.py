@@ -27,7 +27,7 @@ def step_lines(job: JobOverview, steps: Sequence[StagesOfStep], paper: Paper) ->
 
 
 def _ranges(steps: Sequence[StagesOfStep]) -> tuple[str, str, str]:
-    """What stands beside each picture."""
+    """Return what stands beside each picture."""
     times_s = [step.time_s for step in steps]
     return _range(times_s, ".4f"), _range(_powers_w(steps), ".1f"), _HELD_DOWN
 

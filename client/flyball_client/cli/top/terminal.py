@@ -101,7 +101,7 @@ class Terminal:
                 os.write(self._mouth, b".")
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What happened, at the latest after so many s."""
+        """Return what happened, at the latest after so many s."""
         watched = [self._ears, *([] if self._keys is None else [self._keys])]
         ready = select.select(watched, [], [], 0 if self._asked else timeout_s)[0]
         if self._ears in ready:

@@ -22,7 +22,7 @@ class View(Protocol[T]):
     """One thing to look at."""
 
     def read(self) -> T:
-        """What there is now; raises PlannerError."""
+        """Return what there is now; raises PlannerError."""
         ...
 
     def page(self, reading: T, address: str, read_at: str, paper: Paper) -> Page:
@@ -41,7 +41,7 @@ class AllJobs:
         self._planner = planner
 
     def read(self) -> Overview:
-        """What there is now; raises PlannerError."""
+        """Return what there is now; raises PlannerError."""
         return self._planner.get_overview()
 
     def page(self, reading: Overview, address: str, read_at: str, paper: Paper) -> Page:
@@ -60,7 +60,7 @@ class OneJob:
         self._reader = JobReader(planner, job_id)
 
     def read(self) -> JobReading:
-        """What there is now; raises PlannerError."""
+        """Return what there is now; raises PlannerError."""
         return self._reader.read()
 
     def page(self, reading: JobReading, address: str, read_at: str, paper: Paper) -> Page:

@@ -101,7 +101,7 @@ def add_color_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def color_system(when: str) -> ColorSystem | None:
-    """What colours there are to print with; None: none is to be used.
+    """Return what colours there are to print with; None: none is to be used.
 
     Raises:
         CommandError: `always`, and rich is missing.
@@ -126,7 +126,7 @@ def row_colors(
     models: Sequence[PipelineModel],
     assignments: Sequence[Assignment],
 ) -> tuple[Paint | None, list[str]]:
-    """How the units of these pipelines are painted, and the lines that explain it.
+    """Return how the units of these pipelines are painted, and the lines that explain it.
 
     The range is as in the picture: from the plan's lowest clock to the highest that there is.
     """

@@ -70,7 +70,7 @@ def job_spec(registration: messages.JobRegistration) -> JobSpec:
 
 
 def launch(registration: messages.JobRegistration | messages.RankRegistration) -> Launch:
-    """Which start of the job somebody registers for."""
+    """Return which start of the job somebody registers for."""
     return Launch(run=registration.run, restart_count=registration.restart_count)
 
 
@@ -238,7 +238,7 @@ def straggler_view(summary: StragglerSummary) -> StragglerView:
 
 
 def profiling_view(summary: ProfilingSummary) -> ProfilingView:
-    """How far online profiling is."""
+    """Return how far online profiling is."""
     result = summary.result or ProfilingResult(state="probing")
     known = {
         field.name: getattr(result, field.name) for field in fields(result) if field.name != "state"

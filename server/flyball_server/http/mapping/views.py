@@ -53,7 +53,7 @@ def plan_summary_view(summary: PlanSummary) -> read_models.PlanSummary:
 
 
 def predicted_iteration(prediction: PlanPrediction | Prediction) -> read_models.PredictedIteration:
-    """What the model predicts for a plan."""
+    """Return what the model predicts for a plan."""
     return read_models.PredictedIteration(
         iteration_time_s=prediction.iteration_time_s,
         energy_j=prediction.energy_j,
@@ -130,7 +130,7 @@ def report_view(report: JobReport) -> ReportView:
 
 
 def comparison_view(progress: ComparisonProgress) -> ComparisonView:
-    """How far a comparison is."""
+    """Return how far a comparison is."""
     return ComparisonView(**asdict(progress))
 
 
@@ -163,7 +163,7 @@ def estimate(interval: Interval | None) -> Estimate | None:
 
 
 def percent_estimate(ratio: Interval | None, *, sign: int) -> Estimate | None:
-    """How far the ratio is above 1 (`sign` -1: below), %."""
+    """Return how far the ratio is above 1 (`sign` -1: below), %."""
     return None if ratio is None else estimate(ratio.scaled(sign * 100, -sign * 100))
 
 

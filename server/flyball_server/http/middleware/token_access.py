@@ -90,7 +90,7 @@ class AccessCheck:
 
 
 def caller_access(request: Request) -> Access:
-    """What is open to who makes this call."""
+    """Return what is open to who makes this call."""
     return cast("Access", request.scope.get(_ACCESS, OPERATOR))
 
 

@@ -87,7 +87,7 @@ def _answer(path: str, request: Request) -> Response:
 
 
 def _is_known(etag: str, conditions: list[str]) -> bool:
-    """Whether the caller has this content; a proxy that packs it marks the tag as weak."""
+    """Return whether the caller has this content; a proxy that packs it marks the tag as weak."""
     known = (tag.strip() for condition in conditions for tag in condition.split(","))
     return any(tag == "*" or tag.removeprefix("W/") == etag for tag in known)
 

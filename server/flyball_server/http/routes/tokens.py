@@ -82,7 +82,7 @@ def post_token(
     responses=answers([examples.TOKEN], *READ_ERRORS, meaning="In the order of their creation."),
 )
 def get_tokens(state: State) -> list[TokenView]:
-    """What is known of each token; none of them can be shown again."""
+    """Return what is known of each token; none of them can be shown again."""
     return [_view(record) for record in list_tokens(state.services.store)]
 
 

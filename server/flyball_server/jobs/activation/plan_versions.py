@@ -144,7 +144,7 @@ def _note_held(
     held: HeldVersion,
     activations: tuple[ActivationRecord, ...],
 ) -> JobsError | None:
-    """What is wrong with an acknowledgement, which is noted otherwise."""
+    """Return what is wrong with an acknowledgement, which is noted otherwise."""
     try:
         ranks.check_run_of(held.rank, held.run_id)
         record = ranks.require(held.rank)
@@ -185,13 +185,13 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
 
 
 def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
-    """Whether just this version was the last that each rank acknowledged."""
+    """Return whether just this version was the last that each rank acknowledged."""
     num_ranks = require_job(reader, job_id).in_force.num_ranks
     return reader.count_ranks_holding(job_id, version) == num_ranks
 
 
 def _is_overtaken(version: int, activations: tuple[ActivationRecord, ...]) -> bool:
-    """Whether a newer version has been named."""
+    """Return whether a newer version has been named."""
     return any(entry.version > version and entry.first_step is not None for entry in activations)
 
 

@@ -32,7 +32,7 @@ from flyball_server.planning.probe_plan import ProbePlan
 
 
 def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
-    """What the rank runs, in the order of execution; of its own pipeline where each has one.
+    """Return what the rank runs, in the order of execution; of its own pipeline where each has one.
 
     Of a probe plan each instruction has the highest clock that it has in the cycle.
     """

@@ -39,7 +39,7 @@ class Access:
     job_id: str | None
 
     def opens(self, job_id: str) -> bool:
-        """Whether this job, or earlier run of one, is open to it."""
+        """Return whether this job, or earlier run of one, is open to it."""
         return self.job_id is None or self.job_id == job_id.partition(RUN_SIGN)[0]
 
 
@@ -90,13 +90,13 @@ def create_token(
 
 
 def list_tokens(store: JobStore) -> tuple[TokenRecord, ...]:
-    """What is kept of all tokens, in the order of their creation."""
+    """Return what is kept of all tokens, in the order of their creation."""
     with store.reading() as reader:
         return reader.list_tokens()
 
 
 def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
-    """Whether one of them is an operator's."""
+    """Return whether one of them is an operator's."""
     return any(token.job_id is None for token in tokens)
 
 
@@ -113,7 +113,7 @@ def revoke_token(store: JobStore, token_id: str) -> None:
 
 
 def stored_access(store: JobStore, token: str) -> Access | None:
-    """What a token opens by what the store keeps; None: nothing.
+    """Return what a token opens by what the store keeps; None: nothing.
 
     The store is read for whatever looks like a token, so that a known id takes as long as an
     unknown one.

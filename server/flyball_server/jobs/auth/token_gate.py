@@ -60,7 +60,7 @@ class TokenGate:
         return access if now_s < until_s else None
 
     def look_up(self, token: str | None) -> Access | None:
-        """What this token, or none, opens; None: nothing. May read the store.
+        """Return what this token, or none, opens; None: nothing. May read the store.
 
         Raises:
             StoreError: it cannot be read; nobody is let in then.

@@ -34,12 +34,12 @@ DEFAULT_LIFE = LifeTimes()
 
 
 def is_gone(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
-    """Whether a rank has left, or nothing was heard of it for long."""
+    """Return whether a rank has left, or nothing was heard of it for long."""
     return rank.has_left or is_silent(rank, now, times)
 
 
 def is_silent(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
-    """Whether nothing was heard for long of a rank that has not left."""
+    """Return whether nothing was heard for long of a rank that has not left."""
     if rank.has_left:
         return False
     if rank.last_seen_at is None:
@@ -48,7 +48,7 @@ def is_silent(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
 
 
 def last_sign(job: JobRecord, ranks: Sequence[RankRecord]) -> datetime:
-    """When a rank of the job was last heard of, or else the job registered; UTC."""
+    """Return when a rank of the job was last heard of, or else the job registered; UTC."""
     return max([job.created_at, *(rank.last_seen_at or job.created_at for rank in ranks)])
 
 
@@ -79,7 +79,7 @@ def job_notes(
     now: datetime,
     times: LifeTimes,
 ) -> tuple[str, ...]:
-    """What a job waits for and what is odd about it, a line each; for people."""
+    """Return what a job waits for and what is odd about it, a line each; for people."""
     if job.state in OVER:
         return ()
     notes: list[str] = []
@@ -108,7 +108,7 @@ def job_notes(
 
 
 def _is_being_planned(job: JobRecord) -> bool:
-    """Whether somebody is at it, or will be as soon as a planner is there."""
+    """Return whether somebody is at it, or will be as soon as a planner is there."""
     is_behind = job.planned_revision < job.inputs_revision and job.problem is None
     return is_behind and (job.state not in UNPROFILED or job.changed_input is JobInput.PROFILE)
 

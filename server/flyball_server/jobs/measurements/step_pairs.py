@@ -199,13 +199,13 @@ class StepKinds:
     is_probe: bool = False
 
     def is_baseline(self, step: int) -> bool:
-        """Whether this step runs at the highest clocks."""
+        """Return whether this step runs at the highest clocks."""
         cycle = self.baseline_cycle
         return bool(cycle) and cycle[(step - self.first_step) % len(cycle)]
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether its steps are compared with each other."""
+        """Return whether its steps are compared with each other."""
         return not self.is_probe and len(set(self.baseline_cycle)) > 1
 
     @property
@@ -246,7 +246,7 @@ class StepSeries:
 
 
 def pairs_of(cycle: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How a cycle of plan and baseline steps falls into pairs.
+    """Return how a cycle of plan and baseline steps falls into pairs.
 
     A pair is the shortest stretch with as many steps of either kind: `ABBA` has two, so has
     `AABBBBAA`. Steps at the end that make no whole stretch belong to none.

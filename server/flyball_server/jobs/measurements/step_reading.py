@@ -21,7 +21,7 @@ _BASELINE = "baseline"
 
 
 def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds:
-    """Which steps of this version run at the highest clocks.
+    """Return which steps of this version run at the highest clocks.
 
     Args:
         record: the version.
@@ -59,7 +59,7 @@ def _highest_rows(plan: ProbePlan, highest_mhz: Sequence[int]) -> tuple[bool, ..
 
 
 def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
-    """What the savings look at of a step of a job of so many ranks."""
+    """Return what the savings look at of a step of a job of so many ranks."""
     num_held_down = totals.num_power_capped + totals.num_thermally_capped
     return WholeStep(
         step=totals.step,
@@ -150,7 +150,7 @@ class PairedSteps:
         return pairs.so_far().times_s.num_steps
 
     def _add_to(self, pairs: PairGathering, several: Iterable[StepTotals]) -> bool:
-        """Whether they go beyond the version."""
+        """Return whether they go beyond the version."""
         for step in (whole_step(totals, self._num_ranks) for totals in several):
             if (step.version or 0) > self._record.version:
                 return True

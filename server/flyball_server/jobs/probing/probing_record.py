@@ -54,7 +54,7 @@ class ProbingRecord:
         return len({step.step for step in self.observed})
 
     def setup(self, gpu_table: Callable[[str], GpuWindow]) -> ProbeSetup:
-        """What is to be profiled.
+        """Return what is to be profiled.
 
         Raises:
             InvalidFieldError, GpuTableError, PlanningError: the job cannot be.
@@ -98,7 +98,7 @@ def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
 
 
 def is_never_planned(reader: JobReader, job_id: str) -> bool:
-    """Whether all that the job's ranks were ever given was to measure it."""
+    """Return whether all that the job's ranks were ever given was to measure it."""
     return len(probe_plans(reader, job_id)) == len(reader.list_activations(job_id))
 
 
@@ -117,7 +117,7 @@ def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
 
 
 def _has_started_over(two: Sequence[PlanRecord | ActivationRecord]) -> bool:
-    """Whether the second of two versions holds from no later a step than the first."""
+    """Return whether the second of two versions holds from no later a step than the first."""
     match [entry.first_step for entry in two]:
         case [int(before), int(after)]:
             return after <= before
@@ -126,7 +126,7 @@ def _has_started_over(two: Sequence[PlanRecord | ActivationRecord]) -> bool:
 
 
 def _is_highest(record: PlanRecord) -> bool:
-    """Whether each stage runs at one clock throughout, as the first version does."""
+    """Return whether each stage runs at one clock throughout, as the first version does."""
     plan = record.plan
     return isinstance(plan, ProbePlan) and all(
         len(set(of_stage)) == 1 for row in plan.cycle_mhz for of_stage in row
@@ -145,7 +145,7 @@ def _is_measured(reader: JobReader, newest: PlanRecord, num_ranks: int) -> bool:
 
 
 def _silence(reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...]) -> str | None:
-    """Which ranks tell nothing while others have long passed the newest version's cycle."""
+    """Return which ranks tell nothing while others have long passed the newest version's cycle."""
     told = _newest_steps(reader, newest)
     if newest.first_step is None or not told:
         return None

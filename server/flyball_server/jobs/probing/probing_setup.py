@@ -71,7 +71,7 @@ def probing_schedule(spec: JobSpec) -> Schedule:
 
 
 def probe_setup(spec: JobSpec, ranks: Sequence[RankRecord], window: GpuWindow | None) -> ProbeSetup:
-    """What is to be profiled.
+    """Return what is to be profiled.
 
     Args:
         spec: of the job.
@@ -144,7 +144,7 @@ def stage_steps(
 
 
 def control_result(result: ProfilingResult) -> loop_state.ProfilingResult:
-    """What was found, as the job keeps it."""
+    """Return what was found, as the job keeps it."""
     return loop_state.ProfilingResult(
         state="finished",
         num_steps=result.num_steps,
@@ -200,7 +200,7 @@ def _stage_step(
 def _runs(
     stage: int, step: int, details: Sequence[StepDetail | None], version: ProbedVersion | None
 ) -> tuple[RunReading, ...]:
-    """What the counters of all ranks of the stage say of runs within the step."""
+    """Return what the counters of all ranks of the stage say of runs within the step."""
     if version is None or version.first_step is None:
         return ()
     num_readings = len(version.plan.reading_positions(stage))

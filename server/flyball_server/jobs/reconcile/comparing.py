@@ -78,7 +78,7 @@ class Comparing:
 
 
 def _pause(pauses: _Pauses, job: JobRecord, started_s: float) -> float | None:
-    """When to look again, s, after a look that took long; None: after a change."""
+    """Return when to look again, s, after a look that took long; None: after a change."""
     took_s = time.monotonic() - started_s
     if took_s <= _QUICK_S:
         pauses.pop(job.job_id, None)
@@ -104,7 +104,7 @@ class _Situation:
 
 
 def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
-    """How the job's comparison stands; None: it has none that is not over."""
+    """Return how the job's comparison stands; None: it has none that is not over."""
     loop_state = reader.find_loop_state(job.job_id)
     running = open_comparison(loop_state)
     activations = reader.list_activations(job.job_id)
@@ -147,7 +147,7 @@ def _is_over(reader: JobReader, situation: _Situation) -> bool:
 
 
 def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
-    """Whether the newest plan holds, and nothing else is about to change it."""
+    """Return whether the newest plan holds, and nothing else is about to change it."""
     job, newest = situation.job, situation.newest
     if newest.first_step is None or job.planned_revision != job.inputs_revision:
         return False

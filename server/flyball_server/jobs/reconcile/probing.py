@@ -134,7 +134,7 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
 
 
 def _is_left_probing(reader: JobReader, job_id: str) -> bool:
-    """Whether the ranks of a job that could not be planned still probe."""
+    """Return whether the ranks of a job that could not be planned still probe."""
     if not may_be_left_probing(require_job(reader, job_id)):
         return False
     newest = newest_plan(reader, job_id)

@@ -201,7 +201,7 @@ def reconfiguring(services: JobServices, job_id: str) -> None:
 
 
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
-    """What there is to decide on; None: the job is not one to reconfigure, or not now."""
+    """Return what there is to decide on; None: the job is not one to reconfigure, or not now."""
     job = require_job(reader, job_id)
     if not is_reconfigured(job):
         return None  # other jobs cost no more than this one read

@@ -77,7 +77,7 @@ class StragglerReconciler:
     def _look(
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Slowdowns | None:
-        """What was measured since the last look; None: nothing that matters."""
+        """Return what was measured since the last look; None: nothing that matters."""
         activations = reader.list_activations(job.job_id)
         first_step = activations[-1].first_step if activations else None
         if not adapts_frontier(job) or first_step is None:
@@ -168,7 +168,7 @@ def _refined(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
 
 
 def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    """Whether the newest plan was made at once, and all ranks have it by now.
+    """Return whether the newest plan was made at once, and all ranks have it by now.
 
     One that is being compared with the highest clocks is left alone until that is over.
     """
@@ -179,7 +179,7 @@ def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState)
 
 
 def _next_moment_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
-    """How long until something announced begins or ends, s."""
+    """Return how long until something announced begins or ends, s."""
     moments = [
         moment
         for one in loop_state.stragglers

@@ -14,7 +14,7 @@ from flyball_server.jobs.store.contract import JobReader
 
 
 def are_posts_looked_at(reader: JobReader, job: JobRecord) -> bool:
-    """Whether a reaction may have something to do after a post of the job's ranks."""
+    """Return whether a reaction may have something to do after a post of the job's ranks."""
     return (
         # Its ranks train on after all.
         job.state in OVER
@@ -28,7 +28,7 @@ def are_posts_looked_at(reader: JobReader, job: JobRecord) -> bool:
 
 
 def is_unplanned(job: JobRecord) -> bool:
-    """Whether a change is stored that nobody has planned; not where that has failed.
+    """Return whether a change is stored that nobody has planned; not where that has failed.
 
     One that failed, and whose inputs have changed since, has no problem any more.
     """
@@ -37,22 +37,22 @@ def is_unplanned(job: JobRecord) -> bool:
 
 
 def may_be_left_probing(job: JobRecord) -> bool:
-    """Whether its ranks may still run the clocks of a profiling that came to nothing."""
+    """Return whether its ranks may still run the clocks of a profiling that came to nothing."""
     return job.state is JobState.PLANNING_FAILED
 
 
 def is_probed(job: JobRecord) -> bool:
-    """Whether its profile is being measured in its own training."""
+    """Return whether its profile is being measured in its own training."""
     return job.in_force.is_profiled_online and job.state in UNPROFILED
 
 
 def adapts_frontier(job: JobRecord) -> bool:
-    """Whether stragglers and drift are looked for in what its ranks measure."""
+    """Return whether stragglers and drift are looked for in what its ranks measure."""
     return job.in_force.adaptation == ADAPT_FRONTIER
 
 
 def is_reconfigured(job: JobRecord) -> bool:
-    """Whether measured waits raise its clocks."""
+    """Return whether measured waits raise its clocks."""
     return job.in_force.adaptation == ADAPT_RECONFIGURE
 
 

@@ -81,7 +81,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
 
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
-    """What the job waits for and what is odd about it, a line each; for people."""
+    """Return what the job waits for and what is odd about it, a line each; for people."""
     return job_notes(
         summary.job,
         summary.ranks,

@@ -21,7 +21,7 @@ class Launch:
     restart_count: int | None = None
 
     def is_known_by(self, job: JobRecord) -> bool:
-        """Whether the job stands with this very start, or one of the two tells nothing."""
+        """Return whether the job stands with this very start, or one of the two tells nothing."""
         return all(
             mine is None or its is None or mine == its
             for mine, its in ((self.run, job.run), (self.restart_count, job.restart_count))

@@ -36,7 +36,7 @@ _KEPT_CHARACTERS = 112
 
 
 def can_begin_anew(services: JobServices, reader: JobReader, job: JobRecord) -> bool:
-    """Whether the job has had ranks, and all of them are gone."""
+    """Return whether the job has had ranks, and all of them are gone."""
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
     return bool(ranks) and all(is_gone(rank, now, services.life) for rank in ranks)
@@ -286,7 +286,7 @@ def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
 
 
 def _can_be_registered_anew(reader: JobReader, job: JobRecord, spec: JobSpec) -> bool:
-    """Whether its ranks have been given nothing, or measuring it was refused.
+    """Return whether its ranks have been given nothing, or measuring it was refused.
 
     Then somebody puts the profile: to measure it again takes a job of its own.
     """

@@ -87,7 +87,7 @@ def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
 
 
 def _is_surer(after: PlanPrediction, before: PlanPrediction) -> bool:
-    """Whether its certificate leaves less open by enough."""
+    """Return whether its certificate leaves less open by enough."""
     if after.gap_percent is None or before.gap_percent is None:
         return False
     return after.gap_percent <= before.gap_percent - LEAST_CERTAINTY_PERCENT
@@ -163,7 +163,7 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
 
 
 def is_planned(summary: JobSummary) -> bool:
-    """Whether the job's newest plan is of its inputs as they stand (or both are none)."""
+    """Return whether the job's newest plan is of its inputs as they stand (or both are none)."""
     return summary.job.planned_revision == summary.job.inputs_revision
 
 
@@ -263,7 +263,7 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
 
 
 def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
-    """What the job's adaptation has to be told of each step."""
+    """Return what the job's adaptation has to be told of each step."""
     if spec.adaptation == ADAPT_FRONTIER:
         return StepReport.CLOCKS
     is_looked_at = is_raised_by_waits(spec, planned_for)
@@ -271,7 +271,7 @@ def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
 
 
 def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:
-    """Whether the failure is still about inputs that nobody has planned, and is stored."""
+    """Return whether the failure is still about inputs that nobody has planned, and is stored."""
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
         if not is_same_work(job, now) or now.planned_revision == now.inputs_revision:

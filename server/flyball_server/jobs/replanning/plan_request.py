@@ -93,7 +93,7 @@ def _check_candidates(spec: JobSpec) -> None:
 
 
 def _check_order(spec: JobSpec) -> None:
-    """Whether the order of schedule `explicit` is complete and runs to its end."""
+    """Check that the order of schedule `explicit` is complete and runs to its end."""
     if (spec.order is None) is (spec.schedule == EXPLICIT):
         raise InvalidFieldError("order", f"give it with schedule {EXPLICIT}, and with no other")
     if spec.order is None:
@@ -109,7 +109,7 @@ def _check_order(spec: JobSpec) -> None:
 def plan_request(
     spec: JobSpec, profile: StageProfile, gpu_table: GpuTable, loop_state: JobLoopState
 ) -> PlanRequest:
-    """What the planner is asked for this job, slow ranks apart.
+    """Return what the planner is asked for this job, slow ranks apart.
 
     Args:
         spec: in force.
@@ -152,7 +152,7 @@ def plan_request(
 
 
 def is_raised_by_waits(spec: JobSpec, in_force: PlanningInputs) -> bool:
-    """Whether measured waits decide which clocks are raised.
+    """Return whether measured waits decide which clocks are raised.
 
     Not while ranks are slower than their profile: then pipelines differ, and the model, which
     knows their slowdown factors, decides.

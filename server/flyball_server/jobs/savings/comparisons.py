@@ -74,7 +74,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
 
 
 def get_comparison(services: JobServices, job_id: str) -> ComparisonProgress:
-    """How far the newest comparison of a job is.
+    """Return how far the newest comparison of a job is.
 
     Raises:
         UnknownJobError: no such job.
@@ -128,7 +128,7 @@ def add_with_cycle(
 
 
 def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:
-    """How far the newest comparison of a known job is, in the caller's transaction."""
+    """Return how far the newest comparison of a known job is, in the caller's transaction."""
     comparison = reader.find_loop_state(job_id).comparison
     if comparison is None:
         return ComparisonProgress(state="none")
@@ -136,7 +136,7 @@ def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:
 
 
 def progress_of(comparison: Comparison, num_measured: int) -> ComparisonProgress:
-    """How far a comparison is that has measured so many pairs."""
+    """Return how far a comparison is that has measured so many pairs."""
     state: Literal["running", "done", "ended"] = "running"
     if comparison.is_done:
         state = "done" if num_measured >= comparison.num_pairs else "ended"

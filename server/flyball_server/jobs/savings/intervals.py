@@ -64,7 +64,7 @@ class MeanEstimate:
 
 
 def quantile_of_t(degrees_of_freedom: float) -> float:
-    """What Student's t stays below with a probability of 97.5 %."""
+    """Return what Student's t stays below with a probability of 97.5 %."""
     # Loaded with the first interval, which a planner gives long after its start.
     from scipy.special import stdtrit  # noqa: PLC0415
 

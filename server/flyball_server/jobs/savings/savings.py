@@ -160,7 +160,7 @@ class SavingsFold:
         self._on_their_way_s -= time_s
 
     def so_far(self) -> JobSavings:
-        """What all steps so far come to; more may be added afterwards."""
+        """Return what all steps so far come to; more may be added afterwards."""
         baselines = self._baselines()
         versions = tuple(
             self._version_savings(version, baselines)
@@ -248,7 +248,7 @@ def _ratio(a: MeanEstimate | None, b: MeanEstimate | None) -> Interval | None:
 
 
 def _difference(a: MeanEstimate | None, b: MeanEstimate | None) -> Interval | None:
-    """How much less `a` is than `b`."""
+    """Return how much less `a` is than `b`."""
     return None if a is None or b is None else combined([(1, b), (-1, a)]).interval()
 
 

@@ -33,7 +33,7 @@ class JobReader(Protocol):
         ...
 
     def count_jobs(self) -> int:
-        """How many jobs there are."""
+        """Return how many jobs there are."""
         ...
 
     def list_jobs(self) -> tuple[JobRecord, ...]:
@@ -49,7 +49,7 @@ class JobReader(Protocol):
         ...
 
     def count_ranks_holding(self, job_id: str, version: int) -> int:
-        """How many of the job's ranks acknowledged just this plan version last."""
+        """Return how many of the job's ranks acknowledged just this plan version last."""
         ...
 
     def find_profile(self, job_id: str) -> StageProfile | None:
@@ -57,7 +57,7 @@ class JobReader(Protocol):
         ...
 
     def has_profile(self, job_id: str) -> bool:
-        """Whether the job has a profile; quickly found out, however large it is."""
+        """Return whether the job has a profile; quickly found out, however large it is."""
         ...
 
     def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
@@ -92,7 +92,7 @@ class JobReader(Protocol):
         ...
 
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
-        """What all ranks measured in steps `first_step` to before `end_step`, likewise."""
+        """Return what all ranks measured in steps `first_step` to before `end_step`, likewise."""
         ...
 
     def list_step_totals(
@@ -114,7 +114,7 @@ class JobReader(Protocol):
         ...
 
     def find_loop_state(self, job_id: str) -> JobLoopState:
-        """What steers the job; as if nothing did, where nothing was ever saved."""
+        """Return what steers the job; as if nothing did, where nothing was ever saved."""
         ...
 
     def find_token(self, token_id: str) -> TokenRecord | None:
@@ -235,7 +235,7 @@ class JobStore(Protocol):
         ...
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
-        """Whether the turn of this name is the caller's until the block ends.
+        """Return whether the turn of this name is the caller's until the block ends.
 
         With `waits` it is, as soon as no other holds it; without, it is not where another does.
         """

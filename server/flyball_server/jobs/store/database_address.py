@@ -21,7 +21,7 @@ _POSTGRES = re.compile(
 
 
 def is_postgres(database: str) -> bool:
-    """Whether this is the address of a database in PostgreSQL."""
+    """Return whether this is the address of a database in PostgreSQL."""
     return database.partition("://")[0] in POSTGRES_SCHEMES
 
 
@@ -55,7 +55,7 @@ def database_problem(database: str) -> str | None:
 
 
 def shown(database: str) -> str:
-    """What people may know the database by: without password and options."""
+    """Return what people may know the database by: without password and options."""
     if not is_postgres(database):
         return str(sqlite_file(database))
     parts = _POSTGRES.fullmatch(database)

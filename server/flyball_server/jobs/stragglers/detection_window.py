@@ -107,7 +107,7 @@ def measured_slowdowns(
     min_steps: int,
     rules: SlowdownRules | None = None,
 ) -> Slowdowns | None:
-    """What the ranks' slowdown factors are found to be; None: this is no time to look.
+    """Return what the ranks' slowdown factors are found to be; None: this is no time to look.
 
     That is while the version has not held for `min_steps` steps, so that plans do not flap; and
     while a job is profiled, or its steps are compared with the highest clocks. Where a newer plan

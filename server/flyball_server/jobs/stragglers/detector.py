@@ -63,7 +63,7 @@ def find_slowdowns(
     announced: Collection[int] = (),
     rules: SlowdownRules | None = None,
 ) -> Slowdowns:
-    """What of `known` still holds, and what is new.
+    """Return what of `known` still holds, and what is new.
 
     Args:
         observed: steps, the newest ones of each rank at least.
@@ -192,7 +192,7 @@ class _StageObservation:
         return [found[kind] for kind in sorted(found) if abs(found[kind].slowdown - 1) > least]
 
     def _drift(self, kind: str, ratios: Sequence[Ratio]) -> float:
-        """What it is now, from the slowest rank, as profiles are."""
+        """Return what it is now, from the slowest rank, as profiles are."""
         before = self.drifts[kind].slowdown if kind in self.drifts else 1.0
         slowest = max(ratios, key=lambda ratio: ratio.mean)
         earlier, later = slowest.halves
@@ -202,7 +202,7 @@ class _StageObservation:
         return min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
 
     def _have_moved(self, ratios: Sequence[Ratio]) -> bool:
-        """Whether all went the same way, far enough, surely, and not just for a moment."""
+        """Return whether all went the same way, far enough, surely, and not just for a moment."""
         return any(
             all(sign * (mean - 1) > self.rules.drift for ratio in ratios for mean in ratio.halves)
             and all(

@@ -159,7 +159,7 @@ def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: 
 
 
 def _is_same(before: Straggler, after: Straggler, announcement: Announcement) -> bool:
-    """Whether a repetition says nothing new; `now` is when it was first said."""
+    """Return whether a repetition says nothing new; `now` is when it was first said."""
     same_time = announcement.from_unix_s in (None, before.from_unix_s)
     has_begun = before.from_unix_s <= after.from_unix_s
     same_end = before.until_unix_s == after.until_unix_s
@@ -184,5 +184,5 @@ def _is_in_force(rank: int, slowdown: float, loop_state: JobLoopState) -> bool:
 
 
 def _is_nearly(slowdown: float, planned: float | None) -> bool:
-    """Whether a plan for the one is good for the other."""
+    """Return whether a plan for the one is good for the other."""
     return planned is not None and max(slowdown / planned, planned / slowdown) <= NEARLY

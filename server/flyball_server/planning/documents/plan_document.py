@@ -252,7 +252,7 @@ def stage_entries(
 
 
 def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruction, ...], ...]:
-    """What `stage_entries` wrote.
+    """Return what `stage_entries` wrote.
 
     Raises:
         PlanningError: it is something else; `field` says where, from `where` on.
@@ -283,7 +283,7 @@ def _are_kinds(values: Sequence[object]) -> bool:
 
 
 def _are_counts(values: Sequence[Any]) -> bool:
-    """Whether they are counts beyond doubt; truth values are none."""
+    """Return whether they are counts beyond doubt; truth values are none."""
     return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= _PLAIN_COUNT
 
 

@@ -79,7 +79,7 @@ class PickledInColumns:
     stages: PlannedStages
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled."""
+        """Return what is pickled."""
         return vars(self) | {"stages": packed_stages(self.stages)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class PredictedTimeline:
 
     @property
     def is_data_parallel(self) -> bool:
-        """Whether each pipeline has clocks of its own."""
+        """Return whether each pipeline has clocks of its own."""
         return isinstance(self.plan, DataParallelPlan)
 
     def baseline(self) -> PredictedTimeline:

@@ -69,7 +69,7 @@ def _times_s(
     stage: int,
     wanted: Iterable[_Alike],
 ) -> Mapping[_Alike, float] | None:
-    """What each of these takes, s; None: the profile does not have all of them."""
+    """Return what each of these takes, s; None: the profile does not have all of them."""
     if profile is None:
         return None
     try:

@@ -57,7 +57,7 @@ class NodeTables(NamedTuple):
 
 @compiled_function
 def start_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
-    """When the node can start, s."""
+    """Return when the node can start, s."""
     start_s = 0.0
     for which in range(2):
         before = tables.predecessors[node, which]

@@ -39,7 +39,7 @@ class _CompiledFunction:
 
     @property
     def _numba_type_(self) -> object:
-        """What numba takes an object for that a function which it compiles calls."""
+        """Return what numba takes an object for that a function which it compiles calls."""
         return self._compiled._numba_type_
 
     @cached_property

@@ -59,7 +59,7 @@ class EventNetwork:
     waiting_power_w: float
 
     def energy_offset_j(self, deadline_s: float) -> float:
-        """What to add to the arcs' costs to have the iteration's energy, J."""
+        """Return what to add to the arcs' costs to have the iteration's energy, J."""
         return self.fixed_cost_j + self.waiting_power_w * deadline_s
 
 

@@ -60,7 +60,7 @@ class ArcCosts(NamedTuple):
 
 
 def arc_costs(curves: ModelCurves, arcs: EventArcs, waiting_power_w: float) -> ArcCosts:
-    """What the arcs of a pipeline with these curves cost."""
+    """Return what the arcs of a pipeline with these curves cost."""
     num_nodes = len(curves.curve_of_node)
     curve = np.full(len(arcs.tail), _NO_CURVE, dtype=np.int64)
     curve[:num_nodes] = curves.curve_of_node
@@ -168,7 +168,7 @@ def _slope_around(  # noqa: PLR0917 - compiled code takes no keywords
     tables: tuple[FloatArray, FloatArray, FloatArray],
     sign: float,
 ) -> tuple[float, float, float]:
-    """What an event's arcs on one side cost more for each second that it is later, J/s.
+    """Return what an event's arcs on one side cost more for each second that it is later, J/s.
 
     Also how that changes, J/s2, and the time that the shortest windows on this side allow, s:
     the earliest with sign 1, the side before; the latest with sign -1, the side after.
@@ -227,7 +227,7 @@ def sweep(time_s: FloatArray, num_sweeps: int, arcs: EventArcs, costs: ArcCosts)
 def _rise_w(
     from_s: FloatArray, to_s: FloatArray, share: float, arcs: EventArcs, costs: ArcCosts
 ) -> float:
-    """How the cost changes on the way from the one to the other, J for the whole way."""
+    """Return how the cost changes on the way from the one to the other, J for the whole way."""
     rise_j: float = costs.waiting_power_w * (to_s[END] - from_s[END])
     for arc in range(len(costs.curve)):
         curve = costs.curve[arc]
@@ -328,7 +328,7 @@ class FirstPlanner:
         )
 
     def iteration_time_s(self, assignment: Assignment) -> float:
-        """What an assignment takes, to the last bit as the simulator has it, s."""
+        """Return what an assignment takes, to the last bit as the simulator has it, s."""
         return max(self._finish_times.earliest_s(self._model.durations_s(assignment)))
 
     def _searched(
@@ -379,7 +379,7 @@ class FirstPlanner:
         return swept_s
 
     def _events_s(self, durations_s: Sequence[float]) -> FloatArray:
-        """When the events are with such durations, in the middle of their floats."""
+        """Return when the events are with such durations, in the middle of their floats."""
         finish_s = np.array(self._finish_times.earliest_s(durations_s))
         latest_finish_s = np.array(self._finish_times.latest_s(durations_s, float(finish_s.max())))
         time_s = np.zeros(len(self._arcs.order))

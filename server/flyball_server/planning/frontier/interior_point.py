@@ -178,7 +178,7 @@ def complementarity_j(
 
 @compiled_function
 def _target_w(multiplier_w: float, size_s: float, wanted_j: float, changes_j: float) -> float:
-    """How much the multiplier of a size would have to change if the size did not."""
+    """Return how much the multiplier of a size would have to change if the size did not."""
     return (wanted_j - changes_j) / size_s - multiplier_w
 
 
@@ -282,7 +282,7 @@ class InteriorPointRelaxation:
     def _iterated(
         self, point: Iterate, deadline_s: float, max_steps: int
     ) -> tuple[RelaxedOptimum, bool]:
-        """What so many steps from the point find, and whether it is as near as asked for."""
+        """Return what so many steps from the point find, and whether it is as near as asked for."""
         to_keep: Iterate | None = None
         for _ in range(max_steps):
             cancellation_point()

@@ -161,7 +161,7 @@ def event_times_s(deadline_s: float, basis: Basis, arcs: ArcTables) -> FloatArra
 def _first_at_corner(
     way_s: float, direction: float, basis: Basis, arcs: ArcTables
 ) -> tuple[float, int]:
-    """How far END can move before a window between the trees reaches a corner, and whose."""
+    """Return how far END can move before a window between the trees reaches a corner, and whose."""
     step_s, entering = way_s, NO_ARC
     for arc in range(len(arcs.tail)):
         head_tree = basis.tree[arcs.head[arc]]
@@ -196,7 +196,7 @@ def _ends(entering: int, basis: Basis, arcs: ArcTables) -> tuple[int, int]:
 
 @compiled_function
 def _first_at_slope(entering: int, sign: float, basis: Basis, arcs: ArcTables) -> Leaving:
-    """How much the flow along the path can change before an arc of it must leave the trees.
+    """Return how much the flow along the path can change before an arc of it must leave the trees.
 
     Args:
         entering: the arc that closes the path.

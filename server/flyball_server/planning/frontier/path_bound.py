@@ -126,7 +126,7 @@ class _Paths:
         return np.array([prices.at_w(iteration_s) for prices in self._prices])
 
     def bound_j(self, prices_w: FloatArray, deadline_s: float) -> float:
-        """What the prices prove, whatever they are, J."""
+        """Return what the prices prove, whatever they are, J."""
         flow_w = np.zeros(len(self._curve_of_node))
         for chain, way, price_w in zip(self._chains, self._ways, prices_w, strict=True):
             flow_w[chain] += price_w

@@ -76,7 +76,7 @@ class Relaxation(Protocol):
 def relaxed_optimum(
     network: EventNetwork, deadline_s: float, event_time_s: FloatArray, flow_w: FloatArray
 ) -> RelaxedOptimum:
-    """What a solver found, with the bound that its flow certifies."""
+    """Return what a solver found, with the bound that its flow certifies."""
     return RelaxedOptimum(
         deadline_s=deadline_s,
         event_time_s=event_time_s,

@@ -46,7 +46,7 @@ class RoundedPlan:
 
     @property
     def end_s(self) -> float:
-        """When the last of them has finished, s."""
+        """Return when the last of them has finished, s."""
         return float(self.finish_s.max())
 
 
@@ -215,7 +215,7 @@ def _successors(predecessors: IndexArray) -> IndexArray:
 
 
 def _mean_cost_step_j(curves: ModelCurves) -> float:
-    """How much a step to the next slower clock saves, on average over all curves, J."""
+    """Return how much a step to the next slower clock saves, on average over all curves, J."""
     drops_j = sum(curve.staircase[0].cost_j - curve.staircase[-1].cost_j for curve in curves.curves)
     num_steps = sum(len(curve.staircase) - 1 for curve in curves.curves)
     return drops_j / max(1, num_steps)

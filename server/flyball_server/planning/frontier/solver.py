@@ -130,7 +130,7 @@ class DeadlineSolver:
             return self._relaxation.solve(deadline_s)
 
     def bound_j(self, relaxed: RelaxedOptimum) -> float:
-        """What no plan needs less than that keeps the reserve at the deadline, J.
+        """Return what no plan needs less than that keeps the reserve at the deadline, J.
 
         The plan itself uses none of it, so it may wait less by the reserve of its longest path.
         """
@@ -169,7 +169,7 @@ class DeadlineSolver:
         return self._as_profiled(plan) if self._reserve else plan
 
     def _as_profiled(self, plan: DeadlinePlan) -> DeadlinePlan:
-        """What the plan takes where no instruction uses its reserve, and a bound on that.
+        """Return what the plan takes where no instruction uses its reserve, and a bound on that.
 
         The relaxed bound has the waiting that the whole reserve causes in it. Of a plan that keeps
         the reserve at the deadline, and is no faster than this one, that is at most what is taken

@@ -178,7 +178,7 @@ def plan_of_pipelines(
     choice: PolicyChoice,
     dp_ranks: Sequence[tuple[int, ...]],
 ) -> DataParallelPlan:
-    """What was chosen for pipelines side by side, as a plan.
+    """Return what was chosen for pipelines side by side, as a plan.
 
     Args:
         request: how it was planned; its own profile is not used.
@@ -347,7 +347,7 @@ def _joint_virtual_stages(schedules: Sequence[Schedule]) -> VirtualStages:
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:
-    """How many come before each."""
+    """Return how many come before each."""
     return [0, *itertools.accumulate(counts[:-1])]
 
 

@@ -42,7 +42,7 @@ class MeasuredPipeline:
 
 
 def is_as_ordered(schedule: Schedule, stage: int, ran: Sequence[InstructionTimes]) -> bool:
-    """Whether a rank of this stage ran just what the order has, in that order."""
+    """Return whether a rank of this stage ran just what the order has, in that order."""
     ordered = schedule.stages[stage]
     return len(ran) == len(ordered) and all(
         (times.kind, times.chunk) == (kind, chunk) and times.microbatch in (None, microbatch)
@@ -81,7 +81,7 @@ def pipeline_of_steps(
 
 
 def receives_from_neighbour(dag: DependencyDag, node: int) -> bool:
-    """Whether what this node works on comes from another stage."""
+    """Return whether what this node works on comes from another stage."""
     source = dag.data_predecessor[node]
     return source != NONE and dag.stage[source] != dag.stage[node]
 

@@ -12,7 +12,7 @@ POLICIES: dict[str, Policy] = {**ENVPIPE_POLICIES, "frontier": frontier}
 
 
 def choose(policy: str, request: PolicyRequest) -> PolicyChoice:
-    """What the policy called `policy` decides.
+    """Return what the policy called `policy` decides.
 
     Raises:
         PlanningError: there is no such policy, or it cannot do what is asked.

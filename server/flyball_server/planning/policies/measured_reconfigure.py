@@ -113,7 +113,7 @@ def measured_critical_path(
 def unwaited_receive_s(
     dag: DependencyDag, measured: MeasuredPipeline, finish_s: Sequence[float]
 ) -> float:
-    """How long a receive takes whose message has been sent before, s; 0 where there is none.
+    """Return how long a receive takes whose message has been sent before, s; 0 where there is none.
 
     EnvPipe takes the least receive time of the last stage, which is right where that stage is
     so heavy that its inputs wait for it. Here only receives count whose message had been sent

@@ -57,7 +57,7 @@ def reconfiguring_steps(
 
 
 def path_raise(manner: str, granularity_mhz: int) -> PathRaise:
-    """How `manner` raises a critical path once, wherever that path is known from.
+    """Return how `manner` raises a critical path once, wherever that path is known from.
 
     Raises:
         PlanningError: as in `reconfigure`.

@@ -142,7 +142,7 @@ class Schedule:
         return len(self.virtual_stages[0])
 
     def node_of(self, instruction: Instruction) -> Instruction:
-        """What stands for an instruction in the DAG: itself, or its kind in a whole period.
+        """Return what stands for an instruction in the DAG: itself, or its kind in a whole period.
 
         In a steady state all microbatches of a stage run alike, and are planned as one.
         """
@@ -224,7 +224,7 @@ def _first_too_early(run: list[InstructionKind]) -> InstructionKind | None:
 
 
 def _is_whole(kinds: set[InstructionKind]) -> bool:
-    """Whether these are all that one microbatch needs, none of it twice."""
+    """Return whether these are all that one microbatch needs, none of it twice."""
     forward = {InstructionKind.FORWARD}
     return kinds - {InstructionKind.RECOMPUTE} in (
         forward | {InstructionKind.BACKWARD},

@@ -79,7 +79,7 @@ def num_microbatches_of(order: ExplicitOrder) -> int:
 
 
 def instruction_of(entry: object, where: str) -> Instruction:
-    """What `[kind, microbatch]` or `[kind, microbatch, chunk]` names.
+    """Return what `[kind, microbatch]` or `[kind, microbatch, chunk]` names.
 
     Raises:
         PlanningError: it is none of these; `where` is its field.

@@ -18,7 +18,7 @@ CHECKPOINT_MODES = ("except_last", "always", "never")
 
 
 def check_checkpoint(schedule: str, mode: str | None) -> None:
-    """Whether a schedule knows a checkpoint mode; each knows None.
+    """Check that a schedule knows a checkpoint mode; each knows None.
 
     Raises:
         PlanningError: it does not.

@@ -44,7 +44,7 @@ class OrderWriter:
 
     @property
     def order(self) -> tuple[Instruction, ...]:
-        """What has been written."""
+        """Return what has been written."""
         return tuple(self._written)
 
     def write(self, tokens: str, times: int = 1) -> None:
@@ -53,7 +53,7 @@ class OrderWriter:
             self._write(token[0], int(token[1:]) if token[1:] else None)
 
     def num_written(self, token: str) -> int:
-        """How often it stands there so far, left-out microbatches included."""
+        """Return how often it stands there so far, left-out microbatches included."""
         return self._counts[_KINDS[token[0]], int(token[1:])]
 
     def _write(self, letter: str, chunk: int | None) -> None:
@@ -92,7 +92,7 @@ class OrderWriter:
 
 
 def require_split_backward(chunks: tuple[StageProfile, ...], schedule: str) -> None:
-    """Whether every stage's backward is profiled in its two parts.
+    """Check that every stage's backward is profiled in its two parts.
 
     Raises:
         PlanningError: one's is not.

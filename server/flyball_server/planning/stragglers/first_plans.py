@@ -103,7 +103,7 @@ class SlowedFirstPlans:
 
     @property
     def fastest_s(self) -> float:
-        """What an iteration takes at the highest clocks, with every reserve used, s."""
+        """Return what an iteration takes at the highest clocks, with every reserve used, s."""
         return max(pipeline.planner.fastest_time_s for pipeline in self._pipelines)
 
     @property
@@ -172,7 +172,7 @@ class SlowedFirstPlans:
     def _bound_with_reserve_j(
         self, lower_bound_j: float, iteration_time_s: float, deadline_s: float
     ) -> float:
-        """What no plan needs less than that keeps the reserve and is no faster, J.
+        """Return what no plan needs less than that keeps the reserve and is no faster, J.
 
         The bound of the longer instructions has the waiting in it that the reserve causes. A plan
         that takes x without it takes at most the deadline, and at most `reserve` times x more,
@@ -214,7 +214,7 @@ def _slowed_pipeline(
 def _running(
     dp_ranks: tuple[int, ...], model: PipelineModel, running: RunningClocks
 ) -> tuple[_Running, ...]:
-    """What each of the pipelines runs now; empty where it is not known of one of them."""
+    """Return what each of the pipelines runs now; empty where it is not known of one of them."""
     now: list[_Running] = []
     for alike in running.alike(dp_ranks):
         assignment = running.assignment(alike[0], model)
@@ -288,7 +288,7 @@ def make_first_plan(
 
 
 def _target(request: PlanRequest) -> Target | None:
-    """What is aimed at; None: nothing for which a first plan can be made."""
+    """Return what is aimed at; None: nothing for which a first plan can be made."""
     if request.policy != "frontier" or is_auto(request.schedule):
         return None
     try:
@@ -336,14 +336,14 @@ def _plan_for_power(plans: SlowedFirstPlans, budget_w: float) -> AnyPlan | None:
 
 
 def _excess_j(plan: AnyPlan, budget_w: float) -> float:
-    """How much more an iteration takes than the budget allows it, J."""
+    """Return how much more an iteration takes than the budget allows it, J."""
     return plan.energy_j - budget_w * plan.iteration_time_s
 
 
 def _is_worse(
     plan: AnyPlan, plans: SlowedFirstPlans, target: Target, running: RunningClocks | None
 ) -> bool:
-    """Whether the clocks that run now are better by now than the plan, at what is aimed at.
+    """Return whether the clocks that run now are better by now than the plan, at what is aimed at.
 
     Clocks that were planned for slower iterations than a deadline allows may need less energy:
     that is no fault. Nor is anything found of clocks that are not known.

@@ -175,7 +175,7 @@ def seeded_model(seed: int) -> PipelineModel:
 
 
 def share_of_best_plans(seeds: range) -> tuple[int, int]:
-    """How many plans with normal effort are the best of all, and of how many."""
+    """Return how many plans with normal effort are the best of all, and of how many."""
     num_best = num_tried = 0
     for seed in seeds:
         model = seeded_model(seed)

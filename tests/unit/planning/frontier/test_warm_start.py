@@ -40,7 +40,7 @@ class Counted(InteriorPointRelaxation):
         return super()._next(point, window_error_s)
 
     def steps_for(self, deadline_s: float) -> int:
-        """How many it takes."""
+        """Return how many it takes."""
         before = self.num_steps
         self.solve(deadline_s)
         return self.num_steps - before

@@ -83,7 +83,7 @@ class PostgresAddress:
         return connection
 
     def error(self, cause: BaseException | None) -> StoreError:
-        """What a failure of PostgreSQL means for the store."""
+        """Return what a failure of PostgreSQL means for the store."""
         state = getattr(cause, "sqlstate", None) or ""
         if state.startswith(_BUSY):
             return StoreBusyError(location=self.location)

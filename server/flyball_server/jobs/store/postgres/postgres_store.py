@@ -142,7 +142,7 @@ class PostgresJobStore:
             self._forgetting.wake()
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
-        """Whether the turn of this name is the caller's until the block ends."""
+        """Return whether the turn of this name is the caller's until the block ends."""
         return self._locks.lock(name, waits=waits)
 
     def signal(self, job_id: str) -> None:

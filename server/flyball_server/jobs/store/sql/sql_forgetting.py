@@ -41,7 +41,7 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 def has_forgotten_jobs(connection: Connection) -> bool:
-    """Whether rows are left of a job that was deleted."""
+    """Return whether rows are left of a job that was deleted."""
     return connection.execute(_FORGOTTEN).first() is not None
 
 
@@ -153,7 +153,7 @@ class Forgetting:
         return is_left
 
     def _goes_on(self) -> bool:
-        """Whether there is something to do; else the thread is none any more."""
+        """Return whether there is something to do; else the thread is none any more."""
         with self._guard:
             if self._stopping.is_set() or not self._is_wanted:
                 self._thread = None

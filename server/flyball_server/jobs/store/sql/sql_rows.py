@@ -299,7 +299,7 @@ def loop_state_of(document: str, job_id: str) -> JobLoopState:
 
 @functools.lru_cache(maxsize=64)
 def _loop_state_of(document: str) -> JobLoopState:
-    """What is written there; one that holds a measured profile takes long to read."""
+    """Return what is written there; one that holds a measured profile takes long to read."""
     return _loop_state_type().validate_json(document)
 
 

@@ -103,7 +103,7 @@ def check_is_sqlite(file: Path) -> None:
 
 
 def store_error(cause: BaseException | None, file: Path) -> StoreError:
-    """What a failure of SQLite or of the file system means for the store."""
+    """Return what a failure of SQLite or of the file system means for the store."""
     name: str = getattr(cause, "sqlite_errorname", None) or ""
     for prefix, kind in _ERRORS.items():
         if name.startswith(prefix):
