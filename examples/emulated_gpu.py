@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client import EmulatedGpu
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 

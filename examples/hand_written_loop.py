@@ -15,14 +15,16 @@ import torch.distributed as dist
 from torch import nn
 
 from example_options import example_parser, parse_options, positive_number, share
-from flyball_client.api.errors import PlannerError
-from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.session.rank_session import RankSession
-from flyball_client.session.rank_settings import RankSettings
-from flyball_integrations.shared.attachment import JobRegistrar
+from flyball_client import (
+    EmulatedGpu,
+    JobRegistrar,
+    JobRegistration,
+    PlannerClient,
+    PlannerError,
+    RankSession,
+    RankSettings,
+)
 from flyball_profiles.examples import load_example_profile
-from flyball_wire.messages import JobRegistration
 
 BLOCKING_POWER_W = 80.0
 ROWS = 8
@@ -34,7 +36,7 @@ def open_session(
 ) -> tuple[RankSession, PlannerClient | None]:
     """This rank's session, started; rank 0 makes the job known, too, in the background."""
     rank = dist.get_rank()
-    # On a GPU: flyball_client.gpu.open_gpu.open_local_gpu(local_rank, os.environ).
+    # On a GPU: flyball_client.open_local_gpu(local_rank, os.environ).
     profile = load_example_profile()
     gpu = EmulatedGpu(
         profile,

@@ -9,7 +9,7 @@ import deepspeed
 import torch
 from deepspeed.pipe import PipelineModule
 
-import flyball_integrations.deepspeed.pipeline as flyball
+import flyball_integrations.deepspeed as flyball
 from emulated_gpu import emulated_gpu_on_cpu
 from example_options import example_parser, parse_options
 from image_nets import alexnet_layers, vgg19_layers

@@ -10,7 +10,7 @@ import torch
 from deepspeed.pipe import PipelineModule
 from transformers import GPT2Config
 
-import flyball_integrations.deepspeed.pipeline as flyball
+import flyball_integrations.deepspeed as flyball
 from emulated_gpu import emulated_gpu_on_cpu
 from example_options import example_parser, parse_options
 from flyball_integrations.huggingface import build_causal_lm, deepspeed_layers, next_token_loss

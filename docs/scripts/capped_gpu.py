@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flyball_client import EmulatedGpu
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.clock_controller import READ_PERIOD_S, TOLERANCE_MHZ
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu._base import ClockLimit
-from flyball_client.gpu.emulated import EmulatedGpu
 
 
 class CappedGpu(EmulatedGpu):

@@ -19,7 +19,7 @@ from docs.scripts.shown_jobs import SLOWED, shown_jobs
 from rich.console import Console
 from tests.planner.live import serve_process
 
-from flyball_client.api.planner_client import PlannerClient
+from flyball_client import PlannerClient
 from flyball_client.cli.top.marks import BLOCKS, Paper
 from flyball_client.cli.top.polling import Seen
 from flyball_client.cli.top.screen import text_of

@@ -19,8 +19,7 @@ from tests.acceptance.closed_loop import (
     one_forward_one_backward,
 )
 
-from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.rank_session import RankSession
+from flyball_client import PlannerClient, RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
 from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import load_example_profile

@@ -166,9 +166,10 @@ def test_what_python_blocks_take_from_flyball_is_there(block: Block) -> None:
 
 def _names_of(module: str) -> set[str]:
     """Return what a module has on top, without importing the framework that it is for."""
-    path = _source_of(module)
     found = set()
-    for node in ast.parse(path).body:
+    top = ast.parse(_source_of(module)).body
+    guarded = [below for node in top if isinstance(node, ast.If) for below in node.body]
+    for node in [*top, *guarded]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.ImportFrom | ast.Import):

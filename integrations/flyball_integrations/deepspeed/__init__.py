@@ -1,1 +1,6 @@
 """Flyball in DeepSpeed pipelines."""
+
+from flyball_integrations.deepspeed.config_file import attach_from_config
+from flyball_integrations.deepspeed.pipeline import attach, detach
+
+__all__ = ["attach", "attach_from_config", "detach"]

@@ -1,1 +1,5 @@
 """Flyball in Megatron-Core's pipeline schedules."""
+
+from flyball_integrations.megatron.pipeline import attach, detach, training_step
+
+__all__ = ["attach", "detach", "training_step"]

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_integrations.shared import attachment
-from flyball_integrations.shared.attachment import JobRegistrar
+from flyball_client.session import job_registrar
+from flyball_client.session.job_registrar import JobRegistrar
 from flyball_wire.messages import JobRegistration
 
 _TIMEOUT_S = 60.0
@@ -61,8 +61,8 @@ class _Planner:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(attachment, "_CHECK_PERIOD_S", 0.001)
+    monkeypatch.setattr(job_registrar, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_registrar, "_CHECK_PERIOD_S", 0.001)
 
 
 def _client(planner: Callable[[httpx.Request], httpx.Response]) -> PlannerClient:
@@ -160,7 +160,7 @@ def test_a_refused_job_that_the_planner_knew_and_forgot_is_registered() -> None:
 
 
 def test_closing_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "_CHECK_PERIOD_S", 1000.0)
+    monkeypatch.setattr(job_registrar, "_CHECK_PERIOD_S", 1000.0)
     planner = _Planner(_KNOWN)
     with _registrar(planner):
         pass
@@ -168,7 +168,7 @@ def test_closing_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closing_ends_the_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "_FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(job_registrar, "_FIRST_PAUSE_S", 1000.0)
     planner = _Planner(httpx.ConnectError("nobody there"))
     with _client(planner) as client:
         registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION)
