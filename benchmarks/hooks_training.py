@@ -25,7 +25,7 @@ from torch import nn
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.pipeline import attach, detach
-from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 from hooks_cpu import cpu_time_ns, own_threads_time_ns
 from hooks_deepspeed import EMULATED
 

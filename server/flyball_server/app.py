@@ -11,7 +11,7 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.dependencies import PlannerState
+from flyball_server.http.dependencies import PlannerState, RankCalls
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.middleware.body_limit import BodyLimit
 from flyball_server.http.middleware.call_log import CallLog, CallMetrics
@@ -19,7 +19,6 @@ from flyball_server.http.middleware.response_headers import ResponseHeaders
 from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.problem_handlers import add_problem_handlers
-from flyball_server.http.rank_calls import RankCalls
 from flyball_server.http.readiness import Readiness, SolvingCheck
 from flyball_server.http.routers import api_routes
 from flyball_server.http.routes.dashboard import dashboard_files
@@ -27,8 +26,8 @@ from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.token_gate import TokenGate
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.reconcile import all_reconcilers
-from flyball_server.jobs.reconcile.contract import Reconciler
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
+from flyball_server.jobs.reconcile.triggers import Reconciler
 from flyball_server.jobs.replanning.plan_coalescer import PlanCoalescer
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.contract import JobStore

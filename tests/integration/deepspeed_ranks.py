@@ -19,8 +19,8 @@ import torch.distributed
 import torch.multiprocessing
 
 from flyball_lab.demo.child_process import ChildProcess, Interruption
-from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_lab.demo.options import child_environment, missing_prerequisites
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 500

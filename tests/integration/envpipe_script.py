@@ -18,7 +18,7 @@ import torch.distributed
 from torch import nn
 
 import flyball_integrations.envpipe as deepspeed
-from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
 _WIDTH = 8
 _NUM_COMPARED_STEPS = 3

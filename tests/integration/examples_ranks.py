@@ -21,7 +21,7 @@ import deepspeed
 import torch
 import torch.distributed
 
-from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {

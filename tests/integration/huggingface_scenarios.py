@@ -25,7 +25,7 @@ from flyball_integrations.huggingface import (
     stage_module,
     sum_tied_gradients,
 )
-from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
 _NUM_STAGES = 2
 _NUM_MICROBATCHES = 3

@@ -26,8 +26,8 @@ from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_integrations.deepspeed.pipeline import attach, detach
-from flyball_lab.demo.deepspeed_helper import leave_out_deepspeed_helper
 from flyball_lab.demo.run_folder import ClockWitness
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 

@@ -4,17 +4,209 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from flyball_lab.demo.child_process import DemoFailedError
-from flyball_lab.demo.options import DemoOptions, missing_prerequisites
-from flyball_lab.demo.run_folder import RunFolder
-from flyball_lab.demo.verdict import DemoResult, failed_condition
+from flyball_client.api.errors import PlannerError, PlannerRefusedError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
+from flyball_lab.demo.options import (
+    JOB_ID,
+    NUM_STAGES,
+    DemoOptions,
+    child_environment,
+    demo_profile,
+    missing_prerequisites,
+)
+from flyball_lab.demo.progress import DemoProgress
+from flyball_lab.demo.report import terminal_plan
+from flyball_lab.demo.run_folder import RunFolder, read_witnessed_clocks
+from flyball_lab.demo.training_process import (
+    check_planner,
+    check_training,
+    start_planner,
+    start_training,
+    wait_for_planner,
+)
+from flyball_lab.demo.verdict import DemoResult, failed_condition, measure, steps_of
+from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import Command, CommandError
+from flyball_wire.messages import JobView, PlanView, StepView
+
+_POLL_S = 0.25
+_ALL_STEPS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWatch:
+    """What is needed to watch one run.
+
+    Attributes:
+        profile_csv: given to the planner once the baseline is measured.
+    """
+
+    folder: RunFolder
+    options: DemoOptions
+    client: PlannerClient
+    planner: ChildProcess
+    training: ChildProcess
+    interruption: Interruption
+    progress: DemoProgress
+    profile_csv: str
+
+    def until_over(self) -> None:
+        """Return when training has ended well.
+
+        Raises:
+            DemoFailedError: a rank or the planner ended before.
+            KeyboardInterrupt: a signal came meanwhile.
+        """
+        self.progress.say("starting 4 ranks with torchrun (DeepSpeed over gloo on the CPU)")
+        profile_given = False
+        plan: PlanView | None = None
+        while not check_training(self.training, self.folder):
+            check_planner(self.planner)
+            self._show(plan)
+            if not profile_given:
+                profile_given = self._baseline_is_measured()
+                if profile_given:
+                    self.client.put_profile_csv(JOB_ID, self.profile_csv)
+            elif plan is None or plan.first_step is None:
+                plan = newest_plan(self.client)
+            self.interruption.sleep(_POLL_S)
+        check_planner(self.planner)
+
+    def _baseline_is_measured(self) -> bool:
+        return len(baseline_steps(self.client)) > self.options.num_steps
+
+    def _show(self, plan: PlanView | None) -> None:
+        steps = self.folder.trained_steps()
+        num_phase = self.options.num_steps + 1
+        first_planned = num_phase if plan is None or plan.first_step is None else plan.first_step
+        if steps and steps[-1].plan_version is None:
+            self.progress.say("training at the highest clocks")
+        elif steps:
+            self.progress.say(
+                f"training on plan {steps[-1].plan_version}, received over HTTP,"
+                f" from step {first_planned} on"
+            )
+        self.progress.show(
+            num_done=len(steps),
+            num_total=first_planned + num_phase,
+            loss=steps[-1].loss if steps else None,
+        )
+
+
+def newest_plan(client: PlannerClient) -> PlanView | None:
+    """The newest plan of the demo's job, if it has one."""
+    version = demo_job(client).newest_version
+    return None if version is None else client.get_plan(JOB_ID, version)
+
+
+def demo_job(client: PlannerClient) -> JobView:
+    """The demo's job as the planner knows it."""
+    return client.get_job(JOB_ID)
+
+
+def baseline_steps(client: PlannerClient) -> list[StepView]:
+    """The steps measured at default clocks by all ranks; none before the job is known."""
+    try:
+        steps = client.list_steps(JOB_ID, limit=_ALL_STEPS)
+    except PlannerRefusedError as error:
+        if error.status == 404:
+            return []
+        raise
+    return steps_of(steps, plan_version=None, num_ranks=NUM_STAGES)
+
+
+def planned_steps(client: PlannerClient, version: int) -> list[StepView]:
+    """The steps measured on this plan version by all ranks."""
+    steps = client.list_steps(JOB_ID, limit=_ALL_STEPS)
+    return steps_of(steps, plan_version=version, num_ranks=NUM_STAGES)
+
+
+def planner_failed(error: PlannerError) -> DemoFailedError:
+    """A planner call that failed, as the end of the demo."""
+    return DemoFailedError(f"the planner did not do its part: {error}")
+
+
+# A planner that died is seen dead; one that is only slow, on a busy computer, is waited for.
+_PLANNER_TIMEOUT_S = 30.0
+
+# Given the result, the plan's lines and the planner's URL, while the planner still answers.
+Conclusion = Callable[[DemoResult, list[str], str], int]
+
+
+def run_demo(
+    folder: RunFolder,
+    options: DemoOptions,
+    *,
+    interruption: Interruption,
+    progress: DemoProgress,
+    conclude: Conclusion,
+) -> int:
+    """Planner, training, result; returns what `conclude` returns.
+
+    Raises:
+        DemoFailedError: a part died or failed.
+        KeyboardInterrupt: a signal came; no process is left behind.
+    """
+    environment = child_environment(os.environ)
+    profile_csv = write_stage_profile(demo_profile())
+    folder.profile_csv.write_text(profile_csv)
+    with start_planner(folder, environment) as planner:
+        try:
+            with progress:
+                url = wait_for_planner(planner, interruption)
+                progress.say(f"planner at {url}")
+                with (
+                    PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client,
+                    start_training(folder, environment, options, planner_url=url) as training,
+                ):
+                    TrainingWatch(
+                        folder=folder,
+                        options=options,
+                        client=client,
+                        planner=planner,
+                        training=training,
+                        interruption=interruption,
+                        progress=progress,
+                        profile_csv=profile_csv,
+                    ).until_over()
+            with PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client:
+                result = _result(client, folder)
+        except PlannerError as error:
+            # A planner that died says why in its log; give it the moment to be seen dead.
+            planner.wait(interruption, timeout_s=1.0)
+            check_planner(planner)
+            raise planner_failed(error) from None
+        plan_lines = []
+        if result.plan is not None:
+            plan_lines = terminal_plan(result.plan, folder, environment, interruption)
+        return conclude(result, plan_lines, url)
+
+
+def _result(client: PlannerClient, folder: RunFolder) -> DemoResult:
+    trained = folder.trained_steps()
+    plan = newest_plan(client)
+    measured_plan = None if plan is None else measure(planned_steps(client, plan.version))
+    return DemoResult(
+        job=demo_job(client),
+        plan=plan,
+        measured_baseline=measure(baseline_steps(client)),
+        measured_plan=measured_plan,
+        witnessed={
+            rank: read_witnessed_clocks(folder.rank_clocks(rank)) for rank in range(NUM_STAGES)
+        },
+        planned_steps=[step.step for step in trained if step.plan_version is not None],
+        losses=[step.loss for step in trained],
+    )
+
 
 _DEFAULTS = DemoOptions()
 
@@ -82,7 +274,6 @@ def _run_in(folder: RunFolder, options: DemoOptions, *, as_json: bool, keep: boo
     from rich.console import Console  # noqa: PLC0415
 
     from flyball_lab.demo.child_process import Interruption  # noqa: PLC0415
-    from flyball_lab.demo.demo_run import run_demo  # noqa: PLC0415
     from flyball_lab.demo.progress import DemoProgress  # noqa: PLC0415
     from flyball_lab.demo.report import print_report, result_document  # noqa: PLC0415
 

@@ -3,11 +3,232 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
+from flyball_lab.demo.run_folder import RunFolder, tail
+from flyball_lab.demo.training_process import start_planner, wait_for_planner
+from flyball_lab.evaluation.configurations import (
+    Configuration,
+    example_model,
+    given_models,
+    merged_profile,
+)
+from flyball_lab.evaluation.figures import Figure, make_figure
+from flyball_lab.evaluation.planned_run import (
+    EvaluationFailedError,
+    RunResult,
+    run_configuration,
+)
+from flyball_lab.evaluation.plots import write_plots
+from flyball_lab.evaluation.tables import Row, printed_table, rows_of, write_csv
+from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import Command, CommandError
+
+_TIMEOUT_S = 300.0
+
+
+def printed_plans(
+    configuration: Configuration,
+    folder: Path,
+    environment: Mapping[str, str],
+    interruption: Interruption,
+) -> str:
+    """`CURRENT_STEP n` and a row a stage, for each step from the unraised plan to the last.
+
+    Raises:
+        EvaluationFailedError: the process failed.
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    model, manner = configuration.model, configuration.manner
+    profile = folder / "profile.csv"
+    profile.write_text(
+        write_stage_profile(merged_profile(model.profile, configuration.num_pipelines))
+    )
+    log = folder / "reconfiguration.log"
+    with ChildProcess(
+        [
+            *("-m", "flyball_server.cli.reconfiguration_steps", str(profile)),
+            *("--microbatches", str(configuration.num_microbatches)),
+            *("--blocking-power", repr(model.blocking_power_w)),
+            *("--schedule", manner.schedule, "--policy", manner.policy),
+            *("--reconfigure", manner.reconfigure),
+        ],
+        environment=environment,
+        log=log,
+    ) as process:
+        status = process.wait(interruption, timeout_s=_TIMEOUT_S)
+    if status != 0:
+        raise EvaluationFailedError(
+            f"{configuration.title}: its reconfiguration could not be printed: {tail(log)}"
+        )
+    return f"{configuration.title}\n{log.read_text()}"
+
+
+TOLERANCE_PERCENT = 3.0
+
+# Runs that two figures share are made once; a model of a name and origin has one profile.
+_Key = tuple[str, str, object, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What `flyball evaluate` was asked for; checked by the command."""
+
+    figure_names: tuple[str, ...]
+    output: Path
+    profiles: Path | None
+    num_steps: int
+    switch_latency_s: float
+    prints_plans: bool
+    as_json: bool
+
+
+def evaluate(options: EvaluationOptions) -> int:
+    """Run the figures, write their files, print; the exit status.
+
+    Raises:
+        CommandError: folders cannot be used.
+        KeyboardInterrupt: a signal came; no process is left behind.
+    """
+    others = [example_model(), *(given_models(options.profiles) if options.profiles else ())]
+    figures = [make_figure(name, others) for name in options.figure_names]
+    _make_folder(options.output)
+    try:
+        with Interruption() as interruption, _planner(interruption) as (url, folder, environment):
+            runs = _Runs(options=options, url=url, interruption=interruption)
+            rows = [row for figure in figures for row in _evaluated(figure, runs)]
+            if options.prints_plans:
+                _print_plans(runs.results, folder, environment, interruption, options)
+    except (DemoFailedError, EvaluationFailedError) as error:
+        print(f"flyball evaluate: failed: {error}", file=sys.stderr)
+        return 1
+    return _concluded(rows, options)
+
+
+@dataclass(kw_only=True)
+class _Runs:
+    """Makes runs, each once, and says which one on stderr."""
+
+    options: EvaluationOptions
+    url: str
+    interruption: Interruption
+    results: dict[_Key, RunResult] = field(default_factory=dict)
+
+    def result(self, run: Configuration, progress: str) -> RunResult:
+        """Return what this run took, from before if it was made already."""
+        key = (
+            run.model.name, run.model.origin, run.manner, run.num_microbatches, run.num_pipelines
+        )  # fmt: skip
+        if key not in self.results:
+            self.interruption.check()
+            if sys.stderr.isatty():
+                print(f"\r\x1b[K{progress} {run.title}", end="", file=sys.stderr, flush=True)
+            self.results[key] = run_configuration(
+                self.url,
+                f"run-{len(self.results)}",
+                run,
+                num_steps=self.options.num_steps,
+                switch_latency_s=self.options.switch_latency_s,
+                check_interrupted=self.interruption.check,
+            )
+        return self.results[key]
+
+
+def _evaluated(figure: Figure, runs: _Runs) -> list[Row]:
+    """The figure's rows; its files are written and its table is printed."""
+    options = runs.options
+    num_runs = len(figure.runs)
+    print(f"figure {figure.name}: {num_runs} runs on emulated GPUs", file=sys.stderr)
+    results = {
+        run: runs.result(run, f"{number}/{num_runs}") for number, run in enumerate(figure.runs, 1)
+    }
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    rows = rows_of(figure, results)
+    csv = options.output / f"figure-{figure.name}.csv"
+    write_csv(rows, csv)
+    plots = write_plots(figure, rows, options.output)
+    if not options.as_json:
+        print(f"{printed_table(figure, rows)}\n{', '.join(map(str, [csv, *plots]))}\n")
+        sys.stdout.flush()
+    return rows
+
+
+def _concluded(rows: Sequence[Row], options: EvaluationOptions) -> int:
+    largest = {
+        quantity: max(abs(float(row[f"{quantity}_difference_percent"] or 0.0)) for row in rows)
+        for quantity in ("time", "energy")
+    }
+    # A clock that comes late is not in the prediction: then the difference is the result.
+    agrees = options.switch_latency_s > 0 or max(largest.values()) <= TOLERANCE_PERCENT
+    if options.as_json:
+        document = {
+            "emulated": True,
+            "num_steps": options.num_steps,
+            "switch_latency_s": options.switch_latency_s,
+            "largest_time_difference_percent": largest["time"],
+            "largest_energy_difference_percent": largest["energy"],
+            "rows": rows,
+        }
+        print(json.dumps(document))
+    else:
+        print(
+            f"Emulated and predicted differ by at most {largest['time']:.4f} % (time) and"
+            f" {largest['energy']:.4f} % (energy). No figure here is a real GPU's."
+        )
+    if not agrees:
+        print(
+            f"flyball evaluate: failed: emulated and predicted differ by more than"
+            f" {TOLERANCE_PERCENT:g} %",
+            file=sys.stderr,
+        )
+    return 0 if agrees else 1
+
+
+def _print_plans(
+    results: dict[_Key, RunResult],
+    folder: Path,
+    environment: dict[str, str],
+    interruption: Interruption,
+    options: EvaluationOptions,
+) -> None:
+    for result in results.values():
+        run = result.configuration
+        if run.manner.policy == "envelope":
+            plans = printed_plans(run, folder, environment, interruption)
+            print(plans, file=sys.stderr if options.as_json else sys.stdout)
+
+
+@contextmanager
+def _planner(interruption: Interruption) -> Iterator[tuple[str, Path, dict[str, str]]]:
+    """A planner of our own: its URL, a folder for files, the environment of processes."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FLYBALL_")
+    }
+    with tempfile.TemporaryDirectory(
+        prefix="flyball-evaluate-", ignore_cleanup_errors=True
+    ) as path:
+        folder = RunFolder(Path(path))
+        with start_planner(folder, environment) as planner:
+            yield wait_for_planner(planner, interruption), folder.path, environment
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--output {folder}: {error.strerror}") from None
+
 
 _FIGURES = ("9", "10", "11", "12", "13", "orders", "all")
 _PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "highspy", "numba", "matplotlib")
@@ -78,10 +299,6 @@ def _run(arguments: argparse.Namespace) -> int:
             " clone of Flyball"
         )
     # matplotlib takes a second to import, and --help needs none of it.
-    from flyball_lab.evaluation.evaluation_run import (  # noqa: PLC0415
-        EvaluationOptions,
-        evaluate,
-    )
 
     return evaluate(
         EvaluationOptions(

@@ -21,12 +21,11 @@ from tests.planner.live import live_planner
 from tests.planner.ports import free_port
 
 from flyball_client.__main__ import main
-from flyball_client.api.planner_errors import error_from_exception
-from flyball_client.cli.doctor import control_check, planner_check
+from flyball_client.api.connection import error_from_exception
+from flyball_client.cli.doctor import command
 from flyball_client.cli.doctor.check_result import CheckResult, as_text
-from flyball_client.cli.doctor.control_check import clock_rights
-from flyball_client.cli.doctor.gpu_checks import check_gpus
-from flyball_client.cli.doctor.gpu_probe import probe_gpus
+from flyball_client.cli.doctor.command import probe_gpus
+from flyball_client.cli.doctor.gpu_checks import check_gpus, clock_rights
 from flyball_client.cli.doctor.machine_checks import check_system
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
 from flyball_client.gpu.nvml import NvmlGpu
@@ -405,7 +404,7 @@ def test_a_limit_is_named_with_what_to_look_at(
 def test_the_right_to_set_clocks_is_needed_without_zeusd(
     monkeypatch: pytest.MonkeyPatch, rights: str, state: str
 ) -> None:
-    monkeypatch.setattr(control_check, "clock_rights", lambda: rights)
+    monkeypatch.setattr("flyball_client.cli.doctor.gpu_checks.clock_rights", lambda: rights)
     control = gpu_checks("0")["GPU 0 control"]
     assert control.state == state
     assert (state == "ok") or "--cap-add SYS_ADMIN" in control.advice
@@ -438,7 +437,7 @@ def test_a_zeusd_that_is_named_and_not_there_is_a_problem_where_nothing_else_may
 ) -> None:
     assert loaded_nvml.num_gpus == 2
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(tmp_path / "zeusd.sock"))
-    monkeypatch.setattr(control_check, "clock_rights", lambda: "yes")
+    monkeypatch.setattr("flyball_client.cli.doctor.gpu_checks.clock_rights", lambda: "yes")
     checks = gpu_checks("0")
     assert [checks["zeusd"].state, checks["GPU 0 control"].state] == ["warning", "warning"]
     assert "through NVML, not zeusd" in checks["GPU 0 control"].found
@@ -563,7 +562,7 @@ def test_a_planner_that_is_not_there_is_a_problem(doctor: Doctor) -> None:
 def test_a_planner_of_another_version_is_a_warning(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_check, "flyball_version", lambda: "7.0")
+    monkeypatch.setattr(command, "flyball_version", lambda: "7.0")
     with live_planner() as planner:
         status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
     assert (status, checks["planner"]["state"]) == (0, "warning")
@@ -627,7 +626,7 @@ def test_to_an_untrusted_certificate_no_host_is_advised() -> None:
     error.__cause__ = cause
     told = error_from_exception("https://planner:7787", error)
     assert "FLYBALL_CA_FILE" in str(told)
-    assert planner_check._advice("https://planner:7787", told) == ""
+    assert command._advice("https://planner:7787", told) == ""
 
 
 def test_an_address_in_the_environment_that_is_none_is_a_problem(

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from tests.planner.patience import wait_until
 
+from flyball_client.api.connection import strict_json
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.api.planner_errors import strict_json
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.planner_reachability import Backoff, PlannerReachability
 from flyball_wire.codec import decode

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tests.planner.jobs_to_show import HISTORY, PLANNED, STEPS
 
+from flyball_client.api.connection import CAUSES
 from flyball_client.api.errors import (
     PlannerBusyError,
     PlannerError,
@@ -16,7 +17,6 @@ from flyball_client.api.errors import (
     PlannerUnavailableError,
 )
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.api.planner_errors import CAUSES
 from flyball_wire import messages
 from flyball_wire.codec import encode
 from flyball_wire.read_models import Overview

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from flyball_lab.demo import command, training_watch
+from flyball_lab.demo import command
 from flyball_lab.demo.options import MAX_MICROBATCHES, MAX_STEPS, DemoOptions
 from flyball_wire.command import CommandError
 
@@ -35,7 +35,7 @@ def test_the_bounds_themselves_are_taken() -> None:
 
 
 def test_the_longest_demo_sees_all_of_its_steps() -> None:
-    assert DemoOptions(num_steps=MAX_STEPS).max_steps <= training_watch._ALL_STEPS
+    assert DemoOptions(num_steps=MAX_STEPS).max_steps <= command._ALL_STEPS
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from flyball_client.__main__ import main
-from flyball_lab.evaluation import evaluation_run
+from flyball_lab.evaluation import command
 from flyball_lab.evaluation.configurations import (
     BASELINE,
     ENVPIPE,
@@ -217,7 +217,7 @@ def test_wrong_arguments_are_refused_in_one_line_with_status_2(
 def test_the_whole_command_writes_its_files_and_prints_json_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluation_run, "make_figure", lambda *_: tiny_figure())
+    monkeypatch.setattr(command, "make_figure", lambda *_: tiny_figure())
     options = ["--steps", "1", "--json", "--print-plans"]
     status = main(["evaluate", "--figure", "9", "-o", str(tmp_path), *options])
     captured = capsys.readouterr()
@@ -239,10 +239,10 @@ def test_the_whole_command_writes_its_files_and_prints_json_alone(
 def test_a_prediction_that_is_missed_fails_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluation_run, "make_figure", lambda *_: tiny_figure())
-    monkeypatch.setattr(evaluation_run, "_planner", lambda _: nullcontext(("", tmp_path, {})))
+    monkeypatch.setattr(command, "make_figure", lambda *_: tiny_figure())
+    monkeypatch.setattr(command, "_planner", lambda _: nullcontext(("", tmp_path, {})))
     monkeypatch.setattr(
-        evaluation_run,
+        command,
         "run_configuration",
         lambda _url, _job, run, **_: replace(
             result_of(run, 2.0, 100.0), predicted_iteration_time_s=1.9

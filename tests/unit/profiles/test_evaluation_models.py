@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from flyball_profiles.evaluation_models import fitted_model_names, load_fitted_model
+from flyball_profiles.evaluation_models import (
+    StageWork,
+    fitted_model_names,
+    load_fitted_model,
+    resnet_stages,
+    transformer_stages,
+)
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.layer_arithmetic import StageWork, resnet_stages, transformer_stages
 from flyball_profiles.stage_profile import InstructionKind
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD

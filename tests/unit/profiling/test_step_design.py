@@ -11,7 +11,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import earliest_finish_s
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Schedule
-from flyball_server.profiling.step_design import StepGraph, slow_nodes
+from flyball_server.profiling.version_design import StepGraph, slow_nodes
 
 NUM_STAGES, NUM_MICROBATCHES = 4, 12
 

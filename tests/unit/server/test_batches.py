@@ -18,7 +18,7 @@ from tests.planner.samples import (
     step_record,
 )
 
-from flyball_server.http.rank_calls import RankCalls
+from flyball_server.http.dependencies import RankCalls
 from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.activation.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan

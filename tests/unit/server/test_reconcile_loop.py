@@ -20,8 +20,8 @@ from tests.planner.samples import (
 
 from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, UnknownJobError
 from flyball_server.jobs.reconcile import all_reconcilers
-from flyball_server.jobs.reconcile.contract import Reconciler
 from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop
+from flyball_server.jobs.reconcile.triggers import Reconciler
 from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_job

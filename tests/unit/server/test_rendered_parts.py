@@ -9,8 +9,8 @@ import pytest
 from tests.planner.samples import frequency_plan, plan_record
 
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.http.dependencies import _rendered
 from flyball_server.http.mapping.jobs import rank_plan
-from flyball_server.http.rank_calls import _rendered
 from flyball_server.jobs.activation.rank_plans import StagePlan
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_wire.codec import decode, encode

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from flyball_wire import messages
-from flyball_wire.read_models import ComparedPlanView, FrontierPointView, FrontierView
-from flyball_wire.tokens import NewToken, TokenRequest, TokenView
+from flyball_wire.read_models import (
+    ComparedPlanView,
+    FrontierPointView,
+    FrontierView,
+    NewToken,
+    TokenRequest,
+    TokenView,
+)
 
 REGISTRATION = messages.JobRegistration(
     num_stages=2,

@@ -20,7 +20,7 @@ from flyball_server.jobs.auth.access import create_token, list_tokens, revoke_to
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import TokenRecord
 from flyball_wire import routes
-from flyball_wire.tokens import NewToken, TokenRequest, TokenView
+from flyball_wire.read_models import NewToken, TokenRequest, TokenView
 
 ROUTER = call_router("tokens")
 TokenId = Annotated[

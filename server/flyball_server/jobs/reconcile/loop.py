@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
-from flyball_server.jobs.reconcile.contract import Reconciler
+from flyball_server.jobs.reconcile.triggers import Reconciler
 from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.log_context import about
