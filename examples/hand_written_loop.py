@@ -65,7 +65,7 @@ def open_session(
 
 
 class ProfilingProgress:
-    """How far the profile is, printed where that has changed.
+    """Progress of profiling, printed where it has changed.
 
     Args:
         planner: that is asked.
@@ -200,7 +200,7 @@ def samples(num_microbatches: int, *, width: int) -> Iterator[list[torch.Tensor]
 
 
 def loop_parser() -> argparse.ArgumentParser:
-    """What all examples take, the job's name, who profiles, and how fast emulated time runs."""
+    """Return a parser of the examples' common arguments: job name, profiling, emulated speed."""
     parser = example_parser(__doc__)
     parser.add_argument(
         "--job",

@@ -110,7 +110,7 @@ class TimetableView:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonView:
-    """How far a comparison is.
+    """Progress of a comparison.
 
     Attributes:
         state: `none`, `running`, `done`, or `ended`: another plan came before enough was measured,
@@ -128,7 +128,7 @@ class ComparisonView:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedPointView:
-    """What online profiling knows of one operating point of one stage.
+    """Knowledge of one operating point of one stage during online profiling.
 
     Attributes:
         time_error_s, energy_error_j: standard errors.
@@ -197,7 +197,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class SavingView:
-    """What one plan version was measured to do, against a measured baseline.
+    """Measured effect of one plan version against a measured baseline.
 
     Attributes:
         policy, target: that it was planned with.
@@ -235,7 +235,7 @@ class SavingView:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportView:
-    """What a job has measured so far.
+    """Measurements of a job so far.
 
     Attributes:
         emulated: whether its GPUs are: then all that is called measured was measured there.

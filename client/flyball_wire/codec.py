@@ -68,7 +68,7 @@ def decode_list(target: type[T], data: object) -> tuple[T, ...]:
 
 
 class _NoJsonError(Exception):
-    """What has no JSON form; where it is, is found out on the way back from it.
+    """A value has no JSON form; its place is found on the way back from it.
 
     Args:
         problem: what is wrong.

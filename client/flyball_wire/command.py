@@ -1,4 +1,4 @@
-"""What a `flyball` command is: a name, a line of help, its arguments, and what it does.
+"""A `flyball` command: a name, a line of help, its arguments, and its function.
 
 Packages offer commands through the entry point group `flyball.commands`, one `Command` each;
 `flyball_client.__main__` finds them by name and imports only the one that is asked for.

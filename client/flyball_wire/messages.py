@@ -148,7 +148,7 @@ class JsonProfile(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetChange(Sent):
-    """How to plan from now on; null leaves a field as it is."""
+    """Change of how a job is planned; null leaves a field as it is."""
 
     policy: str | None = None
     reconfigure: str | None = None
@@ -182,7 +182,7 @@ InstructionReport = tuple[str, int | None, int, float, float, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class StepMeasurement(Sent):
-    """What one rank measured in one step.
+    """Measurement of one step on one rank.
 
     Attributes:
         step: counted from 0; posting a step again replaces it.
@@ -336,7 +336,7 @@ class PlanView:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """What one rank runs: its stage's instructions in order, each with its clock.
+    """Plan of one rank: its stage's instructions in order, each with its clock.
 
     Attributes:
         first_step: as in PlanView.

@@ -29,7 +29,7 @@ class TokenRequest(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """What is known of a token.
+    """Facts about a token.
 
     Attributes:
         token_id: its public part, by which it is revoked.
@@ -56,7 +56,7 @@ class NewToken:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedIteration:
-    """What the model predicts for an iteration on the plan, and all at the highest clocks.
+    """Predicted iteration on the plan, and with all instructions at the highest clocks.
 
     Attributes:
         saving_percent: of energy; below zero: the plan costs some.
@@ -147,7 +147,7 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class StageOfStep:
-    """What the ranks of one stage measured in a step.
+    """Measurement of one stage's ranks in a step.
 
     Attributes:
         time_s: the slowest rank's, s.

@@ -1,4 +1,4 @@
-"""How the planner takes what clients send: as it is written, and nothing that it does not know.
+"""Strict reading of client messages: no conversions, no unknown fields.
 
 Left alone, pydantic reads `true` as 1 and `"3"` as 3, so that a mistake would pass for a number,
 and it keeps an error of a kilobyte for each of a million wrong values. Only the planner has
@@ -21,7 +21,7 @@ _NO_SCHEMAS = frozenset({"cls", "config", "default", "metadata", "serialization"
 
 
 class SchemaHandler(Protocol):
-    """What pydantic hands to a type that wants a say in its own schema."""
+    """Handler that pydantic passes to a type that describes its own schema."""
 
     def __call__(self, source: object, /) -> Schema:
         """The schema that the type has by itself."""

@@ -1,4 +1,4 @@
-"""Whether the planner in this container answers a path with 200: exit status 0, else 1.
+"""Health check for the container: exit status 0 where the planner answers a path with 200.
 
 python healthcheck.py /readyz
 
@@ -17,7 +17,7 @@ _TIMEOUT_S = 4.0
 
 
 def is_answered(path: str) -> bool:
-    """Whether the planner answers it with 200 in time; otherwise one line says what it does."""
+    """Return whether the planner answers with 200 in time; else print one line with the cause."""
     has_tls = bool(os.environ.get("FLYBALL_TLS_CERTIFICATE"))
     port = os.environ.get("FLYBALL_PORT") or "7787"
     url = f"{'https' if has_tls else 'http'}://127.0.0.1:{port}{path}"

@@ -40,7 +40,7 @@ CAPPED_STAGE, CAP_MHZ = 7, 1320
 
 @dataclass(frozen=True, kw_only=True)
 class ShownJob:
-    """What one job trains on.
+    """Training settings of one job.
 
     Attributes:
         gpu: for the GPUs' name.

@@ -26,7 +26,7 @@ _LINK = re.compile(r"(\]\()([^)\s:#]+)([^)\s]*\))")
 
 
 def site_path(repository_path: str) -> str:
-    """Where a file of the repository is on the site; the README at the top is its first page."""
+    """Return the path of a repository file on the site; the README at the top is its first page."""
     return repository_path.removeprefix(DOCS)
 
 

@@ -132,7 +132,7 @@ class FittedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """What turns operations into seconds and joules at the highest clock, and whence."""
+    """Speed and power of a GPU at its highest clock: operations to seconds and joules."""
 
     flop_per_s: float
     power_w: float

@@ -70,7 +70,7 @@ def quantity_fault(field: str, value: float) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatingPoint:
-    """What one instruction takes at one locked SM clock.
+    """Time and energy of one instruction at one locked SM clock.
 
     Attributes:
         frequency_mhz: locked SM clock, MHz, 1 to 1e5.

@@ -199,7 +199,7 @@ def _bare_app() -> FastAPI:
 
 
 def _add_middleware(app: FastAPI, state: PlannerState) -> None:
-    """What each call goes through before it is looked up; what is added last comes first."""
+    """Middleware around each call; the one added last comes first."""
     settings = state.settings
     app.add_middleware(
         BodyLimit,

@@ -1,4 +1,4 @@
-"""What a log line is about: job, rank, plan version and call, wherever the line is written."""
+"""Context of a log line: job, rank, plan version and call, wherever the line is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the planner's process logs: on stderr, as text for people or as a JSON object a line."""
+"""Logging of the planner's process: on stderr, as text or as a JSON object a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a call to the planner is made: over httpx, in finite time, again where that may help.
+"""HTTP calls to the planner over httpx: bounded in time, repeated where that may help.
 
 Every call is safe to repeat, so each is repeated a few times when the connection fails or a
 proxy says that the planner is away for a moment.
@@ -213,7 +213,7 @@ _LONG_POLL_MARGIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How often a call is repeated, and how long it pauses before, doubling each time.
+    """Number of repetitions of a call, and the pause before each, which doubles.
 
     Attributes:
         num_attempts: calls in all, at least 1.
@@ -231,7 +231,7 @@ class Retries:
 
 
 class PlannerConnection:
-    """What carries calls to one planner; may be used from several threads at once.
+    """HTTP connection to one planner; safe to use from several threads at once.
 
     Redirects are not followed and proxies of the environment are not used: a planner stands
     close to its ranks, and its token is for nobody else. The token appears in no error text.

@@ -40,7 +40,7 @@ class PlannerDistrustedError(PlannerUnavailableError):
 
 
 class PlannerCutOffError(PlannerUnavailableError):
-    """What answers ended the connection without an answer, or with one that is not HTTP."""
+    """The connection ended without an answer, or with one that is not HTTP."""
 
 
 class PlannerRefusedError(PlannerError):

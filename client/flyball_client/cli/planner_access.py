@@ -1,4 +1,4 @@
-"""What commands that ask a planner have in common: its address, and its refusals in one line."""
+"""Options of all commands that call a planner: its address, and its refusals in one line."""
 
 from __future__ import annotations
 

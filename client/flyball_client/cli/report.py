@@ -35,7 +35,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Waited:
-    """How waiting ended.
+    """Outcome of waiting.
 
     Attributes:
         comparison: as it stood at the end.

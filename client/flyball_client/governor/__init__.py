@@ -1,4 +1,4 @@
-"""Who sets a rank's SM clock: a process of its own that always gives it back."""
+"""Governor of a rank's SM clock: a process of its own that always restores it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReport:
-    """What became of the clocks that were asked for, since the governor's start.
+    """Counts of the clocks requested since the governor's start.
 
     Attributes:
         num_switches: clocks set.

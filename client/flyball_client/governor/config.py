@@ -1,4 +1,4 @@
-"""What a governor process is responsible for, handed to it on its standard input."""
+"""Configuration of a governor process, handed to it on its standard input."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class ClockHeldError(FlyballError):
 
 @dataclass(frozen=True, kw_only=True)
 class ClockHolder:
-    """Who locked a clock.
+    """Holder of a clock lock.
 
     Attributes:
         uuid: of the GPU.

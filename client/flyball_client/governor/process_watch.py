@@ -1,4 +1,4 @@
-"""Whether another process still lives: told by the kernel, without asking again and again."""
+"""Liveness of another process, reported by the kernel without polling."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProcessIdentity:
         return identity
 
     def is_alive(self) -> bool:
-        """Whether it has not ended; one that nobody has waited for has. Not to be seen: yes."""
+        """Return whether it has not ended (a zombie has); True where that cannot be seen."""
         try:
             fields = _stat_fields(self.pid)
         except OSError:
@@ -94,7 +94,7 @@ class ProcessWatch:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has this number and has not ended; none has 0. Not to be seen: yes."""
+    """Return whether a process of this number has not ended; True where that cannot be seen."""
     try:
         fields = _stat_fields(pid) if pid else None
     except OSError:

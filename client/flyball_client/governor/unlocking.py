@@ -26,7 +26,7 @@ Outcome = Literal["given back", "left alone", "refused", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Unlocked:
-    """What became of one GPU's clock.
+    """Outcome for one GPU's clock.
 
     Attributes:
         gpu: its UUID, or its index where it does not tell that.

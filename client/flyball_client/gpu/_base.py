@@ -26,7 +26,7 @@ class GpuNotSupportedError(GpuError):
 
 
 class ClockLimit(Flag):
-    """What holds the SM clock below what was asked for; IDLE: nothing runs that would need it."""
+    """Reason for an SM clock below the requested one; IDLE: nothing runs that would need it."""
 
     NONE = 0
     IDLE = auto()
@@ -56,7 +56,7 @@ class SmClockRange:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuAddress:
-    """How another process on this machine opens the same GPU.
+    """Address by which another process on this machine opens the same GPU.
 
     Attributes:
         control: who sets the clocks: this process through NVML, or zeusd.

@@ -1,4 +1,4 @@
-"""What the environment says of how clocks are set: by whom, and what they go back to."""
+"""Environment variables about clocks: who sets them, and what they are restored to."""
 
 from __future__ import annotations
 

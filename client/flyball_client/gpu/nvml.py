@@ -97,7 +97,7 @@ _LIMIT_REASONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlGpuInfo:
-    """What NVML says of one GPU.
+    """Facts that NVML reports of one GPU.
 
     Attributes:
         index: in NVML's order, by PCI bus.

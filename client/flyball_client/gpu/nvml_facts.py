@@ -1,4 +1,4 @@
-"""What NVML tells of a driver and its GPUs beyond the contract of a GPU; reads only."""
+"""Facts that NVML reports of a driver and its GPUs beyond the GPU contract; reads only."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def compute_capability(uuid: str) -> tuple[int, int]:
 
 
 def has_chosen_clocks(uuid: str) -> bool:
-    """Whether the driver says that somebody's choice of clocks is what bounds the clock now."""
+    """Return whether the driver reports that a chosen clock is what bounds the clock now."""
     doing = f"reading what limits the clock of {uuid}"
     handle = _handle(uuid)
     try:

@@ -38,7 +38,7 @@ PciAddress = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class _Discovery:
-    """What `GET /discover` tells; the fields came one after the other in zeusd's history."""
+    """Answer to `GET /discover`; zeusd added its fields one after the other."""
 
     gpus: Mapping[int, PciAddress | None]
     may_control: bool
@@ -121,7 +121,7 @@ def _find(connection: ZeusdConnection, gpus: Mapping[int, PciAddress | None], gp
 
 
 def _check_energy(connection: ZeusdConnection, gpu_id: int, gpu: NvmlGpu) -> None:
-    """Where both show an energy counter, it must be the same one."""
+    """Check that both show the same energy counter, where both show one."""
     doing = f"comparing the energy of {gpu.uuid} with zeusd's"
     try:
         before_j = gpu.total_energy_j()

@@ -32,7 +32,7 @@ _REFUSALS: dict[int, tuple[type[GpuError], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ZeusdAnswer:
-    """What zeusd answered, whatever the status."""
+    """Answer of zeusd, whatever the status."""
 
     status: int
     body: bytes

@@ -1,4 +1,4 @@
-"""What several actions of `flyball profile` take, and how it is checked."""
+"""Arguments of several `flyball profile` actions, with their checks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def labels_of(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def add_output(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Where to write, and whether over a file."""
+    """Add the arguments for the output file and for overwriting it."""
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT.csv", required=required, help="write this file"
     )

@@ -1,4 +1,4 @@
-"""What a GPU draws while it waits in communication: two ranks, of which one makes the other wait.
+"""Blocking power: what a GPU draws while one of two ranks makes the other wait.
 
 Ranks are processes of `flyball_integrations.shared.blocking_pair`, which know torch; here is only
 who waits for whom, and the waiting GPU's energy counter.

@@ -21,7 +21,7 @@ _NUM_BLOCKS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterReading:
-    """What was read when the energy counter was found to have moved.
+    """Readings at the moment the energy counter was found to have moved.
 
     Attributes:
         moment_s: when, s of the profiler's clock.

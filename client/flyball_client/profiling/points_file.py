@@ -96,7 +96,7 @@ _EXTRA_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What all rows of a file are of.
+    """Facts that all rows of a file share.
 
     Attributes:
         stage: of the pipeline.
@@ -146,7 +146,7 @@ class PointsFile:
         self._is_new = True
 
     def resume(self) -> list[MeasuredPoint]:
-        """What both files have already; a row that was cut off while it was written is dropped.
+        """Return the rows that both files have already; drop a row that was cut off while written.
 
         Raises:
             ProfileError: a file is not one that this measurement wrote.

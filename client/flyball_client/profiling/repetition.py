@@ -33,7 +33,7 @@ _POWER_DRIFT = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringRule:
-    """How long one instruction is run at one clock.
+    """Rule for how long one instruction runs at one clock.
 
     Attributes:
         wanted_error: relative standard error of time and energy, above 0, below 1.

@@ -190,7 +190,7 @@ def rule_of(arguments: argparse.Namespace) -> MeasuringRule:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run measured, and where it is.
+    """Measurement of a run, and where it is stored.
 
     Attributes:
         measured: what the points are of.

@@ -1,4 +1,4 @@
-"""Which clocks are profiled, in which order, and where it is enough."""
+"""Choice of the clocks to profile, their order, and the point at which to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is profiled: the instructions of one stage, each as something that can be run again.
+"""Workload to profile: the instructions of one stage, each of which can be run again.
 
 The user's function, named `MODULE:FUNCTION`, is called with keywords and returns a `Workload`:
 

@@ -1,4 +1,4 @@
-"""Which plan a rank follows, from step to step, and what the log tells of it."""
+"""The plan that a rank follows from step to step, with its log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When each instruction of a step ran, and how long it waited for its neighbours.
+"""Start and end of each instruction of a step, and the waits for its neighbours.
 
 Taken at every hook, so taking one is a reading of the clock and a few stores into rows that are
 kept from step to step; records are made of them only when somebody asks.

@@ -169,7 +169,7 @@ _FEED_STOP_TIMEOUT_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTimes:
-    """How patient a rank is with its planner, all in s.
+    """Timeouts and intervals of a rank's calls to its planner, all in s.
 
     Attributes:
         poll_wait_s: how long one call lets the planner wait for a new plan, at most 60.

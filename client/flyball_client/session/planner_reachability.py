@@ -1,4 +1,4 @@
-"""Whether the planner is there, for the log: one line for each change, and none in between."""
+"""Reachability of the planner, for the log: one line for each change, and none in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training rank calls: four hooks that set the planned clocks and measure each step.
+"""Session of a training rank: four hooks that set the planned clocks and measure each step.
 
 with RankSession(gpu=gpu, job_id="gpt", rank=3, stage=1, planner=planner) as session:
     for batch in batches:
@@ -283,7 +283,7 @@ class RankSession:
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """That computation is over; microbatch and chunk as they were at its beginning."""
+        """End the instruction; microbatch and chunk as at its beginning."""
         del microbatch
         if self._is_closed:
             return

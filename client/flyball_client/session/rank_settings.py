@@ -1,4 +1,4 @@
-"""What a training rank is told by its environment; an argument given in the script wins."""
+"""Settings of a training rank from its environment; an argument in the script wins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_CHARACTERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a launcher tells of a start; None: nothing.
+    """Facts that a launcher reports of a start; None: nothing.
 
     Attributes:
         run: its name for the start that somebody asked for.
@@ -48,7 +48,7 @@ WithoutPlanner = Literal["last-plan", "default-clocks"]
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """How a rank finds its planner and its GPU, and what it does without the former.
+    """Addresses of a rank's planner and GPU, and its behaviour without a planner.
 
     Attributes:
         planner_url: `FLYBALL_PLANNER_URL`; None: no planner is asked.

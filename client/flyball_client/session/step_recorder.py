@@ -1,4 +1,4 @@
-"""What a rank keeps of the steps that it trains, and what it tells of them."""
+"""Recorder of a rank's steps, and the measurements that it reports of them."""
 
 from __future__ import annotations
 

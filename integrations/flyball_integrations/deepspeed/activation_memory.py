@@ -1,4 +1,4 @@
-"""How many bytes a microbatch in flight holds on this rank, in DeepSpeed's buffers and beside."""
+"""Activation memory in bytes of a microbatch in flight on this rank, in buffers and beside them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def _checkpointed(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """What DeepSpeed's reentrant checkpointing keeps on its nodes, out of the hooks' sight."""
+    """Return what DeepSpeed's reentrant checkpointing keeps on its nodes, where no hook sees it."""
     waiting: list[Any] = [tensor.grad_fn for tensor in outputs]
     seen: set[object] = {None}
     while waiting:

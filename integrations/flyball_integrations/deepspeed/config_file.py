@@ -41,7 +41,7 @@ _DEFAULT_JOB_ID = "deepspeed"
 
 @dataclass(frozen=True, kw_only=True)
 class ConfiguredAttachment:
-    """What a config and its environment make of an attachment.
+    """Attachment that results from a config and its environment.
 
     Attributes:
         arguments: of `attach`, as far as they are given; `job_id` always is, made from what the

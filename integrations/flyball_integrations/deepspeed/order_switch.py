@@ -1,4 +1,4 @@
-"""Which order a DeepSpeed engine runs: 1F1B until all ranks have agreed on a plan's order."""
+"""Order that a DeepSpeed engine runs: 1F1B until all ranks have agreed on a plan's order."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class OrderSwitch:
         self._negotiation.close()
 
     def _limit_sends(self, orders: tuple[StageOrder, ...] | None) -> None:
-        """How many sends may be under way follows from the microbatches in flight."""
+        """Limit the sends under way, which follow from the microbatches in flight."""
         if self._eager is None:
             return
         if orders is None:

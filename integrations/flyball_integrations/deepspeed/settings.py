@@ -23,7 +23,7 @@ WITHOUT_PLANNER = ("last-plan", "default-clocks")
 
 @dataclass(frozen=True, kw_only=True)
 class EnvPipeName:
-    """How EnvPipe calls a setting: its block's key, its variable, its values and ours."""
+    """EnvPipe's name of a setting: its block's key, its variable, its values and ours."""
 
     key: str
     values: Mapping[str, str]

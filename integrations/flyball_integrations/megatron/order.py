@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StageOrder:
-    """What one stage runs in a step.
+    """Order of one stage in a step.
 
     Attributes:
         num_warmup: forwards in front of the first backward; then one of each in turn.

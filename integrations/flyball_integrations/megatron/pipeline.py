@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Attachment:
-    """What `detach` closes, and what `training_step` asks."""
+    """State that `detach` closes and `training_step` uses."""
 
     opened: ExitStack
     training: MegatronTraining
@@ -148,7 +148,7 @@ def _warn_of_held_back_sends(
     config: Any,  # noqa: ANN401 - as above
     job_id: str,
 ) -> None:
-    """Where a plan will come, and the config makes it slower than it says."""
+    """Warn where a plan will come that the config makes slower than predicted."""
     if registration is None or registration.order is None or config.overlap_p2p_comm:
         return
     _logger.warning(

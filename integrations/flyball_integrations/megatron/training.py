@@ -1,4 +1,4 @@
-"""Which of Megatron's calls are training, and the hooks around them.
+"""Detection of Megatron's training calls, and the hooks around them.
 
 Both ways into Megatron (megatron_patch.py, megatron_timers.py) tell this what happens; it tells
 the session's hooks. What is no training (`forward_only`) is not told.
@@ -48,7 +48,7 @@ class MegatronTraining:
 
     @contextmanager
     def training_step(self) -> Iterator[None]:
-        """What is inside is one training step, the optimizer's included."""
+        """Run the block as one training step, the optimizer's included."""
         self._begin_step()
         try:
             yield

@@ -20,7 +20,7 @@ from flyball_client.session.rank_settings import WithoutPlanner
 
 
 class PlanningOptions(TypedDict, total=False):
-    """What the job is registered with: how the planner plans it; the same on all ranks.
+    """Planning options that the job is registered with; the same on all ranks.
 
     Names are checked by the planner; what it refuses is one line in the log of rank 0.
 
@@ -56,7 +56,7 @@ class PlanningOptions(TypedDict, total=False):
 
 
 class RankOptions(TypedDict, total=False):
-    """What this rank's session stands between: its planner and its GPU.
+    """Planner and GPU of this rank's session.
 
     Attributes:
         planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.

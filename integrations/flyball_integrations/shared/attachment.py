@@ -1,4 +1,4 @@
-"""What any integration opens when it is attached to a framework's object, and closes again.
+"""Resources that an integration opens when it is attached to a framework's object.
 
 Nothing here knows a framework.
 """
@@ -23,7 +23,7 @@ from flyball_wire.messages import JobRegistration
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """Where a rank stands: its number in the job, its stage, and its place among the stage's."""
+    """Place of a rank: its number in the job, its stage, and its place within the stage."""
 
     rank: int
     stage: int
@@ -82,7 +82,7 @@ class RankEnds:
         self._gpu = gpu
 
     def registering(self, pipeline: JobRegistration) -> Registering:
-        """What makes the job known, as the options say; from rank 0, and where a planner is asked.
+        """Return the job's registration by these options; for rank 0 where there is a planner.
 
         Args:
             pipeline: what is known of it, the options apart.

@@ -1,4 +1,4 @@
-"""What an integration calls at each instruction, and which microbatch a buffer holds."""
+"""Hooks that an integration calls at each instruction, and the microbatch of each buffer."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class InstructionHooks(Protocol):
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """That computation is over."""
+        """End the instruction."""
         ...
 
 
 class BufferMicrobatches:
-    """Which microbatch each pipeline buffer holds, found by counting a step's forwards.
+    """Microbatch of each pipeline buffer, found by counting a step's forwards.
 
     DeepSpeed's instructions carry a buffer's number only. A step runs its forwards in the
     order of the microbatches, so the n-th forward is microbatch n; the backward of a buffer

@@ -47,7 +47,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What all ranks have found about a plan, in the same step.
+    """Common finding of all ranks about a plan, in the same step.
 
     Attributes:
         offer: this rank's.
@@ -211,7 +211,7 @@ _MEASURED_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where a rank stands, and what a step is.
+    """Place of a rank, and the definition of its step.
 
     Attributes:
         rank: of the job.

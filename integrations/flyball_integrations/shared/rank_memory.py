@@ -1,4 +1,4 @@
-"""How many more microbatches each stage's memory can hold, in figures that all ranks share."""
+"""Number of microbatches that each stage's memory can still hold; the same on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT_FREE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What bounds the microbatches in flight on one rank.
+    """Bounds on the microbatches in flight on one rank.
 
     Attributes:
         activation_bytes: held by one of them, at least 1.

@@ -29,7 +29,7 @@ class Unit(NamedTuple):
 
 
 class Operation(Enum):
-    """What a stage does, computing or exchanging with a neighbour."""
+    """Operation of a stage: computation, or exchange with a neighbour."""
 
     RECEIVE_GRADIENT = "receive gradient"
     RECEIVE_ACTIVATION = "receive activation"
@@ -135,7 +135,7 @@ def eager_actions(order: StageOrder, *, is_first: bool, is_last: bool) -> list[A
 
 
 def pulled_actions(orders: Sequence[StageOrder]) -> list[list[Action]]:
-    """What each stage does where a send waits until the neighbour receives; it cannot deadlock.
+    """Return each stage's operations where a send waits for the receive; it cannot deadlock.
 
     All computations and all transfers of the pipeline get one common sequence: a transfer
     stands where its receiver is about to compute with it, had every forward taken 1 and every

@@ -1,4 +1,4 @@
-"""How long a rank's receives and sends take: by the host's clock, or by events on the GPU.
+"""Duration of a rank's receives and sends: by the host's clock, or by events on the GPU.
 
 Over gloo a transfer is over when its call returns. On a GPU the call only launches it, so events
 are recorded before and after, and read once the device has been waited for anyway.
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 class OnTransfer(Protocol):
-    """What is told of a transfer that is over; `RankSession.on_transfer` is one."""
+    """Callback after a transfer; `RankSession.on_transfer` is one."""
 
     def __call__(
         self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None

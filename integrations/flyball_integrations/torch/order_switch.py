@@ -1,4 +1,4 @@
-"""Which order a schedule of torch's runs: its own, until all ranks have agreed on a plan's."""
+"""Order that a torch schedule runs: its own, until all ranks have agreed on a plan's."""
 
 from __future__ import annotations
 

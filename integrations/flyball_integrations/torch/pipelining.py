@@ -49,7 +49,7 @@ _TIMEOUT_S = 120.0
 
 @contextmanager
 def on_all_ranks_or_none(*, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-    """What every rank does inside is to be undone by it where an error comes out.
+    """Raise on all ranks where one of them fails in the block, so that each can undo its part.
 
     Every rank must come to it at the same time; over gloo, whatever training uses. An error of
     this rank's own comes out when the others have been told.

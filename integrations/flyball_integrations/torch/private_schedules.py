@@ -1,4 +1,4 @@
-"""What Flyball uses of torch.distributed.pipelining, most of it private: here and nowhere else.
+"""Everything that Flyball uses of torch.distributed.pipelining, most of it private.
 
 `check_schedule` says in one line what another version of torch lacks.
 """

@@ -40,7 +40,7 @@ class Instruction(NamedTuple):
 
 
 class OnChunkTransfer(Protocol):
-    """What is told of a transfer that is over; `RankSession.on_transfer` is one."""
+    """Callback after a transfer; `RankSession.on_transfer` is one."""
 
     def __call__(
         self,

@@ -44,7 +44,7 @@ _ALL_STEPS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingWatch:
-    """What is needed to watch one run.
+    """Inputs for watching one run.
 
     Attributes:
         profile_csv: given to the planner once the baseline is measured.

@@ -1,4 +1,4 @@
-"""What a demo run is made of: its sizes, and the emulated pipeline."""
+"""Options of a demo run: its sizes, and the emulated pipeline."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class DemoProgress:
-    """What the demo is doing now; enter it for as long as something runs."""
+    """Progress display of the demo; enter it for as long as something runs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -44,7 +44,7 @@ class DemoProgress:
             self._console.print(phase, highlight=False, soft_wrap=True)
 
     def show(self, *, num_done: int, num_total: int, loss: float | None) -> None:
-        """So many steps are trained, of so many as far as is known yet."""
+        """Show the number of steps trained, of all as far as their number is known."""
         description = "" if loss is None else f"loss {loss:.2f}"
         self._bar.update(
             self._task,

@@ -1,4 +1,4 @@
-"""What the demo prints: the table of baseline and plan, the plan, and where to look further."""
+"""Printed output of the demo: the table of baseline and plan, the plan, and further reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a demo run keeps its files, and what the ranks write there for the demo to read."""
+"""Folder of a demo run, and the files that the ranks write there for the demo to read."""
 
 from __future__ import annotations
 

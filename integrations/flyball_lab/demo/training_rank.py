@@ -1,4 +1,4 @@
-"""What torchrun starts on each rank of the demo: it guards the process, then trains.
+"""Program of each rank of the demo, started by torchrun: it guards the process, then trains.
 
 A rank is in a session of its own, so it must end by itself when torchrun is killed.
 """

@@ -1,4 +1,4 @@
-"""Whether the demo showed what it promises; the first condition that failed otherwise."""
+"""Verdict of the demo: success, or the first condition that failed."""
 
 from __future__ import annotations
 

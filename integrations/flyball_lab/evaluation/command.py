@@ -82,7 +82,7 @@ _Key = tuple[str, str, object, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """What `flyball evaluate` was asked for; checked by the command."""
+    """Options of `flyball evaluate`; checked by the command."""
 
     figure_names: tuple[str, ...]
     output: Path

@@ -1,4 +1,4 @@
-"""What one run of the evaluation is: a model, a schedule, a policy, microbatches and pipelines."""
+"""One run of the evaluation: a model, a schedule, a policy, microbatches and pipelines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Manner:
-    """How clocks and order are chosen.
+    """Choice of clocks and order.
 
     Attributes:
         label: in tables and plots.

@@ -47,7 +47,7 @@ class EvaluationFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What one run took: emulated, and as the planner had predicted it.
+    """Time and energy of one run: emulated, and as the planner had predicted it.
 
     Attributes:
         emulated_iteration_time_s: mean over the steps on the plan, s.
@@ -86,7 +86,7 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class _TrainedStep:
-    """What all ranks measured in a step, and the clocks they set."""
+    """Measurements of all ranks in a step, and the clocks they set."""
 
     measured: tuple[StepMeasurement, ...]
     num_switches: int

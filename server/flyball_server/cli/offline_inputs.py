@@ -1,4 +1,4 @@
-"""What the offline commands read: profiles, plan files, blocking power; each error one line."""
+"""Input of the offline commands: profiles, plan files, blocking power; each error one line."""
 
 from __future__ import annotations
 

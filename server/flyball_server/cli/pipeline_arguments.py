@@ -148,7 +148,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_order(parser: argparse.ArgumentParser) -> None:
-    """What runs after what."""
+    """Dependencies between instructions."""
     parser.add_argument(
         "--microbatches",
         metavar="M",
@@ -179,7 +179,7 @@ def _add_order(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_solving(parser: argparse.ArgumentParser) -> None:
-    """What policy `frontier` looks at."""
+    """Options of policy `frontier`."""
     parser.add_argument(
         "--effort",
         choices=list(map(str, Effort)),

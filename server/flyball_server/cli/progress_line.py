@@ -37,7 +37,7 @@ class ProgressLine:
         self._thread: threading.Thread | None = None
 
     def show(self, text: str) -> None:
-        """What is being done now, in a few words."""
+        """Current activity, in a few words."""
         self._text = text
 
     def __enter__(self) -> Self:

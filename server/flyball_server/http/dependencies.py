@@ -1,4 +1,4 @@
-"""What routes ask FastAPI for: the planner's parts, the kind of body, checked parameters."""
+"""Dependencies of the routes: the planner's parts, the kind of body, checked parameters."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ MOST_ANSWERED_AT_ONCE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerState:
-    """What one app holds, under `app.state.planner`."""
+    """State of one app, under `app.state.planner`."""
 
     settings: Settings
     services: JobServices

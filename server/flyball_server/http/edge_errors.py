@@ -1,4 +1,4 @@
-"""What can be wrong with a call before any job is looked at; a docstring is its message.
+"""Errors of a call that are found before any job is read; a docstring is its message.
 
 EdgeError
 ├── TokenError            no token, or one that opens nothing

@@ -65,7 +65,7 @@ def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
 
 
 def fault_detail(error: PlannerFaultError) -> str:
-    """What is told of a failure of the planner: the id of the call, with which its log names it."""
+    """Return the answer to a failure of the planner: the call's id, which its log names."""
     # The work may have been that of several calls, and its own log line is none of them's.
     _LOG.error("%s: %r", error.message, error.__cause__)
     request_id = current_request_id()

@@ -1,4 +1,4 @@
-"""Whether the planner can do its work now: its store answers a read within a bounded time."""
+"""Readiness of the planner: its store answers a read within a bounded time."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _answer(check: Check, asked: Future[Exception | None]) -> None:
 
 
 class SolvingCheck:
-    """Whether what solves plans takes work and does it, by a solve of nothing now and then.
+    """Readiness of the solvers, checked by an empty solve now and then.
 
     It waits for no answer: while one is awaited, perhaps behind long solves, the one before
     counts.

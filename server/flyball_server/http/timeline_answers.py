@@ -30,7 +30,7 @@ _GZIP_BITS = 31  # zlib's way to say: with a gzip header
 
 
 class TimelineAnswers:
-    """What was answered, as gzip; those not asked for longest are forgotten.
+    """Answers as gzip, made once; those not asked for longest are forgotten.
 
     `ask` is used on one event loop at a time, all else on any thread.
 

@@ -1,4 +1,4 @@
-"""What can go wrong with jobs, one tree; an error's docstring is its message.
+"""Errors about jobs, one tree; an error's docstring is its message.
 
 JobsError
 ├── UnknownError                  what was asked for does not exist

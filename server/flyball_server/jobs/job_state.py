@@ -9,7 +9,7 @@ from flyball_server.jobs.errors import IllegalMoveError
 
 
 class JobState(StrEnum):
-    """What a job waits for; whether it is still there."""
+    """Input that a job waits for, and liveness of the job."""
 
     AWAITING_PROFILE = "awaiting-profile"
     PROFILING = "profiling"
@@ -22,7 +22,7 @@ class JobState(StrEnum):
 
 
 class JobInput(StrEnum):
-    """What a job is planned from; each has its own calls that change it."""
+    """Input that a job is planned from; each has its own calls that change it."""
 
     REGISTRATION = "registration"
     PROFILE = "profile"

@@ -1,4 +1,4 @@
-"""What steers a job while it runs, beside its registration and profile: one record per job.
+"""State of the closed loop, beside registration and profile: one record per job.
 
 Stored as JSON, so all of it is plain data; moments are Unix time, s.
 """
@@ -51,7 +51,7 @@ class Straggler:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlowdown:
-    """How fast a rank was found to be, against its profile.
+    """Measured slowdown factor of a rank against its profile.
 
     Attributes:
         slowdown: how many times as long its instructions take; below 1 it is faster.
@@ -67,7 +67,7 @@ class RankSlowdown:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSlowdown:
-    """How far all ranks of a stage have drifted from its profile, one kind of instruction.
+    """Drift of all ranks of a stage from its profile, for one kind of instruction.
 
     Attributes:
         kind: of instruction, `forward`.
@@ -101,7 +101,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingResult:
-    """How online profiling ended, or how far it is.
+    """Progress or outcome of online profiling.
 
     Attributes:
         state: `probing`, `finished` or `refused`.
@@ -126,7 +126,7 @@ class ProfilingResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
-    """What of a job's control it is to be planned for.
+    """Part of a job's loop state that its plan depends on.
 
     Attributes:
         target: None: the specification's.
@@ -143,7 +143,7 @@ class PlanningInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class MadePlan:
-    """What a plan version was made for, as a digest: the same again needs no other search."""
+    """Origin of a plan version, as a digest: an equal one needs no other search."""
 
     digest: str
     version: int

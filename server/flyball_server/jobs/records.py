@@ -1,4 +1,4 @@
-"""What is stored of a job: frozen records, valid when they exist, changed only by `evolve()`."""
+"""Records of a job: frozen, valid when they exist, changed only by `evolve()`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(Record):
-    """What a job is and how it is to be planned.
+    """Specification of a job: what it is, and how it is planned.
 
     Attributes:
         num_ranks: ranks that must have a plan before it takes effect, at least num_stages.
@@ -211,7 +211,7 @@ class JobRecord(Record):
 
     @property
     def run_id(self) -> str:
-        """Which run of the job this is: an earlier or a later one under its name has another."""
+        """Return the job's run as a number: an earlier or later one under its name has another."""
         return f"{round(self.created_at.timestamp() * 1e6):x}"
 
     def with_change(self, changed_input: JobInput, *, in_force: JobSpec | None = None) -> JobRecord:
@@ -298,7 +298,7 @@ AnyPlan = FrequencyPlan | DataParallelPlan | ProbePlan
 
 
 class StepReport(StrEnum):
-    """What the ranks are to tell of each step on a plan version."""
+    """Fields that the ranks report of each step on a plan version."""
 
     TOTALS = "totals"
     CLOCKS = "clocks"
@@ -410,7 +410,7 @@ class StepTotals(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StepDetail(Record):
-    """What a rank's instructions took in one step, where its plan asked for it.
+    """Times of a rank's instructions in one step, where its plan asked for them.
 
     Attributes:
         by_clock, instructions, counter_readings: as in the wire's StepMeasurement.

@@ -1,4 +1,4 @@
-"""What the use cases work with: store, planner, GPU table, clock and wake-up call."""
+"""Dependencies of the use cases: store, planner, GPU table, clock and wake-up call."""
 
 from __future__ import annotations
 

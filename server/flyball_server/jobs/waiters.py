@@ -73,7 +73,7 @@ class JobWaiters:
     async def until(
         self, job_id: str, probe: Callable[[], Awaitable[_Answer | None]], *, wait_s: float
     ) -> _Answer | None:
-        """What `probe` answers once that is not None; None after `wait_s` seconds, or at close.
+        """Return the answer of `probe` once it is not None; None after `wait_s`, or at close.
 
         The probe is asked at once, and again whenever the job is woken.
         """

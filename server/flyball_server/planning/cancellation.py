@@ -1,4 +1,4 @@
-"""Where a solve can be ended early: it asks now and then, and changes no result by that.
+"""Points at which a solve can be cancelled; they change no result.
 
 Whoever starts a solve says within which block, and by what: a thread cannot be ended from outside.
 """
@@ -31,7 +31,7 @@ def cancelled_by(check: Check) -> Generator[None]:
 
 
 def cancellation_point() -> None:
-    """Where what solves can be ended: of a loop, once each tenth of a second or so.
+    """Raise where the solve was cancelled: for loops, some ten times a second.
 
     There is one before each of several orders is built, before and after a network is, before
     each relaxed problem and each begin of a first plan, in each step of the interior point, and

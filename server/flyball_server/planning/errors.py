@@ -1,4 +1,4 @@
-"""What can be wrong with a planning request."""
+"""Errors of a planning request."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class ConsideredSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPrediction:
-    """What every plan was made with, and what the model predicts for it.
+    """Inputs and predictions that every plan has.
 
     Attributes:
         num_microbatches: microbatches of an iteration of one pipeline.
@@ -88,7 +88,7 @@ class PlanPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyPlan(PickledInColumns, PlanPrediction):
-    """What a policy decided for one pipeline.
+    """Plan for one pipeline.
 
     Attributes:
         stages: per stage, its instructions in the order of execution.
@@ -129,7 +129,7 @@ class PlannedPipeline(PickledInColumns):
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallelPlan(PlanPrediction):
-    """What a policy decided for data-parallel pipelines that each have their own clocks.
+    """Plan for data-parallel pipelines that each have their own clocks.
 
     The iteration takes as long as the slowest pipeline; energies are of all pipelines together,
     each of them waiting until then.

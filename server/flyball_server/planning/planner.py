@@ -215,7 +215,7 @@ def kept_reserve(request: PlanRequest) -> float:
 
 
 def chunk_places(schedule: Schedule) -> VirtualStages:
-    """What a plan says of its schedule's chunks: nothing where stage s is virtual stage s."""
+    """Return the schedule's chunks for the plan; empty where stage s is virtual stage s."""
     is_plain = schedule.virtual_stages == one_chunk_each(schedule.num_stages)
     return () if is_plain else schedule.virtual_stages
 

@@ -1,4 +1,4 @@
-"""What a plan is asked for, as a short text: equal where the requests are."""
+"""Digest of a planning request: equal where the requests are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned for unless said otherwise, and within which bounds; loads no planner."""
+"""Defaults and bounds of a planning request; loads no planner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flyball_server.planning.errors import PlanningError
 
 
 class Effort(StrEnum):
-    """What a user may ask of the search; more is slower and nearer to the bound."""
+    """Effort of the search; more is slower and nearer to the bound."""
 
     LOW = "low"
     NORMAL = "normal"

@@ -1,4 +1,4 @@
-"""What is expected of a stage's curves over the clock before they are measured.
+"""Prior over a stage's curves of time and energy by clock, before they are measured.
 
 All instructions of a stage run on the same kind of GPU, so their curves have one common shape;
 each class departs from it by an amount of its own, by a smooth curve of its own, and point by
@@ -22,7 +22,7 @@ _COMMON_LENGTH, _OWN_LENGTH = 0.5, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePrior:
-    """How far curves reach from their mean, as standard deviations of a relative quantity.
+    """Spread of curves about their mean, as standard deviations of a relative quantity.
 
     Attributes:
         level: of all curves together.

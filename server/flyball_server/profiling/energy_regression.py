@@ -127,7 +127,7 @@ def _principal(energies: FloatArray) -> tuple[FloatArray, FloatArray]:
 def _first_of_blocks(
     table: StepTable, known: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each known step begins a block; and whether each but the first follows the last."""
+    """Return whether each known step begins a block, and whether each follows the one before."""
     follows = np.diff(table.step[known]) == 1
     counts = table.counts[known]
     is_alike = (counts[1:] == counts[:-1]).all(axis=1)

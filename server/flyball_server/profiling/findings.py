@@ -21,7 +21,7 @@ from flyball_server.profiling.stage_points import StagePoints, StepTable
 
 @dataclass(frozen=True, kw_only=True)
 class StageFindings:
-    """What is known of one stage.
+    """Knowledge of one stage.
 
     Attributes:
         energies: None where no step's energy is known.

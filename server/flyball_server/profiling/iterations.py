@@ -47,7 +47,7 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbingCost:
-    """What the steps below the highest clocks took beside the baseline, measured.
+    """Cost of the steps below the highest clocks beside the baseline, measured.
 
     Attributes:
         largest_slowdown: of a step, as a share; None: there was no such step.

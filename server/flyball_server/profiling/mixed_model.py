@@ -42,7 +42,7 @@ class VarianceComponent:
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """What is known of unknowns.
+    """Posterior distribution of unknowns.
 
     Attributes:
         mean: shape (p,).

@@ -1,4 +1,4 @@
-"""What to do next, from everything observed so far: probe, wait, finish or refuse.
+"""Choice of the next action from all observations: probe, wait, finish or refuse.
 
 One pure function of all that is known, so that a planner that starts again goes on by itself.
 """
@@ -133,7 +133,7 @@ def is_known(findings: StageFindings, limits: ErrorLimits) -> bool:
 def refining_arms(
     findings: StageFindings, limits: ErrorLimits, *, num_blocks: int, block: int
 ) -> list[Arm | None]:
-    """What to probe, one point a block of steps; None: nothing, which tells the blocking power.
+    """Return the points to probe, one a block of steps; None: none, which tells the blocking power.
 
     One after the other: each block is worth what it takes off the sum of squared error
     variances, all relative to their goals, after those chosen before it.
@@ -216,7 +216,7 @@ def _instructions_per_step(findings: StageFindings) -> FloatArray:
 
 
 def _idle_at_rest_s(findings: StageFindings) -> float:
-    """How long the stage would be idle in a step where the others probe and it does not, s."""
+    """Return the stage's idle time in a step where the others probe and it does not, s."""
     table, times = findings.table, findings.times
     tops = findings.points.highest()
     busy_s = (table.counts * times.mean_s).sum(axis=1)
@@ -288,7 +288,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """What was measured is not good enough to plan with.
+    """The measurements are not good enough to plan with.
 
     Attributes:
         problem: why, in one sentence.
@@ -398,7 +398,7 @@ def _arms_of(
     num_blocks: int,
     block: int,
 ) -> list[Arm | None]:
-    """What a stage does in each block: its walk and one block at rest; else what refines most."""
+    """Return a stage's arm in each block: its walk and one block at rest, or what refines most."""
     arms: list[Arm | None] = [*walking, None][:num_blocks] if walking else []
     missing = num_blocks - len(arms)
     return arms + refining_arms(findings, setup.limits, num_blocks=missing, block=block)

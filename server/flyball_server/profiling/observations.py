@@ -1,4 +1,4 @@
-"""What online profiling is told: the job's shape, the versions it ran, and what was measured."""
+"""Input of online profiling: the job's shape, the versions it ran, and the measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InstructionClass(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorLimits:
-    """How well points must be known, as shares of them, at 95 % confidence.
+    """Required accuracy of points, as shares of them, at 95 % confidence.
 
     Attributes:
         time: of an instruction's time.
@@ -46,7 +46,7 @@ class ErrorLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSetup:
-    """What is profiled, and within which bounds.
+    """Subject of profiling, and its bounds.
 
     Attributes:
         clocks_mhz: per stage, the clocks that may be probed, MHz, falling, at least two.

@@ -1,4 +1,4 @@
-"""What profiling found: the stage profile with its errors, and what it cost."""
+"""Result of profiling: the stage profile with its errors, and its cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ProfiledPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingResult:
-    """What is known after so many steps.
+    """Knowledge after a number of steps.
 
     Attributes:
         points: by stage, kind and chunk, each in falling frequency.

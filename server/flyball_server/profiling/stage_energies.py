@@ -77,7 +77,7 @@ def _expected(regressions: Mapping[int, EnergyRegression]) -> dict[int, Posterio
 
 
 def _vague(regressions: Sequence[EnergyRegression]) -> Posterior:
-    """What is expected of the common powers before any reading: as of a stage, on average."""
+    """Return the prior of the common powers: those of a stage, on average."""
     return Posterior(
         mean=np.mean([each.prior.mean for each in regressions], axis=0),
         covariance=np.mean([each.prior.covariance for each in regressions], axis=0),
@@ -98,7 +98,7 @@ def _departure(regression: EnergyRegression) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """What a stage's readings say of its powers, without any prior.
+    """Evidence of a stage's readings about its powers, without any prior.
 
     Attributes:
         precision: shape (p, p).
@@ -187,7 +187,7 @@ class StageEnergies:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStage:
-    """What a stage's energies are found from.
+    """Input for a stage's energies.
 
     Attributes:
         blocking_power_w: of one rank; None: estimated.

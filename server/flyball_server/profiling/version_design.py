@@ -286,7 +286,7 @@ def probe_plan(
     baseline: Baseline,
     margin: float,
 ) -> ProbePlan:
-    """So many steps a block in which each stage probes one of its arms, each arm in turn.
+    """Return a plan of blocks of steps in which each stage probes its arms in turn.
 
     Stages take their arms in turns that are shifted against each other, so that what one does
     is not what all do.

@@ -41,7 +41,7 @@ def coarse_levels(num_clocks: int, num_classes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassWalk:
-    """How far the walk of one class is.
+    """Progress of the walk of one class.
 
     Attributes:
         floor: index of the slowest clock that its profile needs; so far.

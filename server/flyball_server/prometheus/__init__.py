@@ -1,1 +1,1 @@
-"""What the planner tells of itself and its jobs to Prometheus."""
+"""Metrics of the planner and its jobs for Prometheus."""

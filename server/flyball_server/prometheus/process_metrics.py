@@ -1,4 +1,4 @@
-"""What this process does, counted as it happens: calls, solves, the store's transactions."""
+"""Counters of this process: calls, solves, the store's transactions."""
 
 from __future__ import annotations
 

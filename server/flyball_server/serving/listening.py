@@ -1,4 +1,4 @@
-"""Where the planner listens and with what: its socket, its certificate, and who may reach it."""
+"""Socket and certificate of the planner, and the check of who may reach it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def address_of(listener: socket.socket, settings: Settings) -> str:
 
 
 def must_ask(listener: socket.socket, settings: Settings) -> bool:
-    """Whether nobody is to be let in without a token: other machines may reach the planner."""
+    """Return whether tokens are required: other machines may reach the planner."""
     is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
     return not is_loopback and not settings.allow_open
 

@@ -1,1 +1,1 @@
-"""Where plans are solved: in threads or processes of the planner, or on Dask."""
+"""Executors of solves: threads or processes of the planner, or Dask."""

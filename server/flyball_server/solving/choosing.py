@@ -1,4 +1,4 @@
-"""Which executor solves, by what an operator has chosen."""
+"""Choice of the executor by an operator's settings."""
 
 from __future__ import annotations
 

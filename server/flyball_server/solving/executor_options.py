@@ -1,4 +1,4 @@
-"""What an operator may choose of executors; whoever only checks it loads none of them."""
+"""Executor settings of an operator; checking them loads no executor."""
 
 from __future__ import annotations
 

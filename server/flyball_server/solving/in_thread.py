@@ -14,15 +14,15 @@ ResultT = TypeVar("ResultT")
 
 
 class SolveStoppedError(Exception):
-    """Whoever asked for the solve has cancelled it, or the executor was shut down."""
+    """The caller has cancelled the solve, or the executor was shut down."""
 
 
 class SolverLostError(Exception):
-    """What solved ended in the middle of it; the text says how, as far as that is known."""
+    """The solving process ended during the solve; the text says how, as far as known."""
 
 
 class SolverAwayError(SolverLostError):
-    """What was to solve cannot be reached, or not be started."""
+    """The solving process cannot be reached or started."""
 
 
 def no_thread_error(cause: RuntimeError) -> SolverAwayError:

@@ -1,4 +1,4 @@
-"""What runs in a planning process: solves one after the other, as long as the planner lives."""
+"""Program of a planning process: solves one after the other, as long as the planner lives."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _Summaries = dict[datetime, dict[int, PlanSummary]]
 
 
 class HistoryMemory:
-    """What was read of plan versions; of the jobs not asked for longest it is forgotten.
+    """Memory of plan versions; those of the jobs not asked for longest are forgotten.
 
     Args:
         max_versions: that are remembered of all jobs together; all of one job in any case.

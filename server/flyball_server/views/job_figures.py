@@ -1,4 +1,4 @@
-"""What people see of a job at a glance: its facts as they stood at one moment, frozen."""
+"""Key figures of a job: its facts at one moment, frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of jobs, read from the store when somebody asks: bounded work, bounded memory.
+"""Reading of jobs from the store on demand, with bounded work and bounded memory.
 
 Jobs that have a label of their own are read every time, all others now and then. What never
 changes, the documents of plan versions and settled steps, is read once.
@@ -40,7 +40,7 @@ OTHER_JOBS = "other"
 
 @dataclass(frozen=True, kw_only=True)
 class StageMeasurement:
-    """What the ranks of a stage measured in an iteration.
+    """Measurement of a stage's ranks in an iteration.
 
     Attributes:
         time_s: of the slowest, s.
@@ -55,7 +55,7 @@ class StageMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCounts:
-    """How many ranks a job wants, has, hears of."""
+    """Number of ranks that a job wants, has, and hears from."""
 
     expected: int
     registered: int
@@ -64,7 +64,7 @@ class RankCounts:
 
 @dataclass(kw_only=True)
 class JobFacts:
-    """What is told of one job; `totals` goes on growing, the rest is of the last reading.
+    """Facts about one job; `totals` goes on growing, the rest is of the last reading.
 
     Attributes:
         activations: of all its plan versions, rising.
@@ -101,7 +101,7 @@ class JobFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AllJobs:
-    """What is told of all jobs.
+    """Facts about all jobs.
 
     Attributes:
         labelled: those with a label of their own, in the order of their names.

@@ -27,7 +27,7 @@ NEWEST_STEPS = 16
 
 
 class Clocks(StrEnum):
-    """What a step that all ranks have posted was run at."""
+    """Clocks of a step that all ranks have posted."""
 
     PLAN = "plan"
     HIGHEST = "highest"

@@ -34,7 +34,7 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class _Topic(Generic[State]):
-    """What is followed by some, as it was seen last."""
+    """Topic with subscribers, as it was read last."""
 
     def __init__(self, look: Callable[[], State]) -> None:
         self.look = look

@@ -1,4 +1,4 @@
-"""What is told of a plan version: read from its document once, since it never changes."""
+"""Facts about a plan version, read from its document once, since it never changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RELATIVE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the model predicts for an iteration, on the plan and at the highest clocks.
+    """Predicted iteration, on the plan and at the highest clocks.
 
     As in PlanPrediction, without what the plan was made with.
     """
@@ -35,7 +35,7 @@ class Prediction:
 
     @property
     def gap(self) -> float | None:
-        """How far above its lower bound the plan's energy is, a share; None while unknown."""
+        """Return the optimality gap: the share of energy above the lower bound; None if unknown."""
         return None if self.gap_percent is None else self.gap_percent / 100
 
 
@@ -44,7 +44,7 @@ _PREDICTION_FIELDS = tuple(field.name for field in fields(Prediction))
 
 @dataclass(frozen=True, kw_only=True)
 class StagePrediction:
-    """What the model predicts for a stage in an iteration.
+    """Predicted iteration of one stage.
 
     Attributes:
         busy_s: what its instructions take together at the plan's clocks, s.
@@ -75,7 +75,7 @@ class PlanFacts:
     highest_mhz: tuple[int, ...] = ()
 
     def kinds_from(self, first_step: int | None) -> StepKinds:
-        """Which of its steps run at the highest clocks, with the first step that was named."""
+        """Return which of its steps run at the highest clocks, with the named first step."""
         return replace(self.kinds, first_step=first_step or 0)
 
 

@@ -26,7 +26,7 @@ class VersionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class JobReport:
-    """What a job has measured.
+    """Measurements of a job.
 
     Attributes:
         emulated: whether its GPUs are, all or some.

@@ -63,7 +63,7 @@ def list_stage_steps(
 
 
 def most_steps(spec: JobSpec, limit: int, *, num_measurements: int, num_stages: int) -> int:
-    """So many steps, `limit` at most, of at most so many measurements and stages; at least 1."""
+    """Return the number of steps to read, 1 to `limit`, by the bounds on measurements."""
     fit = min(num_measurements // spec.num_ranks, num_stages // spec.num_stages)
     return max(min(limit, fit), 1)
 

@@ -1,4 +1,4 @@
-"""What one check found: fine or not, and if not, what to do."""
+"""Result of one check: fine or not, and if not, what to do."""
 
 from __future__ import annotations
 

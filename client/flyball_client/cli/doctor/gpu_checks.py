@@ -107,7 +107,7 @@ def _where(address: GpuAddress) -> str:
 
 @contextmanager
 def _warnings_of(logger_name: str) -> Generator[list[str], None, None]:
-    """What a logger warns of meanwhile, instead of on stderr."""
+    """Collect a logger's warnings instead of printing them on stderr."""
     told: list[str] = []
     logger = logging.getLogger(logger_name)
     handler = _Listener(told)

@@ -89,7 +89,7 @@ def _between(share: float) -> tuple[int, ...]:
 
 
 def add_color_argument(parser: argparse.ArgumentParser) -> None:
-    """When rows are in colour."""
+    """Conditions for coloured rows."""
     parser.add_argument(
         "--color",
         metavar="WHEN",

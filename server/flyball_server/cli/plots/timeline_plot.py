@@ -39,7 +39,7 @@ _CHUNK_SHIFT = 0.2  # of the row's height, from the first chunk to the last
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What tells a kind without colour: its share of the row's height, hatching, and in words."""
+    """Marks of a kind without colour: its share of the row's height, hatching, and words."""
 
     height: float
     hatch: str
@@ -144,7 +144,7 @@ _SMALLEST_FONT_PT, _LARGEST_FONT_PT = 4.5, 7.5
 
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """What both panels share: clocks to colours, and the inches that time and rows have."""
+    """Parts that both panels share: clocks to colours, and the inches of time and rows."""
 
     colors: Colormap
     clocks: Normalize
@@ -263,7 +263,7 @@ def _corners(left: float, right: float, top: float, bottom: float) -> list[Point
 
 
 def _waiting(axes: Axes, num_rows: int, iteration_time_s: float) -> None:
-    """What stays visible of this is waiting."""
+    """The part of this that stays visible is waiting."""
     whole_rows = [
         _corners(0.0, iteration_time_s, row - ROW_HEIGHT / 2, row + ROW_HEIGHT / 2)
         for row in range(num_rows)

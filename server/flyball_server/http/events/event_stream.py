@@ -21,7 +21,7 @@ _GRACE_S = 2.0
 
 
 class EventSource(Protocol):
-    """What there is to tell one client; used on the event loop."""
+    """Events for one client; used on the event loop."""
 
     @property
     def changed(self) -> asyncio.Event:

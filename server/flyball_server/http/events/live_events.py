@@ -62,7 +62,7 @@ class JobNews:
 
 @dataclass(kw_only=True)
 class _Troubles:
-    """What is told of looks that fail."""
+    """Callback for readings that fail."""
 
     told: str | None = None
 
@@ -115,7 +115,7 @@ class OverviewSource:
 
 @dataclass(kw_only=True)
 class _StepsTold:
-    """How far a client has been told of steps.
+    """Position of a client in the stream of steps.
 
     Attributes:
         after_step: it has these already.
@@ -281,7 +281,7 @@ class ComparisonLook:
 
 
 def _paired_steps(reader: JobReader, job: JobRecord, comparison: Comparison) -> PairedSteps | None:
-    """What counts them; None: no step is named yet from which the comparison's version holds."""
+    """Return their counter; None: the comparison's version has no first step yet."""
     activations = reader.list_activations(job.job_id)
     named = {each.version for each in activations if each.first_step is not None}
     if comparison.version is None or comparison.version not in named:

@@ -1,4 +1,4 @@
-"""What people look at jobs by, as it crosses the wire; the rest of `mapping`."""
+"""Read models of jobs as they cross the wire; the rest of `mapping`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the API describes itself: its bodies, answers and errors in OpenAPI, and the page at /docs.
+"""Description of the API in OpenAPI: bodies, answers, errors, and the page at /docs.
 
 The page's script and style come from the planner itself: where it runs there may be no internet.
 """
@@ -102,7 +102,7 @@ def get_docs_style() -> Response:
 
 
 def _page_policy(page: str) -> str:
-    """What the page may load: from the planner, and of scripts in itself just those it has."""
+    """Return the page's content policy: the planner, and exactly the scripts that it has."""
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = "".join(f" 'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

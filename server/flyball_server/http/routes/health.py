@@ -1,4 +1,4 @@
-"""Whether the planner is up, and whether it can do its work."""
+"""Health and readiness of the planner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def get_health() -> messages.Health:
     responses=answers(examples.READY, 503, meaning="It can."),
 )
 async def get_ready(state: State) -> messages.Health:
-    """Whether the job store answers a read, and what solves plans can be used; needs no token.
+    """Check that the job store answers a read and that plans can be solved; needs no token.
 
     It answers within some seconds, whatever hangs.
     """

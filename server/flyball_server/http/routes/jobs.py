@@ -180,7 +180,7 @@ def post_departure(
         str | None, Query(max_length=64, description="As the rank's registration was answered.")
     ] = None,
 ) -> None:
-    """What the rank measured stays. When all ranks of a job have left, it is `ended`.
+    """Keep what the rank measured. When all ranks of a job have left, it is `ended`.
 
     A rank that is not known has nothing to leave, and that is no error.
     """

@@ -97,5 +97,5 @@ def get_job_comparison(state: State, job_id: JobId) -> ComparisonView:
     },
 )
 def delete_job_comparison(state: State, job_id: JobId) -> None:
-    """Where one runs the plain plan comes back as the next version; what was measured counts."""
+    """End a comparison that runs: the plain plan is the next version; measurements count."""
     delete_comparison(state.services, job_id)

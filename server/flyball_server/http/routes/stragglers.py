@@ -89,7 +89,7 @@ def get_stragglers(state: State, job_id: JobId) -> list[StragglerView]:
     },
 )
 def delete_straggler(state: State, job_id: JobId, rank: Rank) -> None:
-    """What was announced of the rank holds no more; what was detected stays while it is so."""
+    """Drop what was announced of the rank; what was detected stays while it lasts."""
     withdraw_straggler(state.services, job_id, rank)
 
 

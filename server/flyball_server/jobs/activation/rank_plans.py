@@ -88,7 +88,7 @@ def intended_times_s(
     profile: StageProfile | None,
     planned_for: PlanningInputs,
 ) -> tuple[float, ...] | None:
-    """How long each instruction is meant to take on this rank, s; None where it is not known.
+    """Return the intended time of each instruction on this rank, s; None where it is not known.
 
     That is the profile's time at its clock, times the slowdown that the rank is planned with.
     """

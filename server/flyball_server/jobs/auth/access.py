@@ -1,4 +1,4 @@
-"""Who may call: tokens made, listed and revoked, and what a token that is presented opens.
+"""Access control: tokens made, listed and revoked, and the rights of a presented token.
 
 A token is `fb_ID_SECRET`. Its secret is 256 random bits, which nobody guesses: a fast hash of it
 is as good as a slow one would be for a password that a person has chosen.
@@ -29,7 +29,7 @@ _NO_DIGEST = "0" * 64
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What a caller may do.
+    """Rights of a caller.
 
     Attributes:
         job_id: the one job that is open to it, with its earlier runs; None: an operator, to whom

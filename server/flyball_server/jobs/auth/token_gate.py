@@ -1,4 +1,4 @@
-"""Whether a call is let in, by its token; answers are remembered for a few seconds."""
+"""Token check of a call; answers are remembered for a few seconds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TokenGate:
         self._num_changes = 0
 
     def remembered(self, token: str | None) -> Access | None:
-        """What this token, or none, is known to open without a look at the store; None: look."""
+        """Return the remembered rights of this token, or of none; None: ask the store."""
         now_s = self._clock()
         if not self._asks:
             return OPERATOR if now_s < self._open_until_s else None

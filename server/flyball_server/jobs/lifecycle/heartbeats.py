@@ -1,4 +1,4 @@
-"""Which ranks were heard of lately: noted at each call, told to the store now and then."""
+"""Heartbeats: ranks that called lately, noted at each call and stored now and then."""
 
 from __future__ import annotations
 

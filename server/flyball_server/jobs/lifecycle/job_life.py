@@ -1,4 +1,4 @@
-"""When a job is over, when it comes back, and what it waits for."""
+"""Life cycle of a job: when it is over, when it comes back, and what it waits for."""
 
 from __future__ import annotations
 

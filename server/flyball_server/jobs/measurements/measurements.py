@@ -49,7 +49,7 @@ class StepSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPost:
-    """What a rank measured since its last post, and details of those steps where there are some.
+    """Measurements of a rank since its last post, with details of some of those steps.
 
     Attributes:
         run_id: of the job's run that it belongs to; None: not told.

@@ -186,7 +186,7 @@ class WholeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class StepKinds:
-    """Which steps of a plan version run at the highest clocks.
+    """Steps of a plan version that run at the highest clocks.
 
     Attributes:
         first_step: the step of the first entry of `baseline_cycle`.
@@ -210,7 +210,7 @@ class StepKinds:
 
     @property
     def is_all_baseline(self) -> bool:
-        """Whether all its steps run at the highest clocks, and were not made to learn from."""
+        """Return whether all its steps run at the highest clocks, and none is for profiling."""
         return not self.is_probe and bool(self.baseline_cycle) and all(self.baseline_cycle)
 
 

@@ -1,4 +1,4 @@
-"""What the store has of a job's online profiling: ranks, probe plans, what was measured."""
+"""Stored state of a job's online profiling: ranks, probe plans, measurements."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _is_highest(record: PlanRecord) -> bool:
 
 
 def _is_measured(reader: JobReader, newest: PlanRecord, num_ranks: int) -> bool:
-    """Whether all ranks have told of the last step of the newest version's cycle, or a later."""
+    """Return whether all ranks have posted the newest version's last step of a cycle, or later."""
     if newest.first_step is None:
         return False
     last_step = newest.first_step + newest.cycle_length - 1

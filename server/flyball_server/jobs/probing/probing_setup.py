@@ -1,4 +1,4 @@
-"""What online profiling is told of a job: the order that runs, the clocks, what was measured."""
+"""Input of a job's online profiling: the order that runs, the clocks, the measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner does by itself, in the order in which a job is looked at."""
+"""Reconcilers, in the order in which they look at a job."""
 
 from __future__ import annotations
 

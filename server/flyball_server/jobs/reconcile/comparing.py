@@ -90,7 +90,7 @@ def _pause(pauses: _Pauses, job: JobRecord, started_s: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Situation:
-    """What a job's comparison is decided on.
+    """Facts that a job's comparison is decided on.
 
     Attributes:
         running: the comparison, which is not over.

@@ -146,7 +146,7 @@ def _is_left_probing(reader: JobReader, job_id: str) -> bool:
 
 
 def _back_to_highest(services: JobServices, job_id: str) -> None:
-    """Where ranks are left probing, end that with a last version."""
+    """End probing with a last version where ranks are left probing."""
     with services.store.writing(job_id) as writer:
         if not _is_left_probing(writer, job_id):
             return

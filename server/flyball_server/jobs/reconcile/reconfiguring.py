@@ -83,7 +83,7 @@ def observation_windows(
 
 
 def _ran_steps(reader: JobReader, plan: PlanRecord, num_ranks: int) -> Iterator[dict[int, _Ran]]:
-    """What the ranks ran, by rank, in one complete step after another; read one by one."""
+    """Instructions of the ranks, by rank, in one complete step after another; read one by one."""
     kept = reader.list_step_details(plan.job_id, (plan.first_step or 0) + 1, limit=1)
     if not kept:
         return

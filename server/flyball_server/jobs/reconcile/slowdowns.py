@@ -157,7 +157,7 @@ def _same_times(before: PlanningInputs, after: PlanningInputs) -> bool:
 
 
 def _quick_effort(job: JobRecord) -> str | None:
-    """What a change is answered with at once; None: the job's own effort is no more than that."""
+    """Return the immediate answer to a change; None: the job's own effort is no more than that."""
     is_searched = (job.in_force.policy or DEFAULT_POLICY) == "frontier"
     return Effort.LOW.value if is_searched and job.in_force.effort != Effort.LOW else None
 

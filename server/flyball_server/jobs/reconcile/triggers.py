@@ -1,4 +1,4 @@
-"""Where posts of a job's ranks, most of what a planner is called for, are a reason to look at it.
+"""Triggers: the posts of a job's ranks after which its reconcilers run.
 
 Reactions are gated by these, so that a job for which none holds need not be looked at for its
 steps: nothing is decided by them, and nothing is left undone. What is, as by a planner that was

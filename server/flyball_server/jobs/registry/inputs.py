@@ -17,7 +17,7 @@ from flyball_server.jobs.stragglers.reports import forget_measured_slowdowns
 
 @dataclass(frozen=True, kw_only=True)
 class TargetUpdate:
-    """How to plan from now on; None leaves a part as it is."""
+    """Change of how a job is planned; None leaves a part as it is."""
 
     policy: str | None = None
     reconfigure: str | None = None

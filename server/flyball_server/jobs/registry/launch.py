@@ -1,4 +1,4 @@
-"""Which start of a job a rank belongs to, as its launcher tells: torchrun, Slurm."""
+"""Start of a job that a rank belongs to, as its launcher reports: torchrun, Slurm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flyball_server.jobs.records import JobRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a launcher told of a start; None: nothing.
+    """Facts that a launcher reported of a start; None: nothing.
 
     Attributes:
         run: its name for the start that somebody asked for.
@@ -28,7 +28,7 @@ class Launch:
         )
 
     def is_restart_of(self, job: JobRecord) -> bool:
-        """Whether the job's launcher itself has started it again: then its old ranks are gone."""
+        """Return whether the launcher has started the job again; then its old ranks are gone."""
         return (
             self.run == job.run
             and self.restart_count is not None

@@ -77,7 +77,7 @@ def _wanted(in_force: PlanningInputs) -> object:
 
 
 def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
-    """Whether it needs less energy, or time, by enough; or as little, with a better certificate."""
+    """Return whether it is better by enough, in energy, time or, at equal energy, in its bound."""
     before, after = first.plan, refined.plan
     return not isinstance(before, PlanPrediction) or (
         after.energy_j < (1 - LEAST_GAIN) * before.energy_j

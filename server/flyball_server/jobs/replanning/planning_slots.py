@@ -1,4 +1,4 @@
-"""How many of the reactor's threads may wait for plannings at once: the others react meanwhile."""
+"""Bound on the reconcile loop's threads that wait for planning; the others go on meanwhile."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def solve(
 
 
 def is_same_work(job: JobRecord, now: JobRecord) -> bool:
-    """Whether what is made from the one is of use to the other: same inputs, of the same run."""
+    """Return whether a result for the one serves the other: same inputs, of the same run."""
     return (now.created_at, now.inputs_revision) == (job.created_at, job.inputs_revision)
 
 

@@ -57,7 +57,7 @@ def update_and_replan(services: JobServices, job_id: str, change: Change, why: s
 
 
 def _is_other(before: PlanningInputs, after: PlanningInputs) -> bool:
-    """Whether another plan is wanted; why and since when a rank is slow is no matter of plans."""
+    """Return whether the inputs of the plan differ; reason and start of a slowdown do not count."""
     return _planned(before) != _planned(after)
 
 

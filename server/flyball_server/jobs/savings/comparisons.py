@@ -27,7 +27,7 @@ PATIENCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonProgress:
-    """How far a comparison is; as the wire's ComparisonView."""
+    """Progress of a comparison; as the wire's ComparisonView."""
 
     state: Literal["none", "running", "done", "ended"]
     version: int | None = None
@@ -151,7 +151,7 @@ def progress_of(comparison: Comparison, num_measured: int) -> ComparisonProgress
 def comparison_cycle(
     num_pairs: int, iteration_time_s: float, *, block_steps: int | None = None
 ) -> tuple[bool, ...]:
-    """Which steps run at the highest clocks: plan, highest, highest, plan, each a block of steps.
+    """Return which steps run at the highest clocks: plan, highest, highest, plan, in blocks.
 
     In that order of blocks a drift of the machine cancels in each four of them.
 

@@ -1,4 +1,4 @@
-"""What each plan version of a job was measured to do, against measured steps of the baseline.
+"""Measured effect of each plan version of a job, against measured steps of the baseline.
 
 Pure: steps go in, in rising order, any number of them; memory stays bounded.
 """
@@ -50,7 +50,7 @@ class AgainstBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionSavings:
-    """What one plan version was measured to do.
+    """Measured effect of one plan version.
 
     Attributes:
         time_s, energy_j: of a step on the plan; None: none was measured, or not its energy.

@@ -1,1 +1,1 @@
-"""Where jobs are kept: implementations of the JobStore contract in `jobs/store.py`."""
+"""Implementations of the JobStore contract."""

@@ -26,7 +26,7 @@ TOKENS = "/tokens"
 
 
 class JobReader(Protocol):
-    """What can be read inside one transaction; all of it from the same moment."""
+    """Reads inside one transaction, all of the same moment."""
 
     def find_job(self, job_id: str) -> JobRecord | None:
         """The job, or None."""
@@ -73,7 +73,7 @@ class JobReader(Protocol):
         ...
 
     def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
-        """What all ranks measured in the job's newest `num_steps` steps, by step, then rank."""
+        """Return all ranks' measurements in the newest `num_steps` steps, by step, then rank."""
         ...
 
     def newest_step(
@@ -127,7 +127,7 @@ class JobReader(Protocol):
 
 
 class JobWriter(JobReader, Protocol):
-    """What can be changed inside one transaction; it reads its own changes."""
+    """Writes inside one transaction, which reads its own changes."""
 
     def save_job(self, job: JobRecord) -> None:
         """Insert the job or replace it."""
@@ -191,7 +191,7 @@ class JobWriter(JobReader, Protocol):
 
 
 class JobStore(Protocol):
-    """Where jobs are kept.
+    """Store of jobs.
 
     Contract, tested over every implementation by `tests/contract/test_job_store*.py`, and as far
     as the REST API shows it over a live server too:
@@ -235,9 +235,9 @@ class JobStore(Protocol):
         ...
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
-        """Return whether the turn of this name is the caller's until the block ends.
+        """Hold the lock of this name until the block ends; yield whether it is held.
 
-        With `waits` it is, as soon as no other holds it; without, it is not where another does.
+        With `waits` it waits for the lock; without, it yields False where another holds it.
         """
         ...
 

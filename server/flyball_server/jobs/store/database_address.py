@@ -1,4 +1,4 @@
-"""What names a database: SQLite's file, or the address of one in PostgreSQL."""
+"""Address of a database: SQLite's file, or one in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class DetectionWindow:
         return [step for of_rank in self.by_rank.values() for step in of_rank]
 
     def _stage_times_s(self, reader: JobReader, stage: int) -> ClockTimes:
-        """What the profile has; it is read once, since another one makes this object useless."""
+        """Return the profile's times, read once; another profile makes this object useless."""
         if stage not in self._times_s:
             profile = reader.find_profile(self.job_id)
             self._times_s[stage] = {} if profile is None else clock_times(profile, stage)

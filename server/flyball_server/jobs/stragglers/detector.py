@@ -1,4 +1,4 @@
-"""How fast ranks run against their profile, found from what they measured; pure.
+"""Detection of stragglers from measurements, against their profile; pure.
 
 A ratio is the time that instructions took over the time that the profile has for them at the
 clock that was asked for, so that a clock that was planned to be low makes no rank slow. Ratios
@@ -24,7 +24,7 @@ from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 @dataclass(frozen=True, kw_only=True)
 class SlowdownRules:
-    """When a rank is slow, and when its stage has drifted.
+    """Thresholds for slow ranks and drifted stages.
 
     Attributes:
         slow_above: a rank is a straggler once its ratio has been above this in each of
@@ -45,7 +45,7 @@ class SlowdownRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Slowdowns:
-    """What was found: stragglers by rank, one of a stage and pipeline; and drifted stages.
+    """Findings: stragglers by rank, one of a stage and pipeline; and drifted stages.
 
     A straggler's slowdown comes on top of its stage's drift.
     """

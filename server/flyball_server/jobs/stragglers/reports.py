@@ -127,7 +127,7 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[StragglerSummar
 
 
 def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown, ...]:
-    """What ranks are to be planned with at a moment: of announced and detected the slower one.
+    """Return the slowdowns to plan with at a moment: the slower of announced and detected.
 
     A detected one that is nearly what the rank is planned with already leaves that as it is.
     """

@@ -31,7 +31,7 @@ class KindTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """What one step of one rank tells of its slowdown factor."""
+    """Evidence of one step of one rank about its slowdown factor."""
 
     rank: int
     step: int
@@ -145,7 +145,7 @@ def _error_of_mean(values: Sequence[float]) -> float:
 
 
 def reason_of(steps: Sequence[RankStep]) -> Literal["slow", "power", "thermal"]:
-    """What held the clocks down in at least half of the steps; `slow`: nothing that was told."""
+    """Return the clock limit of at least half of the steps; `slow`: no reason was reported."""
     num_thermal = sum(step.is_thermally_capped for step in steps)
     num_power = sum(step.is_power_capped for step in steps)
     if 2 * max(num_thermal, num_power) < len(steps):

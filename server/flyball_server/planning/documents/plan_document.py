@@ -92,7 +92,7 @@ def plan_from_document(document: object) -> FrequencyPlan:
 
 
 def is_data_parallel(document: object) -> bool:
-    """Whether a document is of separate pipelines, for `data_parallel_plan_from_document`."""
+    """Return whether a document is one for `data_parallel_plan_from_document`."""
     return isinstance(document, dict) and "pipelines" in document
 
 

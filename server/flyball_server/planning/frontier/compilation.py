@@ -1,4 +1,4 @@
-"""How the inner loops are compiled: with numba, kept on disk where there is a place for it."""
+"""Compilation of the inner loops with numba, cached on disk where there is a place for it."""
 
 # numba has no types: what its decorator returns is unknown to a type checker.
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -29,7 +29,7 @@ def compiled_function(function: FunctionT) -> FunctionT:
 
 
 class _CompiledFunction:
-    """What stands for a function until it is called, from Python or from a compiled one."""
+    """Placeholder of a function until it is called, from Python or from compiled code."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function

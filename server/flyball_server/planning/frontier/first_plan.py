@@ -41,7 +41,7 @@ _NO_CURVE = -1
 
 
 class ArcCosts(NamedTuple):
-    """What windows of the arcs cost.
+    """Costs of windows of the arcs.
 
     Attributes:
         curve: per arc, a row of the tables below; below 0 for one that only keeps order.
@@ -147,7 +147,7 @@ def brought_within(
 def _entry_at(
     curve: int, window_s: float, least_s: FloatArray, step_s: FloatArray
 ) -> tuple[int, float]:
-    """Where the slope of such a window stands in its row: the entry before, and the share after."""
+    """Return the place of such a slope in its row: the entry before, and the share after."""
     if curve < 0 or step_s[curve] == 0.0:
         return NUM_STEPS, 0.0
     place = max(0.0, (window_s - least_s[curve]) / step_s[curve])

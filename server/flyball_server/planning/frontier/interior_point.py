@@ -32,7 +32,7 @@ from flyball_server.planning.frontier.relaxation import RelaxedOptimum, relaxed_
 
 
 class Parts(NamedTuple):
-    """What does not change. Parts after an arc's last one are not there.
+    """Constant data. Parts after an arc's last one are not there.
 
     Attributes:
         slope_w: cost per second, J/s; shape (num_arcs, num_segments).
@@ -63,7 +63,7 @@ class Iterate(NamedTuple):
     high_w: FloatArray
 
     def moved(self, step: Iterate, primal: float, dual: float) -> Iterate:
-        """So far along the step: sizes and times by `primal` of it, multipliers by `dual`."""
+        """Move along the step: sizes and times by `primal` of it, multipliers by `dual`."""
         return Iterate(
             time_s=self.time_s + primal * step.time_s,
             flow_w=self.flow_w + dual * step.flow_w,
@@ -184,7 +184,7 @@ def _target_w(multiplier_w: float, size_s: float, wanted_j: float, changes_j: fl
 
 @compiled_function
 def _reach(value: float, step: float) -> float:
-    """How far a positive value can go along its step before it is 0; 1 where that is farther."""
+    """Return the largest step that keeps a positive value positive, at most 1."""
     if value + step >= 0.0:
         return 1.0
     return -value / step

@@ -62,7 +62,7 @@ class ArcTables(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """Where a walk stands; changed in place.
+    """State of a walk; changed in place.
 
     Attributes:
         is_in_tree: per arc.

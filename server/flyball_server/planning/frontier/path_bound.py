@@ -57,7 +57,7 @@ def path_bound_j(model: PipelineModel, curves: ModelCurves, deadline_s: float) -
 
 
 def least_busy_j(model: PipelineModel) -> float:
-    """What no plan needs less than: each instruction at the point that needs least in itself, J."""
+    """Return a lower bound: each instruction at its own least-energy point, J."""
     least_j: dict[int, float] = {}
     total_j = 0.0
     for points in model.points:

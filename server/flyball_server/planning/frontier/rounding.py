@@ -222,7 +222,7 @@ def _mean_cost_step_j(curves: ModelCurves) -> float:
 
 
 def _mean_hill_j(curves: ModelCurves) -> float:
-    """How far the dearest point of a staircase is above its hull, on average over all curves, J."""
+    """Return the largest height of a staircase above its hull, averaged over all curves, J."""
     return sum(map(_hill_j, curves.curves)) / len(curves.curves)
 
 

@@ -67,7 +67,7 @@ def _deadline_s(plan: DeadlinePlan) -> float:
 
 
 class _Placement:
-    """Where the next deadlines go.
+    """Placement of the next deadlines.
 
     They are placed in a few rounds, each shared out among the intervals that the rounds before
     left. Within a round they are solved in rising or falling order, from where the last round

@@ -1,4 +1,4 @@
-"""What a user can aim at on the frontier, and the deadline each aim comes to."""
+"""Targets on the frontier, and the deadline that each one comes to."""
 
 from __future__ import annotations
 

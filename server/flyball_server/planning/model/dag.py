@@ -66,7 +66,7 @@ class DependencyDag:
 
     @functools.cached_property
     def alike(self) -> tuple[tuple[AlikeNodes, ...], tuple[int, ...]]:
-        """What nodes that a profile has the same points for have in common, and per node which."""
+        """Group the nodes with the same points in the profile; per node its group."""
         keys = [
             (stage, instruction.kind, instruction.chunk)
             for stage, instruction in zip(self.stage, self.instruction, strict=True)
@@ -134,7 +134,7 @@ def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
 
 
 def _sources(one: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes, ...]:
-    """What may make the input of such nodes; a schedule is complete: for each one of them does."""
+    """Return the possible producers of such nodes' input; in a complete schedule each has one."""
     stage, kind, chunk = one
     virtual = virtual_stages[stage][chunk]
     if kind is InstructionKind.FORWARD:

@@ -1,4 +1,4 @@
-"""What ranks measured of single instructions, laid over the DAG of what they ran."""
+"""Measured times of single instructions, laid over the DAG that was run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy is: it gives every instruction of a pipeline a clock."""
+"""Policy contract: a policy gives every instruction of a pipeline a clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flyball_server.planning.request_options import Effort
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyChoice:
-    """What a policy decided.
+    """Decision of a policy.
 
     Attributes:
         assignment: per node, an index into its operating points.
@@ -25,7 +25,7 @@ class PolicyChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRequest:
-    """What a policy is asked.
+    """Input of a policy.
 
     Attributes:
         reconfigure: `default`, `greedy` or `balanced`.

@@ -29,7 +29,7 @@ FINISH_LIMIT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLoop:
-    """How to reconfigure from measurements.
+    """Settings of reconfiguration from measurements.
 
     Attributes:
         model: order and operating points; its times are not looked at.
@@ -49,7 +49,7 @@ class MeasuredLoop:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do after some looks at the same clocks.
+    """Next action after some observations at the same clocks.
 
     Attributes:
         raised: the next clocks; None: these stay.

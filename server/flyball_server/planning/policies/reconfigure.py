@@ -47,7 +47,7 @@ def reconfigure(
 def reconfiguring_steps(
     model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
 ) -> Iterator[Assignment]:
-    """What `reconfigure` goes through: the start, then the clocks after each of its steps.
+    """Return the stages of `reconfigure`: the start, then the clocks after each of its steps.
 
     Raises:
         PlanningError: as in `reconfigure`, before the first.

@@ -1,4 +1,4 @@
-"""What a schedule is: for each stage, its instructions in the order of execution."""
+"""Schedule contract: for each stage, its instructions in the order of execution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationMemory:
-    """What an order may keep in flight, and EnvPipe's fills; one entry per stage.
+    """Activation memory available to an order, and EnvPipe's fills; one entry per stage.
 
     Attributes:
         activation_bytes: bytes held by one microbatch in flight, positive.
@@ -150,13 +150,13 @@ class Schedule:
 
     @property
     def is_periodic(self) -> bool:
-        """Whether the pipeline never flushes, and `stages` is one period of its steady state."""
+        """Return whether the pipeline never flushes; `stages` is then one period of it."""
         return self.weight_versions is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleContext:
-    """What an order may depend on besides the pipeline's shape.
+    """Context of an order beside the pipeline's shape.
 
     Attributes:
         checkpoint: which microbatches `torchgpipe` computes forward again, of CHECKPOINT_MODES;

@@ -1,4 +1,4 @@
-"""Whether a stage's memory holds what an order keeps in flight."""
+"""Check of an order against a stage's memory."""
 
 from __future__ import annotations
 

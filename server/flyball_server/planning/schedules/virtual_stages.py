@@ -1,4 +1,4 @@
-"""Where in the model each stage's chunks stand: the virtual stages of an interleaved pipeline.
+"""Virtual stages of an interleaved pipeline: the place of each stage's chunks in the model.
 
 A model cut into `v P` parts for P stages has virtual stages 0 .. v P - 1, in the order in which a
 microbatch goes through them. Each stage (a pipeline rank) holds v of them, its model chunks.
@@ -31,7 +31,7 @@ def v_shaped(num_stages: int) -> VirtualStages:
 
 
 def check_virtual_stages(virtual_stages: VirtualStages, num_stages: int) -> None:
-    """Whether every stage holds as many chunks as the others, and each virtual stage has a holder.
+    """Check that all stages hold equally many chunks, and each virtual stage has a holder.
 
     Raises:
         PlanningError: it is not so.

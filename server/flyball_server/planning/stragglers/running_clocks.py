@@ -15,7 +15,7 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 
 @dataclass(frozen=True, kw_only=True)
 class RunningClocks:
-    """What the pipelines of a job run at now.
+    """Clocks that a job's pipelines run at now.
 
     Attributes:
         schedule, num_microbatches: that it runs.

@@ -36,7 +36,7 @@ from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 @dataclass(frozen=True, kw_only=True)
 class Slowdown:
-    """How much longer instructions of a stage take than its profile says.
+    """Slowdown factor of a stage's instructions against its profile.
 
     Attributes:
         stage: from 0.

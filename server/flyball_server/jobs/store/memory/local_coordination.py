@@ -18,7 +18,7 @@ class NamedLocks:
 
     @contextmanager
     def held(self, name: str, *, timeout_s: float) -> Generator[bool]:
-        """Whether the lock of this name is the caller's until the block ends.
+        """Try to hold the lock of this name until the block ends; yield whether it is held.
 
         Args:
             name: any text.
@@ -50,7 +50,7 @@ class LocalCoordination(ABC):
 
     @contextmanager
     def lock(self, name: str, *, waits: bool = True) -> Generator[bool]:
-        """Whether the turn of this name is the caller's until the block ends."""
+        """Hold the lock of this name until the block ends; yield whether it is held."""
         self._check_open()
         with self._locks.held(name, timeout_s=-1 if waits else 0) as is_mine:
             yield is_mine

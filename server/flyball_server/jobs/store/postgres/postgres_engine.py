@@ -49,7 +49,7 @@ _BUSY = ("40001", "40P01", "55P03", "57014", "25P03")
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresAddress:
-    """Where the database is, with the password in no text that is ever shown.
+    """Address of the database; no text that is ever shown has its password.
 
     Attributes:
         database: the address as it was given.

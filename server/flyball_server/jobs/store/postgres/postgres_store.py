@@ -64,7 +64,7 @@ class PostgresLocks:
 
     @contextmanager
     def lock(self, name: str, *, waits: bool) -> Generator[bool]:
-        """Whether the turn of this name is the caller's until the block ends.
+        """Hold the lock of this name until the block ends; yield whether it is held.
 
         Raises:
             StoreError: PostgreSQL is away, or the store closed.
@@ -242,7 +242,7 @@ class PostgresJobStore:
             self._forgetting.wake()
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
-        """Return whether the turn of this name is the caller's until the block ends."""
+        """Hold the lock of this name until the block ends; yield whether it is held."""
         return self._locks.lock(name, waits=waits)
 
     def signal(self, job_id: str) -> None:

@@ -88,7 +88,7 @@ class SqlTransaction:
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether there are rows now that belong to no job any more, for `sql_forgetting`."""
+        """Return whether there are rows of deleted jobs, for `sql_forgetting`."""
         return self._has_forgotten
 
     def find_job(self, job_id: str) -> JobRecord | None:
@@ -341,7 +341,7 @@ class SqlTransaction:
         self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
 
     def _key(self, job_id: str) -> str:
-        """What the rows of the job of this name refer to it by; empty where there is none."""
+        """Return the key of the rows of the job of this name; empty where there is none."""
         if job_id not in self._keys:
             query = select(JOBS.c.job_id).where(JOBS.c.name == job_id)
             key: str | None = self._connection.execute(query).scalar_one_or_none()
