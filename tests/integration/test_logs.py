@@ -175,4 +175,4 @@ def test_serve_logs_text_with_what_it_is_about(tmp_path: Path) -> None:
 def test_another_log_format_is_one_line(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'planner.sqlite'}"
     line = refused("--database", database, FLYBALL_LOG_FORMAT="xml")
-    assert "FLYBALL_LOG_FORMAT must be one of text, json, not 'xml'" in line
+    assert "FLYBALL_LOG_FORMAT must be 'text' or 'json', not 'xml'" in line

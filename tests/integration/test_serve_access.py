@@ -188,7 +188,7 @@ def test_a_certificate_that_cannot_be_used_is_one_line(
     assert "no PEM certificate with its unencrypted key" in refused(
         "--tls-certificate", ca, "--tls-key", key
     )
-    assert "--tls-certificate needs FLYBALL_TLS_KEY beside it" in refused(
+    assert "FLYBALL_TLS_KEY must be given beside FLYBALL_TLS_CERTIFICATE" in refused(
         "--tls-certificate", chain
     )
     monkeypatch.setenv("FLYBALL_TLS_KEY", missing)

@@ -33,7 +33,7 @@ import sys, time
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 store = PostgresJobStore(sys.argv[1])
 store.open()
-with store.turn("plan job") as is_mine, store.writing("job"):
+with store.lock("plan job") as is_mine, store.writing("job"):
     print(is_mine, flush=True)
     time.sleep(600)
 """
@@ -145,7 +145,7 @@ def test_whoever_waits_for_a_turn_is_told_when_its_store_is_closed(
         waiting.result(PATIENCE_S)
 
 
-def test_a_planner_that_is_killed_gives_back_its_turn_and_its_lock(
+def test_a_planner_that_is_killed_releases_its_locks(
     stores: tuple[PostgresJobStore, PostgresJobStore], postgres_database: str
 ) -> None:
     with subprocess.Popen(

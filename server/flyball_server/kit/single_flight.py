@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
-from contextvars import Context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -34,8 +33,8 @@ class SingleFlight(Generic[Key, Result]):
         """
         task = self._tasks.get(key)
         if task is None:
-            # Not in the context of this call: the work is for others too.
-            task = asyncio.create_task(work(), context=Context())
+            # In the context of this call, so that log lines of the work name it.
+            task = asyncio.create_task(work())
             self._tasks[key] = task
             task.add_done_callback(partial(self._end, key))
         return await asyncio.shield(task)
