@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
 from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes
+from flyball_server.jobs.moments import utc_now
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.solving.in_thread import PlannerThreads
-
-
-def utc_now() -> datetime:
-    """The time of day, UTC."""
-    return datetime.now(UTC)
-
 
 Planner = Callable[[PlanRequest], FrequencyPlan]
 NotifyPollers = Callable[[str], None]
