@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TypeVar
 
 import httpx
 import pytest
 from tests.planner.jobs_to_show import HISTORY, NEW, PLANNED, READING, STEPS, stages_of_step
-from tests.planner.patience import wait_until
 from tests.planner.pretended_planner import Answers, answer_of, answers_about
 
 from flyball_client.api.errors import (
@@ -20,12 +19,10 @@ from flyball_client.api.errors import (
     PlannerUnavailableError,
 )
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.cli.top.polling import Poller, Seen
-from flyball_client.cli.top.reading import KEPT_STEPS, JobReader
-from flyball_client.cli.top.views import AllJobs
+from flyball_client.cli.top.reading import KEPT_STEPS, JobReader, Seen, read_again
 from flyball_wire import routes
 from flyball_wire.codec import encode
-from flyball_wire.read_models import StagesOfStep
+from flyball_wire.read_models import Overview, StagesOfStep
 
 JOB = PLANNED.job_id
 STAGES = routes.fill(routes.STAGES_OF_STEPS, job_id=JOB)
@@ -136,93 +133,49 @@ def test_a_reading_that_fails_loses_nothing() -> None:
 
 # ------------------------------------------------------------------ again and again
 
+T = TypeVar("T")
 
-class Clock:
-    """A time of day that is set by hand."""
-
-    def __init__(self) -> None:
-        self.moment = MOMENT
-
-    def __call__(self) -> datetime:
-        return self.moment
+FIRST, SECOND = Overview(jobs=()), Overview(jobs=(PLANNED,))
 
 
-class Script:
-    """Answers given in turn, the last one for ever; a second passes at each."""
-
-    def __init__(self, clock: Clock, *answers: str | Exception) -> None:
-        self._clock = clock
-        self._answers = list(answers)
-
-    def __call__(self) -> str:
-        self._clock.moment += timedelta(seconds=1)
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+def given(answer: T | PlannerError) -> T:
+    if isinstance(answer, PlannerError):
+        raise answer
+    return answer
 
 
-class NotedWaits(threading.Event):
-    """An event that tells how long was to be waited for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits_s: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits_s.append(timeout)
-        return super().wait(timeout)
-
-
-def poller_of(
-    read: Callable[[], str], clock: Clock, changed: Callable[[], None] = lambda: None
-) -> Poller[str]:
-    first = Seen(reading="first", read_at=MOMENT)
-    return Poller(read, first, interval_s=0.001, now=clock, changed=changed)
+def seen_after(*answers: Overview | PlannerError) -> Seen:
+    """After a first reading and these answers, each a second later than the one before."""
+    seen = Seen(reading=FIRST, read_at=MOMENT)
+    for number, answer in enumerate(answers, start=1):
+        moment = MOMENT + timedelta(seconds=number)
+        seen = read_again(seen, partial(given, answer), partial(given, moment))
+    return seen
 
 
 def test_trouble_is_told_since_it_began_beside_what_was_read_before() -> None:
-    clock = Clock()
     away = PlannerUnavailableError("away")
-    poller = poller_of(Script(clock, "second", away, away, PlannerError("other")), clock)
-    with poller.running():
-        wait_until(lambda: (found := poller.newest().trouble) is not None and found.text == "other")
-    seen = poller.newest()
-    assert (seen.reading, seen.read_at) == ("second", MOMENT + timedelta(seconds=1))
-    assert seen.trouble is not None
-    assert seen.trouble.since == MOMENT + timedelta(seconds=2)
+    seen = seen_after(SECOND, away, away, PlannerError("other"))
+    assert (seen.reading, seen.read_at) == (SECOND, MOMENT + timedelta(seconds=1))
+    assert str(seen.trouble) == "other"
+    assert seen.trouble_since == MOMENT + timedelta(seconds=2)
 
 
 def test_trouble_is_over_with_the_next_answer() -> None:
-    clock = Clock()
     refused = PlannerRefusedError("no", status=404)
-    poller = poller_of(Script(clock, refused, refused, "again"), clock)
-    with poller.running():
-        wait_until(lambda: poller.newest().reading == "again")
-    assert poller.newest().trouble is None
+    seen = seen_after(refused, refused, SECOND)
+    assert (seen.reading, seen.trouble, seen.trouble_since) == (SECOND, None, None)
 
 
-def test_a_planner_that_says_when_to_come_again_is_not_asked_before() -> None:
-    clock, stopped = Clock(), NotedWaits()
+def test_a_planner_that_says_when_to_come_again_is_left_alone_until_then() -> None:
     busy = PlannerBusyError("busy", retry_after_s=3600.0)
-    poller = poller_of(Script(clock, busy), clock)
-    poller._stopped = stopped  # what it pauses with
-    with poller.running():
-        wait_until(lambda: len(stopped.waits_s) == 2)
-    assert stopped.waits_s == [0.001, 3600.0]
+    assert seen_after(busy).retry_after_s == 3600.0
+    assert seen_after(busy, SECOND).retry_after_s == 0.0
 
 
-def test_a_fault_of_ours_is_raised_where_the_newest_is_asked_for() -> None:
-    clock = Clock()
-    told = threading.Event()
-    poller = poller_of(Script(clock, ZeroDivisionError("ours")), clock, told.set)
-    with poller.running():
-        assert told.wait(60)
-        with pytest.raises(ZeroDivisionError, match="ours"):
-            poller.newest()
+def test_a_fault_of_ours_is_not_taken_for_the_planners() -> None:
+    def read() -> Overview:
+        raise ZeroDivisionError("ours")
 
-
-def test_all_jobs_are_one_call() -> None:
-    answers = answers_about(READING)
-    assert AllJobs(client_of(answers)).read().jobs == (PLANNED,)
-    assert answers.asked == [routes.OVERVIEW]
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        read_again(Seen(reading=FIRST, read_at=MOMENT), read, lambda: MOMENT)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import sys
-from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from flyball_client.cli.planner_access import add_planner, asked, open_planner
+from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
 if TYPE_CHECKING:
-    from flyball_client.api.planner_client import PlannerClient
-    from flyball_client.cli.top.views import View
-
-T = TypeVar("T")
+    from flyball_client.cli.top.reading import Seen
 
 _SHORTEST_INTERVAL_S, _LONGEST_INTERVAL_S = 0.2, 3600.0
 # Where stdout is no terminal and COLUMNS does not say.
@@ -38,7 +36,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=_interval,
         default=2.0,
-        help=f"ask the planner so often, s, {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:g}"
+        help=f"polling interval in s, {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:g}"
         " (default: %(default)s)",
     )
     form = parser.add_mutually_exclusive_group()
@@ -49,78 +47,59 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if not arguments.json:
-        _check_drawable(arguments.once)
+    is_followed = not (arguments.once or arguments.json)
+    if is_followed:
+        _check_terminal()
     with open_planner(arguments.planner) as planner:
         # Here, because they bring httpx, and `flyball --help` need not wait for that.
-        from flyball_client.cli.top.views import AllJobs, OneJob  # noqa: PLC0415
+        from flyball_client.cli.top.reading import JobReader, Read, Seen, local_time  # noqa: PLC0415
 
-        if arguments.job is None:
-            _show(AllJobs(planner), planner, arguments)
-        else:
-            _show(OneJob(planner, arguments.job), planner, arguments)
+        job_id: str | None = arguments.job
+        read: Read = planner.get_overview if job_id is None else JobReader(planner, job_id).read
+        try:
+            # Before anything is drawn: a wrong name or address gets its line and status.
+            seen = Seen(reading=asked(planner, job_id, read), read_at=local_time())
+            if is_followed:
+                from flyball_client.cli.top.app import follow  # noqa: PLC0415
+
+                return follow(read, seen, planner.base_url, interval_s=arguments.interval)
+        except KeyboardInterrupt:
+            if is_followed:
+                return 0
+            raise
+    if arguments.json:
+        print(json.dumps(encode(seen.reading), indent=2))
+    else:
+        _print_once(seen, planner.base_url)
     return 0
 
 
-def _check_drawable(once: bool) -> None:
+def _check_terminal() -> None:
     try:
-        from flyball_client.cli.top.screen import is_drawable_on  # noqa: PLC0415
+        import flyball_client.cli.top.app  # noqa: F401, PLC0415
     except ImportError:
         raise CommandError(
             "needs the extra 'terminal': pip install '.[terminal]' in a clone of Flyball;"
-            " --json works without it"
+            " --once and --json work without it"
         ) from None
-    if not once and not is_drawable_on():
-        raise CommandError("stdout is no terminal to draw on; --once prints what there is now")
+    is_dumb = os.environ.get("TERM", "").lower() in {"dumb", "unknown"}
+    # Textual takes keys from stdin, and draws on stderr.
+    if is_dumb or not all(file.isatty() for file in (sys.stdin, sys.stdout, sys.stderr)):
+        raise CommandError("there is no terminal to draw on; --once prints what there is now")
 
 
-def _show(view: View[T], planner: PlannerClient, arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        reading = asked(planner, arguments.job, view.read)
-        print(json.dumps(view.document(reading), indent=2))
-    elif arguments.once:
-        _print_once(view, planner, arguments.job)
-    else:
-        _follow(view, planner, arguments)
+def _print_once(seen: Seen, address: str) -> None:
+    from flyball_client.cli.top.lines import ASCII, Paper, clipped, plain_text  # noqa: PLC0415
+    from flyball_client.cli.top.pages import page_of  # noqa: PLC0415
 
-
-def _print_once(view: View[T], planner: PlannerClient, job_id: str | None) -> None:
-    from flyball_client.cli.top.lines import clipped  # noqa: PLC0415
-    from flyball_client.cli.top.marks import Paper, marks_for  # noqa: PLC0415
-    from flyball_client.cli.top.polling import Seen  # noqa: PLC0415
-    from flyball_client.cli.top.screen import print_once  # noqa: PLC0415
-    from flyball_client.cli.top.views import page_of  # noqa: PLC0415
-
-    seen = Seen(reading=asked(planner, job_id, view.read), read_at=_now())
     width = shutil.get_terminal_size(_PIPE_SIZE).columns
-    paper = Paper(now=_now(), width=width, marks=marks_for(sys.stdout.encoding))
-    page = page_of(view, seen, planner.base_url, paper)
-    lines = [clipped(line, width, paper.marks.ellipsis) for line in (*page.head, *page.body)]
-    print_once(lines, width=width)
-
-
-def _follow(view: View[T], planner: PlannerClient, arguments: argparse.Namespace) -> None:
-    from flyball_client.cli.top.following import follow  # noqa: PLC0415
-    from flyball_client.cli.top.marks import marks_for  # noqa: PLC0415
-    from flyball_client.cli.top.polling import Seen  # noqa: PLC0415
-
+    page = page_of(seen, address, Paper(now=seen.read_at, width=width))
+    text = "\n".join(plain_text(clipped(line, width)) for line in (*page.head, *page.body))
     try:
-        # Read before anything is drawn: a wrong name or address gets its line and status.
-        seen = Seen(reading=asked(planner, arguments.job, view.read), read_at=_now())
-        follow(
-            view,
-            seen,
-            address=planner.base_url,
-            interval_s=arguments.interval,
-            now=_now,
-            marks=marks_for(sys.stdout.encoding),
-        )
-    except KeyboardInterrupt:
-        return
-
-
-def _now() -> datetime:
-    return datetime.now().astimezone()
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        text = text.translate(ASCII)
+    print(text)
 
 
 def _interval(text: str) -> float:

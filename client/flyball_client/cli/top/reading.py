@@ -1,26 +1,27 @@
-"""What is read of the planner for one frame; of a job's steps only what is new."""
+"""Readings of the planner for `flyball top`; of a job's steps only those that are new."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
 
+from flyball_client.api.errors import PlannerBusyError, PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_wire.closed_loop import StragglerView
-from flyball_wire.read_models import JobOverview, PlanSummary, StagesOfStep
+from flyball_wire.read_models import JobOverview, Overview, PlanSummary, StagesOfStep
 
 # The widest sparkline, and more than a planner's window of newest steps.
 KEPT_STEPS = 120
-# Steps that were posted anew, and whatever else changed without a sign, are seen so.
+# A whole reading finds steps that were posted again, and other silent changes.
 _WHOLE_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobReading:
-    """One job as it was read.
+    """One job, with its newest steps and its plan versions in rising order.
 
-    Attributes:
-        steps: the newest, rising; the last may lack ranks.
-        history: its plan versions, rising.
+    The last steps may lack ranks.
     """
 
     overview: JobOverview
@@ -29,13 +30,46 @@ class JobReading:
     stragglers: tuple[StragglerView, ...]
 
 
-class JobReader:
-    """Reads one job again and again.
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Newest reading.
 
-    Args:
-        planner: whom to ask.
-        job_id: the job; one of the same name that is made later is the same to people.
+    Attributes:
+        reading: all jobs, or one.
+        read_at: time of the reading.
+        trouble: error of the calls since then; None: the reading is up to date.
+        trouble_since: time of the first such error.
     """
+
+    reading: Overview | JobReading
+    read_at: datetime
+    trouble: PlannerError | None = None
+    trouble_since: datetime | None = None
+
+    @property
+    def retry_after_s(self) -> float:
+        """Time for which the planner asks not to be called."""
+        return self.trouble.retry_after_s if isinstance(self.trouble, PlannerBusyError) else 0.0
+
+
+def local_time() -> datetime:
+    """Return the time of day in the machine's zone."""
+    return datetime.now().astimezone()
+
+
+Read = Callable[[], Overview | JobReading]
+
+
+def read_again(seen: Seen, read: Read, now: Callable[[], datetime]) -> Seen:
+    """Read once more; an error of the planner is kept beside the last reading."""
+    try:
+        return Seen(reading=read(), read_at=now())
+    except PlannerError as error:
+        return replace(seen, trouble=error, trouble_since=seen.trouble_since or now())
+
+
+class JobReader:
+    """Reads one job repeatedly; a job of the same name that is made later counts as the same."""
 
     def __init__(self, planner: PlannerClient, job_id: str) -> None:
         self._planner = planner
@@ -44,48 +78,34 @@ class JobReader:
         self._num_reads = 0
 
     def read(self) -> JobReading:
-        """The job as it is now.
-
-        Raises:
-            PlannerError: the planner is away or refuses; 404: there is no such job.
-        """
+        """Read the job; raises PlannerError, with status 404 where there is no such job."""
         overview = self._planner.get_job_overview(self._job_id)
         known = self._known
-        is_whole = (
-            known is None
-            or known.overview.created_at != overview.created_at
-            or self._num_reads % _WHOLE_EVERY == 0
-        )
+        if self._num_reads % _WHOLE_EVERY == 0 or (
+            known is not None and known.overview.created_at != overview.created_at
+        ):
+            known = None
         self._num_reads += 1
-        before = None if is_whole else known
-        reading = JobReading(
-            overview=overview,
-            steps=self._steps(overview, before),
-            history=self._history(overview, before),
-            stragglers=self._planner.list_stragglers(self._job_id),
-        )
-        self._known = reading
-        return reading
-
-    def _steps(self, overview: JobOverview, known: JobReading | None) -> tuple[StagesOfStep, ...]:
-        whole = () if known is None else _whole_steps(known.steps, overview.num_ranks)
+        whole = () if known is None else _steps_before_gap(known.steps, overview.num_ranks)
         newer = self._planner.list_stages_of_steps(
             self._job_id, limit=KEPT_STEPS, after_step=whole[-1].step if whole else -1
         )
-        return (*whole, *newer)[-KEPT_STEPS:]
+        is_same_plan = known is not None and _versions(known.overview) == _versions(overview)
+        self._known = JobReading(
+            overview=overview,
+            steps=(*whole, *newer)[-KEPT_STEPS:],
+            history=known.history
+            if known is not None and is_same_plan
+            else self._planner.get_history(self._job_id),
+            stragglers=self._planner.list_stragglers(self._job_id),
+        )
+        return self._known
 
-    def _history(self, overview: JobOverview, known: JobReading | None) -> tuple[PlanSummary, ...]:
-        if known is not None and _versions(known.overview) == _versions(overview):
-            return known.history
-        return self._planner.get_history(self._job_id)
 
-
-def _whole_steps(steps: tuple[StagesOfStep, ...], num_ranks: int) -> tuple[StagesOfStep, ...]:
-    """Those before the first that lacks ranks."""
-    for i, step in enumerate(steps):
-        if step.num_ranks < num_ranks:
-            return steps[:i]
-    return steps
+def _steps_before_gap(steps: tuple[StagesOfStep, ...], num_ranks: int) -> tuple[StagesOfStep, ...]:
+    """Return the steps before the first that lacks ranks."""
+    gap = next((i for i, step in enumerate(steps) if step.num_ranks < num_ranks), len(steps))
+    return steps[:gap]
 
 
 def _versions(overview: JobOverview) -> tuple[int | None, int | None]:
