@@ -8,22 +8,20 @@ command's own code from what the planner answers. Some minutes.
 
 from __future__ import annotations
 
-import io
+import asyncio
 import re
 import sys
 import tempfile
-from datetime import datetime
 from pathlib import Path
 
 from docs.scripts.shown_jobs import SLOWED, shown_jobs
-from rich.console import Console
 from tests.planner.live import serve_process
 
 from flyball_client import PlannerClient
-from flyball_client.cli.top.marks import BLOCKS, Paper
-from flyball_client.cli.top.polling import Seen
-from flyball_client.cli.top.screen import text_of
-from flyball_client.cli.top.views import OneJob, page_of
+from flyball_client.cli.top.app import TopApp
+from flyball_client.cli.top.lines import Paper
+from flyball_client.cli.top.pages import page_of
+from flyball_client.cli.top.reading import JobReader, Seen, local_time
 
 PICTURE = Path(__file__).resolve().parents[1] / "images" / "flyball-top.svg"
 WIDTH = 112
@@ -47,16 +45,18 @@ def main() -> int:
 
 
 def _drawn(planner: PlannerClient) -> str:
-    view = OneJob(planner, SLOWED)
-    now = datetime.now().astimezone()
-    seen = Seen(reading=view.read(), read_at=now)
-    page = page_of(view, seen, planner.base_url, Paper(now=now, width=WIDTH, marks=BLOCKS))
-    console = Console(
-        file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor"
-    )
-    console.print(text_of([*page.head, *page.body]))
-    svg = console.export_svg(title=f"flyball top {SLOWED}", unique_id="flyball-top")
+    reader = JobReader(planner, SLOWED)
+    seen = Seen(reading=reader.read(), read_at=local_time())
+    page = page_of(seen, planner.base_url, Paper(now=seen.read_at, width=WIDTH))
+    app = TopApp(reader.read, seen, planner.base_url, interval_s=3600.0)
+    svg = asyncio.run(_picture(app, num_lines=len(page.head) + len(page.body) + 1))
     return "\n".join(line.rstrip() for line in _FONT_FACE.sub("", svg).splitlines()) + "\n"
+
+
+async def _picture(app: TopApp, *, num_lines: int) -> str:
+    async with app.run_test(size=(WIDTH, num_lines)) as pilot:
+        await pilot.pause(2.0)
+        return app.export_screenshot(title=f"flyball top {SLOWED}")
 
 
 if __name__ == "__main__":
