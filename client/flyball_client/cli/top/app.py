@@ -149,4 +149,5 @@ def follow(read: Read, seen: Seen, address: str, *, interval_s: float) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     app.run(mouse=False, loop=loop)
+    loop.close()
     return app.return_code or 0

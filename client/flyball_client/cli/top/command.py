@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from flyball_client.cli.planner_access import add_planner, asked, open_planner
@@ -75,13 +76,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check_terminal() -> None:
-    try:
-        import flyball_client.cli.top.app  # noqa: F401, PLC0415
-    except ImportError:
+    if find_spec("textual") is None:
         raise CommandError(
             "needs the extra 'terminal': pip install '.[terminal]' in a clone of Flyball;"
             " --once and --json work without it"
-        ) from None
+        )
     is_dumb = os.environ.get("TERM", "").lower() in {"dumb", "unknown"}
     # Textual takes keys from stdin, and draws on stderr.
     if is_dumb or not all(file.isatty() for file in (sys.stdin, sys.stdout, sys.stderr)):
