@@ -86,10 +86,10 @@ _FIGURES = (
     Column(heading="", is_text=True),
     Column(heading="", is_text=True),
     Column(heading="time, s", is_text=True),
-    Column(heading="", is_text=True, rank=2),
-    Column(heading="energy, J", is_text=True),
-    Column(heading="", is_text=True, rank=2),
     Column(heading="", is_text=True, rank=1),
+    Column(heading="energy, J", is_text=True),
+    Column(heading="", is_text=True, rank=1),
+    Column(heading="", is_text=True, rank=2),
 )
 _VERSIONS = (
     Column(heading="version"),
