@@ -58,7 +58,7 @@ def test_flyball_is_a_few_lines_more_and_none_less(plain: Path) -> None:
         if line[0] in "+-" and line[1:].strip() and "torchrun" not in line
     ]
     assert [line[2:].strip() for line in changes] == [
-        "import flyball_integrations.deepspeed.pipeline as flyball",
+        "import flyball_integrations.deepspeed as flyball",
         "from emulated_gpu import emulated_gpu_on_cpu",
         "gpu = emulated_gpu_on_cpu(engine.stage_id)",
         f'flyball.attach(engine, job_id="{plain.stem[6:]}", gpu_type="a100", gpu=gpu)',
