@@ -180,7 +180,7 @@ def test_the_first_job_appears_on_the_empty_page_and_a_deleted_one_goes(
     expect(browser_page.get_by_role("heading", level=1, name="job")).to_be_visible()
     expect(dashboard.connection).to_have_text("live")
     planner.http.delete(routes.fill(routes.JOB, job_id="job")).raise_for_status()
-    expect(browser_page.get_by_text("has been forgotten by this planner")).to_be_visible()
+    expect(browser_page.get_by_text("has been deleted on this planner")).to_be_visible()
     browser_page.get_by_role("link", name="All jobs", exact=True).click()
     expect(browser_page.get_by_role("heading", name="No job here yet")).to_be_visible()
 

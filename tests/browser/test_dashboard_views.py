@@ -108,7 +108,7 @@ def test_a_job_that_is_forgotten_is_told_to_be_gone(
     page = dashboard.open_job("job").page
     expect(page.get_by_role("heading", level=1)).to_have_text("job")
     planner.http.delete(routes.fill(routes.JOB, job_id="job")).raise_for_status()
-    expect(page.get_by_role("alert")).to_contain_text("forgotten by this planner")
+    expect(page.get_by_role("alert")).to_contain_text("deleted on this planner")
     expect(dashboard.connection).to_have_text("not live")
     page.get_by_role("link", name="All jobs", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("No job here yet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from types import SimpleNamespace
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Megatron's own, at its import
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
 
 import torch
 

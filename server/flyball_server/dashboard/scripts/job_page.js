@@ -113,7 +113,7 @@ class JobPage {
     if (name === "overview") connection.trouble(null);
     connection.heard();
     if (name === "gone") {
-      this.refuse(404, `Job ${this.jobId} has been forgotten by this planner`);
+      this.showDeleted();
       return;
     }
     const before = this.state;
@@ -253,8 +253,15 @@ class JobPage {
    * @param {number} refusal status of an answer that stays; 0: none
    */
   connected(connected, text, refusal) {
-    if (refusal !== 0) this.refuse(refusal, text);
+    // A stream that broke just then is answered 404 instead of "gone".
+    if (refusal === 404 && this.state !== null) this.showDeleted();
+    else if (refusal !== 0) this.refuse(refusal, text);
     else this.shell.connection.set(connected, text);
+  }
+
+  /** The job that was shown here exists no more. */
+  showDeleted() {
+    this.refuse(404, `Job ${this.jobId} has been deleted on this planner`);
   }
 
   /**
