@@ -10,22 +10,27 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.policies import POLICIES, choose
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.envpipe import outer_envelope
+from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_server.planning.schedules.explicit import explicit_order
 
 from .oracles import event_driven_finish_s, planned_schedule
 from .tiny_pipelines import (
     B,
     F,
     I,
+    R,
     W,
     any_models,
     equal_profile,
     model_of,
     profile_of,
     profiles,
+    timed_profile,
 )
 
 
@@ -149,3 +154,27 @@ def test_an_unknown_reconfiguration_is_refused_with_those_known() -> None:
     with pytest.raises(PlanningError, match="known: default, greedy, balanced") as error:
         assigned("envelope", model_of(equal_profile(2), 2), reconfigure="eager")
     assert error.value.field == "reconfigure"
+
+
+def test_recomputing_weighs_as_much_as_a_forward_in_the_outer_envelope() -> None:
+    """Stage 0 waits for its gradient until 4, as long as F0 F1 F2 R0 take; the gradient wins.
+
+    Were recomputing 2 units, R0 would end at 5 and the envelope stay on stage 0.
+    """
+    begin = [("forward", 0), ("forward", 1), ("forward", 2), ("recompute", 0), ("backward", 0)]
+    again = [(kind, at) for at in (1, 2, 3) for kind in ("recompute", "backward")]
+    first = [*begin, ("forward", 3), *again]
+    last = [(kind, at) for at in range(4) for kind in ("forward", "backward")]
+    profile = timed_profile(2, {F: 1.0, B: 2.0, R: 1.0})
+    context = ScheduleContext(
+        profile=profile, num_microbatches=4, order=explicit_order([first, last], None)
+    )
+    model = build_model(profile, make_schedule("explicit", context), (5.0,))
+    envelope = outer_envelope(model.dag)[:4]
+    where = [(model.dag.stage[node], model.dag.instruction[node]) for node in envelope]
+    assert [(stage, one.kind, one.microbatch) for stage, one in where] == [
+        (0, F, 0),
+        (1, F, 0),
+        (1, B, 0),
+        (0, B, 0),
+    ]

@@ -46,6 +46,12 @@ def test_balanced_raises_every_unit_with_the_lowest_clock_by_one_step() -> None:
     assert one_move(model, [500, 400, 500, 500], "balanced", 100) == [500, 500, 500, 500]
 
 
+def test_balanced_leaves_a_unit_one_small_step_above_the_lowest() -> None:
+    """GPUs step by 15 MHz: what is that close to the lowest clock is not the lowest."""
+    steps: Points = [(mhz, 1000 / mhz, 1.0) for mhz in (130, 115, 100)]
+    assert one_move(one_stage(steps), [100, 115, 100, 130], "balanced", 15) == [115, 115, 115, 130]
+
+
 def test_balanced_looks_for_the_lowest_clock_among_units_that_can_be_raised() -> None:
     """Forward stops at 200 MHz: the lowest clock of the path, and no way up from it."""
     stage = {F: [(200, 1.0, 1.0), (100, 2.0, 1.0)], B: HUNDREDS}

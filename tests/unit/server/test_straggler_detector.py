@@ -236,6 +236,17 @@ def test_in_one_of_three_pipelines_a_slow_rank_is_a_straggler() -> None:
     assert found.drifts == ()
 
 
+def test_each_of_three_pipelines_is_held_against_the_fastest_other_one() -> None:
+    """What all others have in common is the least of them: 1, not the 1.4 of another slow one."""
+
+    def factor(rank: int, step: int, kind: str) -> float:
+        return {1: 1.2, 3: 1.4}.get(rank, 1.0)
+
+    [(_, found)] = changes_of(walked(THREE_PIPELINES, factor, 40))
+    slow = [(slowed.rank, round(slowed.slowdown, 6)) for slowed in found.stragglers]
+    assert slow == [(1, 1.2), (3, 1.4)]
+
+
 @pytest.mark.parametrize("factor", [1.08, 1.03, 0.95])
 def test_a_stage_that_is_slower_or_faster_in_all_pipelines_has_drifted(factor: float) -> None:
     changes = changes_of(
