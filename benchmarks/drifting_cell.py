@@ -48,7 +48,7 @@ class DriftingCell:
 
     def planned(self, policy: str, profile: StageProfile | None = None) -> Assignment:
         """The clocks of such a plan."""
-        return model_of_plan(self.profile, make_plan(self.request(policy, profile)))[1]
+        return model_of_plan(self.profile, make_plan(self.request(policy, profile)).plan)[1]
 
     def emulate(self, *, drifted: bool) -> EmulatedPipeline:
         """The pipeline as it begins to run, one stage slower than its profile or none."""

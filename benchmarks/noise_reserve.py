@@ -66,7 +66,7 @@ def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tu
                 policy=policy,
                 reserve=reserve,
             )
-        )
+        ).plan
         model, assignment = model_of_plan(profile, plan)
         if draws is None:
             shape = (model.dag.num_nodes, num_draws)

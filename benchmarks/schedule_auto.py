@@ -143,8 +143,8 @@ def _figure(case: Case) -> AutoFigure:
         num_microbatches=NUM_MICROBATCHES,
         blocking_power_w=(case.blocking_power_w,),
     )
-    one_f_one_b = make_plan(request)
-    chosen = make_plan(dataclasses.replace(request, schedule="auto"))
+    one_f_one_b = make_plan(request).plan
+    chosen = make_plan(dataclasses.replace(request, schedule="auto")).plan
     baseline_j = one_f_one_b.baseline_energy_j
     gap_percent = chosen.gap_percent
     if gap_percent is None:  # policy frontier always knows it

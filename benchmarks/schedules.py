@@ -110,7 +110,7 @@ def _figure(name: str) -> ScheduleFigure:
             blocking_power_w=(BLOCKING_POWER_W,),
             schedule=name,
         )
-    )
+    ).plan
     gap_percent = plan.gap_percent
     if gap_percent is None:  # policy frontier always knows it
         raise BenchmarkError(f"{name}: no bound")

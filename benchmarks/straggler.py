@@ -159,7 +159,7 @@ def _request(gpu: Gpu, profile: StageProfile, num_microbatches: int) -> PlanRequ
 
 
 def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iterator[Cell]:
-    before = make_plan(request)
+    before = make_plan(request).plan
     for num_pipelines in NUM_PIPELINES:
         for slowdown in slowdowns:
             slowed = _slowed(request, num_pipelines, slowdown)
@@ -219,7 +219,8 @@ def _left_as_it_was(slowed: SlowedRequest, before: FrequencyPlan) -> tuple[float
     models = [_model(slow_one, before, share)]
     if num_others:
         models.append(_model(_scaled(profile, num_others * share, {}), before, num_others * share))
-    simulation = simulate_jointly(*zip(*models, strict=True)).whole
+    pipelines, assignments = zip(*models, strict=True)
+    simulation = simulate_jointly(pipelines, assignments).whole
     return simulation.iteration_time_s, simulation.energy_j
 
 

@@ -131,7 +131,7 @@ def _cells(profile: StageProfile, num_microbatches: int) -> Iterator[AtOnce]:
     )
     size = f"{profile.num_stages}x{num_microbatches}"
     show_progress(f"{size}: the plan before")
-    running = running_clocks(make_plan(request))
+    running = running_clocks(make_plan(request).plan)
     for num_pipelines, slowdown in CASES:
         show_progress(f"{size}, {num_pipelines} x, {slowdown}")
         yield _cell(size, _slowed(request, num_pipelines, slowdown), running, slowdown)

@@ -160,7 +160,7 @@ def _plan(profile: StageProfile, num_microbatches: int) -> FrequencyPlan:
             blocking_power_w=BLOCKING_POWER_W,
             policy="baseline",
         )
-    )
+    ).plan
     chance = random.Random(SEED)
 
     def drawn(stage: int, item: PlannedInstruction) -> PlannedInstruction:

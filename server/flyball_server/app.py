@@ -33,7 +33,7 @@ from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.jobs.waiters import JobWaiters
-from flyball_server.planning.planner import make_plan
+from flyball_server.planning.planner import make_plan_only
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import MeasuredStore, ProcessMetrics
 from flyball_server.settings import Settings, load_settings
@@ -57,7 +57,7 @@ def create_app(
     settings: Settings | None = None,
     store: JobStore | None = None,
     *,
-    planner: Planner = make_plan,
+    planner: Planner = make_plan_only,
     reconcilers: Sequence[Reconciler] | None = None,
 ) -> FastAPI:
     """The planner.

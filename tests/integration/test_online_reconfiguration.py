@@ -53,7 +53,7 @@ def offline_plan(of_profile: StageProfile, reconfigure: str) -> FrequencyPlan:
             policy="envelope",
             reconfigure=reconfigure,
         )
-    )
+    ).plan
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from flyball_server.jobs.reconcile.triggers import Reconciler
 from flyball_server.jobs.services import Planner
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
-from flyball_server.planning.planner import make_plan
+from flyball_server.planning.planner import make_plan_only
 from flyball_server.settings import Settings
 from flyball_wire import routes
 
@@ -123,7 +123,7 @@ class _PromptServer(uvicorn.Server):
 def live_planner(
     *,
     store: JobStore | None = None,
-    planner: Planner = make_plan,
+    planner: Planner = make_plan_only,
     reconcilers: Sequence[Reconciler] | None = None,
     token: str | None = None,
     max_body_bytes: int = 2**20,

@@ -90,7 +90,7 @@ class Running:
 
     def _planned(self, request: PlanRequest) -> FrequencyPlan:
         self.requests.append(request)
-        return make_plan(request)
+        return make_plan(request).plan
 
     @property
     def ranks(self) -> tuple[RankRecord, ...]:

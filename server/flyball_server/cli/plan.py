@@ -19,20 +19,17 @@ from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner, request_options
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
 from flyball_server.planning.documents.plan_text import plan_rows
-from flyball_server.planning.documents.recorded_plan import (
-    model_of_plan,
-    models_of_data_parallel_plan,
-)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import TARGET_FORMS
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
+    SolvedDataParallelPlan,
     make_data_parallel_plan,
     simulate_jointly,
 )
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
-from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
+from flyball_server.planning.planner import SolvedPlan
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import REFERENCE
@@ -84,19 +81,19 @@ def _planned(
         if isinstance(request, DataParallelRequest):
             pipelines = make_data_parallel_plan(request, progress.show)
             solve_s = time.perf_counter() - began_s
-            document = data_parallel_document(pipelines, solve_s=solve_s)
-            text = "" if arguments.json else _data_parallel_text(pipelines, request, system)
+            document = data_parallel_document(pipelines.plan, solve_s=solve_s)
+            text = "" if arguments.json else _data_parallel_text(pipelines, system)
         else:
-            plan = planner.make_plan(request, progress.show)
-            document = plan_document(plan, solve_s=time.perf_counter() - began_s)
-            text = "" if arguments.json else _text(plan, request, system)
+            solved = planner.make_plan(request, progress.show)
+            document = plan_document(solved.plan, solve_s=time.perf_counter() - began_s)
+            text = "" if arguments.json else _text(solved, system)
     except PlanningError as error:
         raise pipeline_arguments.refused(error) from None
     return json.dumps(document), text
 
 
-def _text(plan: FrequencyPlan, request: PlanRequest, system: ColorSystem | None) -> str:
-    model, assignment = model_of_plan(request.profile, plan)
+def _text(solved: SolvedPlan, system: ColorSystem | None) -> str:
+    plan, model, assignment = solved.plan, solved.model, solved.assignment
     paint, legend = row_colors(system, [model], [assignment])
     rows = plan_rows(model, assignment, simulate(model, assignment), paint)
     summary = _summary(plan, f"{plan.num_stages} stages")
@@ -129,13 +126,11 @@ def _considered_rows(plan: FrequencyPlan) -> list[str]:
     return rows
 
 
-def _data_parallel_text(
-    plan: DataParallelPlan, request: DataParallelRequest, system: ColorSystem | None
-) -> str:
-    profiles = [pipeline.profile for pipeline in request.pipelines]
-    models, assignments = zip(*models_of_data_parallel_plan(profiles, plan), strict=True)
+def _data_parallel_text(solved: SolvedDataParallelPlan, system: ColorSystem | None) -> str:
+    plan, models, assignments = solved.plan, solved.models, solved.assignments
     paint, legend = row_colors(system, models, assignments)
-    blocks = pipeline_blocks(models, assignments, simulate_jointly(models, assignments), paint)
+    simulation = simulate_jointly(models, assignments, solved.joint)
+    blocks = pipeline_blocks(models, assignments, simulation, paint)
     shape = f"{len(plan.pipelines)} pipelines of {plan.num_stages} stages"
     return "\n".join([_summary(plan, shape), *legend, blocks])
 

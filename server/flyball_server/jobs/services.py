@@ -12,7 +12,7 @@ from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes
 from flyball_server.jobs.moments import utc_now
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.solving.in_thread import PlannerThreads
 
 Planner = Callable[[PlanRequest], FrequencyPlan]
@@ -86,7 +86,7 @@ class JobServices:
 
     store: JobStore
     notify_pollers: NotifyPollers
-    planner: Planner = make_plan
+    planner: Planner = make_plan_only
     executor: Executor = field(default_factory=PlannerThreads)
     planning_timeout_s: float = 600.0
     plans_at_once: bool = True

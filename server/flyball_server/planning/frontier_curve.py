@@ -145,11 +145,11 @@ def _compared(
     if isinstance(request, DataParallelRequest):
         plan = make_data_parallel_plan(
             request.evolve(policy=policy, reconfigure=reconfigure, target="fastest")
-        )
+        ).plan
     else:
         plan = make_plan(
             dataclasses.replace(request, policy=policy, reconfigure=reconfigure, target="fastest")
-        )
+        ).plan
     return ComparedPlan(
         name=policy if policy == "baseline" else f"{policy}, {reconfigure}",
         iteration_time_s=plan.iteration_time_s,

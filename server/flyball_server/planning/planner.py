@@ -89,7 +89,21 @@ PhaseReport = Callable[[str], None]
 """Told what the planner is about to do, in a few words: `searching for clocks`."""
 
 
-def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> FrequencyPlan:
+@dataclass(frozen=True, kw_only=True)
+class SolvedPlan:
+    """A plan with what it was made from: who prints or draws it builds no pipeline again.
+
+    Attributes:
+        model: the pipeline, under the plan's schedule.
+        assignment: the plan's clocks, per node of the model's DAG the index of its point.
+    """
+
+    plan: FrequencyPlan
+    model: PipelineModel
+    assignment: Assignment
+
+
+def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> SolvedPlan:
     """The plan that the request's policy makes.
 
     Raises:
@@ -103,11 +117,24 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Fre
             assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
         )
         named = replace(request, schedule=chosen.name)
-        return replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
+        plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
+        return SolvedPlan(plan=plan, model=chosen.model, assignment=choice.assignment)
     model = model_of_request(request)
     report(SEARCHING)
     choice = choose(request.policy, policy_request(request, model))
-    return plan_of_choice(request, model, choice)
+    plan = plan_of_choice(request, model, choice)
+    return SolvedPlan(plan=plan, model=model, assignment=choice.assignment)
+
+
+def make_plan_only(request: PlanRequest) -> FrequencyPlan:
+    """The plan alone: what a store keeps, and what another process sends back.
+
+    The model of 64 stages x 256 microbatches has some 20 MB, the plan less than one.
+
+    Raises:
+        PlanningError, TargetUnreachableError: as for `make_plan`.
+    """
+    return make_plan(request).plan
 
 
 def with_named_schedule(request: PlanRequest) -> PlanRequest:

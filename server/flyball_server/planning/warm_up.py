@@ -6,7 +6,7 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.planning.frontier.event_arcs import event_arcs
 from flyball_server.planning.frontier.first_plan import FirstPlanner
 from flyball_server.planning.model.finish_times import FinishTimes
-from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import Effort
 
 
@@ -28,8 +28,7 @@ def warm_up() -> None:
         policy="frontier",
         effort=Effort.LOW,
     )
-    make_plan(request)
-    model = model_of_request(request)
+    model = make_plan(request).model
     planner = FirstPlanner(model, event_arcs(model.dag))
     durations_s = model.durations_s(model.baseline())
     planner.plan(2 * planner.fastest_time_s, [durations_s])

@@ -91,7 +91,7 @@ def test_a_fast_pipeline_stretches_to_the_time_of_the_slow_one() -> None:
     30 J and 40 J. Baseline: 40 J each, and FAST waits for 0.5 s at 5 W. A second more is worth
     13 J to the forward and 25 J to the backward, so that no mix of clocks does better.
     """
-    plan = make_data_parallel_plan(request_of(FAST, SLOW))
+    plan = make_data_parallel_plan(request_of(FAST, SLOW)).plan
     assert (plan.iteration_time_s, plan.energy_j) == (3.5, 70.0)
     assert (plan.baseline_iteration_time_s, plan.baseline_energy_j) == (3.5, 82.5)
     assert plan.lower_bound_j == pytest.approx(70.0, rel=1e-9)
@@ -104,13 +104,13 @@ def test_a_fast_pipeline_stretches_to_the_time_of_the_slow_one() -> None:
 def test_one_plan_for_both_would_have_left_the_fast_one_as_it_was() -> None:
     """Merged, each instruction takes as long as on SLOW: nothing below 1410 MHz fits in 3.5 s."""
     merged = profile_of([{F: [(1410, 1.5, 20.0), (1000, 2.0, 17.0)], B: HEAVY_BACKWARD}], [2])
-    plan = make_plan(PlanRequest(profile=merged, num_microbatches=1, blocking_power_w=(5.0,)))
+    plan = make_plan(PlanRequest(profile=merged, num_microbatches=1, blocking_power_w=(5.0,))).plan
     assert {item.frequency_mhz for item in plan.stages[0]} == {1410}
 
 
 def test_what_a_pipeline_cannot_fill_it_waits_for_and_pays() -> None:
     """In 3.4 s FAST can slow its forward only: done at 3.25 s, 38 J and 0.15 s at 5 W."""
-    plan = make_data_parallel_plan(request_of(LESS_SLOW, FAST))
+    plan = make_data_parallel_plan(request_of(LESS_SLOW, FAST)).plan
     waiting = plan.pipelines[1]
     assert plan.iteration_time_s == 3.4
     assert waiting.iteration_time_s == 3.25
@@ -121,7 +121,7 @@ def test_what_a_pipeline_cannot_fill_it_waits_for_and_pays() -> None:
 
 def test_each_pipeline_waits_at_its_own_blocking_power() -> None:
     """LESS_SLOW and FAST as above, FAST's GPU at 40 W: 0.15 s of it, 6 J."""
-    plan = make_data_parallel_plan(request_of(LESS_SLOW, FAST, blocking_power_w=(5.0, 40.0)))
+    plan = make_data_parallel_plan(request_of(LESS_SLOW, FAST, blocking_power_w=(5.0, 40.0))).plan
     assert plan.blocking_power_w == (5.0, 40.0)
     assert plan.pipelines[1].energy_j == pytest.approx(38 + 6)
     assert plan.baseline_energy_j == pytest.approx(40 + 40 + 0.4 * 40)
@@ -129,7 +129,7 @@ def test_each_pipeline_waits_at_its_own_blocking_power() -> None:
 
 def test_with_time_to_spare_the_slow_one_slows_down_too() -> None:
     """In 4 s SLOW has room for its slow backward, 30 J; FAST runs all slow, 28 J and 0.25 s."""
-    plan = make_data_parallel_plan(request_of(FAST, SLOW, target="deadline:4"))
+    plan = make_data_parallel_plan(request_of(FAST, SLOW, target="deadline:4")).plan
     assert [pipeline.iteration_time_s for pipeline in plan.pipelines] == [3.75, 4.0]
     assert plan.energy_j == pytest.approx(28 + 0.25 * 5 + 30)
     assert plan.slowdown_percent == pytest.approx(100 * (4 / 3.5 - 1))
@@ -143,11 +143,11 @@ def test_least_energy_counts_what_the_others_pay_for_waiting() -> None:
     """
     alone = make_plan(
         request_of(SLOW, target="least-energy", blocking_power_w=(60.0,)).pipelines[0]
-    )
+    ).plan
     assert (alone.iteration_time_s, alone.energy_j) == (4.5, 29.0)
     plan = make_data_parallel_plan(
         request_of(FAST, SLOW, target="least-energy", blocking_power_w=(60.0,))
-    )
+    ).plan
     assert plan.iteration_time_s == 3.5
     assert [pipeline.energy_j for pipeline in plan.pipelines] == [30.0, 40.0]
 
@@ -159,7 +159,9 @@ def test_a_deadline_that_the_slowest_misses_is_refused_with_its_time() -> None:
 
 def test_uniform_gives_each_pipeline_its_own_valley() -> None:
     """Not reconfigured: FAST 3.75 s and 28 J, SLOW 4.5 s and 29 J; FAST waits for 0.75 s."""
-    plan = make_data_parallel_plan(request_of(FAST, SLOW, policy="uniform", reconfigure="default"))
+    plan = make_data_parallel_plan(
+        request_of(FAST, SLOW, policy="uniform", reconfigure="default")
+    ).plan
     assert plan.iteration_time_s == 4.5
     assert plan.energy_j == pytest.approx(28 + 0.75 * 5 + 29)
     assert plan.lower_bound_j is None
@@ -174,9 +176,9 @@ def test_envpipes_policies_decide_for_each_pipeline_as_if_it_were_alone(
     request = request_of(
         equal_profile(2), slow, num_microbatches=3, policy=policy, reconfigure=reconfigure
     )
-    plan = make_data_parallel_plan(request)
+    plan = make_data_parallel_plan(request).plan
     for pipeline, alone in zip(plan.pipelines, request.pipelines, strict=True):
-        assert pipeline.stages == make_plan(alone).stages
+        assert pipeline.stages == make_plan(alone).plan.stages
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -185,10 +187,10 @@ def test_equal_pipelines_take_as_long_as_one_and_as_many_times_its_energy(policy
         PlanRequest(
             profile=equal_profile(2), num_microbatches=2, blocking_power_w=(5.0,), policy=policy
         )
-    )
+    ).plan
     three = make_data_parallel_plan(
         request_of(*[equal_profile(2)] * 3, num_microbatches=2, policy=policy)
-    )
+    ).plan
     assert three.iteration_time_s == one.iteration_time_s
     assert three.energy_j == pytest.approx(3 * one.energy_j)
     assert three.baseline_energy_j == pytest.approx(3 * one.baseline_energy_j)
@@ -200,9 +202,9 @@ def test_equal_pipelines_take_as_long_as_one_and_as_many_times_its_energy(policy
 def test_a_single_pipeline_is_planned_as_ever(policy: str) -> None:
     separate = make_data_parallel_plan(
         request_of(equal_profile(2), num_microbatches=3, policy=policy)
-    )
+    ).plan
     request = request_of(equal_profile(2), num_microbatches=3, policy=policy)
-    plan = make_plan(request.pipelines[0])
+    plan = make_plan(request.pipelines[0]).plan
     assert separate.pipelines[0].stages == plan.stages
     assert (separate.iteration_time_s, separate.energy_j) == (plan.iteration_time_s, plan.energy_j)
     assert separate.lower_bound_j == plan.lower_bound_j
@@ -337,7 +339,7 @@ def drawn_request(
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.05, 0.3]))
 def test_bound_below_best_of_all_below_plan_and_no_plan_late(seed: int, slowdown: float) -> None:
     request = drawn_request(seed, f"slowdown:{slowdown}", Effort.LOW)
-    plan = make_data_parallel_plan(request)
+    plan = make_data_parallel_plan(request).plan
     deadline_s = plan.baseline_iteration_time_s * (1 + slowdown)
     models = [model_of_request(pipeline) for pipeline in request.pipelines]
     best_j = best_energy_j(models, deadline_s)
@@ -359,7 +361,7 @@ def share_of_best_plans(seeds: range) -> tuple[int, int]:
     num_best = num_tried = 0
     for seed, (target, limit) in itertools.product(seeds, LIMITS.items()):
         request = drawn_request(seed, target, Effort.NORMAL, are_alike=True)
-        plan = make_data_parallel_plan(request)
+        plan = make_data_parallel_plan(request).plan
         models = [model_of_request(pipeline) for pipeline in request.pipelines]
         best_j = best_energy_j(models, plan.baseline_iteration_time_s * limit)
         num_best += plan.energy_j <= best_j * (1 + 1e-9)
@@ -399,7 +401,7 @@ PLAN = make_data_parallel_plan(
         num_microbatches=2,
         blocking_power_w=(5.0, 6.0, 7.0, 8.0),
     )
-)
+).plan
 PROFILES = [
     equal_profile(2),
     profile_of([{F: [(1500, 1.2, 9.0), (900, 3.0, 7.0)], B: HEAVY_BACKWARD}] * 2),
@@ -413,7 +415,7 @@ def fresh_document() -> dict[str, Any]:
 
 def test_a_document_has_the_fields_of_a_plan_and_pipelines_in_the_place_of_stages() -> None:
     document = fresh_document()
-    single = make_plan(request_of(FAST).pipelines[0])
+    single = make_plan(request_of(FAST).pipelines[0]).plan
     fields = set(plan_document(single, solve_s=0.5)) - {"stages"}
     assert set(document) == fields | {"pipelines"}
     assert document["num_stages"] == 2

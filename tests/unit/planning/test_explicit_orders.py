@@ -87,7 +87,7 @@ def test_an_order_of_chunks_is_run_as_it_is_written() -> None:
         policy="baseline",
         order=order,
     )
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     assert plan.iteration_time_s == 4 * 1 + 4 * 2
     assert plan.virtual_stages == ((0, 3), (1, 2))
     simulation = simulate(*model_of_plan(profile, plan))

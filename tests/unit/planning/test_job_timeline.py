@@ -56,7 +56,7 @@ def plan_of(
             policy=policy,
             effort=Effort.LOW,
         )
-    )
+    ).plan
 
 
 def slowed_plan(
@@ -263,7 +263,7 @@ def check(timeline: PredictedTimeline, rows: Sequence[TimelineRow]) -> None:
 def test_rows_of_a_plan_of_any_schedule_are_its_instructions_and_add_up_to_it(
     request: PlanRequest,
 ) -> None:
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     timeline, rows = rows_of(request.profile, plan)
     for row, stage in zip(rows, plan.stages, strict=True):
         planned = [((item.kind, item.microbatch, item.chunk), item.frequency_mhz) for item in stage]

@@ -26,7 +26,7 @@ PLAN = make_plan(
     PlanRequest(
         profile=equal_profile(2), num_microbatches=2, blocking_power_w=(5.0,), policy="envelope"
     )
-)
+).plan
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -101,7 +101,7 @@ def test_a_document_holds_what_the_plan_says() -> None:
 
 @given(any_requests())
 def test_a_plan_survives_being_written_and_read(request: PlanRequest) -> None:
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     text = json.dumps(plan_document(plan, solve_s=0.0), allow_nan=False)
     assert plan_from_document(json.loads(text)) == plan
 
@@ -115,7 +115,7 @@ def test_a_plan_of_chunks_says_where_they_stand_in_the_model() -> None:
         schedule="zbv",
         policy="baseline",
     )
-    document = plan_document(make_plan(request), solve_s=0.0)
+    document = plan_document(make_plan(request).plan, solve_s=0.0)
     assert document["virtual_stages"] == [[0, 1]]
     assert document["stages"] == [
         [
@@ -138,7 +138,7 @@ def test_a_plan_that_never_flushes_says_how_many_versions_of_weights_it_needs() 
         schedule="pipedream",
         policy="baseline",
     )
-    document = plan_document(make_plan(request), solve_s=0.0)
+    document = plan_document(make_plan(request).plan, solve_s=0.0)
     assert document["weight_versions"] == [3, 2, 1]
     assert "virtual_stages" not in document
 

@@ -32,7 +32,7 @@ def test_a_plan_of_two_stages_is_as_on_paper() -> None:
 
     Baseline: 160 J busy and 6 s of waiting at 5 W. Plan: 2 + 10 J less, 0.75 s less of waiting.
     """
-    plan = make_plan(REQUEST)
+    plan = make_plan(REQUEST).plan
     assert plan.stages[0] == (
         PlannedInstruction(kind=F, microbatch=0, frequency_mhz=1410),
         PlannedInstruction(kind=F, microbatch=1, frequency_mhz=1000),
@@ -50,12 +50,12 @@ def test_a_plan_of_two_stages_is_as_on_paper() -> None:
 
 def test_a_slower_plan_says_by_how_much() -> None:
     """Uniform without reconfiguring: everything takes 1.25 times as long."""
-    plan = make_plan(replace(REQUEST, policy="uniform", reconfigure="default"))
+    plan = make_plan(replace(REQUEST, policy="uniform", reconfigure="default")).plan
     assert plan.slowdown_percent == pytest.approx(25)
 
 
 def test_a_plan_names_what_it_was_made_with() -> None:
-    plan = make_plan(replace(REQUEST, policy=DEFAULT_POLICY))
+    plan = make_plan(replace(REQUEST, policy=DEFAULT_POLICY)).plan
     named = (plan.policy, plan.reconfigure, plan.schedule, plan.target)
     assert named == (DEFAULT_POLICY, DEFAULT_RECONFIGURE, DEFAULT_SCHEDULE, DEFAULT_TARGET)
     assert (plan.num_stages, plan.num_microbatches, plan.blocking_power_w) == (2, 2, (5.0, 5.0))
@@ -78,7 +78,7 @@ def test_a_balanced_plan_is_never_slower_than_its_baseline(
             schedule=schedule,
             policy=policy,
         )
-    )
+    ).plan
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
 
 

@@ -78,7 +78,7 @@ def first_plans_of_short_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_first_plan_is_no_slower_than_the_slow_stage_needs_and_saves_against_staying() -> None:
-    before = make_plan(request())
+    before = make_plan(request()).plan
     plan = make_first_plan(slowed(SLOW), running_clocks(before))
     whole = make_slowed_plan(slowed(SLOW))
     assert isinstance(plan, FrequencyPlan)
@@ -103,7 +103,7 @@ def test_a_first_plan_is_no_slower_than_the_slow_stage_needs_and_saves_against_s
 
 
 def test_pipelines_without_a_slow_gpu_have_clocks_of_their_own() -> None:
-    before = make_plan(request())
+    before = make_plan(request()).plan
     asked = slowed(SLOW, num_pipelines=3)
     plan = make_first_plan(asked, running_clocks(before))
     whole = make_slowed_plan(asked)
@@ -249,7 +249,7 @@ def test_each_pipeline_is_weighed_with_the_clocks_that_it_runs() -> None:
     ],
 )
 def test_clocks_of_another_pipeline_are_not_begun_from(changes: dict[str, object]) -> None:
-    running = replace(running_clocks(make_plan(request())), **changes)  # type: ignore[arg-type]
+    running = replace(running_clocks(make_plan(request()).plan), **changes)  # type: ignore[arg-type]
     assert make_first_plan(slowed(SLOW), running) == make_first_plan(slowed(SLOW))
 
 

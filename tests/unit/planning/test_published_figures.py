@@ -36,7 +36,7 @@ def plan_of(file: str, blocking_power_w: float, num_microbatches: int) -> Freque
             policy="envelope",
             reconfigure="balanced",
         )
-    )
+    ).plan
 
 
 @pytest.mark.parametrize(

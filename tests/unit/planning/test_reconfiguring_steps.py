@@ -29,7 +29,7 @@ def envelope(manner: str) -> tuple[PlanRequest, FrequencyPlan]:
         policy="envelope",
         reconfigure=manner,
     )
-    return request, make_plan(request)
+    return request, make_plan(request).plan
 
 
 @pytest.mark.parametrize("manner", ["greedy", "balanced"])

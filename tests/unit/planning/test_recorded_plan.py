@@ -23,12 +23,12 @@ PLAN = make_plan(
         blocking_power_w=(5.0, 7.0),
         policy="envelope",
     )
-)
+).plan
 
 
 @given(any_requests())
 def test_a_plan_simulates_to_its_own_prediction(request: PlanRequest) -> None:
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     simulation = simulate(*model_of_plan(request.profile, plan))
     assert simulation.iteration_time_s == plan.iteration_time_s
     assert simulation.energy_j == plan.energy_j
@@ -134,7 +134,7 @@ def test_a_plan_of_stages_in_another_order_than_the_models_keeps_their_places() 
             policy="baseline",
             order=explicit_order((stage, stage), ((1,), (0,))),
         )
-    )
+    ).plan
     model, assignment = model_of_plan(equal_profile(2), plan)
     assert model.schedule.virtual_stages == ((1,), (0,))
     assert simulate(model, assignment).iteration_time_s == plan.iteration_time_s == 6
@@ -149,7 +149,7 @@ def test_a_period_with_several_clocks_for_one_kind_of_a_stage_is_refused() -> No
             schedule="pipedream",
             policy="baseline",
         )
-    )
+    ).plan
     first, *others = plan.stages[0]
     mixed = (first._replace(frequency_mhz=1000), *others)
     with pytest.raises(PlanningError, match="stage 0 runs forward at several clocks") as error:

@@ -60,7 +60,7 @@ def request_of(target: str = "fastest", schedule: str = "auto") -> PlanRequest:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_order_that_was_left_out_could_have_been_better(target: str) -> None:
-    plan = make_plan(request_of(target))
+    plan = make_plan(request_of(target)).plan
     by_name = {entry.schedule: entry for entry in plan.considered}
     assert tuple(by_name) == DEFAULT_CANDIDATES
     assert by_name[plan.schedule].energy_j == plan.energy_j
@@ -75,14 +75,14 @@ def test_no_order_that_was_left_out_could_have_been_better(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["fastest", "slowdown:0.1", "deadline:40", "least-energy"])
 def test_of_the_orders_that_were_planned_it_is_the_one_with_the_least_energy(target: str) -> None:
-    plan = make_plan(request_of(target))
+    plan = make_plan(request_of(target)).plan
     planned_j = [entry.energy_j for entry in plan.considered if entry.energy_j is not None]
     assert plan.energy_j == min(planned_j)
 
 
 @pytest.mark.parametrize("target", ["power:700", "power:900", "power:100000"])
 def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target: str) -> None:
-    plan = make_plan(request_of(target))
+    plan = make_plan(request_of(target)).plan
     budget_w = float(target.partition(":")[2])
     assert plan.energy_j <= budget_w * plan.iteration_time_s * (1 + 1e-9)
     planned = [entry for entry in plan.considered if entry.energy_j and entry.iteration_time_s]
@@ -97,21 +97,21 @@ def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target:
 
 
 def test_fastest_is_no_slower_than_1f1b_at_the_highest_clocks() -> None:
-    baseline_s = make_plan(request_of(schedule="1f1b")).baseline_iteration_time_s
-    plan = make_plan(request_of())
+    baseline_s = make_plan(request_of(schedule="1f1b")).plan.baseline_iteration_time_s
+    plan = make_plan(request_of()).plan
     assert plan.schedule != "1f1b"
     assert plan.iteration_time_s <= baseline_s * (1 + 1e-9)
 
 
 def test_1f1b_is_planned_in_any_case_so_that_one_sees_what_another_brings() -> None:
-    reference = make_plan(request_of()).considered[0]
-    named = make_plan(request_of(schedule="1f1b"))
+    reference = make_plan(request_of()).plan.considered[0]
+    named = make_plan(request_of(schedule="1f1b")).plan
     assert (reference.schedule, reference.energy_j) == ("1f1b", named.energy_j)
 
 
 def test_the_plan_is_what_the_chosen_order_by_its_name_would_give_at_the_same_deadline() -> None:
-    chosen = make_plan(request_of("deadline:40"))
-    named = make_plan(request_of("deadline:40", chosen.schedule))
+    chosen = make_plan(request_of("deadline:40")).plan
+    named = make_plan(request_of("deadline:40", chosen.schedule)).plan
     assert (named.energy_j, named.stages) == (chosen.energy_j, chosen.stages)
 
 
@@ -123,7 +123,7 @@ def test_orders_that_the_profile_or_memory_do_not_allow_say_why() -> None:
             activation_bytes=(100, 100, 100), free_bytes=(150, 150, 150)
         ),
     )
-    why_not = {entry.schedule: entry.why_not or "" for entry in make_plan(request).considered}
+    why_not = {entry.schedule: entry.why_not or "" for entry in make_plan(request).plan.considered}
     assert "has no backward_input of stage 0" in why_not["zb-h1"]
     assert "has no chunks" in why_not["interleaved-1f1b"]
     assert "keeps the activations of 6 microbatches on stage 0" in why_not["gpipe"]
@@ -133,7 +133,7 @@ def test_orders_that_the_profile_or_memory_do_not_allow_say_why() -> None:
 def test_orders_may_be_named_and_1f1b_is_always_among_them() -> None:
     assert candidate_schedules("auto") == DEFAULT_CANDIDATES
     assert candidate_schedules("auto:zbv, dualpipev") == ("1f1b", "zbv", "dualpipev")
-    plan = make_plan(request_of(schedule="auto:zbv,dualpipev"))
+    plan = make_plan(request_of(schedule="auto:zbv,dualpipev")).plan
     assert [entry.schedule for entry in plan.considered] == ["1f1b", "zbv", "dualpipev"]
 
 
@@ -163,7 +163,7 @@ def test_separate_pipelines_are_not_compared() -> None:
 
 
 def test_what_was_considered_survives_a_plan_file() -> None:
-    plan = make_plan(request_of())
+    plan = make_plan(request_of()).plan
     read = plan_from_document(plan_document(plan, solve_s=0.1))
     assert isinstance(read, FrequencyPlan)
     assert read == plan
@@ -171,7 +171,7 @@ def test_what_was_considered_survives_a_plan_file() -> None:
 
 def test_a_frontier_is_of_the_order_that_is_chosen() -> None:
     named = with_named_schedule(request_of())
-    assert named.schedule == make_plan(request_of()).schedule
+    assert named.schedule == make_plan(request_of()).plan.schedule
     assert make_frontier(named, 3) == make_frontier(
         replace(request_of(), schedule=named.schedule), 3
     )

@@ -176,9 +176,9 @@ def test_a_profile_of_fewer_ranks_than_pipelines_still_gives_the_energy_that_it_
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_without_paces_the_plan_is_the_ordinary_one(policy: str) -> None:
     request = slowed(merged(3, 2), num_pipelines=3, num_microbatches=3, policy=policy)
-    assert make_slowed_plan(request) == make_plan(request.request)
+    assert make_slowed_plan(request) == make_plan(request.request).plan
     as_profiled = replace(request, slowdowns=(Slowdown(stage=0, slowdown=1.0, dp_rank=1),))
-    assert make_slowed_plan(as_profiled) == make_plan(request.request)
+    assert make_slowed_plan(as_profiled) == make_plan(request.request).plan
 
 
 @pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])
@@ -294,7 +294,7 @@ def test_classes_are_what_separate_pipelines_of_these_profiles_would_be(
         },
         num_ranks_per_stage=one.num_ranks_per_stage,
     )
-    apart = make_data_parallel_plan(separate_pipelines(request, [one, slow]))
+    apart = make_data_parallel_plan(separate_pipelines(request, [one, slow])).plan
     classes = planned_apart(
         SlowedRequest(
             request=request,

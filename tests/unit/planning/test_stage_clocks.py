@@ -36,7 +36,7 @@ def request_of(
 
 
 # Stage 0 of two equal ones has time to spare for its second forward and its first backward.
-PLAN = make_plan(request_of(equal_profile(2), 2))
+PLAN = make_plan(request_of(equal_profile(2), 2)).plan
 
 
 def test_each_instruction_counts_by_what_it_takes_at_its_clock() -> None:
@@ -63,7 +63,7 @@ def test_a_chunk_counts_by_its_own_time() -> None:
     """Chunks of 1 and 2 s, and of 3 and 4 s; the first one's forward at 1000 MHz takes 2 s."""
     chunks = (timed_profile(1, {F: 1.0, B: 2.0}), timed_profile(1, {F: 3.0, B: 4.0}))
     profile = whole_stages(chunks)
-    plan = make_plan(request_of(profile, 1, "interleaved-1f1b", "baseline"))
+    plan = make_plan(request_of(profile, 1, "interleaved-1f1b", "baseline")).plan
     forward, *others = plan.stages[0]
     slowed = replace(plan, stages=((forward._replace(frequency_mhz=1000), *others),))
     expected = (2 * 1000 + (3 + 4 + 2) * 1410) / 11

@@ -136,8 +136,8 @@ def test_eight_stages_of_forty_clocks_are_profiled_as_the_limits_say() -> None:
         num_microbatches=num_microbatches,
         blocking_power_w=found.blocking_power_w,
     )
-    best = make_plan(replace(request, profile=truth, blocking_power_w=(BLOCKING_POWER_W,)))
-    planned = on_the_truth(make_plan(request), truth, num_microbatches)
+    best = make_plan(replace(request, profile=truth, blocking_power_w=(BLOCKING_POWER_W,))).plan
+    planned = on_the_truth(make_plan(request).plan, truth, num_microbatches)
     assert planned.energy_j <= 1.01 * best.energy_j
     assert planned.iteration_time_s <= 1.01 * best.iteration_time_s
 

@@ -152,7 +152,7 @@ def _plan(
             blocking_power_w=blocking_power_w,
             schedule=truth.schedule.name,
         )
-    )
+    ).plan
 
 
 def _true_energy_j(truth: Truth, plan: FrequencyPlan) -> float:

@@ -71,14 +71,14 @@ def timeline_of(
 ) -> PredictedTimeline:
     """The envelope plan of equal stages; some forwards run at 1000 MHz."""
     request = request_of(num_stages, num_microbatches, scale)
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     return predicted_timeline(plan, [model_of_plan(request.profile, plan)])
 
 
 def data_parallel_timeline(scales: Sequence[float]) -> PredictedTimeline:
     """Pipelines of two stages whose instructions take these many times as long."""
     requests = tuple(request_of(2, 3, scale) for scale in scales)
-    plan = make_data_parallel_plan(DataParallelRequest(pipelines=requests))
+    plan = make_data_parallel_plan(DataParallelRequest(pipelines=requests)).plan
     profiles = [request.profile for request in requests]
     return predicted_timeline(plan, models_of_data_parallel_plan(profiles, plan))
 

@@ -160,7 +160,9 @@ def test_the_newest_steps_are_alike_and_a_few(store: MemoryJobStore) -> None:
 
 
 def test_the_energies_of_the_stages_are_the_plans() -> None:
-    plan = make_plan(PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,)))
+    plan = make_plan(
+        PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,))
+    ).plan
     facts = plan_facts(plan_record(plan=plan), profile())
     assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
     assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
@@ -169,7 +171,9 @@ def test_the_energies_of_the_stages_are_the_plans() -> None:
 
 
 def test_stages_are_not_told_from_a_profile_that_is_not_the_plans() -> None:
-    plan = make_plan(PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,)))
+    plan = make_plan(
+        PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,))
+    ).plan
     assert plan_facts(plan_record(plan=plan), profile(forward_energy_j=31.0)).stages == ()
     assert plan_facts(plan_record(plan=plan), profile(3)).stages == ()
     assert plan_facts(plan_record(plan=plan), None).stages == ()

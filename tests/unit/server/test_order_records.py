@@ -37,7 +37,7 @@ def plan_of(profile: StageProfile, schedule: str) -> FrequencyPlan:
             policy="envelope",
             order=order,
         )
-    )
+    ).plan
 
 
 @pytest.mark.parametrize("kind", sorted(MAKERS))

@@ -62,7 +62,7 @@ def three_stages(weights: tuple[float, ...] = WEIGHTS) -> StageProfile:
 
 def offline_plan(profile: StageProfile, reconfigure: str) -> FrequencyPlan:
     """Return what a planner that knows the true times makes at once."""
-    return make_plan(offline_request(profile, reconfigure))
+    return make_plan(offline_request(profile, reconfigure)).plan
 
 
 def offline_request(profile: StageProfile, reconfigure: str) -> PlanRequest:

@@ -28,7 +28,9 @@ GET_TIMELINE = "flyball_server.http.timeline_answers.get_timeline"
 def services() -> JobServices:
     """Job `job` with three versions, all the same plan."""
     found = Services(CountingPlanner()).jobs
-    plan = make_plan(PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,)))
+    plan = make_plan(
+        PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,))
+    ).plan
     with found.store.writing("job") as writer:
         writer.save_job(job_record())
         writer.save_profile("job", profile())

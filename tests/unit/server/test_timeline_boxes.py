@@ -40,13 +40,13 @@ def request_of(num_stages: int, num_microbatches: int) -> PlanRequest:
 
 def timeline_of(num_stages: int, num_microbatches: int) -> PredictedTimeline:
     request = request_of(num_stages, num_microbatches)
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     return predicted_timeline(plan, [model_of_plan(request.profile, plan)])
 
 
 def two_pipelines() -> PredictedTimeline:
     request = request_of(2, 2)
-    plan = make_data_parallel_plan(DataParallelRequest(pipelines=(request, request)))
+    plan = make_data_parallel_plan(DataParallelRequest(pipelines=(request, request))).plan
     return predicted_timeline(plan, models_of_data_parallel_plan([request.profile] * 2, plan))
 
 

@@ -40,7 +40,7 @@ def timeline_of(num_stages: int, num_microbatches: int) -> PredictedTimeline:
         blocking_power_w=(5.0,),
         policy="baseline",
     )
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     model, assignment = model_of_plan(profile, plan)
     of_stage_0 = [node for node, stage in enumerate(model.dag.stage) if stage == 0]
     for index, node in enumerate(of_stage_0):

@@ -127,9 +127,30 @@ def blocking_power_by_pipeline(
     return [values_w[first : first + num_stages] for first in range(0, len(values_w), num_stages)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SolvedDataParallelPlan:
+    """A plan of several pipelines with what it was made from, as `SolvedPlan`.
+
+    Attributes:
+        models: of the plan's pipelines.
+        joint: `join_pipelines` of these.
+        assignment: for the joint model.
+    """
+
+    plan: DataParallelPlan
+    models: tuple[PipelineModel, ...]
+    joint: PipelineModel
+    assignment: Assignment
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """The assignment of each model."""
+        return split_assignment(self.models, self.assignment)
+
+
 def make_data_parallel_plan(
     request: DataParallelRequest, report: PhaseReport = lambda _: None
-) -> DataParallelPlan:
+) -> SolvedDataParallelPlan:
     """The plan that the request's policy makes, with clocks of its own for each pipeline.
 
     Raises:
@@ -147,7 +168,7 @@ def plan_models(
     report: PhaseReport = lambda _: None,
     *,
     dp_ranks: Sequence[tuple[int, ...]] = (),
-) -> DataParallelPlan:
+) -> SolvedDataParallelPlan:
     """The plan of pipelines whose models are made already; its own profile is not used.
 
     Args:
@@ -162,12 +183,15 @@ def plan_models(
     joint = join_pipelines(models)
     report(SEARCHING)
     choice = _choose(request, models, joint)
-    return plan_of_pipelines(
+    plan = plan_of_pipelines(
         request,
         models,
         joint,
         choice,
         dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
+    )
+    return SolvedDataParallelPlan(
+        plan=plan, models=tuple(models), joint=joint, assignment=choice.assignment
     )
 
 
@@ -276,10 +300,18 @@ def split_assignment(
 
 
 def simulate_jointly(
-    models: Sequence[PipelineModel], assignments: Sequence[Assignment]
+    models: Sequence[PipelineModel],
+    assignments: Sequence[Assignment],
+    joint: PipelineModel | None = None,
 ) -> JointSimulation:
-    """Run one iteration of all pipelines on paper, each with its own assignment."""
-    whole = simulate(join_pipelines(models), list(itertools.chain(*assignments)))
+    """Run one iteration of all pipelines on paper, each with its own assignment.
+
+    Args:
+        models: of the pipelines.
+        assignments: of each model.
+        joint: `join_pipelines` of these, where it is at hand.
+    """
+    whole = simulate(joint or join_pipelines(models), list(itertools.chain(*assignments)))
     return JointSimulation(
         whole=whole,
         pipelines=tuple(

@@ -115,7 +115,7 @@ def make_slowed_plan(
     """
     classes = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
     if classes == {(): tuple(range(slowed.num_pipelines))}:
-        return make_plan(slowed.request, report)
+        return make_plan(slowed.request, report).plan
     report(BUILDING)
     request = with_named_schedule(slowed.request)
     model = model_of_request(request)
@@ -129,7 +129,7 @@ def make_slowed_plan(
         slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
         for slowdowns, dp_ranks in classes.items()
     ]
-    plan = plan_models(request, models, report, dp_ranks=tuple(classes.values()))
+    plan = plan_models(request, models, report, dp_ranks=tuple(classes.values())).plan
     return replace(plan, blocking_power_w=model.blocking_power_w * len(classes))
 
 

@@ -46,7 +46,7 @@ def plan_of(
             blocking_power_w=(blocking_power_w,),
             target=target,
         )
-    )
+    ).plan
 
 
 def assert_beats(
@@ -133,7 +133,7 @@ def test_stages_may_have_different_gpus() -> None:
         blocking_power_w=(A100_BLOCKING_POWER_W,) * 4 + (A40_BLOCKING_POWER_W,) * 4,
         effort=Effort.NORMAL,
     )
-    plan = make_plan(request)
+    plan = make_plan(request).plan
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
     assert plan.gap_percent is not None
     assert 0 <= plan.gap_percent <= 0.6

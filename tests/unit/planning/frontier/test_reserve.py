@@ -62,7 +62,7 @@ def planned(reserve: float, num_microbatches: int = 12, target: str = "fastest")
             reserve=reserve,
             target=target,
         )
-    )
+    ).plan
 
 
 def test_what_waits_at_the_highest_clocks_gets_a_reserve_and_the_longest_path_none() -> None:
@@ -196,7 +196,7 @@ def test_policies_other_than_frontier_keep_none() -> None:
         policy="envelope",
         reserve=0.1,
     )
-    assert make_plan(request) == make_plan(replace(request, reserve=0.0))
+    assert make_plan(request).plan == make_plan(replace(request, reserve=0.0)).plan
 
 
 def test_a_reserve_too_small_for_a_share_is_none() -> None:
@@ -213,7 +213,7 @@ def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused()
     )
     with pytest.raises(PlanningError, match=r"^reserve: 0\.5 is too much .* time"):
         make_plan(replace(request, reserve=0.5))
-    assert make_plan(replace(request, reserve=0.1)).reserve == 0.1
+    assert make_plan(replace(request, reserve=0.1)).plan.reserve == 0.1
 
 
 @pytest.mark.parametrize("reserve", [-0.01, 0.51, float("nan"), float("inf")])
