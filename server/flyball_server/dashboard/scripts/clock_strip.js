@@ -8,6 +8,7 @@ import { versionRuns } from "./step_series.js";
 
 /**
  * @typedef {import("./step_series.js").StepSeries} StepSeries
+ * @typedef {import("./step_chart.js").Plot} Plot
  * @typedef {import("./wire_types.js").PlanSummary} PlanSummary
  */
 
@@ -38,7 +39,7 @@ export function scaleOf(history) {
 }
 
 /**
- * @param {any} plot
+ * @param {Plot} plot
  * @param {import("./step_chart.js").ChartColors} colors
  * @param {StepSeries} series
  * @param {PlanSummary[]} history
@@ -59,7 +60,7 @@ export function drawClockStrip(plot, colors, series, history, num_stages) {
 
 /**
  * A box for each stage and each run of steps on one version; without MHz where the driver chose.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {StepSeries} series
  * @param {PlanSummary[]} history
  * @param {number} num_stages
@@ -81,7 +82,7 @@ function clockBoxes(plot, series, history, num_stages) {
 /**
  * @typedef {{x: number, y: number, width: number, height: number}} Box
  *
- * @param {any} plot
+ * @param {Plot} plot
  * @param {number} stage
  * @param {number} left
  * @param {number} right
@@ -117,7 +118,7 @@ function writeClock(context, scale, mhz, { x, y, width, height }) {
 }
 
 /**
- * @param {any} plot
+ * @param {Plot} plot
  * @param {import("./step_chart.js").ChartColors} colors
  * @param {StepSeries} series
  */

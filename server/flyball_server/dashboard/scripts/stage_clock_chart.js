@@ -7,6 +7,7 @@ import { StepChart } from "./step_chart.js";
 import { wholeRange } from "./step_series.js";
 
 /** @typedef {import("./step_series.js").StepSeries} StepSeries */
+/** @typedef {import("./step_chart.js").Plot} Plot */
 
 const HEIGHT = 96;
 
@@ -57,7 +58,7 @@ export class StageClockChart {
 
   /**
    * Short steps are not read each: one that is, between two that are not, has no line to be seen by.
-   * @param {any} plot
+   * @param {Plot} plot
    * @param {string} color
    */
   drawSingles(plot, color) {
@@ -66,7 +67,7 @@ export class StageClockChart {
     plot.ctx.fillStyle = color;
     for (const index of singles(column)) {
       const x = plot.valToPos(this.series.step[index], "x", true);
-      const y = plot.valToPos(column[index], "y", true);
+      const y = plot.valToPos(column[index] ?? 0, "y", true);
       plot.ctx.beginPath();
       plot.ctx.arc(x, y, 1.8 * devicePixelRatio, 0, 2 * Math.PI);
       plot.ctx.fill();

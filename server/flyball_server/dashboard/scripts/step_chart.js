@@ -6,8 +6,6 @@ import { make, setChildren } from "./elements.js";
 import { makeSvg } from "./svg_elements.js";
 import { themeColors } from "./theme_colors.js";
 
-const Plot = /** @type {any} */ (uPlot); // its scripts have no types
-
 /** Width of the vertical axis, so that charts one above the other have their steps in line, px. */
 export const AXIS_WIDTH = 56;
 const X_AXIS_HEIGHT = 26;
@@ -32,12 +30,13 @@ const TOP = 8;
  * @property {(values: number[]) => string[]} ticks what is written at the vertical axis
  * @property {() => number[]} [splits] where the vertical axis is written; else where it suits
  * @property {boolean} [falling] the vertical axis begins at the top
- * @property {(plot: any, colors: ChartColors) => void} [drawBelow] under the lines
- * @property {(plot: any, colors: ChartColors) => void} [drawAbove]
+ * @property {(plot: Plot, colors: ChartColors) => void} [drawBelow] under the lines
+ * @property {(plot: Plot, colors: ChartColors) => void} [drawAbove]
  * @property {(index: number | null, y: number | null) => void} onCursor
  * @property {(from: number, to: number) => void} onSelect steps
  *
  * @typedef {Record<string, string>} ChartColors
+ * @typedef {uPlot} Plot
  */
 
 const COLOR_NAMES = /** @type {const} */ ([
@@ -76,7 +75,7 @@ export class StepChart {
     this.isQuiet = false;
     // Where the legend is no list of the lines, who made it fills it.
     this.hasOwnLegend = false;
-    this.plot = new Plot(this.plotOptions(), [[], ...options.lines.map(() => [])], this.frame);
+    this.plot = new uPlot(this.plotOptions(), [[], ...options.lines.map(() => [])], this.frame);
     this.showLegend();
     this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.frame);
@@ -139,7 +138,7 @@ export class StepChart {
     return this.options.height + TOP + (this.options.hasSteps ? X_AXIS_HEIGHT + X_LABEL_HEIGHT : 8);
   }
 
-  /** @returns {any} what uPlot takes */
+  /** @returns {uPlot.Options} */
   plotOptions() {
     const { lines, bands = [], drawBelow, drawAbove } = this.options;
     return {
@@ -151,7 +150,7 @@ export class StepChart {
         x: {
           time: false,
           range: (
-            /** @type {any} */ _plot,
+            /** @type {Plot} */ _plot,
             /** @type {number} */ low,
             /** @type {number} */ high,
           ) => [low - 0.5, high + 0.5],
@@ -164,7 +163,7 @@ export class StepChart {
       axes: [this.stepAxis(), this.valueAxis()],
       series: [{}, ...lines.map((line) => this.series(line))],
       bands: bands.map((pair) => ({
-        series: pair.map((line) => line + 1),
+        series: [pair[0] + 1, pair[1] + 1],
         fill: () => `${this.colors[`series-${lines[pair[0]].color}`]}26`,
       })),
       cursor: {
@@ -174,23 +173,23 @@ export class StepChart {
       },
       hooks: {
         drawClear: drawBelow
-          ? [(/** @type {any} */ plot) => clipped(plot, () => drawBelow(plot, this.colors))]
+          ? [(plot) => clipped(plot, () => drawBelow(plot, this.colors))]
           : [],
         draw: drawAbove
-          ? [(/** @type {any} */ plot) => clipped(plot, () => drawAbove(plot, this.colors))]
+          ? [(plot) => clipped(plot, () => drawAbove(plot, this.colors))]
           : [],
-        setCursor: [(/** @type {any} */ plot) => this.cursorMoved(plot)],
-        setSelect: [(/** @type {any} */ plot) => this.selected(plot)],
+        setCursor: [(plot) => this.cursorMoved(plot)],
+        setSelect: [(plot) => this.selected(plot)],
       },
     };
   }
 
   /**
    * @param {ChartLine} line
-   * @returns {any}
+   * @returns {uPlot.Series}
    */
   series({ color, dash, stepped, width }) {
-    const paths = stepped ? Plot.paths.stepped({ align: 1 }) : undefined;
+    const paths = stepped ? uPlot.paths.stepped?.({ align: 1 }) : undefined;
     return {
       stroke: () => this.colors[`series-${color}`],
       width: width ?? 1.5,
@@ -200,7 +199,7 @@ export class StepChart {
     };
   }
 
-  /** @returns {any} */
+  /** @returns {uPlot.Axis} */
   stepAxis() {
     const { hasSteps } = this.options;
     return {
@@ -218,14 +217,14 @@ export class StepChart {
       incrs: [
         1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7, 1e8,
       ],
-      values: (/** @type {any} */ _plot, /** @type {number[]} */ ticks) =>
+      values: (/** @type {Plot} */ _plot, /** @type {number[]} */ ticks) =>
         ticks.map((tick) => (hasSteps ? String(tick) : "")),
       grid: { stroke: () => this.colors.grid, width: 1 },
       ticks: { stroke: () => this.colors.border, width: 1, size: 4 },
     };
   }
 
-  /** @returns {any} */
+  /** @returns {uPlot.Axis} */
   valueAxis() {
     const { ticks, splits } = this.options;
     return {
@@ -234,7 +233,7 @@ export class StepChart {
       size: AXIS_WIDTH,
       ...(splits ? { splits } : {}),
       space: 26,
-      values: (/** @type {any} */ _plot, /** @type {number[]} */ values) => ticks(values),
+      values: (/** @type {Plot} */ _plot, /** @type {number[]} */ values) => ticks(values),
       grid: { stroke: () => this.colors.grid, width: 1 },
       ticks: { stroke: () => this.colors.border, width: 1, size: 4 },
     };
@@ -243,19 +242,19 @@ export class StepChart {
   /** @returns {import("./step_series.js").Column[]} of the lines that are shown */
   shownColumns() {
     return this.options.lines.flatMap((_line, index) =>
-      this.plot?.series[index + 1].show ? [/** @type {any} */ (this.plot.data[index + 1])] : [],
+      this.plot?.series[index + 1].show ? [/** @type {import("./step_series.js").Column} */ (this.plot.data[index + 1])] : [],
     );
   }
 
-  /** @param {any} plot */
+  /** @param {Plot} plot */
   cursorMoved(plot) {
     if (this.isQuiet) return;
-    const { idx, left, top } = plot.cursor;
+    const { idx, left, top = 0 } = plot.cursor;
     const isInside = left !== undefined && left >= 0 && idx !== null && idx !== undefined;
     this.options.onCursor(isInside ? idx : null, isInside ? plot.posToVal(top, "y") : null);
   }
 
-  /** @param {any} plot */
+  /** @param {Plot} plot */
   selected(plot) {
     const { left, width } = plot.select;
     if (this.isQuiet || width < 4) return;
@@ -325,7 +324,7 @@ export function fontFamily() {
 
 /**
  * Draw within the plot's area alone.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {() => void} draw
  */
 function clipped(plot, draw) {

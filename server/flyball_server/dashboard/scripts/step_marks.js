@@ -6,6 +6,7 @@ import { versionRuns } from "./step_series.js";
 
 /**
  * @typedef {import("./step_series.js").StepSeries} StepSeries
+ * @typedef {import("./step_chart.js").Plot} Plot
  * @typedef {"power" | "thermal" | "other"} Reason
  * @typedef {import("./step_chart.js").ChartColors} ChartColors
  */
@@ -25,7 +26,7 @@ const LEAST_NAMED = 12;
 
 /**
  * Thin lines where another version begins.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {ChartColors} colors
  * @param {StepSeries} series
  */
@@ -38,7 +39,7 @@ export function drawVersions(plot, colors, series) {
 
 /**
  * The versions' names at their lines, where there is room.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {ChartColors} colors
  * @param {StepSeries} series
  */
@@ -59,7 +60,7 @@ export function nameVersions(plot, colors, series) {
 
 /**
  * A tint over the steps that ran a plan made for a straggler.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {ChartColors} colors
  * @param {ReturnType<typeof import("./step_series.js").plannedStragglers>} planned
  */
@@ -76,13 +77,13 @@ export function drawStragglers(plot, colors, planned) {
 
 /**
  * Who the tinted steps were planned for.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {ChartColors} colors
  * @param {ReturnType<typeof import("./step_series.js").plannedStragglers>} planned
  */
 export function nameStragglers(plot, colors, planned) {
   const { ctx, bbox } = plot;
-  const tinted = planned.filter(({ first_step }) => first_step <= plot.scales.x.max);
+  const tinted = planned.filter(({ first_step }) => first_step <= (plot.scales.x.max ?? -1));
   const ratio = devicePixelRatio;
   tinted.slice(0, MOST_NAMED).forEach(({ straggler }, index) => {
     const isLast = index === MOST_NAMED - 1 && tinted.length > MOST_NAMED;
@@ -126,7 +127,7 @@ function writeOn(context, text, x, y, ground, color) {
 
 /**
  * Small arrows at the edge for values beyond the axis.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {ChartColors} colors
  * @param {number[]} steps
  * @param {import("./step_series.js").Column} values
@@ -134,7 +135,7 @@ function writeOn(context, text, x, y, ground, color) {
 export function drawBeyond(plot, colors, steps, values) {
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio;
-  const { min, max } = plot.scales.y;
+  const { min = 0, max = 0 } = plot.scales.y;
   ctx.fillStyle = colors.text;
   values.forEach((value, index) => {
     if (value === null || (value >= min && value <= max)) return;
@@ -152,7 +153,7 @@ export function drawBeyond(plot, colors, steps, values) {
 
 /**
  * One lane a reason, a mark a step; each reason has a shape of its own.
- * @param {any} plot
+ * @param {Plot} plot
  * @param {ChartColors} colors
  * @param {StepSeries} series
  */
