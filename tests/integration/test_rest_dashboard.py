@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from docs.scripts.write_wire_types import WIRE_TYPES, wire_types
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_server.app import create_app
@@ -251,6 +252,11 @@ def test_every_script_and_every_style_is_loaded_by_the_page(page: Page) -> None:
     # Types alone are imported by comments.
     assert {script.name for script in set(SCRIPTS) - known} <= {"wire_types.js"}
     assert set(FOLDER.glob("styles/*.css")) <= loaded
+
+
+def test_the_types_of_the_answers_are_written_from_the_api_description() -> None:
+    again = "write them again: python -m docs.scripts.write_wire_types"
+    assert WIRE_TYPES.read_text(encoding="utf-8") == wire_types(), again
 
 
 def test_no_file_of_ours_names_another_host() -> None:

@@ -12,7 +12,7 @@ import { clocksText, isOnPlan } from "./job_words.js";
 
 /**
  * @param {HTMLElement} element
- * @returns {import("./wire_types.js").Panel}
+ * @returns {import("./job_page.js").Panel}
  */
 export function createFiguresPanel(element) {
   const heroes = make("div", { class: "heroes" });

@@ -18,7 +18,7 @@ import { makeSvg } from "./svg_elements.js";
  * @property {import("./frontier_curve.js").Extent} extent
  */
 
-/** @typedef {import("./frontier_curve.js").ComparedPlan} ComparedPlan */
+/** @typedef {import("./wire_types.js").ComparedPlanView} ComparedPlan */
 
 const MARGIN = { left: 64, right: 58, top: 40, bottom: 44 };
 const NARROW = { below: 420, left: 42, right: 52 };

@@ -5,7 +5,7 @@ import { make, setChildren } from "./elements.js";
 import { extentOf, pointSentence } from "./frontier_curve.js";
 import { FrontierPicture } from "./frontier_picture.js";
 
-/** @typedef {import("./frontier_curve.js").FrontierPoint} FrontierPoint */
+/** @typedef {import("./wire_types.js").FrontierPointView} FrontierPoint */
 /** @typedef {import("./frontier_curve.js").Mark} Mark */
 /** @typedef {import("./frontier_picture.js").Shown} Shown */
 

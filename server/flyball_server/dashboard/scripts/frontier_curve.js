@@ -3,28 +3,10 @@
 
 import { joules, percent, percentAbove, seconds } from "./format.js";
 
-/**
- * As the planner answers it (docs/rest.md, FrontierView); all of it predicted but `solve_s`.
- *
- * @typedef {object} FrontierPoint
- * @property {number} deadline_s
- * @property {number} iteration_time_s
- * @property {number} energy_j
- * @property {number} lower_bound_j
- * @property {number} gap_percent
- */
-
-/** @typedef {{name: string, iteration_time_s: number, energy_j: number}} ComparedPlan */
-
-/**
- * @typedef {object} FrontierView
- * @property {FrontierPoint[]} points
- * @property {ComparedPlan} baseline
- * @property {ComparedPlan[]} envpipe
- * @property {number} solve_s
- */
-
-/** @typedef {import("./wire_types.js").JobPageState} JobPageState */
+/** @typedef {import("./wire_types.js").FrontierPointView} FrontierPoint */
+/** @typedef {import("./wire_types.js").ComparedPlanView} ComparedPlan */
+/** @typedef {import("./wire_types.js").FrontierView} FrontierView */
+/** @typedef {import("./job_state.js").JobPageState} JobPageState */
 
 /**
  * A plan in the chart beside the frontier's points.

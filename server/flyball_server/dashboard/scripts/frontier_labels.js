@@ -4,7 +4,7 @@
 import { leaderTo, placeLabels } from "./label_layout.js";
 import { makeSvg, textWidth } from "./svg_elements.js";
 
-/** @typedef {import("./frontier_curve.js").FrontierView} FrontierView */
+/** @typedef {import("./wire_types.js").FrontierView} FrontierView */
 /** @typedef {import("./frontier_curve.js").Mark} Mark */
 /** @typedef {import("./frontier_axes.js").Frame} Frame */
 

@@ -17,13 +17,13 @@ import { FrontierTable } from "./frontier_table.js";
 import { FrontierTarget } from "./frontier_target.js";
 import { isOver } from "./job_words.js";
 
-/** @typedef {import("./wire_types.js").JobPageState} JobPageState */
-/** @typedef {import("./frontier_curve.js").FrontierView} FrontierView */
+/** @typedef {import("./job_state.js").JobPageState} JobPageState */
+/** @typedef {import("./wire_types.js").FrontierView} FrontierView */
 
 /**
  * @param {HTMLElement} element
- * @param {import("./wire_types.js").PanelContext} context
- * @returns {import("./wire_types.js").Panel}
+ * @param {import("./job_page.js").PanelContext} context
+ * @returns {import("./job_page.js").Panel}
  */
 export function createFrontierPanel(element, context) {
   const panel = new FrontierPanel(element, context);
@@ -33,7 +33,7 @@ export function createFrontierPanel(element, context) {
 class FrontierPanel {
   /**
    * @param {HTMLElement} element
-   * @param {import("./wire_types.js").PanelContext} context
+   * @param {import("./job_page.js").PanelContext} context
    */
   constructor(element, context) {
     this._context = context;

@@ -8,8 +8,8 @@ import { frontierLabels } from "./frontier_labels.js";
 import { MARK_SHAPES } from "./frontier_legend.js";
 import { lineThrough, makeSvg } from "./svg_elements.js";
 
-/** @typedef {import("./frontier_curve.js").FrontierView} FrontierView */
-/** @typedef {import("./frontier_curve.js").FrontierPoint} FrontierPoint */
+/** @typedef {import("./wire_types.js").FrontierView} FrontierView */
+/** @typedef {import("./wire_types.js").FrontierPointView} FrontierPoint */
 /** @typedef {import("./frontier_curve.js").Mark} Mark */
 /** @typedef {import("./frontier_axes.js").Frame} Frame */
 

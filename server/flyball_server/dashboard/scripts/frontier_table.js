@@ -37,7 +37,7 @@ export class FrontierTable {
   }
 
   /**
-   * @param {import("./frontier_curve.js").FrontierView} frontier
+   * @param {import("./wire_types.js").FrontierView} frontier
    * @param {import("./frontier_curve.js").Mark[]} marks
    */
   show({ points, baseline }, marks) {

@@ -7,9 +7,9 @@ import { targetText } from "./format.js";
 import { pointSentence, pointWords, targetOf } from "./frontier_curve.js";
 import { progressOf } from "./target_progress.js";
 
-/** @typedef {import("./wire_types.js").JobPageState} JobPageState */
-/** @typedef {import("./frontier_curve.js").FrontierPoint} FrontierPoint */
-/** @typedef {import("./frontier_curve.js").ComparedPlan} ComparedPlan */
+/** @typedef {import("./job_state.js").JobPageState} JobPageState */
+/** @typedef {import("./wire_types.js").FrontierPointView} FrontierPoint */
+/** @typedef {import("./wire_types.js").ComparedPlanView} ComparedPlan */
 
 /**
  * The targets by name; those with a unit take a figure.
@@ -46,7 +46,7 @@ const TARGETS = [
 
 export class FrontierTarget {
   /**
-   * @param {import("./wire_types.js").PanelContext} context
+   * @param {import("./job_page.js").PanelContext} context
    * @param {() => void} onLeft the confirmation was left: the focus goes back to the chart.
    * @param {(point: FrontierPoint | null) => void} onPoint which point is to be confirmed.
    */
@@ -178,8 +178,9 @@ export class FrontierTarget {
     this._asked = null;
     this._tell(`Planning for ${targetText(target)}\u2026`);
     try {
+      /** @type {import("./wire_types.js").JobView} */
       const job = await this._context.api.put(`${path}/target`, { ...policy, target });
-      const version = job.newest_version ?? null;
+      const version = job.newest_version;
       const inForce = await this._otherTarget(path, target);
       this._asked = { target, versionBefore, version, inForce };
     } catch (error) {
@@ -202,6 +203,7 @@ export class FrontierTarget {
    */
   async _otherTarget(path, target) {
     try {
+      /** @type {import("./wire_types.js").TimetableView} */
       const { timetable, target_in_force } = await this._context.api.get(`${path}/timetable`);
       return timetable !== null && target_in_force !== target ? target_in_force : null;
     } catch {

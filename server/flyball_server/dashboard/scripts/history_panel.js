@@ -26,8 +26,8 @@ const HEADS = [
 
 /**
  * @param {HTMLElement} element
- * @param {import("./wire_types.js").PanelContext} context
- * @returns {import("./wire_types.js").Panel}
+ * @param {import("./job_page.js").PanelContext} context
+ * @returns {import("./job_page.js").Panel}
  */
 export function createHistoryPanel(element, { announce }) {
   const note = make("span", { class: "note" });
@@ -43,7 +43,7 @@ export function createHistoryPanel(element, { announce }) {
     body,
   );
   let all = false;
-  /** @type {import("./wire_types.js").JobPageState | null} */
+  /** @type {import("./job_state.js").JobPageState | null} */
   let last = null;
   /** By version: who reads a row, or is on its button, stays there. @type {Map<number, Row>} */
   const rows = new Map();
@@ -62,7 +62,7 @@ export function createHistoryPanel(element, { announce }) {
     if (last !== null) show(last);
   });
 
-  /** @param {import("./wire_types.js").JobPageState} state */
+  /** @param {import("./job_state.js").JobPageState} state */
   function show(state) {
     const { history, overview } = state;
     const versions = [...history].reverse();

@@ -7,8 +7,10 @@ import { clockTime, count, joules, percent, seconds, targetText } from "./format
 import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js";
 
 /**
- * @typedef {import("./wire_types.js").JobPageState} JobPageState
+ * @typedef {import("./job_state.js").JobPageState} JobPageState
  * @typedef {import("./wire_types.js").JobOverview} JobOverview
+ * @typedef {import("./wire_types.js").JobView} JobView
+ * @typedef {import("./wire_types.js").TimetableView} TimetableView
  */
 
 // The notes may change without an event: a rank falls silent, say.
@@ -16,8 +18,8 @@ const NOTES_PERIOD_MS = 30_000;
 
 /**
  * @param {HTMLElement} element
- * @param {import("./wire_types.js").PanelContext} context
- * @returns {import("./wire_types.js").Panel}
+ * @param {import("./job_page.js").PanelContext} context
+ * @returns {import("./job_page.js").Panel}
  */
 export function createJobHead(element, context) {
   const head = new JobHead(element, context);
@@ -30,7 +32,7 @@ export function createJobHead(element, context) {
 class JobHead {
   /**
    * @param {HTMLElement} element
-   * @param {import("./wire_types.js").PanelContext} context
+   * @param {import("./job_page.js").PanelContext} context
    */
   constructor(element, { api, jobId, guard }) {
     this.api = api;
@@ -42,7 +44,7 @@ class JobHead {
     this.facts = make("dl", { class: "facts" });
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.notes = make("ul", { class: "notes", "aria-label": "Notes", hidden: true });
-    /** @type {any} */
+    /** @type {TimetableView | null} */
     this.timetable = null;
     this.asked = "";
     this.shown = "";
@@ -114,6 +116,7 @@ class JobHead {
     this.question.abort();
     this.question = new AbortController();
     const { signal } = this.question;
+    /** @type {[JobView, TimetableView]} */
     let answers;
     try {
       answers = await Promise.all([
@@ -128,7 +131,7 @@ class JobHead {
     const [job, timetable] = answers;
     this.guard(() => {
       this.timetable = timetable;
-      this.showNotes(job.notes);
+      this.showNotes(job.notes ?? []);
       this.showFacts();
     });
   }
@@ -144,7 +147,7 @@ class JobHead {
 
 /**
  * @param {JobPageState} state
- * @param {any} timetable
+ * @param {TimetableView | null} timetable
  * @returns {[string, string][]}
  */
 function facts(state, timetable) {
@@ -172,7 +175,7 @@ function facts(state, timetable) {
 
 /**
  * @param {JobOverview} job
- * @param {any} timetable
+ * @param {TimetableView | null} timetable
  * @returns {string}
  */
 function targetFact(job, timetable) {

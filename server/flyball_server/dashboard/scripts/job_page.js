@@ -15,10 +15,18 @@ import { createStragglersPanel } from "./stragglers_panel.js";
 import { createTimelinePanel } from "./timeline_panel.js";
 
 /**
- * @typedef {import("./wire_types.js").JobPageState} JobPageState
+ * @typedef {import("./job_state.js").JobPageState} JobPageState
  * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
- * @typedef {import("./wire_types.js").Panel} Panel
- * @typedef {import("./wire_types.js").PanelContext} PanelContext
+ *
+ * Arguments of a panel beside its element.
+ * @typedef {object} PanelContext
+ * @property {import("./api.js").Api} api
+ * @property {string} jobId
+ * @property {(text: string) => void} announce
+ * @property {(action: () => void) => void} guard runs what is done later than in an update: where it
+ *   throws, the panel says that it has failed
+ *
+ * @typedef {{update(state: JobPageState): void, destroy(): void}} Panel
  *
  * @typedef {object} Gap
  * @property {number} after steps after this one are to be asked for
@@ -200,6 +208,7 @@ class JobPage {
     const job = encodeURIComponent(this.jobId);
     const path = `api/v1/jobs/${job}/steps/stages?limit=${limit}&after_step=${after}`;
     try {
+      /** @type {StagesOfStep[]} */
       const steps = await this.shell.api.get(path, { signal });
       if (signal.aborted || this.state === null) return null;
       this.state = withSteps(this.state, steps, told);

@@ -2,8 +2,17 @@
 // What the page knows of one job, put together from its live events.
 
 /**
- * @typedef {import("./wire_types.js").JobPageState} JobPageState
+ * @typedef {import("./wire_types.js").JobOverview} JobOverview
  * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
+ *
+ * The latest answers about one job; panels get it whole after every event.
+ * @typedef {object} JobPageState
+ * @property {JobOverview} overview
+ * @property {import("./wire_types.js").PlanSummary[]} history rising
+ * @property {import("./wire_types.js").StragglerView[]} stragglers
+ * @property {StagesOfStep[]} steps the newest 2000 at most, rising
+ * @property {import("./wire_types.js").ProfilingView | null} profiling
+ * @property {import("./wire_types.js").ComparisonView | null} comparison
  */
 
 const MOST_STEPS = 2000;

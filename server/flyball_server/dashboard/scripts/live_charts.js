@@ -8,14 +8,14 @@ import { StepCharts } from "./step_charts.js";
 import { stepsTable } from "./step_table.js";
 import { stageText, stepText } from "./step_words.js";
 
-/** @typedef {import("./wire_types.js").JobPageState} JobPageState */
+/** @typedef {import("./job_state.js").JobPageState} JobPageState */
 
 const ANNOUNCE_MS = 400;
 
 /**
  * @param {HTMLElement} element
- * @param {import("./wire_types.js").PanelContext} context
- * @returns {import("./wire_types.js").Panel}
+ * @param {import("./job_page.js").PanelContext} context
+ * @returns {import("./job_page.js").Panel}
  */
 export function createLiveCharts(element, context) {
   const panel = new LiveCharts(element, context);
@@ -28,7 +28,7 @@ export function createLiveCharts(element, context) {
 class LiveCharts {
   /**
    * @param {HTMLElement} element
-   * @param {import("./wire_types.js").PanelContext} context
+   * @param {import("./job_page.js").PanelContext} context
    */
   constructor(element, { announce }) {
     this.element = element;

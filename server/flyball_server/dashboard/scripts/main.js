@@ -83,6 +83,7 @@ function trail(jobId) {
 /** @param {import("./api.js").Api} api */
 async function showVersion(api) {
   try {
+    /** @type {import("./wire_types.js").Health} */
     const health = await api.get("healthz");
     setText(byId("planner-version", HTMLElement), `Flyball ${health.version}`);
   } catch {

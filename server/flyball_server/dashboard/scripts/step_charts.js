@@ -20,7 +20,7 @@ import {
 import { plannedStragglers, stepSeries, usualRange } from "./step_series.js";
 
 /**
- * @typedef {import("./wire_types.js").JobPageState} JobPageState
+ * @typedef {import("./job_state.js").JobPageState} JobPageState
  * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
  * @typedef {import("./step_series.js").StepSeries} StepSeries
  *

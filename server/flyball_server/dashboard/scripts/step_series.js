@@ -57,7 +57,7 @@ export function stepSeries(known, history, { num_stages, num_ranks }) {
     power_w: byStage(steps, num_stages, ({ energy_j, time_s }) =>
       energy_j !== null && time_s > 0 ? energy_j / time_s : null,
     ),
-    clock_mhz: byStage(steps, num_stages, ({ sm_clock_mhz }) => sm_clock_mhz),
+    clock_mhz: byStage(steps, num_stages, ({ sm_clock_mhz }) => sm_clock_mhz ?? null),
     planned_mhz: plannedClocks(version, plans, num_stages),
     heldBack: steps.map(heldBackIn),
   };
@@ -239,7 +239,8 @@ export function wholeRange(columns) {
 export function plannedStragglers(stragglers, history) {
   return stragglers.flatMap((straggler) => {
     if (!straggler.is_in_force) return [];
-    const since = Date.parse(straggler.from_time);
+    const { from_time } = straggler;
+    const since = from_time === null ? 0 : Date.parse(from_time);
     const plan = history.find(
       (each) => each.first_step !== null && Date.parse(each.created_at) >= since,
     );

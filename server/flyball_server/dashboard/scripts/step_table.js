@@ -5,7 +5,7 @@ import { make, setChildren } from "./elements.js";
 import { count, joules, seconds, watts } from "./format.js";
 import { heldBackText, versionText } from "./step_words.js";
 
-/** @typedef {import("./wire_types.js").JobPageState} JobPageState */
+/** @typedef {import("./job_state.js").JobPageState} JobPageState */
 
 const ROWS = 20;
 const HEADS = ["Step", "Plan", "Time", "Energy", "Mean power", "Held back"];
@@ -20,7 +20,7 @@ export function stepsTable() {
     make("thead", {}, make("tr", {}, ...heads)),
     body,
   );
-  /** @type {import("./wire_types.js").JobPageState | null} */
+  /** @type {import("./job_state.js").JobPageState | null} */
   let last = null;
   const element = /** @type {HTMLDetailsElement} */ (
     make(
@@ -54,7 +54,7 @@ export function stepsTable() {
 
 /**
  * @param {import("./wire_types.js").StagesOfStep} step
- * @param {import("./wire_types.js").JobPageState} state
+ * @param {import("./job_state.js").JobPageState} state
  * @returns {HTMLElement}
  */
 function row(step, state) {

@@ -6,7 +6,7 @@ import { otherMisses, versionOf } from "./step_series.js";
 
 /**
  * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
- * @typedef {import("./wire_types.js").JobPageState} JobPageState
+ * @typedef {import("./job_state.js").JobPageState} JobPageState
  */
 
 /**

@@ -15,7 +15,7 @@ const HEADS = ["Rank", "How slow", "Known", "Plan"];
 
 /**
  * @param {HTMLElement} element
- * @returns {import("./wire_types.js").Panel}
+ * @returns {import("./job_page.js").Panel}
  */
 export function createStragglersPanel(element) {
   const body = make("tbody");
@@ -60,10 +60,11 @@ export function createStragglersPanel(element) {
  */
 function row(straggler) {
   const { rank, slowdown, reason, source, from_time, until_time, is_in_force } = straggler;
+  const since = from_time === null ? "" : `, since ${clockTime(new Date(from_time))}`;
   const until = until_time === null ? "" : ` until ${clockTime(new Date(until_time))}`;
   const cells = [
     `${fixed(slowdown, 2)}\u00d7 as long; ${REASONS.get(reason) ?? reason}`,
-    `${source}, since ${clockTime(new Date(from_time))}${until}`,
+    source + since + until,
     is_in_force ? "made for it" : "not yet made for it",
   ];
   return make(

@@ -4,7 +4,7 @@
 import { counted, targetText } from "./format.js";
 import { isOver } from "./job_words.js";
 
-/** @typedef {import("./wire_types.js").JobPageState} JobPageState */
+/** @typedef {import("./job_state.js").JobPageState} JobPageState */
 
 /**
  * A target that the planner has taken.

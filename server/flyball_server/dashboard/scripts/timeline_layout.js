@@ -3,31 +3,8 @@
 //
 // Across is time in s, downwards rows; a box's bottom and height are shares of its row's height.
 
-/**
- * As the planner answers it (docs/rest.md, TimelineRow): all lists as long.
- *
- * @typedef {object} TimelineRow
- * @property {number} stage
- * @property {number} dp_rank
- * @property {number} blocking_power_w
- * @property {string[]} kinds
- * @property {number[]} microbatches
- * @property {number[]} chunks
- * @property {number[]} clock_mhz
- * @property {number[]} start_s
- * @property {number[]} duration_s
- * @property {number[]} energy_j
- * @property {number[]} float_s
- */
-
-/**
- * @typedef {object} TimelineOfPlan
- * @property {number} iteration_time_s
- * @property {number} energy_j
- * @property {number} bubble_fraction
- * @property {TimelineRow[]} rows
- * @property {[number, number][]} critical_path
- */
+/** @typedef {import("./wire_types.js").TimelineRow} TimelineRow */
+/** @typedef {import("./wire_types.js").TimelineOfPlan} TimelineOfPlan */
 
 /**
  * What tells a kind of instruction without colour.

@@ -11,23 +11,13 @@ import { TimelineTable } from "./timeline_table.js";
 import { TimelineViewer } from "./timeline_viewer.js";
 import { comparisonWords, figuresWords } from "./timeline_words.js";
 
-/** @typedef {import("./wire_types.js").JobPageState} JobPageState */
-
-/**
- * @typedef {object} TimelineView
- * @property {number} version
- * @property {boolean} emulated
- * @property {boolean} is_as_planned
- * @property {string} schedule
- * @property {number} num_microbatches
- * @property {import("./timeline_layout.js").TimelineOfPlan} plan
- * @property {import("./timeline_layout.js").TimelineOfPlan} baseline
- */
+/** @typedef {import("./job_state.js").JobPageState} JobPageState */
+/** @typedef {import("./wire_types.js").TimelineView} TimelineView */
 
 /**
  * @param {HTMLElement} element
- * @param {import("./wire_types.js").PanelContext} context
- * @returns {import("./wire_types.js").Panel}
+ * @param {import("./job_page.js").PanelContext} context
+ * @returns {import("./job_page.js").Panel}
  */
 export function createTimelinePanel(element, context) {
   const panel = new TimelinePanel(element, context);
@@ -37,7 +27,7 @@ export function createTimelinePanel(element, context) {
 class TimelinePanel {
   /**
    * @param {HTMLElement} element
-   * @param {import("./wire_types.js").PanelContext} context
+   * @param {import("./job_page.js").PanelContext} context
    */
   constructor(element, context) {
     this._context = context;

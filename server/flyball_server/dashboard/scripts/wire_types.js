@@ -1,144 +1,292 @@
 // @ts-check
-// The shapes of the API's answers that the page reads (docs/rest.md), for editors' checks; no code.
-
-/** @typedef {{mean: number, low: number | null, high: number | null, num_steps: number}} Estimate */
+// The API's answers that the page reads (docs/rest.md); types only, no code.
+// Written by docs/scripts/write_wire_types.py from the API's OpenAPI document: do not edit.
 
 /**
- * @typedef {object} PredictedIteration
- * @property {number} iteration_time_s
+ * @typedef {object} ComparedPlanView
  * @property {number} energy_j
- * @property {number} baseline_iteration_time_s
- * @property {number} baseline_energy_j
- * @property {number} saving_percent
- * @property {number | null} gap_percent
+ * @property {number} iteration_time_s
+ * @property {string} name
+ */
+
+/**
+ * @typedef {object} ComparisonView
+ * @property {number} num_measured_pairs
+ * @property {number} num_pairs
+ * @property {string} state
+ * @property {number | null} version
+ */
+
+/**
+ * @typedef {object} Estimate
+ * @property {number | null} high
+ * @property {number | null} low
+ * @property {number} mean
+ * @property {number} num_steps
+ */
+
+/**
+ * @typedef {object} FrontierPointView
+ * @property {number} deadline_s
+ * @property {number} energy_j
+ * @property {number} gap_percent
+ * @property {number} iteration_time_s
+ * @property {number} lower_bound_j
+ */
+
+/**
+ * @typedef {object} FrontierView
+ * @property {ComparedPlanView} baseline
+ * @property {ComparedPlanView[]} envpipe
+ * @property {string} job_id
+ * @property {FrontierPointView[]} points
+ * @property {number} [reserve]
+ * @property {number} solve_s
+ */
+
+/**
+ * @typedef {object} Health
+ * @property {string} status
+ * @property {string} version
+ */
+
+/**
+ * @typedef {object} JobOverview
+ * @property {number | null} active_version
+ * @property {string} created_at
+ * @property {boolean} emulated
+ * @property {string} heard_at
+ * @property {boolean} is_caught_up
+ * @property {string} job_id
+ * @property {MeasuredIteration | null} measured
+ * @property {Estimate | null} measured_baseline_energy_j
+ * @property {Estimate | null} measured_baseline_time_s
+ * @property {number | null} newest_version
+ * @property {number} num_microbatches
+ * @property {number} num_present
+ * @property {number} num_ranks
+ * @property {number} num_registered
+ * @property {number} num_stages
+ * @property {number} num_steps
+ * @property {string} policy
+ * @property {PredictedIteration | null} predicted
+ * @property {string | null} problem
+ * @property {Estimate | null} saved_j
+ * @property {Estimate | null} saving_percent
+ * @property {string} schedule
+ * @property {Estimate | null} slowdown_percent
+ * @property {string} state
+ * @property {string} target
+ */
+
+/**
+ * @typedef {object} JobRegistration
+ * @property {number[] | null} [activation_bytes]
+ * @property {string} [adaptation]
+ * @property {number[] | null} [blocking_power_w]
+ * @property {string | null} [checkpoint]
+ * @property {string} [effort]
+ * @property {boolean} [emulated]
+ * @property {number[] | null} [free_memory_bytes]
+ * @property {string | null} [gpu]
+ * @property {number} num_microbatches
+ * @property {number | null} [num_ranks]
+ * @property {number} num_stages
+ * @property {(((string | number)[])[])[] | null} [order]
+ * @property {string | null} [policy]
+ * @property {string} [profiling]
+ * @property {number} [profiling_slowdown]
+ * @property {string} [reconfigure]
+ * @property {number} [reserve]
+ * @property {number | null} [restart_count]
+ * @property {string | null} [run]
+ * @property {string} [schedule]
+ * @property {string} [target]
+ * @property {number[][] | null} [virtual_stages]
+ */
+
+/**
+ * @typedef {object} JobView
+ * @property {number | null} active_version
+ * @property {string} created_at
+ * @property {string} job_id
+ * @property {number | null} newest_version
+ * @property {string[]} [notes]
+ * @property {string | null} problem
+ * @property {RankView[]} ranks
+ * @property {JobRegistration} registration
+ * @property {string} state
  */
 
 /**
  * @typedef {object} MeasuredIteration
  * @property {string} clocks
- * @property {number | null} version
+ * @property {number | null} energy_j
  * @property {number} first_step
+ * @property {number} iteration_time_s
  * @property {number} last_step
  * @property {number} num_steps
- * @property {number} iteration_time_s
- * @property {number | null} energy_j
- */
-
-/**
- * @typedef {object} JobOverview
- * @property {string} job_id
- * @property {string} state
- * @property {boolean} emulated
- * @property {number} num_stages
- * @property {number} num_microbatches
- * @property {string} schedule
- * @property {number} num_ranks
- * @property {number} num_registered
- * @property {number} num_present
- * @property {number | null} newest_version
- * @property {number | null} active_version
- * @property {string} policy
- * @property {string} target
- * @property {PredictedIteration | null} predicted
- * @property {MeasuredIteration | null} measured
- * @property {Estimate | null} measured_baseline_time_s
- * @property {Estimate | null} measured_baseline_energy_j
- * @property {Estimate | null} slowdown_percent
- * @property {Estimate | null} saving_percent
- * @property {Estimate | null} saved_j
- * @property {number} num_steps
- * @property {boolean} is_caught_up
- * @property {string | null} problem
- * @property {string} created_at
- * @property {string} heard_at
- */
-
-/**
- * @typedef {object} StageOfStep
- * @property {number} stage
- * @property {number} num_ranks
- * @property {number} time_s
- * @property {number | null} energy_j
- * @property {number} num_clock_misses
- * @property {number} num_power_capped
- * @property {number} num_thermally_capped
- * @property {number | null} sm_clock_mhz measured
- */
-
-/**
- * @typedef {object} StagesOfStep
- * @property {number} step
- * @property {number} num_ranks
- * @property {(number | null)[]} plan_versions
- * @property {number} time_s
- * @property {number | null} energy_j
- * @property {StageOfStep[]} stages
+ * @property {number | null} version
  */
 
 /**
  * @typedef {object} PlanSummary
- * @property {number} version
- * @property {string} kind
- * @property {string} schedule
- * @property {string} policy
- * @property {string} target
  * @property {string} created_at
  * @property {number | null} first_step
+ * @property {string} kind
+ * @property {string} policy
  * @property {PredictedIteration | null} predicted
+ * @property {string} schedule
  * @property {number[]} stage_clock_mhz
+ * @property {string} target
+ * @property {number} version
  */
 
 /**
- * @typedef {object} StragglerView
- * @property {number} rank
- * @property {string} source
- * @property {string} reason
- * @property {number} slowdown
- * @property {string} from_time
- * @property {string | null} until_time
- * @property {boolean} is_in_force
+ * @typedef {object} PredictedIteration
+ * @property {number} baseline_energy_j
+ * @property {number} baseline_iteration_time_s
+ * @property {number} energy_j
+ * @property {number | null} gap_percent
+ * @property {number} iteration_time_s
+ * @property {number} saving_percent
+ */
+
+/**
+ * @typedef {object} ProbedPointView
+ * @property {number} chunk
+ * @property {number} energy_error_j
+ * @property {number} energy_j
+ * @property {number} frequency_mhz
+ * @property {string} instruction
+ * @property {number} num_probes
+ * @property {number} stage
+ * @property {number} time_error_s
+ * @property {number} time_s
  */
 
 /**
  * @typedef {object} ProfilingView
- * @property {string} state
- * @property {string | null} problem
- * @property {number} num_steps
- * @property {number} slowdown_limit
- * @property {number | null} largest_slowdown
- * @property {number | null} extra_time_s
+ * @property {number[] | null} blocking_power_error_w
+ * @property {number[] | null} blocking_power_w
+ * @property {boolean} emulated
  * @property {number | null} extra_energy_j
- */
-
-/**
- * @typedef {object} ComparisonView
+ * @property {number | null} extra_time_s
+ * @property {string} job_id
+ * @property {number | null} largest_slowdown
+ * @property {number} num_steps
+ * @property {ProbedPointView[]} points
+ * @property {string | null} problem
+ * @property {number} slowdown_limit
  * @property {string} state
- * @property {number | null} version
- * @property {number} num_pairs
- * @property {number} num_measured_pairs
  */
 
 /**
- * What the page knows of one job; panels get it whole after every event.
- * @typedef {object} JobPageState
- * @property {JobOverview} overview
- * @property {PlanSummary[]} history rising
- * @property {StragglerView[]} stragglers
- * @property {StagesOfStep[]} steps the newest 2000 at most, rising
- * @property {ProfilingView | null} profiling
- * @property {ComparisonView | null} comparison
+ * @typedef {object} RankView
+ * @property {number | null} acknowledged_version
+ * @property {string} client_version
+ * @property {number} [cp_rank]
+ * @property {number | null} current_step
+ * @property {number} [dp_rank]
+ * @property {boolean} emulated
+ * @property {string} gpu_name
+ * @property {string} gpu_uuid
+ * @property {boolean} [has_left]
+ * @property {string} host
+ * @property {string | null} [last_seen_at]
+ * @property {number} rank
+ * @property {number} stage
+ * @property {number} [tp_rank]
  */
 
 /**
- * What a panel is given beside its element.
- * @typedef {object} PanelContext
- * @property {import("./api.js").Api} api
- * @property {string} jobId
- * @property {(text: string) => void} announce
- * @property {(action: () => void) => void} guard runs what is done later than in an update: where it
- *   throws, the panel says that it has failed
+ * @typedef {object} StageOfStep
+ * @property {number | null} energy_j
+ * @property {number} num_clock_misses
+ * @property {number} num_power_capped
+ * @property {number} num_ranks
+ * @property {number} num_thermally_capped
+ * @property {number | null} [sm_clock_mhz]
+ * @property {number} stage
+ * @property {number} time_s
  */
 
-/** @typedef {{update(state: JobPageState): void, destroy(): void}} Panel */
+/**
+ * @typedef {object} StagesOfStep
+ * @property {number | null} energy_j
+ * @property {number} num_ranks
+ * @property {(number | null)[]} plan_versions
+ * @property {StageOfStep[]} stages
+ * @property {number} step
+ * @property {number} time_s
+ */
+
+/**
+ * @typedef {object} StragglerView
+ * @property {string | null} from_time
+ * @property {boolean} is_in_force
+ * @property {number} rank
+ * @property {string} reason
+ * @property {number} slowdown
+ * @property {string} source
+ * @property {string | null} until_time
+ */
+
+/**
+ * @typedef {object} TimelineOfPlan
+ * @property {number} bubble_fraction
+ * @property {[number, number][]} critical_path
+ * @property {number} energy_j
+ * @property {number} iteration_time_s
+ * @property {TimelineRow[]} rows
+ */
+
+/**
+ * @typedef {object} TimelineRow
+ * @property {number} blocking_power_w
+ * @property {number[]} chunks
+ * @property {number[]} clock_mhz
+ * @property {number} dp_rank
+ * @property {number[]} duration_s
+ * @property {number[]} energy_j
+ * @property {number[]} float_s
+ * @property {string[]} kinds
+ * @property {number[]} microbatches
+ * @property {number} stage
+ * @property {number[]} start_s
+ */
+
+/**
+ * @typedef {object} TimelineView
+ * @property {TimelineOfPlan} baseline
+ * @property {boolean} emulated
+ * @property {boolean} is_as_planned
+ * @property {string} job_id
+ * @property {number} num_microbatches
+ * @property {TimelineOfPlan} plan
+ * @property {string} schedule
+ * @property {number} version
+ */
+
+/**
+ * @typedef {object} Timetable
+ * @property {string} [timezone]
+ * @property {TimetableWindow[]} windows
+ */
+
+/**
+ * @typedef {object} TimetableView
+ * @property {string | null} next_change
+ * @property {string} target_in_force
+ * @property {Timetable | null} timetable
+ */
+
+/**
+ * @typedef {object} TimetableWindow
+ * @property {string[] | null} [days]
+ * @property {string} from_time
+ * @property {string} target
+ * @property {string} until_time
+ */
 
 export {};
