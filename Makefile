@@ -25,7 +25,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-oldest check check-dashboard bench soak screenshots docs serve wheel clean prerequisites compiler
+.PHONY: demo test quick test-oldest check check-dashboard bench soak screenshots docs serve wheel clean prerequisites compiler
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -33,6 +33,10 @@ demo: $(VENV)/installed
 # Two files at a time: many tests wait for emulated GPUs. PYTEST_ARGS="-n 0" runs one by one.
 test: compiler $(VENV)/installed
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# A minute: no test that starts a process, waits in real time or computes for seconds.
+quick: $(VENV)/installed
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(PYTEST_ARGS) tests/unit tests/architecture
 
 # All that touches DeepSpeed, on the oldest one: some five minutes.
 test-oldest: $(OLDEST)/installed

@@ -17,6 +17,8 @@ from flyball_client.gpu.nvml import NvmlGpuInfo, list_nvml_gpus
 from flyball_client.gpu.window_draft import draft_window, window_toml
 from flyball_profiles.gpu_windows import load_gpu_window, window_clocks_mhz
 
+pytestmark = pytest.mark.slow
+
 NOT_SUPPORTED = 3
 
 CSV = """stage,instruction,frequency,time,energy

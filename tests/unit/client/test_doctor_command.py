@@ -32,6 +32,8 @@ from flyball_client.gpu.nvml import NvmlGpu
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
 
+pytestmark = pytest.mark.slow
+
 # nvidia-ml-py has no types.
 pynvml: Any = _pynvml
 

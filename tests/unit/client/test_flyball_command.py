@@ -12,6 +12,8 @@ from flyball_client import __main__ as flyball
 from flyball_client.__main__ import main
 from flyball_wire.command import Command, CommandError
 
+pytestmark = pytest.mark.slow
+
 
 def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file")

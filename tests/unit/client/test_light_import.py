@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Not rich: httpx imports it for its own command line where it happens to be installed.
 HEAVY = {"torch", "numpy", "pydantic", "fastapi", "deepspeed", "sqlalchemy"}
 OURS = {"flyball_server", "flyball_integrations"}

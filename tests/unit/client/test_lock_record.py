@@ -20,6 +20,8 @@ from flyball_client.governor.lock_record import (
     find_records,
 )
 
+pytestmark = pytest.mark.slow
+
 UUID = "GPU-1"
 HOLDER = ClockHolder(
     uuid=UUID, control="zeusd", rank_name="job gpt rank 3", rank_pid=12, governor_pid=34

@@ -26,6 +26,8 @@ from flyball_client.governor.process_watch import ProcessIdentity
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuAddress
 
+pytestmark = pytest.mark.slow
+
 REQUEST = 1 << 32 | 900
 MARGIN_S = 0.1
 

@@ -18,6 +18,8 @@ from flyball_client.cli.top.app import TopApp
 from flyball_client.cli.top.reading import Read, Seen, local_time
 from flyball_wire.read_models import Overview
 
+pytestmark = pytest.mark.slow
+
 JOBS = Overview(jobs=(PLANNED, NEW))
 ADDRESS = "http://planner:7787"
 Script = Callable[[TopApp, Pilot[None]], Awaitable[None]]

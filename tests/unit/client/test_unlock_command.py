@@ -18,6 +18,8 @@ from tests.false_zeusd.server import FalseZeusd
 from flyball_client.__main__ import main
 from flyball_client.governor.lock_record import ClockHolder, LockRecord, find_records
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 KEY = "hush-hush"
 NO_PERMISSION = 4

@@ -18,6 +18,8 @@ from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionEr
 from flyball_client.gpu.clock_settings import check_endpoint
 from flyball_client.gpu.zeusd import ZeusdGpu
 
+pytestmark = pytest.mark.slow
+
 NO_PERMISSION = 4
 NOT_SUPPORTED = 3
 NOBODY = 65534

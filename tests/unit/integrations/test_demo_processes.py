@@ -13,6 +13,8 @@ from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interr
 from flyball_lab.demo.run_folder import RunFolder, TrainedStep, read_witnessed_clocks, tail
 from flyball_lab.demo.training_process import check_training
 
+pytestmark = pytest.mark.slow
+
 # Starts a child in a session of its own, which starts one too; each adds its pid to a file.
 _NESTED = """
 import os, subprocess, sys, time

@@ -37,6 +37,8 @@ from flyball_lab.evaluation.tables import COLUMNS, printed_table, rows_of, write
 from flyball_profiles.examples import example_profile_path
 from flyball_wire.command import CommandError
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 
 

@@ -6,30 +6,23 @@ not shipped with it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from tests.shared_data import needs_shared_data, published_profile
 
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 
-PUBLISHED = (
-    Path(__file__).resolve().parents[4] / "shared" / "data" / "perseus-sosp24" / "stage_profiles"
-)
 A100_BLOCKING_POWER_W = 83.64
 A40_BLOCKING_POWER_W = 70.38
 
-pytestmark = pytest.mark.skipif(
-    not PUBLISHED.is_dir(),
-    reason="the published stage profiles (shared/data/perseus-sosp24) are not beside the checkout",
-)
+pytestmark = needs_shared_data
 
 
 def plan_of(file: str, blocking_power_w: float, num_microbatches: int) -> FrequencyPlan:
     return make_plan(
         PlanRequest(
-            profile=read_stage_profile(PUBLISHED / file),
+            profile=read_stage_profile(published_profile(file)),
             num_microbatches=num_microbatches,
             blocking_power_w=(blocking_power_w,),
             schedule="1f1b",

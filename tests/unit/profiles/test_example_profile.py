@@ -9,22 +9,19 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.shared_data import needs_shared_data, published_profile
 
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve, parse_fitted_profile
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[3]
 SCRIPTS = REPOSITORY / "profiles" / "scripts"
-MEASURED = (
-    REPOSITORY.parent / "shared/data/perseus-sosp24/stage_profiles/gpt3-175b+a100_sxm_bf16.csv"
-)
+MEASURED = published_profile("gpt3-175b+a100_sxm_bf16.csv")
 COEFFICIENTS = example_profile_path().with_suffix(".toml")
-
-needs_measurements = pytest.mark.skipif(
-    not MEASURED.is_file(), reason="the measured profile is not beside this checkout (../shared)"
-)
 
 
 def run_script(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -100,7 +97,7 @@ def test_the_check_tells_a_current_csv_from_a_changed_one(tmp_path: Path) -> Non
     assert finished.stderr == f"{changed}: differs from what its coefficients give\n"
 
 
-@needs_measurements
+@needs_shared_data
 def test_fitting_the_measurements_gives_the_committed_coefficients(tmp_path: Path) -> None:
     output = tmp_path / "fitted.toml"
     finished = run_script("fit_example_profile.py", "--measured", MEASURED, "--output", output)
@@ -108,7 +105,7 @@ def test_fitting_the_measurements_gives_the_committed_coefficients(tmp_path: Pat
     assert output.read_text(encoding="utf-8") == COEFFICIENTS.read_text(encoding="utf-8")
 
 
-@needs_measurements
+@needs_shared_data
 def test_the_example_is_near_every_measurement_and_copies_none() -> None:
     measured, example = read_stage_profile(MEASURED), load_example_profile()
     assert set(measured.points) == set(example.points)

@@ -19,6 +19,8 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.profiling.moves import Finished
 from flyball_server.profiling.profiling_result import ProfilingResult
 
+pytestmark = pytest.mark.slow
+
 
 def found(truth: Truth, seed: int) -> ProfilingResult:
     run = profile_online(setup_of(truth), truth, seed=seed)

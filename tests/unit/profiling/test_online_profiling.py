@@ -18,6 +18,8 @@ from flyball_server.profiling.moves import Finished, Refused, next_move
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_server.profiling.profiling_result import ProfilingResult
 
+pytestmark = pytest.mark.slow
+
 BLOCKING_POWER_W = 83.64
 CAP = 0.1
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAVY = {"numba", "numpy", "scipy", "fastapi", "uvicorn"}
 SOLVERS = {"numba", "scipy", "highspy"}
 IMPORT = """

@@ -11,6 +11,8 @@ from fastapi import FastAPI
 
 from flyball_server.serving.planner_server import _PlannerServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_what_is_there_once_it_is_up_is_not_looked_through_for_garbage(

@@ -30,6 +30,8 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 10.0
 
 

@@ -29,6 +29,8 @@ from flyball_server.solving.on_dask import DaskWorkers
 from flyball_server.solving.processes import PlanningProcesses
 from flyball_server.solving.worker import NICENESS, outcome_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[PlanningProcesses]:

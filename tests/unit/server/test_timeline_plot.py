@@ -23,6 +23,8 @@ pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 
 from flyball_server.cli.plots.timeline_plot import write_timeline_plot
 
+pytestmark = pytest.mark.slow
+
 SVG = "{http://www.w3.org/2000/svg}"
 CLOCKS_MHZ = (1410, 1300, 1200, 1100, 1000, 900)
 

@@ -31,6 +31,8 @@ from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.frontier import frontier
 from flyball_server.planning.request_options import Effort
 
+pytestmark = pytest.mark.slow
+
 ROUNDING = 1e-12
 
 

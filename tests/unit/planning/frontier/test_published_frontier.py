@@ -7,9 +7,9 @@ not shipped with it.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
+from tests.shared_data import needs_shared_data, published_profile
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -18,21 +18,15 @@ from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.request_options import Effort
 
-PUBLISHED = (
-    Path(__file__).resolve().parents[5] / "shared" / "data" / "perseus-sosp24" / "stage_profiles"
-)
 A100, A100_BLOCKING_POWER_W = "gpt3-175b+a100_sxm_bf16.csv", 83.64
 A40, A40_BLOCKING_POWER_W = "gpt3-175b+a40_bf16.csv", 70.38
 
-pytestmark = pytest.mark.skipif(
-    not PUBLISHED.is_dir(),
-    reason="the published stage profiles (shared/data/perseus-sosp24) are not beside the checkout",
-)
+pytestmark = [needs_shared_data, pytest.mark.slow]
 
 
 @cache
 def profile_of(file: str) -> StageProfile:
-    return read_stage_profile(PUBLISHED / file)
+    return read_stage_profile(published_profile(file))
 
 
 @cache

@@ -32,6 +32,8 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import MAX_RESERVE
 from flyball_server.planning.schedules._base import Instruction
 
+pytestmark = pytest.mark.slow
+
 reserves = st.sampled_from([0.01, 0.1, MAX_RESERVE])
 small_models = models(max_stages=3, max_microbatches=3)
 

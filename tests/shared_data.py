@@ -1,0 +1,19 @@
+"""Published stage profiles, which are not ours to keep; `FLYBALL_SHARED_DATA` names a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_FOLDER = os.environ.get("FLYBALL_SHARED_DATA")
+
+needs_shared_data = pytest.mark.skipif(
+    not _FOLDER, reason="FLYBALL_SHARED_DATA does not name the folder of the published profiles"
+)
+
+
+def published_profile(name: str) -> Path:
+    """A stage profile published with Perseus (SOSP 2024); where it is missing, tests fail."""
+    return Path(_FOLDER or ".") / "perseus-sosp24" / "stage_profiles" / name
