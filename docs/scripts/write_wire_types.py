@@ -19,7 +19,6 @@ DOCUMENT = ROOT / "tests/integration/openapi.json"
 SCRIPTS = ROOT / "server/flyball_server/dashboard/scripts"
 WIRE_TYPES = SCRIPTS / "wire_types.js"
 HEAD = """\
-// @ts-check
 // The API's answers that the page reads (docs/rest.md); types only, no code.
 // Written by docs/scripts/write_wire_types.py from the API's OpenAPI document: do not edit.
 """

@@ -17,7 +17,7 @@ from tests.browser.dashboard import Dashboard
 from tests.browser.page_watch import PageWatch
 from tests.planner.patience import wait_until
 
-PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not answer")
+PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not respond")
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def test_a_fault_of_the_pages_own_is_no_trouble_of_the_planners(modules: Modules
 
 def test_a_silent_stream_is_given_up_and_asked_for_again(modules: Modules) -> None:
     found = follow(modules, "hold", STEPS, silence_ms=20)
-    assert found["states"] == [LIVE, [False, "The planner does not answer", 0], LIVE]
+    assert found["states"] == [LIVE, [False, "The planner does not respond", 0], LIVE]
     assert found["events"] == [["steps", [1]]]
 
 

@@ -347,7 +347,7 @@ def test_clocks_that_were_held_back_are_counted_by_their_reason(modules: Modules
     }
     state = {"history": [], "overview": job("job", num_ranks=2)}
     text = modules.run("step_words", "return m.stepText(step, state);", step=steps[1], state=state)
-    assert "stage 1 held back 3\u00d7 by power, 1\u00d7 by heat, 2\u00d7 not known why" in text
+    assert "stage 1 held back 3\u00d7 by power, 1\u00d7 by heat, 2\u00d7 cause unknown" in text
 
 
 def test_the_spread_of_stages_leaves_out_those_without_a_value(modules: Modules) -> None:

@@ -70,7 +70,7 @@ def test_a_token_is_asked_for_refused_and_taken(
     assert nameless_loop_states(browser_page) == []
     assert faint_texts(browser_page) == []
     dashboard.give_token("not-this-one")
-    expect(browser_page.get_by_text("does not know that token")).to_be_visible()
+    expect(browser_page.get_by_text("does not accept this token")).to_be_visible()
     assert dashboard.rows.count() == 0
     dashboard.give_token(OPERATOR)
     expect(dashboard.rows).to_have_count(2)
@@ -132,7 +132,7 @@ def test_a_token_that_is_revoked_shows_nothing_more(
     expect(dashboard.rows).to_have_count(1)
     path = routes.fill(routes.TOKEN, token_id=token_id)
     guarded.http.delete(path).raise_for_status()
-    expect(browser_page.get_by_text("does not know that token")).to_be_visible()
+    expect(browser_page.get_by_text("does not accept this token")).to_be_visible()
 
 
 # ------------------------------------------------------------------ strangers' texts

@@ -121,7 +121,7 @@ def test_charts_are_read_step_by_step_with_keys(planner: LivePlanner, dashboard:
     page = dashboard.open_job("job").page
     readout = page.locator(".readout")
     expect(readout).to_contain_text("Newest step 20: v1; 0.900\u202fs; 300.0\u202fJ; 333.3\u202fW")
-    expect(readout).to_contain_text("stage 1 held back 2\u00d7 by power, 1\u00d7 not known why")
+    expect(readout).to_contain_text("stage 1 held back 2\u00d7 by power, 1\u00d7 cause unknown")
     expect(page.get_by_role("heading", name="Clocks held back, measured")).to_be_visible()
     charts = page.get_by_role("application", name="Charts of measured steps")
     charts.focus()
@@ -194,11 +194,11 @@ def test_a_slow_gpu_is_told_where_the_charts_are_and_in_its_panel(
     put_running_job(planner)
     put_steps(planner, 2, 10)
     page = dashboard.open_job("job").page
-    expect(page.locator("#panel-stragglers")).to_contain_text("None is known.")
+    expect(page.locator("#panel-stragglers")).to_contain_text("No stragglers.")
     path = routes.fill(routes.STRAGGLERS, job_id="job")
     planner.http.post(path, json={"rank": 1, "slowdown": 1.25}).raise_for_status()
     row = page.locator("#panel-stragglers tbody tr")
-    expect(row).to_contain_text("1.25\u00d7 as long; slow, not known why")
+    expect(row).to_contain_text("1.25\u00d7 as long; slow, cause unknown")
     expect(row).to_contain_text("announced, since ")
     expect(page.locator("#panel-charts")).to_contain_text("rank 1 takes 1.25\u00d7 as long")
 
@@ -309,7 +309,7 @@ def test_a_token_that_cannot_be_one_is_not_sent_and_none_need_be_given(
     planner = start_planner(token=OPERATORS)
     dashboard = Dashboard(page, str(planner.http.base_url)).open()
     expect(dashboard.token).to_be_focused()
-    for token, problem in (("two words", "no spaces"), ("", "Put a token in")):
+    for token, problem in (("two words", "no spaces"), ("", "Enter a token.")):
         dashboard.give_token(token)
         expect(page.locator("#token-problem")).to_contain_text(problem)
     page.keyboard.press("Escape")

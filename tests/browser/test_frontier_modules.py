@@ -229,7 +229,7 @@ UNKNOWN = "not known"
             False,
         ),
         ({}, {"first_step": 120}, "Version 4 holds from step 120.", True),
-        ({}, {"active_version": 5}, "Version 5 has overtaken version 4.", True),
+        ({}, {"active_version": 5}, "Version 5 has replaced version 4.", True),
         (
             {"version": 3},
             {},
@@ -249,7 +249,7 @@ UNKNOWN = "not known"
             "fastest is the job's own target now: version 3 stays.",
             True,
         ),
-        ({}, {"state": "ended"}, "The job is over: version 4 has never held.", True),
+        ({}, {"state": "ended"}, "The job has ended; version 4 was never active.", True),
         (
             {"version": None, "versionBefore": None},
             {},

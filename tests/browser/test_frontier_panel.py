@@ -172,7 +172,7 @@ def test_a_job_without_a_profile_says_what_it_waits_for(
     planner.put_job().raise_for_status()
     open_job(browser_page, planner)
     panel = browser_page.locator(PANEL)
-    expect(panel).to_contain_text("as soon as the job has a profile")
+    expect(panel).to_contain_text("once the job has a profile")
     planner.put_profile().raise_for_status()
     expect(panel.locator(".frontier-point").first).to_be_visible()
 
@@ -206,7 +206,7 @@ def test_a_frontier_of_many_instructions_is_solved_when_it_is_asked_for(
     panel = browser_page.locator(PANEL)
     expect(panel).to_contain_text("may take minutes")
     assert asked == []
-    panel.get_by_role("button", name="Find the frontier").click()
+    panel.get_by_role("button", name="Compute the frontier").click()
     expect(panel).to_contain_text("not solved in a test")
     assert len(asked) == 1
 
@@ -219,9 +219,9 @@ def test_a_job_that_is_over_takes_no_target(browser_page: Page, planner: LivePla
     wait_until(lambda: planner.http.get(overview).json()["state"] == "ended")
     page = open_job(browser_page, planner)
     panel = browser_page.locator(PANEL)
-    expect(panel).to_contain_text("The job is over")
+    expect(panel).to_contain_text("The job has ended")
     expect(panel.locator("form")).to_be_hidden()
-    panel.get_by_role("button", name="Find the frontier").click()
+    panel.get_by_role("button", name="Compute the frontier").click()
     expect(page.points.first).to_be_visible()
     expect(page.points.first).to_be_disabled()
     page.points.first.click(force=True)
@@ -340,12 +340,12 @@ def test_a_frontier_of_before_a_change_says_so_and_gives_no_plan(modules: Module
     """
     other = state([summary(4, predicted={**PREDICTED, "baseline_energy_j": 1001.0})])
     found, is_form_hidden = on_panel(modules, body, changed=other)
-    lead = "Something has changed since this frontier was found. "
+    lead = "The job has changed since this frontier was computed. "
     assert found == [
         ["", None, False],
-        [f"{lead}Finding the frontier\u2026", "true", True],
-        [f"{lead}Finding the frontier\u2026", "true", True],
-        [f"{lead}The frontier was not found: The planner does not answer", "true", True],
+        [f"{lead}Computing the frontier\u2026", "true", True],
+        [f"{lead}Computing the frontier\u2026", "true", True],
+        [f"{lead}The frontier could not be computed: The planner does not respond", "true", True],
         ["", None, False],
     ]
     assert not is_form_hidden

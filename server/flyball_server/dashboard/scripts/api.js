@@ -1,4 +1,3 @@
-// @ts-check
 // The planner's API as the page calls it: JSON, the token's header, errors in one line.
 
 import { ApiError } from "./api_error.js";

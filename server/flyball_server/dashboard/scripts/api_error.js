@@ -1,4 +1,3 @@
-// @ts-check
 // The one kind of error that calls of the API end with: its HTTP status and one line of text.
 
 // What the planner answers so it answers again until somebody does something about it.
@@ -34,8 +33,8 @@ export class ApiError extends Error {
    */
   static from(error) {
     if (error instanceof ApiError) return error;
-    if (error instanceof SyntaxError) return new ApiError(0, "The planner's answer cannot be read");
-    return new ApiError(0, "The planner does not answer");
+    if (error instanceof SyntaxError) return new ApiError(0, "The planner sent an invalid response");
+    return new ApiError(0, "The planner does not respond");
   }
 
   /**

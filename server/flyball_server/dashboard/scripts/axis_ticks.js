@@ -1,4 +1,3 @@
-// @ts-check
 // Round figures along an axis.
 
 /**

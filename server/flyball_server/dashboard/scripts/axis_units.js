@@ -1,4 +1,3 @@
-// @ts-check
 // What is written at the axes of charts: round figures, all with the prefix of the largest.
 
 import { fixed } from "./format.js";

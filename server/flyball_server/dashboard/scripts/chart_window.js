@@ -1,4 +1,3 @@
-// @ts-check
 // Which of the known steps the charts show: the newest so many, or a range that was chosen.
 
 /** @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep */

@@ -1,4 +1,3 @@
-// @ts-check
 // What colour an SM clock has: dark and cool is slow, light and warm is fast.
 //
 // The stops are viridis from 0.12 to 0.98: its lightness rises evenly, so that the order of clocks

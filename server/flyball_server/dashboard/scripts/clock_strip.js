@@ -1,4 +1,3 @@
-// @ts-check
 // The clocks that each step's plan asks for, a row a stage, in the colours of the timeline.
 
 import { createClockScale } from "./clock_scale.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // Says whether the figures are live; when the planner is away, from when those on the page are.
 
 import { byId, setText } from "./elements.js";
@@ -46,7 +45,7 @@ export function createConnection() {
 
   function tell() {
     const since = heardAt === null ? "" : ` Figures of ${clockTime(heardAt)}.`;
-    const lead = away === null ? "Planner in trouble" : "Planner away";
+    const lead = away === null ? "Planner reports a problem" : "Planner away";
     setText(banner, `${lead}: ${away ?? troubled}.${since} Asking again.`);
     banner.hidden = false;
   }

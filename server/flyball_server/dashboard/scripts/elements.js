@@ -1,4 +1,3 @@
-// @ts-check
 // Makes and changes elements of the page; what is shown is always text, never markup.
 
 /**

@@ -1,4 +1,3 @@
-// @ts-check
 // Live events of the planner, read from a streamed answer: EventSource could not send the token.
 
 import { ApiError } from "./api_error.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // A job's figures: what was saved, and time, energy and power against the baseline.
 
 import { make, setAttribute, setChildren, setText } from "./elements.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // Figures as people read them: SI units with a prefix, per cent, intervals, times of day.
 
 const MINUS = "\u2212";

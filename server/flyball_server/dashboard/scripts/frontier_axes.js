@@ -1,4 +1,3 @@
-// @ts-check
 // The frontier chart's axes: time and energy, and both in per cent against the baseline.
 
 import { roundTicks } from "./axis_ticks.js";

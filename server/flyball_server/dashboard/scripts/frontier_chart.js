@@ -1,4 +1,3 @@
-// @ts-check
 // The frontier to look at and choose from: pointer and keys, and what they tell of its plans.
 
 import { make, setChildren } from "./elements.js";

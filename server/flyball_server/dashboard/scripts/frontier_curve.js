@@ -1,4 +1,3 @@
-// @ts-check
 // What the frontier's chart shows: its marks, its axes, its figures in words; nothing drawn.
 
 import { joules, percent, percentAbove, seconds } from "./format.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // The names beside the marks of the frontier's chart, and the bound's.
 
 import { leaderTo, placeLabels } from "./label_layout.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // What the shapes and lines of the frontier's chart mean, and the shapes themselves.
 
 import { make, setChildren } from "./elements.js";

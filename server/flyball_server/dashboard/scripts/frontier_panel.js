@@ -1,4 +1,3 @@
-// @ts-check
 // The job page's frontier: asks for it when that is cheap or wanted, shows it, lets a plan be chosen.
 
 import { ApiError } from "./api_error.js";
@@ -63,7 +62,7 @@ class FrontierPanel {
     this._ask = make(
       "button",
       { type: "button", hidden: true, onclick: () => void this._solve() },
-      "Find the frontier",
+      "Compute the frontier",
     );
     this._legend = make("ul", { class: "frontier-legend" });
     this._content = make("div", { hidden: true }, this._hint, this._legend, this._chart.element);
@@ -139,9 +138,9 @@ class FrontierPanel {
     this._stopTimer();
     this._offer(
       isTooLate
-        ? "The job is over; its frontier is found when it is asked for."
-        : `An iteration has ${count(instructions)} instructions or more: finding the frontier may take minutes.`,
-      "Find the frontier",
+        ? "The job has ended; its frontier is computed on request."
+        : `An iteration has ${count(instructions)} instructions or more: computing the frontier may take minutes.`,
+      "Compute the frontier",
     );
   }
 
@@ -174,7 +173,7 @@ class FrontierPanel {
     this._stopTimer();
     // Once the planner is there again, it is asked again.
     if (status === 0) this._key = null;
-    this._offer(`The frontier was not found: ${detail}`, "Try again");
+    this._offer(`The frontier could not be computed: ${detail}`, "Try again");
   }
 
   /** Says for how long it has been solving; not to screen readers, second by second. */
@@ -185,8 +184,8 @@ class FrontierPanel {
       const passed_s = Math.floor((Date.now() - begin_ms) / 1e3);
       this._tell(
         passed_s < 2
-          ? "Finding the frontier\u2026"
-          : `Finding the frontier\u2026 ${count(passed_s)} s so far`,
+          ? "Computing the frontier\u2026"
+          : `Computing the frontier\u2026 ${count(passed_s)} s so far`,
       );
     };
     tell();
@@ -218,12 +217,12 @@ class FrontierPanel {
     const gpus = this._state.overview.emulated ? ", emulated GPUs" : "";
     setText(
       this._note,
-      `${counted(this._frontier.points.length, "plan")}, found in ${seconds(this._frontier.solve_s)}; predicted${gpus}`,
+      `${counted(this._frontier.points.length, "plan")}, computed in ${seconds(this._frontier.solve_s)}; predicted${gpus}`,
     );
     const choose = canChoose ? "Each point is a plan: choose one to run it. " : "";
     setText(
       this._hint,
-      choose + outside.map(({ words }) => `Not in the picture, too far off: ${words}.`).join(" "),
+      choose + outside.map(({ words }) => `Outside the chart: ${words}.`).join(" "),
     );
     this._hint.hidden = this._hint.textContent === "";
   }
@@ -237,7 +236,7 @@ class FrontierPanel {
 
   /** @param {string} words */
   _tell(words) {
-    const lead = this._isStale() ? "Something has changed since this frontier was found. " : "";
+    const lead = this._isStale() ? "The job has changed since this frontier was computed. " : "";
     setText(this._message, words && lead + words);
     this._message.hidden = words === "";
   }
@@ -251,9 +250,9 @@ class FrontierPanel {
  */
 function reasonForNone({ overview, history }) {
   if (overview.state === "awaiting-profile")
-    return "The frontier can be found as soon as the job has a profile.";
+    return "The frontier can be computed once the job has a profile.";
   if (overview.state === "profiling")
-    return "The job is being profiled: then its frontier can be found.";
+    return "The job is being profiled; its frontier can be computed afterwards.";
   // What it is found for is told by the history, which comes right after the overview.
   if (overview.newest_version !== null && history.length === 0) return "";
   return null;

@@ -1,4 +1,3 @@
-// @ts-check
 // The frontier's picture in layers: what is drawn anew leaves the points, and with them the focus.
 
 import { setAttribute } from "./elements.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // The frontier's figures as a table, for those who cannot see the chart.
 
 import { make, setChildren } from "./elements.js";

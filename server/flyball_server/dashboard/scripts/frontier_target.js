@@ -1,4 +1,3 @@
-// @ts-check
 // Changing the target from the frontier: confirm a point, or name a target; then follow the plan.
 
 import { ApiError } from "./api_error.js";
@@ -287,6 +286,6 @@ function refusal(target, { status, detail }) {
   if (status === 403) return `This token may not change the target: ${detail}`;
   // Nobody has answered, or a proxy has not waited until the planner was done.
   if ([0, 502, 504].includes(status))
-    return `It is not known whether the target was changed: ${detail}`;
+    return `The target may or may not have changed: ${detail}`;
   return `The target was not changed: ${detail}`;
 }

@@ -1,4 +1,3 @@
-// @ts-check
 // Every version of a job's plan, newest first, with what is predicted of it.
 
 import { make, setAttribute, setChildren, setText } from "./elements.js";

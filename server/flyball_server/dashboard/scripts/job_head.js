@@ -1,4 +1,3 @@
-// @ts-check
 // The head of a job's page: its name and state, what it is planned for, what it waits for.
 
 import { ApiError } from "./api_error.js";
@@ -208,7 +207,7 @@ function planText(job, state) {
  * @returns {string}
  */
 function profilingText(profiling) {
-  const parts = [profiling.state, `${count(profiling.num_steps)} steps looked at`];
+  const parts = [profiling.state, `${count(profiling.num_steps)} steps profiled`];
   if (profiling.problem !== null) parts.push(profiling.problem);
   if (profiling.largest_slowdown !== null) {
     parts.push(

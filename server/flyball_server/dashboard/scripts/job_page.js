@@ -1,4 +1,3 @@
-// @ts-check
 // The view of one job: follows its live events and hands what it knows to the panels.
 
 import { ApiError } from "./api.js";
@@ -91,7 +90,7 @@ class JobPage {
     this.usualGap = 1;
     /** @type {Gap | null} asked for in vain */
     this.missing = null;
-    setChildren(main, make("p", { class: "note page" }, "Asking the planner\u2026"));
+    setChildren(main, make("p", { class: "note page" }, "Loading\u2026"));
   }
 
   destroy() {

@@ -1,4 +1,3 @@
-// @ts-check
 // What the page knows of one job, put together from its live events.
 
 /**

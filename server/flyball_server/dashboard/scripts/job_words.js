@@ -1,4 +1,3 @@
-// @ts-check
 // A job's state and what its figures are of, in words that the table and the job's page share.
 
 import { make } from "./elements.js";
@@ -68,7 +67,7 @@ export function stateBadge(job) {
 export function emulatedBadge() {
   return make(
     "span",
-    { class: "badge emulated", title: "Its GPUs are emulated: no figure is a real GPU's" },
+    { class: "badge emulated", title: "Its GPUs are emulated; no figure comes from a real GPU" },
     "emulated",
   );
 }

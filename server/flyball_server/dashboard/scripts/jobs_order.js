@@ -1,4 +1,3 @@
-// @ts-check
 // Which jobs the table shows and in which order: searched by words, sorted by a column.
 
 import { targetText } from "./format.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // The first view: all jobs in a table, searched and sorted, with totals above, live.
 
 import { make, setAttribute, setChildren, setText } from "./elements.js";
@@ -91,7 +90,7 @@ class JobsPage {
     this.place = make(
       "div",
       { class: "page jobs-page" },
-      make("p", { class: "note" }, "Asking the planner\u2026"),
+      make("p", { class: "note" }, "Loading\u2026"),
     );
     setChildren(this.main, this.place);
     this.onKey = (/** @type {KeyboardEvent} */ event) => this.searchByKey(event);

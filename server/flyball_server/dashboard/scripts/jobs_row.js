@@ -1,4 +1,3 @@
-// @ts-check
 // One row of the table of jobs: each figure says whether it was measured or is predicted.
 
 import { make } from "./elements.js";

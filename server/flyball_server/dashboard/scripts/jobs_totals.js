@@ -1,4 +1,3 @@
-// @ts-check
 // What all jobs come to together; jobs on emulated GPUs are never added to those on real ones.
 
 import { make, setChildren } from "./elements.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // Places for labels beside marks, so that none lies on another or on a mark.
 
 /** The upper left corner and size, px. @typedef {{x: number, y: number, width: number, height: number}} Rectangle */

@@ -1,4 +1,3 @@
-// @ts-check
 // Live charts of a job's measured steps: time, energy, power and planned clocks of each stage.
 
 import { ChartWindow, WINDOWS } from "./chart_window.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // The page's begin: theme, token, connection, and which of its two views the address asks for.
 
 import { createApi } from "./api.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // What stands in the page's place when the planner refuses it: no token, another's, no such job.
 
 import { make } from "./elements.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // A saving as a small bar with its interval, so that jobs can be compared at a glance.
 
 import { makeSvg } from "./svg_elements.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // A field to choose the stage that a chart shows.
 
 import { make } from "./elements.js";

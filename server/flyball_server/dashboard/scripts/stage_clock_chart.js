@@ -1,4 +1,3 @@
-// @ts-check
 // The SM clock of one stage, as its GPUs had it and as the plan asks for it.
 
 import { fixed } from "./format.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // Mean power of each stage: a line each while they can be told apart, else their spread and one.
 
 import { wattTicks } from "./axis_units.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // One chart over steps: uPlot in this page's colours, with the cursor and the range kept outside.
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";

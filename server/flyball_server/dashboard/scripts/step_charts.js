@@ -1,4 +1,3 @@
-// @ts-check
 // The charts of measured steps one above the other, with one cursor and one range of steps.
 
 import { drawClockStrip, scaleOf, stripHeight } from "./clock_strip.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // What is drawn on charts of steps beside their lines: versions, stragglers, held-back clocks.
 
 import { fontFamily } from "./step_chart.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // Measured steps as columns for charts: time, energy, power and clocks by stage, what was held back.
 
 /**
@@ -212,8 +211,7 @@ export function usualRange(columns) {
   const reach = Math.max(0.75 * (at(0.95) - at(0.05)), 0.03 * Math.abs(at(0.5)), 1e-12);
   const low = Math.max(values[0], at(0.05) - reach);
   const high = Math.min(values[values.length - 1], at(0.95) + reach);
-  const margin = Math.max(0.08 * (high - low), 0.004 * Math.abs(high), 1e-9);
-  return [low - margin, high + margin];
+  return widened(low, high);
 }
 
 /**
@@ -226,6 +224,15 @@ export function wholeRange(columns) {
   if (values.length === 0) return [0, 1];
   const low = values.reduce((one, other) => Math.min(one, other));
   const high = values.reduce((one, other) => Math.max(one, other));
+  return widened(low, high);
+}
+
+/**
+ * @param {number} low
+ * @param {number} high
+ * @returns {[number, number]} with room for the lines' width
+ */
+function widened(low, high) {
   const margin = Math.max(0.08 * (high - low), 0.004 * Math.abs(high), 1e-9);
   return [low - margin, high + margin];
 }

@@ -1,4 +1,3 @@
-// @ts-check
 // The newest measured steps as a table, for those who read figures or cannot see the charts.
 
 import { make, setChildren } from "./elements.js";

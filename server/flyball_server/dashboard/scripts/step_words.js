@@ -1,4 +1,3 @@
-// @ts-check
 // One measured step in words, for the readout, screen readers and the table of steps.
 
 import { count, joules, megahertz, seconds, watts } from "./format.js";
@@ -54,7 +53,7 @@ export function heldBackText({ stages }) {
       const reasons = [
         num_power_capped > 0 ? `${num_power_capped}\u00d7 by power` : "",
         num_thermally_capped > 0 ? `${num_thermally_capped}\u00d7 by heat` : "",
-        other > 0 ? `${other}\u00d7 not known why` : "",
+        other > 0 ? `${other}\u00d7 cause unknown` : "",
       ].filter(Boolean);
       return reasons.length === 0 ? [] : [`stage ${stage} held back ${reasons.join(", ")}`];
     })

@@ -1,4 +1,3 @@
-// @ts-check
 // The GPUs that are slower than the profile says, and whether the plan is made for them.
 
 import { make, setChildren, setText } from "./elements.js";
@@ -9,7 +8,7 @@ import { clockTime, fixed } from "./format.js";
 const REASONS = new Map([
   ["power", "held down by its power limit"],
   ["thermal", "held down by heat"],
-  ["slow", "slow, not known why"],
+  ["slow", "slow, cause unknown"],
 ]);
 const HEADS = ["Rank", "How slow", "Known", "Plan"];
 
@@ -19,7 +18,7 @@ const HEADS = ["Rank", "How slow", "Known", "Plan"];
  */
 export function createStragglersPanel(element) {
   const body = make("tbody");
-  const none = make("p", { class: "note" }, "None is known.");
+  const none = make("p", { class: "note" }, "No stragglers.");
   const heads = HEADS.map((text) => make("th", { scope: "col" }, text));
   const frame = make(
     "div",
@@ -65,7 +64,7 @@ function row(straggler) {
   const cells = [
     `${fixed(slowdown, 2)}\u00d7 as long; ${REASONS.get(reason) ?? reason}`,
     source + since + until,
-    is_in_force ? "made for it" : "not yet made for it",
+    is_in_force ? "adapted to it" : "not yet adapted to it",
   ];
   return make(
     "tr",

@@ -1,4 +1,3 @@
-// @ts-check
 // Makes elements of SVG pictures; what is written in them is always text.
 
 /**

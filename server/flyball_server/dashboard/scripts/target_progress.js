@@ -1,4 +1,3 @@
-// @ts-check
 // How far a target that was asked for from this page is, in words.
 
 import { counted, targetText } from "./format.js";
@@ -44,9 +43,9 @@ export function progressOf(asked, { overview, history }) {
     return over(`Version ${version} holds from step ${plan.first_step}.`);
   }
   if (overview.active_version !== null && overview.active_version > version) {
-    return over(`Version ${overview.active_version} has overtaken version ${version}.`);
+    return over(`Version ${overview.active_version} has replaced version ${version}.`);
   }
-  if (isOver(overview)) return over(`The job is over: version ${version} has never held.`);
+  if (isOver(overview)) return over(`The job has ended; version ${version} was never active.`);
   return { words: `Version ${version} is made. ${waitingWords(overview)}`, isOver: false };
 }
 

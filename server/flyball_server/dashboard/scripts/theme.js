@@ -1,4 +1,3 @@
-// @ts-check
 // Light, dark or as the system has it; tells canvases by `themechange` when their colours change.
 
 const KEY = "flyball-theme";

@@ -1,4 +1,3 @@
-// @ts-check
 // The theme's colours for canvases, which know no CSS variables.
 
 /** @typedef {import("./clock_scale.js").Rgb} Rgb */

@@ -1,4 +1,3 @@
-// @ts-check
 // Puts the chosen theme on the page before anything is drawn; a module would come too late.
 
 (() => {

@@ -1,4 +1,3 @@
-// @ts-check
 // A row of the timeline in pixel columns: each has the colour of what runs in its time.
 //
 // A box narrower than a column counts in it by its share, so that any number of boxes costs no

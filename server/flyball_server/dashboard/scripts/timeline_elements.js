@@ -1,4 +1,3 @@
-// @ts-check
 // The elements of the timeline that is drawn: panes, buttons, what is told of a box.
 
 import { make, setChildren } from "./elements.js";

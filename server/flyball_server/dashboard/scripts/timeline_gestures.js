@@ -1,4 +1,3 @@
-// @ts-check
 // Mouse, touch and keys on the timeline, as changes of its view.
 
 import { fitted, isFitted, panned, rowsShown, zoomed } from "./timeline_view.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // The instructions of a predicted iteration as typed arrays, and where their boxes lie; no drawing.
 //
 // Across is time in s, downwards rows; a box's bottom and height are shares of its row's height.

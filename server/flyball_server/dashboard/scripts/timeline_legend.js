@@ -1,4 +1,3 @@
-// @ts-check
 // What the timeline's colours, heights, hatchings and lines mean.
 
 import { make, setChildren } from "./elements.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // What is drawn over the timeline's pixels: hatching, labels, the critical path, the axis.
 //
 // Positions are CSS px within the pane's plot; a Projection says where time and rows lie.

@@ -1,4 +1,3 @@
-// @ts-check
 // All of the iteration in a strip, with a frame around the part that the timeline shows.
 
 import { make } from "./elements.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // One iteration on a canvas: row names to the left, boxes, both iterations' ends, the time axis.
 
 import { rowHeight_px } from "./timeline_view.js";

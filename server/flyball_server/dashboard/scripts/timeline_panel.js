@@ -1,4 +1,3 @@
-// @ts-check
 // The job page's timeline: asks for a version's iteration and shows it beside the highest clocks.
 
 import { ApiError } from "./api_error.js";
@@ -94,7 +93,7 @@ class TimelinePanel {
     this._question = new AbortController();
     const { signal } = this._question;
     this._elements.again.hidden = true;
-    if (this._iterations === null) this._tell(`Asking for version ${version}\u2026`);
+    if (this._iterations === null) this._tell(`Loading version ${version}\u2026`);
     const path = `api/v1/jobs/${encodeURIComponent(this._context.jobId)}/timeline?version=${version}`;
     /** @type {TimelineView} */
     let view;

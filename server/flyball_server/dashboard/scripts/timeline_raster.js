@@ -1,4 +1,3 @@
-// @ts-check
 // The rows of the timeline as pixels: a box's height tells its kind, and nothing is after the end.
 
 import { addBoxes, colorLine, emptyAggregate } from "./timeline_columns.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // Which box of the timeline is being read, by the pointer or by keys.
 
 import { lastStartedBy, nearestPosition, positionAt } from "./timeline_layout.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // The figures of the rows that the timeline shows, as a table for those who cannot see it.
 
 import { make, setChildren, setText } from "./elements.js";

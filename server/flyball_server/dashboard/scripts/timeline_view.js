@@ -1,4 +1,3 @@
-// @ts-check
 // Which part of an iteration the timeline shows: zoom and pan as arithmetic, nothing drawn.
 //
 // Plan and baseline share a view. Zooming in stretches time, and rows with it until a label fits

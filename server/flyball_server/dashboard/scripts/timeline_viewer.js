@@ -1,4 +1,3 @@
-// @ts-check
 // The timeline's two panes with one view: zoom, pan, and what is read of it.
 
 import { make, setText } from "./elements.js";

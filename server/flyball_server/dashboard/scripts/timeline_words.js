@@ -1,4 +1,3 @@
-// @ts-check
 // What the timeline shows, in words: a box, a wait, a stage's figures, plan beside baseline.
 
 import { fixed, joules, megahertz, percent, percentAbove, seconds } from "./format.js";

@@ -1,4 +1,3 @@
-// @ts-check
 // Asks for a token when the planner wants one, and keeps it until the tab is closed.
 
 import { byId, setText } from "./elements.js";
@@ -75,7 +74,7 @@ export function createTokenPrompt({ onForget }) {
     async ask(refused, error) {
       if (token !== refused) return; // another call has asked meanwhile
       if (asking === null) {
-        setText(problem, refused === null ? "" : "The planner does not know that token.");
+        setText(problem, refused === null ? "" : "The planner does not accept this token.");
         asking = open().finally(() => {
           asking = null;
         });
@@ -90,8 +89,8 @@ export function createTokenPrompt({ onForget }) {
  * @returns {string} empty: it can be sent
  */
 function whyUnusable(token) {
-  if (token === "") return "Put a token in.";
-  return /^[\x21-\x7e]+$/.test(token) ? "" : "A token has no spaces, and no letters beside A to Z.";
+  if (token === "") return "Enter a token.";
+  return /^[\x21-\x7e]+$/.test(token) ? "" : "A token contains only ASCII characters and no spaces.";
 }
 
 /** @returns {string | null} */

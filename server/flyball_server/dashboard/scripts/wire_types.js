@@ -1,4 +1,3 @@
-// @ts-check
 // The API's answers that the page reads (docs/rest.md); types only, no code.
 // Written by docs/scripts/write_wire_types.py from the API's OpenAPI document: do not edit.
 
