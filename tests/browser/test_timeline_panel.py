@@ -246,5 +246,5 @@ def test_nothing_of_an_earlier_run_stays_when_a_job_begins_anew(
     expect(browser_page.locator(PANEL)).to_contain_text("There is no plan yet")
     expect(surface).to_be_hidden()
     frontier = browser_page.locator("#panel-frontier")
-    expect(frontier).to_contain_text("as soon as the job has a profile")
+    expect(frontier).to_contain_text("once the job has a profile")
     expect(frontier.locator(".frontier-chart")).to_be_hidden()
