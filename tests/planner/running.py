@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import job_spec, rank_record, step_record
+from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
@@ -16,9 +17,7 @@ from flyball_server.jobs.activation.rank_plans import rank_instructions
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
-from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job, get_plan
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.stragglers.reports import (

@@ -70,8 +70,6 @@ class JobServices:
         planner: makes a plan; raises PlanningError.
         executor: where plans, frontiers and profiles are solved.
         planning_timeout_s: how long a solve may take, s, above 0.
-        plans_at_once: whether use cases that change a job's inputs plan it before they return;
-            else whoever calls them does that, by `plan_if_needed`.
         gpu_window: an entry of the GPU table by name; raises GpuTableError.
         notify_pollers: called with a job's id after something that long polls wait for has been
             stored; from any thread.
@@ -89,7 +87,6 @@ class JobServices:
     planner: Planner = make_plan_only
     executor: Executor = field(default_factory=PlannerThreads)
     planning_timeout_s: float = 600.0
-    plans_at_once: bool = True
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
     enqueue_reconcile: EnqueueReconcile = _nobody_looks

@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.planner.one_rank import acknowledge, get_activation, newer_plan, register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
+from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.activation.plan_versions import margin_steps
 from flyball_server.jobs.errors import UnknownPlanError, UnknownRankError
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
 from flyball_server.jobs.records import ActivationRecord, StepDetail, StepReport
-from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job, list_plans
-from flyball_server.jobs.registry.registration import register_job
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.http.dependencies import RankCalls
 from flyball_server.http.request_batcher import RequestBatcher
@@ -40,10 +41,9 @@ from flyball_server.jobs.measurements.measurements import (
 )
 from flyball_server.jobs.records import JobSpec, RankRecord
 from flyball_server.jobs.registry import registration
-from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.registry.registration import KnownRank, register_job, register_together
+from flyball_server.jobs.registry.registration import KnownRank, register_together
 
 NOBODY = Launch()
 WAIT_S = 30.0

@@ -16,6 +16,7 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import (
@@ -29,9 +30,8 @@ from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile import comparing
 from flyball_server.jobs.reconcile.comparing import Comparing
 from flyball_server.jobs.records import PlanRecord, StepReport
-from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.savings.comparisons import (
     comparison_cycle,
     delete_comparison,

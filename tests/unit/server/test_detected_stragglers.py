@@ -11,15 +11,15 @@ import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.running import Running, slow, two_stages
 from tests.planner.samples import job_spec, rank_record, step_record
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.replanning import replanning
 from flyball_server.jobs.reconcile.slowdowns import MEMORY_S, MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.records import StepReport
-from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, require_job
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.replanning.planning_slots import PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
 from flyball_server.jobs.services import JobServices

@@ -16,6 +16,7 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
     JobIsRunningError,
@@ -32,15 +33,10 @@ from flyball_server.jobs.reconcile.replanning import replanning
 from flyball_server.jobs.reconcile.timetabled import timetabled
 from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
 from flyball_server.jobs.registry import registration
-from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.registry.registration import (
-    delete_job,
-    leave_rank,
-    register_job,
-    register_together,
-)
+from flyball_server.jobs.registry.registration import delete_job, leave_rank, register_together
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.timetables import get_timetable, put_timetable

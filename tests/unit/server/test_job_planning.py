@@ -15,6 +15,7 @@ from tests.planner.samples import (
     profile,
     rank_record,
 )
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
     InvalidFieldError,
@@ -23,9 +24,8 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, get_plan, list_plans
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest

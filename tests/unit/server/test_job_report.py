@@ -17,6 +17,7 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.planner.use_cases import register_job
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.errors import UnknownJobError
@@ -24,7 +25,6 @@ from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds, whole_step
 from flyball_server.jobs.records import PlanRecord, StepTotals
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
 from flyball_server.planning.probe_plan import ProbePlan

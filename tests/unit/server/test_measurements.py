@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
+from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.errors import UnknownJobError, UnknownRankError
 from flyball_server.jobs.job_state import JobState
@@ -17,7 +18,6 @@ from flyball_server.jobs.measurements.measurements import (
     list_steps,
 )
 from flyball_server.jobs.records import StepDetail
-from flyball_server.jobs.registry.registration import register_job
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_spec, rank_record
+from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.errors import StoreUnavailableError
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.registry.inspection import get_job
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore, JobWriter
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
+from tests.planner.use_cases import put_profile, register_job
 from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
@@ -19,9 +20,7 @@ from flyball_server.jobs.probing.probing_setup import probed_versions
 from flyball_server.jobs.reconcile.probing import probing
 from flyball_server.jobs.reconcile.replanning import replanning
 from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
-from flyball_server.jobs.registry.inputs import put_profile
 from flyball_server.jobs.registry.inspection import get_job, list_plans, require_job
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext

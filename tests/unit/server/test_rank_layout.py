@@ -12,12 +12,11 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.records import MAX_RANKS
-from flyball_server.jobs.registry.inputs import put_profile
-from flyball_server.jobs.registry.registration import register_job
 
 FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 from tests.planner.patience import wait_until
@@ -17,14 +16,14 @@ from tests.planner.samples import (
     job_spec,
     profile,
 )
+from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, UnknownJobError
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop
 from flyball_server.jobs.reconcile.triggers import Reconciler
-from flyball_server.jobs.registry.inputs import put_profile
+from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import get_job
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import FrequencyPlan
@@ -178,10 +177,9 @@ def test_jobs_that_are_all_being_planned_stop_no_reaction_to_others() -> None:
 
     planner = Held()
     services = Services(planner).jobs
-    storing = replace(services, plans_at_once=False)
     for number in range(NUM_THREADS):
-        register_job(storing, f"job-{number}", job_spec())
-        put_profile(storing, f"job-{number}", profile())
+        register_job(services, f"job-{number}", job_spec())
+        inputs.put_profile(services, f"job-{number}", profile())
     looking = Looking()
     reconcile_loop = ReconcileLoop((*all_reconcilers(), looking))
     reconcile_loop.start(services)

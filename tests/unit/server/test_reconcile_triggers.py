@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
+from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import Comparison
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
 
 AWAITING, PROFILING = JobState.AWAITING_PROFILE, JobState.PROFILING

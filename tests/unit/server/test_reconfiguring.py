@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 from tests.planner.pipeline_on_paper import PipelineOnPaper
 from tests.planner.samples import MOMENT, job_spec, rank_record
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
@@ -25,9 +26,8 @@ from flyball_server.jobs.reconcile.reconfiguring import (
     reconfiguring,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepReport
-from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter

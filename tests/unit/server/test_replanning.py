@@ -7,15 +7,20 @@ from dataclasses import replace
 import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.job_state import JobState
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile.replanning import replanning
-from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry import inputs
+from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import JobSummary, get_job, require_job
-from flyball_server.jobs.registry.registration import leave_rank, register_job
+from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PlanningSlots
+from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
@@ -50,8 +55,7 @@ def services(planner: PickyPlanner) -> JobServices:
 
 def change_and_die(services: JobServices, target: str) -> JobSummary:
     """The planner stores the target, and ends before it plans."""
-    storing = replace(services, plans_at_once=False)
-    return change_target(storing, "job", TargetUpdate(target=target))
+    return inputs.change_target(services, "job", TargetUpdate(target=target))
 
 
 # ------------------------------------------------------------------ jobs that could not be planned
@@ -120,6 +124,22 @@ def test_where_no_slot_is_free_a_job_is_looked_at_again(services: JobServices) -
         assert replanning(services, "job", slots) == LOOK_AGAIN_S
         assert get_job(services, "job").newest_version is None
     assert replanning(services, "job", slots) is None
+    assert get_job(services, "job").newest_version == 1
+
+
+def test_a_change_that_finds_no_slot_is_stored_and_planned_later(services: JobServices) -> None:
+    enqueued: list[str] = []
+    waiting = replace(services, enqueue_reconcile=enqueued.append)
+
+    def wanted_fastest(_: JobRecord, loop_state: JobLoopState) -> JobLoopState:
+        return loop_state.evolve(in_force=replace(loop_state.in_force, target="fastest"))
+
+    slots = PlanningSlots(1)
+    with slots.taken():
+        assert update_and_replan(waiting, "job", wanted_fastest, "wanted so", slots)
+    assert enqueued == ["job"]
+    assert get_job(services, "job").newest_version is None
+    assert replanning(services, "job") is None
     assert get_job(services, "job").newest_version == 1
 
 

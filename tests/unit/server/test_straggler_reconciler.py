@@ -9,6 +9,7 @@ import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.activation.rank_plans import rank_instructions
 from flyball_server.jobs.errors import (
@@ -18,9 +19,8 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
-from flyball_server.jobs.registry.inputs import TargetUpdate, change_target, put_profile
+from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, get_plan
-from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.replanning import slowed_plan
 from flyball_server.jobs.replanning.plan_job import LEAST_GAIN
 from flyball_server.jobs.stragglers.reports import (

@@ -63,7 +63,7 @@ async def put_job(
     spec = job_spec(registration)
     check_size(state, spec)
     stored, is_new = await run_in_threadpool(
-        register_job, state.plan_coalescer.storing, job_id, spec, launch(registration)
+        register_job, state.services, job_id, spec, launch(registration)
     )
     summary = await state.plan_coalescer.planned(stored, JobInput.REGISTRATION)
     response.status_code = 201 if is_new else 200
@@ -117,9 +117,7 @@ async def put_target(
     force already make none. Where no plan meets the target this is a 422, the job's state says
     `planning-failed`, and the older plan holds.
     """
-    stored = await run_in_threadpool(
-        change_target, state.plan_coalescer.storing, job_id, target_update(change)
-    )
+    stored = await run_in_threadpool(change_target, state.services, job_id, target_update(change))
     summary = await state.plan_coalescer.planned(stored, JobInput.TARGET)
     return await run_in_threadpool(_view, state, summary)
 

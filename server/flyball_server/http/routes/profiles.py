@@ -96,7 +96,7 @@ async def put_stage_profile(request: Request, state: State, job_id: JobId) -> me
 def _read_and_put(state: PlannerState, job_id: str, kind: str, body: bytes) -> JobSummary:
     profile = _from_csv(body) if kind == CSV else _from_json(body)
     check_profile(state, profile)
-    return put_profile(state.plan_coalescer.storing, job_id, profile)
+    return put_profile(state.services, job_id, profile)
 
 
 def _from_csv(body: bytes) -> StageProfile:

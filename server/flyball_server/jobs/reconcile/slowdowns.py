@@ -64,13 +64,12 @@ class StragglerReconciler:
             matters = found if is_same_work(job, now) else None
             return _with_slowdowns(current, matters, now_unix_s, _quick_effort(now))
 
-        with self._slots.replanning(services) as replanning:
-            if changed(job, loop_state) != loop_state:
-                update_and_replan(
-                    replanning, job_id, changed, "wanted for the paces of its ranks as they are"
-                )
-            elif is_refined:
-                update_and_replan(replanning, job_id, _refined, "wanted again with its own effort")
+        if changed(job, loop_state) != loop_state:
+            why = "wanted for the slowdowns of its ranks as they are"
+            update_and_replan(services, job_id, changed, why, self._slots)
+        elif is_refined:
+            why = "wanted again with its own effort"
+            update_and_replan(services, job_id, _refined, why, self._slots)
         with services.store.reading() as reader:
             return _next_moment_s(reader.find_loop_state(job_id), now_unix_s)
 

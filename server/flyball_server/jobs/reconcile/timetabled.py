@@ -1,4 +1,4 @@
-"""Targets by the time of day: the one that holds now is in force."""
+"""Targets by the time of day: the job is planned for the one that holds now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_TARGET = ""
 
 
 def timetabled(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
-    """The reaction that brings a timetable's target in force, and takes it back."""
+    """Plan the job for the target that its timetable names now."""
     now = services.now()
 
     def changed(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
@@ -36,8 +36,7 @@ def timetabled(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY
     wanted = changed(job, loop_state)
     if wanted != loop_state:
         target = wanted.in_force.target or "its own target"
-        with slots.replanning(services) as replanning:
-            update_and_replan(replanning, job_id, changed, f"by its timetable wanted for {target}")
+        update_and_replan(services, job_id, changed, f"by its timetable wanted for {target}", slots)
     if loop_state.timetable is None:
         return None
     change = next_change(loop_state.timetable, now)

@@ -1,4 +1,7 @@
-"""Use cases that change what a job is planned from: its profile, its target."""
+"""Use cases that store what a job is planned from: its profile, its target.
+
+Whoever calls them has the job planned (`plan_if_needed`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.records import JobSpec
-from flyball_server.jobs.registry.inspection import JobSummary, require_job
-from flyball_server.jobs.replanning.plan_job import plan_if_needed
+from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stragglers.reports import forget_measured_slowdowns
@@ -31,12 +33,11 @@ class TargetUpdate:
 
 
 def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> JobSummary:
-    """Plan the job from this profile; the same profile again makes no new version.
+    """Store the profile that the job is to be planned from; the same again changes nothing.
 
     Raises:
         UnknownJobError: no such job.
         InvalidFieldError: the profile is of another number of stages.
-        PlanningFailedError: the profile is kept, but the planner cannot use it for this job.
     """
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
@@ -48,26 +49,27 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
             forget_measured_slowdowns(services, writer, job_id)
-            writer.save_job(job.with_change(JobInput.PROFILE))
-    return plan_if_needed(services, job_id, JobInput.PROFILE)
+            job = job.with_change(JobInput.PROFILE)
+            writer.save_job(job)
+        return summarise(writer, job)
 
 
 def change_target(services: JobServices, job_id: str, update: TargetUpdate) -> JobSummary:
-    """Plan the job like this from now on; the same again makes no new version.
+    """Store how the job is to be planned from now on; the same again changes nothing.
 
     Raises:
         UnknownJobError: no such job.
         InvalidFieldError: an unknown name.
-        PlanningFailedError: the target is kept, but no plan meets it; the older plan holds.
     """
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         spec = update.applied_to(job.in_force)
         if spec != job.in_force:
             check_spec(spec, services.gpu_window)
-            changed = job.with_change(JobInput.TARGET, in_force=spec)
+            problem = job.problem
+            job = job.with_change(JobInput.TARGET, in_force=spec)
             if not writer.has_profile(job_id):
                 # That profiling was refused stands until there is something to plan from.
-                changed = changed.evolve(problem=job.problem)
-            writer.save_job(changed)
-    return plan_if_needed(services, job_id, JobInput.TARGET)
+                job = job.evolve(problem=problem)
+            writer.save_job(job)
+        return summarise(writer, job)

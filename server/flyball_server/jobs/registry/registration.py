@@ -24,7 +24,6 @@ from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, JobS
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
 from flyball_server.jobs.registry.launch import Launch, check_not_over, check_run, check_run_id
 from flyball_server.jobs.registry.rank_batch import RankBatch
-from flyball_server.jobs.replanning.plan_job import plan_if_needed
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
@@ -115,7 +114,7 @@ _UNTOLD = Launch()
 def register_job(
     services: JobServices, job_id: str, spec: JobSpec, launch: Launch = _UNTOLD
 ) -> tuple[JobSummary, bool]:
-    """Make a job known; the same again changes nothing.
+    """Make a job known; the same again changes nothing. The caller has it planned.
 
     A job of which nothing has been planned yet may be registered anew with other values; one
     whose online profiling was refused, to wait for a profile that is put. Where all ranks of a
@@ -130,7 +129,6 @@ def register_job(
         RegistrationConflictError: the job is planned, or has ranks, that do not fit.
         OtherRunError: its launcher has started it again since this start.
         TooManyJobsError: it is new, and the planner keeps no more.
-        PlanningFailedError: its profile was there already, and planning it so failed.
     """
     check_spec(spec, services.gpu_window)
     with services.store.writing(job_id) as writer:
@@ -150,7 +148,7 @@ def register_job(
             is_new = _register_otherwise(services, writer, job, spec, launch)
         elif launch.noted_in(job) != job:
             writer.save_job(launch.noted_in(job))
-    return plan_if_needed(services, job_id, JobInput.REGISTRATION), is_new
+        return summarise(writer, require_job(writer, job_id)), is_new
 
 
 @dataclass(frozen=True, kw_only=True)

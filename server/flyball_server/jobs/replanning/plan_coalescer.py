@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from anyio import CapacityLimiter, to_thread
@@ -21,13 +20,9 @@ class PlanCoalescer:
     """Plans jobs for whoever has changed their inputs; for the event loop's own thread.
 
     Of the calls that wait for the same planning only one has a thread.
-
-    Attributes:
-        storing: services whose use cases store a change and leave the planning to `planned`.
     """
 
     def __init__(self, services: JobServices) -> None:
-        self.storing = replace(services, plans_at_once=False)
         self._services = services
         self._limiter = CapacityLimiter(_MAX_JOBS)
         self._planning = SingleFlight[tuple[str, JobInput], JobSummary]()

@@ -137,8 +137,7 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
     """Plan the job as it now stands, unless its newest plan is of just that.
 
     Inputs that change while the planner works stop it and are planned next, so that what returns
-    is never older than what the caller has stored. Services that do not plan at once return the
-    job as it stands.
+    is never older than what the caller has stored.
 
     Args:
         services: the seams.
@@ -152,7 +151,7 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
         PlanningStoppedError: the planner shuts down.
     """
     found = _summary(services, job_id)
-    if is_planned(found) or not services.plans_at_once:
+    if is_planned(found):
         # A rank that registers again does not wait for another's planning.
         return found
     with services.store.lock(planning_lock(job_id)):
@@ -214,7 +213,7 @@ def _store_plan(
         if not is_same_work(job, now):
             return None
         if now.planned_revision == now.inputs_revision:
-            # The turn was lost, and another planner has had it meanwhile.
+            # The lock was lost, and another planner has had it meanwhile.
             return summarise(writer, now)
         loop_state = writer.find_loop_state(job.job_id)
         record = kept_plan(writer, now, loop_state, planned, planned_for)

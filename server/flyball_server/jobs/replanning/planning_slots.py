@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
 
-from flyball_server.jobs.services import JobServices
-
-# Jobs that the reactor has planned at once; a thread each, which waits for its solve.
+# Jobs that the reconcile loop has planned at once; a thread each, which waits for its solve.
 NUM_SLOTS = 6
 # When to look again at a job that found no slot free, s.
 LOOK_AGAIN_S = 1.0
 
 
 class PlanningSlots:
-    """A bound on the plannings that reactions wait for; nobody waits for a slot.
+    """A bound on the plannings that reconcilers wait for; nobody waits for a slot.
 
     Args:
         num_slots: plannings at once.
@@ -34,15 +31,6 @@ class PlanningSlots:
         finally:
             if is_free:
                 self._free.release()
-
-    @contextmanager
-    def replanning(self, services: JobServices) -> Generator[JobServices]:
-        """Within the block: services that plan at once where a slot is free.
-
-        Where none is they store what has changed, and reaction `replanning` plans it later.
-        """
-        with self.taken() as is_free:
-            yield services if is_free else replace(services, plans_at_once=False)
 
 
 # For whoever looks at one job at a time.

@@ -11,6 +11,7 @@ from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_job import plan_if_needed
+from flyball_server.jobs.replanning.planning_slots import PLENTY, PlanningSlots
 from flyball_server.jobs.services import JobServices
 
 _LOG = logging.getLogger(__name__)
@@ -18,21 +19,29 @@ _LOG = logging.getLogger(__name__)
 Change = Callable[[JobRecord, JobLoopState], JobLoopState]
 
 
-def update_and_replan(services: JobServices, job_id: str, change: Change, why: str) -> bool:
-    """Change a job's control; where that changes what is in force, plan the job again.
+def update_and_replan(
+    services: JobServices,
+    job_id: str,
+    change: Change,
+    why: str,
+    slots: PlanningSlots = PLENTY,
+) -> bool:
+    """Change a job's loop state; where that changes its planning inputs, plan the job again.
 
     A job without a profile is planned for it once that has come. Where no plan meets it the job
-    says so, and the older plan holds.
+    says so, and the older plan holds. Where no slot is free, the change is stored, and reconciler
+    `replanning` plans it.
 
     Args:
         services: the seams.
         job_id: a known job.
-        change: from job and control as they stand to what the control is to be; called within
-            the transaction.
+        change: from job and loop state as they stand to what the loop state is to be; called
+            within the transaction.
         why: for the log.
+        slots: of the plannings that the reconcile loop waits for.
 
     Returns:
-        Whether what is in force has changed.
+        Whether the planning inputs have changed.
 
     Raises:
         UnknownJobError: no such job.
@@ -49,10 +58,14 @@ def update_and_replan(services: JobServices, job_id: str, change: Change, why: s
     if not is_planned_anew:
         return False
     _LOG.info("job %s: %s", job_id, why)
-    try:
-        plan_if_needed(services, job_id, JobInput.CONTROL)
-    except PlanningFailedError:
-        services.notify_pollers(job_id)  # the planning has logged and stored it
+    with slots.taken() as is_free:
+        if not is_free:
+            services.enqueue_reconcile(job_id)
+            return True
+        try:
+            plan_if_needed(services, job_id, JobInput.CONTROL)
+        except PlanningFailedError:
+            services.notify_pollers(job_id)  # the planning has logged and stored it
     return True
 
 
