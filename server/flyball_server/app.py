@@ -26,8 +26,7 @@ from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.token_gate import TokenGate
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.reconcile import all_reconcilers
-from flyball_server.jobs.reconcile.loop import ReconcileLoop
-from flyball_server.jobs.reconcile.triggers import Reconciler
+from flyball_server.jobs.reconcile.loop import ReconcileLoop, Reconciler
 from flyball_server.jobs.replanning.plan_coalescer import PlanCoalescer
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.contract import JobStore
@@ -140,6 +139,7 @@ def _planner_state(
         _services(settings, measured, metrics),
         planner=planner,
         enqueue_reconcile=reconcile_loop.enqueue_reconcile,
+        is_reconciled_after_posts=reconcile_loop.runs_after_posts,
         record_heartbeat=heartbeats.note,
     )
     histories, overviews = HistoryMemory(), Overviews(reading)

@@ -24,7 +24,7 @@ from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.http.dependencies import PlannerState
-from flyball_server.jobs.reconcile.triggers import Reconciler
+from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.services import Planner
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore

@@ -10,7 +10,8 @@ from datetime import datetime
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
 from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes
 from flyball_server.jobs.moments import utc_now
-from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.store.contract import JobReader, JobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.solving.in_thread import PlannerThreads
@@ -18,6 +19,7 @@ from flyball_server.solving.in_thread import PlannerThreads
 Planner = Callable[[PlanRequest], FrequencyPlan]
 NotifyPollers = Callable[[str], None]
 EnqueueReconcile = Callable[[str], None]
+IsReconciledAfterPosts = Callable[[JobReader, JobRecord], bool]
 RecordHeartbeat = Callable[[str, Iterable[int]], None]
 
 
@@ -48,6 +50,11 @@ def _nobody_looks(job_id: str) -> None:
     del job_id
 
 
+def _nobody_reconciles(reader: JobReader, job: JobRecord) -> bool:
+    del reader, job
+    return False
+
+
 def _nobody_notes(job_id: str, ranks: Iterable[int]) -> None:
     del job_id, ranks
 
@@ -76,6 +83,8 @@ class JobServices:
         now: the time of day, UTC.
         enqueue_reconcile: called with a job's id after something that concerns reconcilers was
             stored; from any thread.
+        is_reconciled_after_posts: whether a reconciler may have something to do after a post of
+            the job's ranks, by the store as it is then.
         record_heartbeat: called with a job's id and ranks of it that have called; from any thread.
         life: after which silence what is taken for gone.
         max_jobs: so many jobs are kept; a further one is refused.
@@ -90,6 +99,7 @@ class JobServices:
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
     enqueue_reconcile: EnqueueReconcile = _nobody_looks
+    is_reconciled_after_posts: IsReconciledAfterPosts = _nobody_reconciles
     record_heartbeat: RecordHeartbeat = _nobody_notes
     life: LifeTimes = DEFAULT_LIFE
     max_jobs: int = 10_000

@@ -28,7 +28,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile import comparing
-from flyball_server.jobs.reconcile.comparing import Comparing
+from flyball_server.jobs.reconcile.comparing import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord, StepReport
 from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import require_job
@@ -51,7 +51,7 @@ class ComparedJob:
         self.services = Services(CountingPlanner(iteration_time_s=0.9)).jobs
         self.next_step = 0
         self._is_restarted = is_restarted
-        self._reaction = Comparing()
+        self._reaction = ComparisonReconciler()
         register_job(self.services, "job", job_spec())
         for rank in (0, 1):
             register_rank(self.services, rank_record(rank))
@@ -59,7 +59,7 @@ class ComparedJob:
     def look(self) -> None:
         """The planner looks at the job, by a reaction that knows nothing after a restart."""
         if self._is_restarted:
-            self._reaction = Comparing()
+            self._reaction = ComparisonReconciler()
         self._reaction(self.services, "job")
 
     def plan(self) -> ComparedJob:

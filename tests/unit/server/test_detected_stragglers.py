@@ -15,7 +15,7 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.replanning import replanning
+from flyball_server.jobs.reconcile.replanning import ReplanReconciler
 from flyball_server.jobs.reconcile.slowdowns import MEMORY_S, MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inputs import TargetUpdate
@@ -224,9 +224,11 @@ def test_what_was_found_against_a_profile_holds_for_no_other_one(
 ) -> None:
     job = Running(adaptation="frontier", effort="low")
 
-    def put_before(services: JobServices, job_id: str, change: Change, why: str) -> bool:
+    def put_before(
+        services: JobServices, job_id: str, change: Change, *rest: str | PlanningSlots
+    ) -> bool:
         put_profile(services, job_id, two_stages(1.5))
-        return update_and_replan(services, job_id, change, why)
+        return update_and_replan(services, job_id, change, *rest)  # type: ignore[arg-type]
 
     job.run(MIN_STEPS, slow(1, 1.4))
     monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.update_and_replan", put_before)
@@ -245,9 +247,11 @@ def begin_anew(services: JobServices) -> None:
 def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Running(adaptation="frontier", effort="low")
 
-    def begin_before(services: JobServices, job_id: str, change: Change, why: str) -> bool:
+    def begin_before(
+        services: JobServices, job_id: str, change: Change, *rest: str | PlanningSlots
+    ) -> bool:
         begin_anew(services)
-        return update_and_replan(services, job_id, change, why)
+        return update_and_replan(services, job_id, change, *rest)  # type: ignore[arg-type]
 
     job.run(MIN_STEPS, slow(1, 1.4))
     monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.update_and_replan", begin_before)
@@ -277,7 +281,7 @@ def test_where_no_slot_is_free_what_was_found_is_stored_and_planned_later() -> N
         job.run(MIN_STEPS + 1, slow(1, 1.4))
         assert [view.rank for view in list_stragglers(job.services, "job")] == [1]
         assert job.newest.version == 1
-    replanning(job.services, "job", slots)
+    ReplanReconciler(slots)(job.services, "job")
     assert job.newest.version == 2
 
 

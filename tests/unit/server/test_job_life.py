@@ -28,9 +28,9 @@ from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile import expiry
-from flyball_server.jobs.reconcile.expiry import Ageing
-from flyball_server.jobs.reconcile.replanning import replanning
-from flyball_server.jobs.reconcile.timetabled import timetabled
+from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
+from flyball_server.jobs.reconcile.replanning import ReplanReconciler
+from flyball_server.jobs.reconcile.timetabled import TimetableReconciler
 from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inputs import TargetUpdate
@@ -79,7 +79,7 @@ class Life:
 
     def age(self) -> None:
         """As a planner that has heard the ranks from the beginning."""
-        looking = Ageing()
+        looking = ExpiryReconciler()
         looking._began = MOMENT
         looking(self.services, "job")
 
@@ -313,7 +313,7 @@ def test_a_job_that_was_over_for_long_is_deleted(life: Life) -> None:
 
 def test_what_ranks_said_while_no_planner_was_there_is_not_held_against_them(life: Life) -> None:
     life.pass_time(1e6)
-    started = Ageing()
+    started = ExpiryReconciler()
     started(life.services, "job")
     assert life.state() is JobState.PLANNED
     life.pass_time(3601)
@@ -344,7 +344,7 @@ def test_a_departure_that_came_late_is_undone_by_the_next_acknowledgement(life: 
 
 def test_a_run_that_is_kept_stays_ended(life: Life) -> None:
     life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
-    looking = Ageing()
+    looking = ExpiryReconciler()
     looking(life.services, "job@1")
     assert life.state("job@1") is JobState.ENDED
     delete_job(life.services, "job@1")
@@ -363,14 +363,14 @@ def test_nobody_plans_for_a_job_that_is_over(life: Life) -> None:
     job = get_job(life.services, "job").job
     with life.services.store.writing("job") as writer:
         writer.save_job(job.evolve(inputs_revision=job.inputs_revision + 1))
-    assert replanning(life.services, "job") is None
-    assert timetabled(life.services, "job") is None
+    assert ReplanReconciler()(life.services, "job") is None
+    assert TimetableReconciler()(life.services, "job") is None
     assert get_job(life.services, "job").newest_version == 1
 
 
 def test_a_job_is_not_looked_at_all_the_time(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "SHORTEST_PERIOD_S", 1e6)
-    looking = Ageing()
+    looking = ExpiryReconciler()
     assert looking(life.services, "job") == expiry.LONGEST_PERIOD_S
     leave_rank(life.services, "job", 0)
     leave_rank(life.services, "job", 1)

@@ -17,8 +17,8 @@ from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictEr
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.probing.probing_record import PATIENCE_STEPS
 from flyball_server.jobs.probing.probing_setup import probed_versions
-from flyball_server.jobs.reconcile.probing import probing
-from flyball_server.jobs.reconcile.replanning import replanning
+from flyball_server.jobs.reconcile.probing import ProbeReconciler
+from flyball_server.jobs.reconcile.replanning import ReplanReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
 from flyball_server.jobs.registry.inspection import get_job, list_plans, require_job
 from flyball_server.planning.probe_plan import ProbePlan
@@ -86,8 +86,8 @@ class ProbedJob:
             register_rank(self.services.jobs, rank_record(rank, sm_clocks_mhz=CLOCKS_MHZ))
 
     def look(self) -> None:
-        assert probing(self.services.jobs, "job") is None
-        assert replanning(self.services.jobs, "job") is None
+        assert ProbeReconciler()(self.services.jobs, "job") is None
+        assert ReplanReconciler()(self.services.jobs, "job") is None
 
     def state(self) -> JobState:
         return get_job(self.services.jobs, "job").job.state
@@ -238,7 +238,7 @@ def test_what_a_run_measured_is_no_profile_of_the_next_one_of_that_name(
             writer.save_job(old.evolve(created_at=old.created_at + timedelta(seconds=1)))
         return Refused(problem="no")
 
-    monkeypatch.setattr(sys.modules[probing.__module__], "_next_move", begun_before)
+    monkeypatch.setattr(sys.modules[ProbeReconciler.__module__], "_next_move", begun_before)
     job.look()
     assert job.state() is JobState.PROFILING
     assert get_profiling(job.services.jobs, "job").state == "probing"
@@ -251,7 +251,7 @@ def test_a_profile_that_was_found_is_planned_from_although_the_planner_died_in_b
     job.look()
     while job.state() is JobState.PROFILING and planner.requests == []:
         job.run_newest_version()
-        assert probing(job.services.jobs, "job") is None
+        assert ProbeReconciler()(job.services.jobs, "job") is None
         with job.services.jobs.store.reading() as reader:
             if reader.find_profile("job") is not None:
                 break

@@ -1,4 +1,4 @@
-"""The reactor: every job that was noticed is looked at, and nothing ends it."""
+"""The reconcile loop: every job that was enqueued is reconciled, and nothing ends it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, UnknownJobError
 from flyball_server.jobs.reconcile import all_reconcilers
-from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop
-from flyball_server.jobs.reconcile.triggers import Reconciler
+from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop, Reconciler
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 
@@ -34,7 +35,17 @@ pytestmark = pytest.mark.slow
 WAIT_S = 10.0
 
 
-class Looking:
+class LastReconciler:
+    """After all others, and after no posts."""
+
+    order = 100
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        del reader, job
+        return False
+
+
+class Looking(LastReconciler):
     """A reaction that tells when it was called, and may fail first."""
 
     def __init__(self, *failures: Exception, again_s: float | None = None) -> None:
@@ -77,7 +88,7 @@ def test_every_job_is_looked_at_once_when_the_planner_starts() -> None:
     with running(looking, job_ids=("a", "b")):
         looking.wait_for(2)
     assert sorted(looking.looked) == ["a", "b"]
-    assert {name.rpartition("-")[0] for name in looking.threads} == {"flyball-reactor"}
+    assert {name.rpartition("-")[0] for name in looking.threads} == {"flyball-reconcile"}
 
 
 def test_a_job_is_looked_at_after_a_notice_and_many_notices_are_one_look() -> None:
@@ -122,7 +133,7 @@ def test_stopping_ends_the_thread_and_may_come_before_starting() -> None:
     ReconcileLoop(()).stop()
     with running(Looking()):
         pass
-    assert not [one for one in threading.enumerate() if one.name.startswith("flyball-reactor")]
+    assert not [one for one in threading.enumerate() if one.name.startswith("flyball-reconcile")]
 
 
 def test_a_reaction_that_asks_for_a_look_in_centuries_ends_nothing() -> None:
@@ -133,7 +144,7 @@ def test_a_reaction_that_asks_for_a_look_in_centuries_ends_nothing() -> None:
         looking.wait_for(2)
 
 
-class Crossing:
+class Crossing(LastReconciler):
     """A reaction that notes how many looks at a job, and at all jobs, go on at once."""
 
     def __init__(self, *, until_at_once: int) -> None:

@@ -13,6 +13,8 @@ from tests.planner.use_cases import register_job
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import Comparison
+from flyball_server.jobs.reconcile import all_reconcilers
+from flyball_server.jobs.reconcile.loop import ReconcileLoop
 from flyball_server.jobs.services import JobServices
 
 AWAITING, PROFILING = JobState.AWAITING_PROFILE, JobState.PROFILING
@@ -43,7 +45,11 @@ class Noticed:
             loop_state = writer.find_loop_state("job")
             writer.save_loop_state(loop_state.evolve(comparison=comparison))
         self.jobs: list[str] = []
-        self.services: JobServices = replace(made, enqueue_reconcile=self.jobs.append)
+        self.services: JobServices = replace(
+            made,
+            enqueue_reconcile=self.jobs.append,
+            is_reconciled_after_posts=ReconcileLoop(all_reconcilers()).runs_after_posts,
+        )
 
     def after_a_post(self) -> bool:
         store_measurements(self.services, "job", 0, [step_record(0, 0)])

@@ -23,7 +23,7 @@ from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
 from flyball_server.jobs.reconcile.reconfiguring import (
     PATIENCE_STEPS,
     STEPS_PER_LOOK,
-    reconfiguring,
+    ReconfigurationReconciler,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepReport
 from flyball_server.jobs.registry.inputs import TargetUpdate
@@ -131,7 +131,7 @@ def go_on(services: JobServices, pipeline: PipelineOnPaper, version: int) -> int
     """Train on a version until the planner makes the next one; its number."""
     for _ in range((FINISH_LIMIT + 1) * STEPS_PER_LOOK):
         pipeline.run(1)
-        reconfiguring(services, "job")
+        ReconfigurationReconciler()(services, "job")
         if newest(services).version > version:
             assert newest(services).version == version + 1
             pipeline.take(version + 1)
@@ -171,7 +171,7 @@ def test_it_is_over_when_it_is_over(services: JobServices) -> None:
     pipeline = reconfigured_job(services)
     last = run_to_the_end(services, pipeline)
     pipeline.run(20)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services) == last.evolve(first_step=newest(services).first_step)
 
 
@@ -185,13 +185,13 @@ def test_a_version_carries_the_prediction_of_its_own_clocks(services: JobService
 def test_calls_without_a_change_do_nothing(services: JobServices) -> None:
     pipeline = reconfigured_job(services)
     pipeline.run(1 + STEPS_PER_LOOK)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
     for _ in range(3):
-        reconfiguring(services, "job")
+        ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2, "a version that nobody has taken cannot be looked at"
     pipeline.take(2)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2, "nothing was measured on it yet"
 
 
@@ -201,10 +201,10 @@ def test_the_first_step_of_a_version_and_steps_of_some_ranks_do_not_count(
     pipeline = reconfigured_job(services)
     pipeline.run(STEPS_PER_LOOK)
     pipeline.run(3, only=range(2))
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 1
     pipeline.run(1)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
 
 
@@ -212,10 +212,10 @@ def test_steps_that_some_rank_ran_on_another_version_do_not_count(services: JobS
     pipeline = reconfigured_job(services)
     version = go_on(services, pipeline, 1)
     pipeline.run(1 + STEPS_PER_LOOK, late={0: 1})
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == version
     pipeline.run(STEPS_PER_LOOK)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == version + 1
 
 
@@ -228,7 +228,7 @@ def test_a_planner_that_was_restarted_goes_on(tmp_path: Path) -> None:
     services.store.close()
     services = pipeline.services = planner_with(SqliteJobStore(database))
     pipeline.run(1)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == version + 1
     pipeline.take(version + 1)
     last = run_to_the_end(services, pipeline)
@@ -241,7 +241,7 @@ def test_a_job_that_is_planned_anew_begins_anew(services: JobServices) -> None:
     version = go_on(services, pipeline, 1)
     other = three_stages((1.5, 1.0, 1.0))
     put_profile(services, "job", other)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     anew = newest(services)
     assert (anew.version, anew.report) == (version + 1, StepReport.INSTRUCTIONS)
     assert stages_of(anew) == offline_plan(other, "default").stages
@@ -256,7 +256,7 @@ def test_a_job_whose_new_target_failed_stays_as_it_is(services: JobServices) -> 
     pipeline.run(1 + STEPS_PER_LOOK)
     with pytest.raises(PlanningFailedError):
         change_target(services, "job", TargetUpdate(target="slowdown:0.1"))
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 1
 
 
@@ -279,7 +279,7 @@ def test_a_version_that_came_while_it_decided_stands(services: JobServices) -> N
         def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
             return store.writing("job")
 
-    reconfiguring(replace(services, store=cast("JobStore", Overtaken())), "job")
+    ReconfigurationReconciler()(replace(services, store=cast("JobStore", Overtaken())), "job")
     assert newest(services).version == 2
     assert stages_of(newest(services)) == stages_of(record)
 
@@ -305,7 +305,7 @@ def test_what_was_decided_for_a_run_is_not_given_to_the_next_one_of_that_name(
         def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
             return store.writing("job")
 
-    reconfiguring(replace(services, store=cast("JobStore", BegunAnew())), "job")
+    ReconfigurationReconciler()(replace(services, store=cast("JobStore", BegunAnew())), "job")
     assert newest(services).version == 1
 
 
@@ -343,10 +343,10 @@ def test_where_nothing_can_be_looked_at_the_profile_decides_after_some_patience(
     pipeline = reconfigured_job(services)
     pipeline.tells_instructions, pipeline.told = tells_instructions, of_another_microbatch
     pipeline.run(PATIENCE_STEPS)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 1
     pipeline.run(1)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     last = newest(services)
     assert (last.version, last.report) == (2, StepReport.TOTALS)
     assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
@@ -386,13 +386,13 @@ def test_of_data_parallel_pipelines_the_slowest_tells_the_waits(services: JobSer
 def test_other_jobs_are_left_alone(services: JobServices) -> None:
     pipeline = reconfigured_job(services, adaptation="announced")
     pipeline.run(20)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 1
 
 
 def test_a_job_without_a_plan_is_left_alone(services: JobServices) -> None:
     register_job(services, "job", job_spec(policy="envelope", adaptation="reconfigure"))
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert get_job(services, "job").newest_version is None
 
 
@@ -410,7 +410,7 @@ def test_a_comparison_is_not_disturbed(services: JobServices) -> None:
         )
     pipeline.take(2)
     pipeline.run(20)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
 
 
@@ -418,7 +418,7 @@ def test_a_version_with_a_successor_is_not_looked_at(services: JobServices) -> N
     pipeline = reconfigured_job(services)
     pipeline.run(1 + STEPS_PER_LOOK)
     put_profile(services, "job", three_stages((1.0, 1.3, 1.6)))
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
 
 
@@ -450,7 +450,7 @@ def test_while_a_rank_is_slow_the_model_decides_once_for_the_paces(
     assert asdict(slowed.plan) == asdict(wanted)
     assert (slowed.version, slowed.report) == (2, StepReport.TOTALS)
     pipeline.take(2)
-    reconfiguring(services, "job")
+    ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
 
 
@@ -505,7 +505,7 @@ def test_a_look_at_another_job_reads_no_more_than_the_job(services: JobServices)
     pipeline = reconfigured_job(services, adaptation="announced")
     pipeline.run(20)
     watched = Watched(services.store)
-    reconfiguring(replace(services, store=cast("JobStore", watched)), "job")
+    ReconfigurationReconciler()(replace(services, store=cast("JobStore", watched)), "job")
     assert watched.read == ["find_job"]
 
 
@@ -516,6 +516,6 @@ def test_a_look_reads_only_the_instructions_of_the_steps_that_it_needs(
     pipeline = reconfigured_job(services)
     pipeline.run(60)
     watched = Watched(services.store)
-    reconfiguring(replace(services, store=cast("JobStore", watched)), "job")
+    ReconfigurationReconciler()(replace(services, store=cast("JobStore", watched)), "job")
     assert newest(services).version == 2
     assert watched.num_details == FINISH_LIMIT * STEPS_PER_LOOK * NUM_STAGES + 1

@@ -13,7 +13,7 @@ from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.reconcile.replanning import replanning
+from flyball_server.jobs.reconcile.replanning import ReplanReconciler
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inputs import TargetUpdate
@@ -66,7 +66,7 @@ def test_a_job_that_failed_is_planned_from_a_change_that_nobody_has_planned(
 ) -> None:
     changed = change_and_die(services, "fastest").job
     assert (changed.state, changed.problem) == (JobState.PLANNING_FAILED, None)
-    assert replanning(services, "job") is None
+    assert ReplanReconciler()(services, "job") is None
     summary = get_job(services, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
 
@@ -76,7 +76,7 @@ def test_a_change_that_fails_too_is_tried_once_and_told_to_who_made_it(
 ) -> None:
     change_and_die(services, "power:2")
     for _ in range(3):
-        replanning(services, "job")
+        ReplanReconciler()(services, "job")
     assert len(planner.requests) == 1
     assert get_job(services, "job").job.problem == "target: only fastest is met"
     assert register_job(services, "job", job_spec(target="power:1"))[0].newest_version is None
@@ -101,10 +101,10 @@ def test_a_job_that_failed_and_ended_is_planned_from_the_change_when_it_comes_ba
         failed = require_job(writer, "job")
         writer.save_job(failed.moved(JobState.ENDED, problem=failed.problem))
     change_and_die(services, "fastest")
-    replanning(services, "job")
+    ReplanReconciler()(services, "job")
     assert get_job(services, "job").newest_version is None
     register_rank(services, rank_record(0))
-    replanning(services, "job")
+    ReplanReconciler()(services, "job")
     summary = get_job(services, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
 
@@ -121,9 +121,9 @@ def test_where_no_slot_is_free_a_job_is_looked_at_again(services: JobServices) -
     change_and_die(services, "fastest")
     slots = PlanningSlots(1)
     with slots.taken():
-        assert replanning(services, "job", slots) == LOOK_AGAIN_S
+        assert ReplanReconciler(slots)(services, "job") == LOOK_AGAIN_S
         assert get_job(services, "job").newest_version is None
-    assert replanning(services, "job", slots) is None
+    assert ReplanReconciler(slots)(services, "job") is None
     assert get_job(services, "job").newest_version == 1
 
 
@@ -139,7 +139,7 @@ def test_a_change_that_finds_no_slot_is_stored_and_planned_later(services: JobSe
         assert update_and_replan(waiting, "job", wanted_fastest, "wanted so", slots)
     assert enqueued == ["job"]
     assert get_job(services, "job").newest_version is None
-    assert replanning(services, "job") is None
+    assert ReplanReconciler()(services, "job") is None
     assert get_job(services, "job").newest_version == 1
 
 

@@ -11,7 +11,7 @@ from flyball_server.jobs.errors import (
     InvalidFieldError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.timetabled import LONGEST_PAUSE_S, timetabled
+from flyball_server.jobs.reconcile.timetabled import LONGEST_PAUSE_S, TimetableReconciler
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
@@ -29,19 +29,19 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it() -> 
     summary = put_timetable(job.services, "job", night())
     assert summary.target_in_force == "fastest"
     assert summary.next_change == job.now.replace(hour=22)
-    assert timetabled(job.services, "job") == LONGEST_PAUSE_S
+    assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
     job.pass_time(10 * 3600 - 60)
-    assert timetabled(job.services, "job") == 60
+    assert TimetableReconciler()(job.services, "job") == 60
     assert job.newest.version == 1
     job.pass_time(60)
-    timetabled(job.services, "job")
+    TimetableReconciler()(job.services, "job")
     assert job.newest.version == 2
     assert job.plan.iteration_time_s > before.iteration_time_s
     assert get_timetable(job.services, "job").target_in_force == "least-energy"
-    timetabled(job.services, "job")
+    TimetableReconciler()(job.services, "job")
     assert job.newest.version == 2
     job.pass_time(8 * 3600)
-    timetabled(job.services, "job")
+    TimetableReconciler()(job.services, "job")
     assert job.plan == before
 
 
@@ -50,11 +50,11 @@ def test_a_timetable_that_is_taken_away_leaves_the_jobs_own_target() -> None:
     before = job.plan
     job.pass_time(11 * 3600)
     put_timetable(job.services, "job", night())
-    timetabled(job.services, "job")
+    TimetableReconciler()(job.services, "job")
     assert job.newest.version == 2
     delete_timetable(job.services, "job")
     delete_timetable(job.services, "job")
-    assert timetabled(job.services, "job") is None
+    assert TimetableReconciler()(job.services, "job") is None
     assert job.plan == before
     assert get_timetable(job.services, "job").timetable is None
 
@@ -63,12 +63,12 @@ def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes() -
     job = Running(effort="low")
     job.pass_time(17.75 * 3600)
     put_timetable(job.services, "job", night("power:1"))
-    assert timetabled(job.services, "job") == LONGEST_PAUSE_S
+    assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
     assert get_job(job.services, "job").job.state is JobState.PLANNING_FAILED
     job.pass_time(600)
-    assert timetabled(job.services, "job") == 300
+    assert TimetableReconciler()(job.services, "job") == 300
     job.pass_time(300)
-    timetabled(job.services, "job")
+    TimetableReconciler()(job.services, "job")
     assert get_job(job.services, "job").job.state is JobState.PLANNED
 
 
@@ -76,7 +76,7 @@ def test_a_straggler_within_a_window_is_planned_with_the_windows_target() -> Non
     job = Running(effort="low")
     job.pass_time(11 * 3600)
     put_timetable(job.services, "job", night("slowdown:0.2"))
-    timetabled(job.services, "job")
+    TimetableReconciler()(job.services, "job")
     job.announce(0, 1.5)
     job.settle()
     assert job.plan.target == "slowdown:0.2"

@@ -8,14 +8,13 @@ from itertools import groupby
 
 from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.triggers import are_posts_looked_at
 from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 
-# Of the newest steps of a job: what reactions may still look at.
+# Of the newest steps of a job: what reconcilers may still read.
 KEPT_DETAILS = 256
 # Profiling looks at all its steps, and short ones go on while it decides.
 KEPT_DETAILS_OF_PROFILING = 1024
@@ -121,9 +120,9 @@ def _store_together(
         writer.save_steps(tuple(steps.values()))
         _save_details(writer, job_id, tuple(details.values()))
         job = ranks.job
-        is_looked_at = job is not None and are_posts_looked_at(writer, job)
+        is_reconciled = job is not None and services.is_reconciled_after_posts(writer, job)
         next_post_s = SHORTEST_PERIOD_S if job is None else _next_post_s(writer, job)
-    if is_looked_at:
+    if is_reconciled:
         services.enqueue_reconcile(job_id)
     return tuple(
         StoredPost(num_steps=one, next_post_s=next_post_s) if isinstance(one, int) else one

@@ -1,29 +1,27 @@
-"""Reconcilers, in the order in which they look at a job."""
+"""Reconcilers: each says in which order it comes, and after which posts it runs."""
 
 from __future__ import annotations
 
-import functools
-
-from flyball_server.jobs.reconcile.comparing import Comparing
-from flyball_server.jobs.reconcile.expiry import Ageing
-from flyball_server.jobs.reconcile.probing import probing
-from flyball_server.jobs.reconcile.reconfiguring import reconfiguring
-from flyball_server.jobs.reconcile.replanning import replanning
+from flyball_server.jobs.reconcile.comparing import ComparisonReconciler
+from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
+from flyball_server.jobs.reconcile.loop import Reconciler
+from flyball_server.jobs.reconcile.probing import ProbeReconciler
+from flyball_server.jobs.reconcile.reconfiguring import ReconfigurationReconciler
+from flyball_server.jobs.reconcile.replanning import ReplanReconciler
 from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
-from flyball_server.jobs.reconcile.timetabled import timetabled
-from flyball_server.jobs.reconcile.triggers import Reconciler
+from flyball_server.jobs.reconcile.timetabled import TimetableReconciler
 from flyball_server.jobs.replanning.planning_slots import PlanningSlots
 
 
 def all_reconcilers() -> tuple[Reconciler, ...]:
-    """Every reaction, for one reactor: some remember when they last looked at its jobs."""
+    """Every reconciler, for one reconcile loop: some remember when they last read a job."""
     slots = PlanningSlots()
     return (
-        Ageing(),
-        functools.partial(replanning, slots=slots),
-        functools.partial(probing, slots=slots),
-        functools.partial(timetabled, slots=slots),
+        ExpiryReconciler(),
+        ReplanReconciler(slots),
+        ProbeReconciler(slots),
+        TimetableReconciler(slots),
         StragglerReconciler(slots),
-        Comparing(),
-        reconfiguring,
+        ComparisonReconciler(),
+        ReconfigurationReconciler(),
     )

@@ -10,7 +10,6 @@ from datetime import datetime
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.measurements.step_reading import num_paired_steps
-from flyball_server.jobs.reconcile.triggers import open_comparison
 from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.savings.comparisons import PATIENCE, add_with_cycle, comparison_cycle
@@ -41,15 +40,21 @@ class _Pause:
 _Pauses = dict[str, _Pause]
 
 
-class Comparing:
-    """The reaction that begins comparisons and ends them.
+class ComparisonReconciler:
+    """Begins comparisons with the highest clocks, and ends them.
 
     What it remembers, until when not to count the many steps of a large job again, saves time and
     decides nothing.
     """
 
+    order = 60
+
     def __init__(self) -> None:
         self._pauses: _Pauses = {}
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether a comparison is wanted or running."""
+        return open_comparison(reader.find_loop_state(job.job_id)) is not None
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Begin a comparison, end it, or leave the job as it is."""
@@ -179,3 +184,9 @@ def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> 
 
 def _save(writer: JobWriter, situation: _Situation, comparison: Comparison) -> None:
     writer.save_loop_state(situation.loop_state.evolve(comparison=comparison))
+
+
+def open_comparison(loop_state: JobLoopState) -> Comparison | None:
+    """The comparison with the highest clocks that is wanted or running; None: none is."""
+    newest = loop_state.comparison
+    return None if newest is None or newest.is_done else newest

@@ -20,14 +20,21 @@ SHORTEST_PERIOD_S = 5.0
 LONGEST_PERIOD_S = 600.0
 
 
-class Ageing:
+class ExpiryReconciler:
     """Moves jobs to `ended` and `expired`, and deletes those that were over for long enough."""
+
+    order = 10
 
     def __init__(self) -> None:
         # What ranks said while no planner was there, none has heard.
         self._began: datetime | None = None
         # By job, when it was looked at last, monotonic s.
         self._looked_s: dict[str, float] = {}
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether it counts as over, and its ranks train on after all."""
+        del reader
+        return job.state in OVER
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """End, expire or delete the job where it is time."""

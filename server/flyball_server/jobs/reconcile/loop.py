@@ -1,4 +1,4 @@
-"""The threads on which the planner reacts: to what ranks measure, and to the time of day."""
+"""The threads that bring each job to what ranks measured, and to the time of day."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
-from flyball_server.jobs.reconcile.triggers import Reconciler
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
 from flyball_server.log_context import about
 
 _LOG = logging.getLogger(__name__)
 
 # A job that is planned keeps its thread waiting; the solving itself is elsewhere. Some are left
-# for the reactions that plan nothing.
+# for the reconcilers that plan nothing.
 NUM_THREADS = NUM_SLOTS + 2
 # Thousands of ranks post every step: a job is not looked at more often than this, s.
 SHORTEST_PAUSE_S = 0.1
@@ -27,24 +29,59 @@ ROUND_S = 60.0
 _ELSEWHERE_S = 1.0
 _STOP_TIMEOUT_S = 10.0
 _STORE_RETRY_S = 5.0
-# A condition cannot wait for centuries, and a reaction may ask for that.
+# A condition cannot wait for centuries, and a reconciler may ask for that.
 _LONGEST_WAIT_S = 600.0
 # No job has this name: all of them.
 _ALL = ""
 
 
-class ReconcileLoop:
-    """Calls the reactions for each job that was noticed, for one job on one thread at a time.
+class Reconciler(Protocol):
+    """Reconciler of one job: does what its loop asks for, such as a next version, or nothing.
 
-    Of several planners on one store one looks at a job at a time.
+    - It is called on the threads of the reconcile loop, never in a request: after something about
+      the job was stored (`JobServices.enqueue_reconcile`), when the time that it named has come,
+      and for every job when the planner starts and every minute. Any number of calls without a
+      change in between do nothing. For one job it is called once at a time, among all planners on
+      the store; for several jobs at once.
+    - After posts of measured steps it is called only where one of them says that it may have
+      something to do then. What a killed planner has left undone is found at the next post, by
+      whichever planner takes it.
+    - All that it knows it reads from the store, so that a planner that was restarted goes on.
+    - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is looked at
+      again after its next change, within the minute; after those of the store in a few seconds.
+    """
+
+    @property
+    def order(self) -> int:
+        """Reconcilers are called in rising order for each job."""
+        ...
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether it may have something to do after a post of the job's ranks."""
+        ...
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Do what the job needs now.
+
+        Returns:
+            In how many seconds to be called again at the latest, although nothing may have
+            changed; None: only after a change.
+        """
+        ...
+
+
+class ReconcileLoop:
+    """Calls the reconcilers for each enqueued job, for one job on one thread at a time.
+
+    Of several planners on one store one reconciles a job at a time.
 
     Args:
-        reconcilers: called in this order for each job.
-        round_s: every so often all jobs count as noticed, s.
+        reconcilers: called for each job, in their order.
+        round_s: every so often all jobs are enqueued, s.
     """
 
     def __init__(self, reconcilers: Sequence[Reconciler], *, round_s: float = ROUND_S) -> None:
-        self._reactions = tuple(reconcilers)
+        self._reconcilers = tuple(sorted(reconcilers, key=lambda one: one.order))
         self._round_s = round_s
         self._changed = threading.Condition()
         # By job, when to look at it next, monotonic s.
@@ -66,13 +103,17 @@ class ReconcileLoop:
             self._looked_s.clear()
             self._be_due(_ALL, time.monotonic())
 
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether a reconciler may have something to do after a post of the ranks."""
+        return any(one.runs_after_posts(reader, job) for one in self._reconcilers)
+
     def start(self, services: JobServices) -> None:
         """Look at all jobs that the store has, and from now on at those that change."""
         self._is_stopping = False
         self.enqueue_all()
         self._threads = tuple(
             threading.Thread(
-                target=self._run, args=(services,), name=f"flyball-reactor-{number}", daemon=True
+                target=self._run, args=(services,), name=f"flyball-reconcile-{number}", daemon=True
             )
             for number in range(NUM_THREADS)
         )
@@ -154,7 +195,7 @@ class ReconcileLoop:
 
     def _reconcile(self, services: JobServices, job_id: str) -> float | None:
         asked_s: list[float] = []
-        for reconciler in self._reactions:
+        for reconciler in self._reconcilers:
             try:
                 again_s = reconciler(services, job_id)
             except UnknownJobError:
@@ -163,7 +204,7 @@ class ReconcileLoop:
                 _LOG.warning("job %s: %s", job_id, error.message)
                 asked_s += [_STORE_RETRY_S] if isinstance(error, StoreError) else []
             except Exception:
-                _LOG.exception("job %s: a reaction failed", job_id)
+                _LOG.exception("job %s: a reconciler failed", job_id)
             else:
                 asked_s += [] if again_s is None else [again_s]
         return min(asked_s, default=None)

@@ -7,11 +7,10 @@ import logging
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
-from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.job_state import UNPROFILED, JobInput, JobState
 from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.probing.probing_setup import control_result
-from flyball_server.jobs.reconcile.triggers import is_probed, may_be_left_probing
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
@@ -34,34 +33,55 @@ from flyball_server.profiling.observations import ProbeSetup
 _LOG = logging.getLogger(__name__)
 
 
-def probing(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
-    """Profile a job that is to be profiled online, one move further.
+class ProbeReconciler:
+    """Profiles a job that is to be profiled online, move by move.
 
     Once it is over, and there is no plan, the ranks go back to their highest clocks.
+
+    Args:
+        slots: of the plannings that the reconcile loop waits for.
     """
-    with services.store.reading() as reader:
-        job = require_job(reader, job_id)
-        record = read_probing(reader, job) if is_probed(job) else None
-        is_left_probing = _is_left_probing(reader, job_id)
-    if is_left_probing:
-        _back_to_highest(services, job_id)
-    if record is None:
-        return None
-    try:
-        setup = record.setup(services.gpu_window)
-    except (InvalidFieldError, PlanningError, GpuTableError) as error:
-        _refuse(services, job, str(error), record)
-        return None
-    with slots.taken() as is_free:
-        if not is_free:
-            return LOOK_AGAIN_S
-        try:
-            move = _next_move(services, job, setup, record)
-        except SupersededError:
-            services.enqueue_reconcile(job_id)
+
+    order = 30
+
+    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
+        self._slots = slots
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether it is profiled, or its ranks may be left at the clocks of probes."""
+        del reader
+        return is_probed(job) or _may_be_left_probing(job)
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Profile the job one move further."""
+        with services.store.reading() as reader:
+            job = require_job(reader, job_id)
+            record = read_probing(reader, job) if is_probed(job) else None
+            is_left_probing = _is_left_probing(reader, job_id)
+        if is_left_probing:
+            _back_to_highest(services, job_id)
+        if record is None:
             return None
-    _make(services, job, record, setup, move)
-    return None
+        try:
+            setup = record.setup(services.gpu_window)
+        except (InvalidFieldError, PlanningError, GpuTableError) as error:
+            _refuse(services, job, str(error), record)
+            return None
+        with self._slots.taken() as is_free:
+            if not is_free:
+                return LOOK_AGAIN_S
+            try:
+                move = _next_move(services, job, setup, record)
+            except SupersededError:
+                services.enqueue_reconcile(job_id)
+                return None
+        _make(services, job, record, setup, move)
+        return None
+
+
+def is_probed(job: JobRecord) -> bool:
+    """Return whether its profile is being measured in its own training."""
+    return job.in_force.is_profiled_online and job.state in UNPROFILED
 
 
 def _next_move(
@@ -133,9 +153,13 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
     _back_to_highest(services, job.job_id)
 
 
+def _may_be_left_probing(job: JobRecord) -> bool:
+    return job.state is JobState.PLANNING_FAILED
+
+
 def _is_left_probing(reader: JobReader, job_id: str) -> bool:
     """Return whether the ranks of a job that could not be planned still probe."""
-    if not may_be_left_probing(require_job(reader, job_id)):
+    if not _may_be_left_probing(require_job(reader, job_id)):
         return False
     newest = newest_plan(reader, job_id)
     return (

@@ -13,8 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from flyball_server.jobs.activation.plan_versions import add_version
-from flyball_server.jobs.reconcile.triggers import is_reconfigured
-from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepDetail, StepReport
+from flyball_server.jobs.records import (
+    ADAPT_RECONFIGURE,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    StepDetail,
+    StepReport,
+)
 from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
 from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.solve import is_same_work
@@ -179,25 +185,40 @@ class _Round:
     is_hopeless: bool
 
 
-def reconfiguring(services: JobServices, job_id: str) -> None:
-    """The reaction for jobs whose `adaptation` is `reconfigure`.
+class ReconfigurationReconciler:
+    """Raises clocks by the waits that were measured, in jobs whose `adaptation` is `reconfigure`.
 
     Where waits cannot be had, the profile's own times decide once, as they do for jobs that
     adapt to nothing.
     """
-    with services.store.reading() as reader:
-        this = _round(services, reader, job_id)
-    if this is None:
-        return
-    if this.is_hopeless:
-        _raise_by_profile(services, this, "its ranks post no instructions as they were planned")
-        return
-    try:
-        decision = decide(this.loop, this.assignment, this.looks)
-    except PlanningError as error:
-        _raise_by_profile(services, this, error.message)
-        return
-    _act(services, this, decision)
+
+    order = 70
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether measured waits raise its clocks."""
+        del reader
+        return is_reconfigured(job)
+
+    def __call__(self, services: JobServices, job_id: str) -> None:
+        """Raise clocks once more, if they are to be."""
+        with services.store.reading() as reader:
+            this = _round(services, reader, job_id)
+        if this is None:
+            return
+        if this.is_hopeless:
+            _raise_by_profile(services, this, "its ranks post no instructions as they were planned")
+            return
+        try:
+            decision = decide(this.loop, this.assignment, this.looks)
+        except PlanningError as error:
+            _raise_by_profile(services, this, error.message)
+            return
+        _act(services, this, decision)
+
+
+def is_reconfigured(job: JobRecord) -> bool:
+    """Return whether measured waits raise its clocks."""
+    return job.in_force.adaptation == ADAPT_RECONFIGURE
 
 
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:

@@ -1,4 +1,4 @@
-"""The reaction that finishes what was begun: a change that is stored and was not planned yet.
+"""Finishing what was begun: a change that is stored and was not planned yet.
 
 A planner that is killed, or whose store fails, between the two leaves it so; whoever asked for
 the change may not ask again.
@@ -9,30 +9,58 @@ from __future__ import annotations
 import logging
 
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.reconcile.triggers import is_unplanned
+from flyball_server.jobs.job_state import OVER, JobState
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_job import plan_if_needed
 from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
 from flyball_server.jobs.services import JobServices, planning_lock
+from flyball_server.jobs.store.contract import JobReader
 
 _LOG = logging.getLogger(__name__)
 
 
-def replanning(services: JobServices, job_id: str, slots: PlanningSlots = PLENTY) -> float | None:
-    """Plan a job whose inputs have changed since it was planned, unless that has failed."""
-    with services.store.reading() as reader:
-        job = require_job(reader, job_id)
-        if not is_unplanned(job) or not reader.has_profile(job_id):
-            return None
-    with services.store.lock(planning_lock(job_id), waits=False) as is_free:
-        if not is_free:
-            return LOOK_AGAIN_S  # a request plans it
-    with slots.taken() as is_free:
-        if not is_free:
-            return LOOK_AGAIN_S
-        try:
-            plan_if_needed(services, job_id, job.changed_input)
-        except PlanningFailedError as error:
-            _LOG.warning("job %s: not planned: %s", job_id, error.message)
-            services.notify_pollers(job_id)
-    return None
+class ReplanReconciler:
+    """Plans a job whose inputs have changed since it was planned, unless that has failed.
+
+    Args:
+        slots: of the plannings that the reconcile loop waits for.
+    """
+
+    order = 20
+
+    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
+        self._slots = slots
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether a change of its inputs is not planned yet."""
+        del reader
+        return is_unplanned(job)
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Plan the job, if it is to be."""
+        with services.store.reading() as reader:
+            job = require_job(reader, job_id)
+            if not is_unplanned(job) or not reader.has_profile(job_id):
+                return None
+        with services.store.lock(planning_lock(job_id), waits=False) as is_free:
+            if not is_free:
+                return LOOK_AGAIN_S  # a request plans it
+        with self._slots.taken() as is_free:
+            if not is_free:
+                return LOOK_AGAIN_S
+            try:
+                plan_if_needed(services, job_id, job.changed_input)
+            except PlanningFailedError as error:
+                _LOG.warning("job %s: not planned: %s", job_id, error.message)
+                services.notify_pollers(job_id)
+        return None
+
+
+def is_unplanned(job: JobRecord) -> bool:
+    """Return whether a change is stored that nobody has planned; not where that has failed.
+
+    One that failed, and whose inputs have changed since, has no problem any more.
+    """
+    has_failed = job.state is JobState.PLANNING_FAILED and job.problem is not None
+    return job.planned_revision != job.inputs_revision and not has_failed and job.state not in OVER

@@ -9,8 +9,7 @@ from datetime import datetime
 
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
-from flyball_server.jobs.reconcile.triggers import adapts_frontier
-from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.replanning.planning_slots import PLENTY, PlanningSlots
 from flyball_server.jobs.replanning.solve import is_same_work
@@ -31,7 +30,7 @@ MEMORY_S = 600.0
 
 
 class StragglerReconciler:
-    """The reaction that brings stragglers in force, and takes them back.
+    """Has a job planned for its stragglers, and again without them.
 
     Announced ones hold from their time on and until their end; detected ones, and drift, in jobs
     whose `adaptation` is `frontier`. A change is answered at once with the least effort; once
@@ -40,16 +39,23 @@ class StragglerReconciler:
     What it remembers saves looking at the same steps again, and decides nothing.
 
     Args:
-        slots: of the plannings that the reactor waits for.
+        slots: of the plannings that the reconcile loop waits for.
     """
+
+    order = 50
 
     def __init__(self, slots: PlanningSlots = PLENTY) -> None:
         self._slots = slots
         self._guard = threading.Lock()
         self._memories: dict[str, _Memory] = {}
 
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether stragglers and drift are looked for in what its ranks measure."""
+        del reader
+        return adapts_frontier(job)
+
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Bring in force what holds now; look again when an announced time comes."""
+        """Plan for what holds now; ask to be called when an announced time comes."""
         now_unix_s = services.now().timestamp()
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
@@ -186,3 +192,8 @@ def _next_moment_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
         if moment is not None and moment > now_unix_s
     ]
     return min(moments) - now_unix_s if moments else None
+
+
+def adapts_frontier(job: JobRecord) -> bool:
+    """Return whether stragglers and drift are looked for in what its ranks measure."""
+    return job.in_force.adaptation == ADAPT_FRONTIER
