@@ -8,7 +8,7 @@ from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.registry import inputs, registration
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.replanning.plan_job import plan_if_needed
+from flyball_server.jobs.replanning.plan_job import is_planned, plan_if_needed
 from flyball_server.jobs.services import JobServices
 
 _UNTOLD = Launch()
@@ -18,7 +18,9 @@ def register_job(
     services: JobServices, job_id: str, spec: JobSpec, launch: Launch = _UNTOLD
 ) -> tuple[JobSummary, bool]:
     """The job once it is planned, and whether it is new."""
-    _, is_new = registration.register_job(services, job_id, spec, launch)
+    stored, is_new = registration.register_job(services, job_id, spec, launch)
+    if is_planned(stored):
+        return stored, is_new
     return plan_if_needed(services, job_id, JobInput.REGISTRATION), is_new
 
 

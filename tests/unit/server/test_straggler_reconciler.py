@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from tests.planner.one_rank import register_rank
@@ -23,6 +24,7 @@ from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.replanning import slowed_plan
 from flyball_server.jobs.replanning.plan_job import LEAST_GAIN
+from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.stragglers.reports import (
     Announcement,
     announce_straggler,
@@ -360,3 +362,28 @@ def test_of_an_order_that_auto_has_chosen_there_are_first_plans_too(
     job.react()
     assert made == [job.plan]
     assert job.plan.schedule == order
+
+
+class CountedStore:
+    """A store that counts its transactions."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self.opened: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        if name in {"reading", "writing"}:
+            self.opened.append(name)
+        return getattr(self._store, name)
+
+
+def test_a_straggler_is_planned_for_with_one_snapshot_and_one_write() -> None:
+    job = Running(effort="low")
+    counted = CountedStore(job.services.store)
+    job.services = replace(job.services, store=cast("JobStore", counted))
+    job.announce(1, 1.3)
+    assert counted.opened == ["writing"]
+    job.react()
+    # What is to be planned for is read and stored, then one snapshot is read and one plan stored.
+    assert counted.opened[1:] == ["reading", "writing", "reading", "writing"]
+    assert job.newest.version == 2

@@ -76,8 +76,7 @@ class StragglerReconciler:
         elif is_refined:
             why = "wanted again with its own effort"
             update_and_replan(services, job_id, _refined, why, self._slots)
-        with services.store.reading() as reader:
-            return _next_moment_s(reader.find_loop_state(job_id), now_unix_s)
+        return _next_change_s(loop_state, now_unix_s)
 
     def _look(
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
@@ -183,15 +182,15 @@ def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState)
     return newest is not None and newest.first_step is not None and not newest.baseline_cycle
 
 
-def _next_moment_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
+def _next_change_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
     """Return how long until something announced begins or ends, s."""
-    moments = [
-        moment
+    times_s = [
+        unix_s
         for one in loop_state.stragglers
-        for moment in (one.from_unix_s, one.until_unix_s)
-        if moment is not None and moment > now_unix_s
+        for unix_s in (one.from_unix_s, one.until_unix_s)
+        if unix_s is not None and unix_s > now_unix_s
     ]
-    return min(moments) - now_unix_s if moments else None
+    return min(times_s) - now_unix_s if times_s else None
 
 
 def adapts_frontier(job: JobRecord) -> bool:

@@ -26,7 +26,7 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.registry.inspection import JobSummary, newest_plan, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import is_raised_by_waits, plan_request
-from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, slowed_plan
+from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, read_snapshot, slowed_plan
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work
 from flyball_server.jobs.services import JobServices, Solve, planning_lock
 from flyball_server.jobs.store.contract import JobReader
@@ -150,10 +150,6 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
         UnknownJobError: it is gone.
         PlanningStoppedError: the planner shuts down.
     """
-    found = _summary(services, job_id)
-    if is_planned(found):
-        # A rank that registers again does not wait for another's planning.
-        return found
     with services.store.lock(planning_lock(job_id)):
         while True:
             summary = _plan_once(services, job_id, asked_by)
@@ -166,27 +162,21 @@ def is_planned(summary: JobSummary) -> bool:
     return summary.job.planned_revision == summary.job.inputs_revision
 
 
-def _summary(services: JobServices, job_id: str) -> JobSummary:
-    with services.store.reading() as reader:
-        return summarise(reader, require_job(reader, job_id))
-
-
 def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary | None:
     """One attempt; None where the inputs have changed meanwhile."""
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
-        profile = reader.find_profile(job_id)
-        loop_state = reader.find_loop_state(job_id)
-        ranks = reader.list_ranks(job_id)
+        snapshot = read_snapshot(reader, job_id)
+        job, profile = snapshot.job, snapshot.profile
         is_current = job.planned_revision == job.inputs_revision
         is_others = job.state is JobState.PLANNING_FAILED and job.changed_input is not asked_by
         if profile is None or is_current or is_others:
             return summarise(reader, job)
     started_s = time.perf_counter()
+    loop_state = snapshot.loop_state
     try:
         request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
         with observed_solve(services, request.policy):
-            planned = slowed_plan(services, job, request, loop_state.in_force, ranks)
+            planned = slowed_plan(services, snapshot, request)
     except SupersededError:
         _LOG.info("job %s: its inputs have changed; it is planned from those", job_id)
         return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.replanning.solve import solve
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
@@ -43,39 +44,68 @@ class SlowedPlan:
     has_own_effort: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanningSnapshot:
+    """All that one planning of a job depends on, read in one transaction.
+
+    Attributes:
+        profile: None: it has not come yet.
+        ranks: as registered so far.
+        running: the plan of its newest version, where planning goes on from that; else None.
+    """
+
+    job: JobRecord
+    profile: StageProfile | None
+    loop_state: JobLoopState
+    ranks: tuple[RankRecord, ...]
+    running: FrequencyPlan | DataParallelPlan | None
+
+
+def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
+    """The job as it stands.
+
+    Raises:
+        UnknownJobError: no such job.
+    """
+    job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
+    goes_on = is_auto(job.in_force.schedule) or loop_state.in_force.effort is not None
+    newest = newest_plan(reader, job_id) if goes_on else None
+    return PlanningSnapshot(
+        job=job,
+        profile=reader.find_profile(job_id),
+        loop_state=loop_state,
+        ranks=reader.list_ranks(job_id),
+        running=None if newest is None or isinstance(newest.plan, ProbePlan) else newest.plan,
+    )
+
+
 def slowed_plan(
-    services: JobServices,
-    job: JobRecord,
-    request: PlanRequest,
-    in_force: PlanningInputs,
-    ranks: Sequence[RankRecord],
+    services: JobServices, snapshot: PlanningSnapshot, request: PlanRequest
 ) -> SlowedPlan:
-    """The plan for a request, with what is in force of slowdown factors.
+    """The plan for a request, with the slowdown factors of the job's planning inputs.
 
     What was planned for just that before, in this run of the job, is taken again.
 
     Args:
         services: the seams; their planner makes a plan without slowdown factors.
-        job: whose plan it is, as it stands.
+        snapshot: of the job.
         request: of the job.
-        in_force: of its control.
-        ranks: of the job, as registered so far.
 
     Raises:
         PlanningError: the planner refused.
         SupersededError, UnknownJobError, PlanningStoppedError: as for `solve`.
     """
-    slowdowns = planned_slowdowns(in_force, ranks)
+    job, in_force = snapshot.job, snapshot.loop_state.in_force
+    slowdowns = planned_slowdowns(in_force, snapshot.ranks)
     if is_auto(request.schedule):
-        kept = _schedule(services, job.job_id, has_slowdowns=bool(slowdowns))
+        kept = _kept_schedule(snapshot, has_slowdowns=bool(slowdowns))
         request = replace(request, schedule=kept or request.schedule)
-    num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
+    num_pipelines = 1 + max((rank.dp_rank for rank in snapshot.ranks), default=0)
     slowed = SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)
-    own = _digest(job, slowed, request.schedule)
-    made = _made_before(services, job, own)
+    made = _made_before(services, snapshot, _digest(job, slowed, request.schedule))
     if made is not None:
         return made
-    plan = _solved(services, job, slowed, is_at_once=in_force.effort is not None)
+    plan = _solved(services, snapshot, slowed)
     return SlowedPlan(
         plan=plan,
         digest=_digest(job, slowed, plan.schedule),
@@ -84,17 +114,14 @@ def slowed_plan(
 
 
 def _solved(
-    services: JobServices, job: JobRecord, slowed: SlowedRequest, *, is_at_once: bool
+    services: JobServices, snapshot: PlanningSnapshot, slowed: SlowedRequest
 ) -> FrequencyPlan | DataParallelPlan:
+    job = snapshot.job
     if not slowed.slowdowns:
         return solve(services, job, services.planner, slowed.request)
-    if not is_at_once:
+    if snapshot.loop_state.in_force.effort is None:
         return solve(services, job, make_slowed_plan, slowed)
-    with services.store.reading() as reader:
-        newest = newest_plan(reader, job.job_id)
-    running = None
-    if newest is not None and not isinstance(newest.plan, ProbePlan):
-        running = running_clocks(newest.plan)
+    running = None if snapshot.running is None else running_clocks(snapshot.running)
     return solve(services, job, make_plan_at_once, slowed, running)
 
 
@@ -104,24 +131,26 @@ def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
     return request_digest(replace(slowed, request=own))
 
 
-def _made_before(services: JobServices, job: JobRecord, digest: str) -> SlowedPlan | None:
+def _made_before(
+    services: JobServices, snapshot: PlanningSnapshot, digest: str
+) -> SlowedPlan | None:
     """The plan that was made for the same; whoever puts a profile or target has it made anew."""
-    if job.changed_input is not JobInput.CONTROL:
+    if snapshot.job.changed_input is not JobInput.CONTROL:
         return None
-    with services.store.reading() as reader:
-        for made in reader.find_loop_state(job.job_id).made:
-            if made.digest != digest:
-                continue
-            plan = require_plan(reader, job.job_id, made.version).plan
-            if not isinstance(plan, ProbePlan):
-                return SlowedPlan(plan=plan, digest=digest, made_as=made.version)
-    return None
+    version = next((one.version for one in snapshot.loop_state.made if one.digest == digest), None)
+    if version is None:
+        return None
+    with services.store.reading() as reader:  # versions never change
+        plan = require_plan(reader, snapshot.job.job_id, version).plan
+    if isinstance(plan, ProbePlan):
+        return None
+    return SlowedPlan(plan=plan, digest=digest, made_as=version)
 
 
 def planned_slowdowns(
     in_force: PlanningInputs, ranks: Sequence[RankRecord]
 ) -> tuple[Slowdown, ...]:
-    """Paces as the planner takes them; of ranks that run a stage together the slowest counts."""
+    """Slowdowns as the planner takes them; of ranks that share a stage the slowest counts."""
     place = {rank.rank: (rank.stage, rank.dp_rank) for rank in ranks}
     slowdowns: dict[tuple[int, int], float] = {}
     for slowed in in_force.rank_slowdowns:
@@ -142,17 +171,12 @@ def planned_slowdowns(
     )
 
 
-def _schedule(services: JobServices, job_id: str, *, has_slowdowns: bool) -> str | None:
+def _kept_schedule(snapshot: PlanningSnapshot, *, has_slowdowns: bool) -> str | None:
     """The order that the job runs, where it is to stay. None: it may be chosen anew.
 
     What changes while a job runs, a slow GPU that comes or goes or a target by the time of day, is
     no reason to choose anew; a new profile or target is one.
     """
-    with services.store.reading() as reader:
-        job = require_job(reader, job_id)
-        if not has_slowdowns and job.changed_input is not JobInput.CONTROL:
-            return None
-        newest = newest_plan(reader, job_id)
-    if newest is None or isinstance(newest.plan, ProbePlan):
+    if not has_slowdowns and snapshot.job.changed_input is not JobInput.CONTROL:
         return None
-    return newest.plan.schedule
+    return None if snapshot.running is None else snapshot.running.schedule
