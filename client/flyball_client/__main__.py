@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import NoReturn
 
-from flyball_wire.command import BAD_INPUT, Command, CommandError
-from flyball_wire.version import flyball_version
+from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
 
 _GROUP = "flyball.commands"
 # Which extra brings what a command of this package imports.

@@ -9,6 +9,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
+
+
+def flyball_version() -> str:
+    """The distribution's version; `unknown` when it runs without being installed."""
+    try:
+        return metadata.version("flyball")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
 
 BAD_INPUT = 2
 # EX_TEMPFAIL of sysexits.h: something outside is away or taken; later it may go.

@@ -24,8 +24,7 @@ from tests.integration.deepspeed_tiny import (
     tiny_engine,
 )
 
-from flyball_integrations.deepspeed.engine_patch import EnginePatch
-from flyball_integrations.deepspeed.pipeline import attach, detach
+from flyball_integrations.deepspeed.pipeline import EnginePatch, attach, detach
 
 NUM_MICROBATCHES = 4
 _NUM_STEPS = 3

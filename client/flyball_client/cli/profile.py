@@ -3,18 +3,188 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
 
-from flyball_client.profiling.blocking_power import blocking_power, configure_blocking_power
-from flyball_client.profiling.convert_action import (
-    configure_convert,
-    configure_join,
-    convert,
-    join,
+from flyball_client.cli.planner_access import add_planner, asked, open_planner
+from flyball_client.profiling.arguments import (
+    add_force,
+    add_labels,
+    add_output,
+    labels_of,
+    write_new,
 )
-from flyball_client.profiling.online_action import configure_online, online
+from flyball_client.profiling.blocking_power import blocking_power, configure_blocking_power
+from flyball_client.profiling.profile_forms import (
+    joined_text,
+    merged_text,
+    same_ranks_text,
+    wide_text,
+)
 from flyball_client.profiling.run_action import configure_run, run
-from flyball_wire.command import Command
+from flyball_profiles.stage_profile import ProfileError
+from flyball_wire.closed_loop import ProbedPointView, ProfilingView
+from flyball_wire.codec import encode
+from flyball_wire.command import Command, CommandError
+
+_STATES = {
+    "off": "its profile is given, none is measured",
+    "waiting": "waiting for all ranks to register, or for their first steps",
+    "probing": "probing",
+    "finished": "finished",
+    "refused": "refused",
+}
+
+
+def configure_online(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    parser.add_argument("job", metavar="JOB", help="the job's name")
+    add_planner(parser)
+    add_output(parser, required=False)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def online(arguments: argparse.Namespace) -> int:
+    """Print how far it is, and write the profile where asked; the exit status.
+
+    Raises:
+        CommandError: there is no such job, no planner, or no profile yet to write.
+    """
+    job: str = arguments.job
+    output: Path | None = arguments.output
+    with open_planner(arguments.planner) as planner:
+        view = asked(planner, job, lambda: planner.get_profiling(job))
+        text = None if output is None else asked(planner, job, lambda: planner.get_profile_csv(job))
+    if output is not None and text is not None:
+        write_new(output, text, force=arguments.force)
+    if arguments.json:
+        document = {**encode(view), "output": None if output is None else str(output)}
+        print(json.dumps(document, indent=2))
+    else:
+        print("\n".join([*_lines(view), *([] if output is None else [f"{output}: written"])]))
+    return 0
+
+
+def _lines(view: ProfilingView) -> list[str]:
+    kind = "emulated" if view.emulated else "measured"
+    lines = [f"online profiling of {view.job_id} ({kind}): {_STATES.get(view.state, view.state)}"]
+    if view.problem is not None:
+        lines.append(f"  {view.problem}")
+    if view.num_steps:
+        lines.append(f"  {view.num_steps} steps")
+    if view.largest_slowdown is not None:
+        lines.append(
+            f"  slowest step {100 * view.largest_slowdown:+.1f} % against the highest clocks"
+            f" (limit {100 * view.slowdown_limit:+.1f} %)"
+        )
+    if view.points:
+        energy = "unknown" if view.extra_energy_j is None else f"{view.extra_energy_j:+.0f} J"
+        lines.append(f"  it added {view.extra_time_s or 0.0:+.1f} s and {energy}")
+    for stage, (power_w, error_w) in enumerate(
+        zip(view.blocking_power_w or (), view.blocking_power_error_w or (), strict=True)
+    ):
+        lines.append(f"  stage {stage}: blocking power {power_w:.2f} W +- {error_w:.2f}")
+    if view.blocking_power_w is not None:
+        # A profile's file has no place for it.
+        given = ",".join(f"{power_w:.2f}" for power_w in view.blocking_power_w)
+        lines.append(f"  with the profile give blocking_power_w (--blocking-power) {given}")
+    return [*lines, *_point_lines(view.points)]
+
+
+def _point_lines(points: tuple[ProbedPointView, ...]) -> list[str]:
+    """One line an instruction: its window of clocks, and the largest errors in it."""
+    if not points:
+        return []
+    lines = [
+        f"  {'stage instruction':26} {'MHz':>11} {'probed':>7} {'time +-%':>9} {'energy +-%':>11}"
+    ]
+    by_class = groupby(points, key=lambda point: (point.stage, point.chunk, point.instruction))
+    for (stage, chunk, instruction), group in by_class:
+        members = list(group)
+        probed = [point for point in members if point.num_probes]
+        name = f"{stage} {instruction}" + (f" of chunk {chunk}" if chunk else "")
+        window = f"{members[0].frequency_mhz}..{members[-1].frequency_mhz}"
+        time_percent = 100 * max(_share(p.time_error_s, p.time_s) for p in members)
+        energy_percent = 100 * max(_share(p.energy_error_j, p.energy_j) for p in members)
+        lines.append(
+            f"  {name:26} {window:>11} {f'{len(probed)}/{len(members)}':>7}"
+            f" {time_percent:9.2f} {energy_percent:11.2f}"
+        )
+    return lines
+
+
+def _share(error: float, value: float) -> float:
+    return error / value if value else math.inf
+
+
+def configure_convert(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    parser.add_argument("profile", type=Path, metavar="IN.csv", help="a profile, or a part of one")
+    parser.add_argument("output", type=Path, metavar="OUT.csv", help="write this file")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--wide", action="store_true", help="with all four rank columns")
+    form.add_argument("--merge", action="store_true", help="all ranks of a stage merged")
+    add_labels(parser)
+    add_force(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """Convert one file; the exit status.
+
+    Raises:
+        CommandError: it cannot be read or written.
+    """
+    labels = labels_of(arguments)
+    if labels and (arguments.wide or arguments.merge):
+        raise CommandError("a label makes a part of a profile; leave --wide and --merge out")
+    file: Path = arguments.profile
+    try:
+        if arguments.merge:
+            text = merged_text(file)
+        elif arguments.wide:
+            text = wide_text(file)
+        else:
+            text = same_ranks_text(file, labels)
+    except ProfileError as error:
+        raise CommandError(str(error)) from None
+    return _give(text, arguments)
+
+
+def configure_join(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    parser.add_argument(
+        "parts", type=Path, nargs="+", metavar="PART.csv", help="parts of one profile"
+    )
+    add_output(parser, required=True)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def join(arguments: argparse.Namespace) -> int:
+    """Join parts into one profile; the exit status.
+
+    Raises:
+        CommandError: they cannot be read, do not fit, or it cannot be written.
+    """
+    try:
+        text = joined_text(arguments.parts)
+    except ProfileError as error:
+        raise CommandError(str(error)) from None
+    return _give(text, arguments)
+
+
+def _give(text: str, arguments: argparse.Namespace) -> int:
+    write_new(arguments.output, text, force=arguments.force)
+    num_rows = text.count("\n") - 1
+    if arguments.json:
+        print(json.dumps({"output": str(arguments.output), "num_rows": num_rows}))
+    else:
+        print(f"{arguments.output}: {num_rows} rows")
+    return 0
+
 
 _Action = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 

@@ -31,8 +31,8 @@ from flyball_client.session.planner_link import LinkTimes, PlannerLink
 from flyball_client.session.rank_settings import launch_of
 from flyball_client.session.step_meter import StepMeter
 from flyball_client.session.step_recorder import StepRecorder
+from flyball_wire.command import flyball_version
 from flyball_wire.messages import RankRegistration, StepMeasurement
-from flyball_wire.version import flyball_version
 
 _logger = logging.getLogger(__name__)
 

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flyball_client.api.errors import PlannerError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
@@ -23,7 +27,6 @@ from flyball_lab.demo.options import (
     demo_profile,
     missing_prerequisites,
 )
-from flyball_lab.demo.progress import DemoProgress
 from flyball_lab.demo.report import terminal_plan
 from flyball_lab.demo.run_folder import RunFolder, read_witnessed_clocks
 from flyball_lab.demo.training_process import (
@@ -37,6 +40,54 @@ from flyball_lab.demo.verdict import DemoResult, failed_condition, measure, step
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import Command, CommandError
 from flyball_wire.messages import JobView, PlanView, StepView
+
+
+class DemoProgress:
+    """Progress display of the demo; enter it for as long as something runs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1, visible=False)
+        self._phase = ""
+
+    def __enter__(self) -> DemoProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def say(self, phase: str) -> None:
+        """A new phase begins; saying it again changes nothing."""
+        if phase != self._phase:
+            self._phase = phase
+            self._console.print(phase, highlight=False, soft_wrap=True)
+
+    def show(self, *, num_done: int, num_total: int, loss: float | None) -> None:
+        """Show the number of steps trained, of all as far as their number is known."""
+        description = "" if loss is None else f"loss {loss:.2f}"
+        self._bar.update(
+            self._task,
+            completed=num_done,
+            total=max(num_total, num_done, 1),
+            description=description,
+            visible=True,
+        )
+
 
 _POLL_S = 0.25
 _ALL_STEPS = 10_000
@@ -274,7 +325,7 @@ def _run_in(folder: RunFolder, options: DemoOptions, *, as_json: bool, keep: boo
     from rich.console import Console  # noqa: PLC0415
 
     from flyball_lab.demo.child_process import Interruption  # noqa: PLC0415
-    from flyball_lab.demo.progress import DemoProgress  # noqa: PLC0415
+    from flyball_lab.demo.command import DemoProgress  # noqa: PLC0415
     from flyball_lab.demo.report import print_report, result_document  # noqa: PLC0415
 
     def conclude(result: DemoResult, plan_lines: list[str], url: str) -> int:

@@ -4,12 +4,189 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 from flyball_server.cli import offline_inputs
-from flyball_server.cli.offline_inputs import add_timeline_arguments, read_timeline
-from flyball_server.cli.plots.chrome_trace import trace_document
+from flyball_server.cli.offline_inputs import (
+    add_timeline_arguments,
+    instruction_label,
+    read_timeline,
+)
+from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import Simulation
 from flyball_wire.command import Command
+
+Event = dict[str, Any]
+
+_FLOW = "critical path"
+
+
+def trace_document(timeline: PredictedTimeline) -> dict[str, Any]:
+    """The JSON Object Format: `traceEvents` in rising time, and `otherData`, which says predicted.
+
+    Without `displayTimeUnit`: milliseconds are the default, and there are viewers that take it
+    for the unit of `ts`.
+    """
+    end_us = _microseconds(timeline.simulation.whole.iteration_time_s)
+    num_pipelines = len(timeline.models)
+    metadata: list[Event] = []
+    timed: list[Event] = []
+    flow_ids = count(1)
+    for pipeline, (model, assignment, simulation) in enumerate(
+        zip(timeline.models, timeline.assignments, timeline.simulation.pipelines, strict=True)
+    ):
+        num_stages = model.schedule.num_stages
+        ids = _Ids(num_pipelines, pipeline, num_stages)
+        metadata += _names(ids, num_stages, is_one_of_many=timeline.is_data_parallel)
+        timed += _instructions(ids, model, assignment, simulation)
+        timed += _counters(ids, model, assignment, simulation, end_us)
+        timed += _hand_overs(ids, model, simulation, flow_ids)
+    timed.sort(key=lambda event: event["ts"])  # stable: an instruction before what binds to it
+    return {"traceEvents": metadata + timed, "otherData": _other_data(timeline)}
+
+
+class _Ids:
+    """Numbers of one pipeline's process and threads.
+
+    No thread has the number of another one, of a process, or 0: viewers mix up the names of
+    threads of equal number, and take one numbered as its process for the main thread.
+    """
+
+    def __init__(self, num_pipelines: int, pipeline: int, num_stages: int) -> None:
+        self.pipeline = pipeline
+        self.pid = pipeline + 1
+        self._first_tid = num_pipelines + pipeline * num_stages + 1
+        self._stage_digits = len(str(num_stages - 1))
+
+    def of(self, stage: int) -> dict[str, int]:
+        return {"pid": self.pid, "tid": self._first_tid + stage}
+
+    def stage_name(self, stage: int) -> str:
+        """Padded: viewers sort counters by name."""
+        return f"stage {stage:0{self._stage_digits}}"
+
+
+def _names(ids: _Ids, num_stages: int, *, is_one_of_many: bool) -> Iterator[Event]:
+    process = f"pipeline, dp_rank {ids.pipeline}" if is_one_of_many else "pipeline"
+    yield _metadata("process_name", {"pid": ids.pid}, {"name": f"{process} (predicted)"})
+    yield _metadata("process_sort_index", {"pid": ids.pid}, {"sort_index": ids.pipeline})
+    for stage in range(num_stages):
+        yield _metadata("thread_name", ids.of(stage), {"name": ids.stage_name(stage)})
+        yield _metadata("thread_sort_index", ids.of(stage), {"sort_index": stage})
+
+
+def _metadata(name: str, whose: dict[str, int], arguments: Event) -> Event:
+    return {"ph": "M", "name": name, **whose, "args": arguments}
+
+
+def _instructions(
+    ids: _Ids, model: PipelineModel, assignment: Assignment, simulation: Simulation
+) -> Iterator[Event]:
+    """A complete event for each node."""
+    critical = set(simulation.critical_path)
+    for node, choice in enumerate(assignment):
+        instruction, point = model.dag.instruction[node], model.points[node][choice]
+        start_us = _microseconds(simulation.start_s[node])
+        yield {
+            "ph": "X",
+            "name": instruction_label(instruction),
+            "cat": str(instruction.kind),
+            "ts": start_us,
+            "dur": _microseconds(simulation.finish_s[node]) - start_us,
+            **ids.of(model.dag.stage[node]),
+            "args": {
+                "sm_clock_mhz": point.frequency_mhz,
+                "time_ms": point.time_s * 1e3,
+                "energy_j": point.energy_j,
+                "wait_ms": simulation.wait_s[node] * 1e3,
+                "float_ms": simulation.float_s[node] * 1e3,
+                "on_critical_path": node in critical,
+                "microbatch": instruction.microbatch,
+                "chunk": instruction.chunk,
+            },
+        }
+
+
+def _counters(
+    ids: _Ids,
+    model: PipelineModel,
+    assignment: Assignment,
+    simulation: Simulation,
+    end_us: int,
+) -> Iterator[Event]:
+    """Each stage's clock, which stays while it waits, and its power, all its ranks together.
+
+    Power is the blocking power from begin to end wherever no instruction runs, then 0: its
+    integral is the iteration's energy.
+    """
+    blocking_power_w = model.stage_blocking_power_w
+    num_stages = model.schedule.num_stages
+    free_us = [0] * num_stages
+    clock_mhz: list[int | None] = [None] * num_stages
+
+    def sample(ts: int, stage: int, quantity: str, unit: str, value: float) -> Event:
+        name = f"{ids.stage_name(stage)} {quantity}"
+        return {"ph": "C", "name": name, "ts": ts, **ids.of(stage), "args": {unit: value}}
+
+    for node, choice in enumerate(assignment):  # stage after stage, each in its order
+        stage, point = model.dag.stage[node], model.points[node][choice]
+        start_us = _microseconds(simulation.start_s[node])
+        if start_us > free_us[stage]:
+            yield sample(free_us[stage], stage, "power", "W", blocking_power_w[stage])
+        if point.frequency_mhz != clock_mhz[stage]:
+            clock_mhz[stage] = point.frequency_mhz
+            yield sample(start_us, stage, "clock", "MHz", point.frequency_mhz)
+        yield sample(start_us, stage, "power", "W", point.energy_j / point.time_s)
+        free_us[stage] = _microseconds(simulation.finish_s[node])
+    for stage in range(num_stages):
+        if end_us > free_us[stage]:
+            yield sample(free_us[stage], stage, "power", "W", blocking_power_w[stage])
+        yield sample(end_us, stage, "power", "W", 0)
+
+
+def _hand_overs(
+    ids: _Ids, model: PipelineModel, simulation: Simulation, flow_ids: Iterator[int]
+) -> Iterator[Event]:
+    """A flow wherever the critical path goes from one stage to another.
+
+    It leaves within the last microsecond of the sender, as at its end the next one on the stage
+    may have begun.
+    """
+    stage = model.dag.stage
+    for before, after in pairwise(simulation.critical_path):
+        if stage[before] == stage[after]:
+            continue
+        flow = {"name": _FLOW, "cat": _FLOW, "id": next(flow_ids)}
+        begin_us = _microseconds(simulation.start_s[before])
+        leave_us = max(begin_us, _microseconds(simulation.finish_s[before]) - 1)
+        arrive_us = _microseconds(simulation.start_s[after])
+        yield {"ph": "s", **flow, "ts": leave_us, **ids.of(stage[before])}
+        yield {"ph": "f", "bp": "e", **flow, "ts": arrive_us, **ids.of(stage[after])}
+
+
+def _other_data(timeline: PredictedTimeline) -> dict[str, Any]:
+    plan, whole = timeline.plan, timeline.simulation.whole
+    return {
+        "origin": "predicted by Flyball from a stage profile; no figure here was measured in a run",
+        "predicted": True,
+        "schedule": plan.schedule,
+        "policy": plan.policy,
+        "target": plan.target,
+        "num_pipelines": len(timeline.models),
+        "num_stages": plan.num_stages,
+        "num_microbatches": plan.num_microbatches,
+        "iteration_time_s": whole.iteration_time_s,
+        "energy_j": whole.energy_j,
+        "bubble_fraction": whole.bubble_fraction,
+    }
+
+
+def _microseconds(time_s: float) -> int:
+    return round(time_s * 1e6)
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Annotated, cast
 
 from anyio import CapacityLimiter
-from fastapi import Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Security
+from fastapi.routing import APIRoute
 from pydantic import BeforeValidator
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.edge_errors import ContentTypeError, TooManyWaitingError
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.mapping.jobs import rank_plan, rendered
+from flyball_server.http.middleware.token_access import TOKEN_SCHEME
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.readiness import Readiness
 from flyball_server.http.request_batcher import RequestBatcher
@@ -42,7 +44,7 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank, register_together
-from flyball_server.jobs.replanning.plan_coalescer import PlanCoalescer
+from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.prometheus.process_metrics import ProcessMetrics
@@ -52,6 +54,24 @@ from flyball_server.settings import (
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 from flyball_wire.messages import RankPlan
+
+
+def call_router(tag: str, *, is_open: bool = False) -> APIRouter:
+    """A router of calls with this tag in the API's description.
+
+    Args:
+        tag: what its calls are about.
+        is_open: whether they need no token.
+    """
+    return APIRouter(
+        tags=[tag],
+        dependencies=[] if is_open else [Security(TOKEN_SCHEME)],
+        generate_unique_id_function=_operation_id,
+    )
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
 
 
 class RankCalls:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
-from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes
-from flyball_server.jobs.moments import utc_now
+from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes, utc_now
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.store.contract import JobReader, JobStore
 from flyball_server.planning.plan import FrequencyPlan

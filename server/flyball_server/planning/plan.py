@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_server.planning.documents.planned_instructions import PickledInColumns, PlannedStages
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
+from flyball_server.planning.schedules._base import VirtualStages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,9 @@ from flyball_server.planning.schedules._base import (
     ExplicitOrder,
     Schedule,
     ScheduleContext,
+    VirtualStages,
+    one_chunk_each,
 )
-from flyball_server.planning.schedules.virtual_stages import VirtualStages, one_chunk_each
 
 # What a report says.
 BUILDING, SEARCHING = "building the pipeline", "searching for clocks"

@@ -18,9 +18,8 @@ from flyball_server.planning.documents.document_reading import (
     text_of,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction
+from flyball_server.planning.schedules._base import Instruction, VirtualStages
 from flyball_server.planning.schedules.explicit import instruction_of
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
 
 PROBE_POLICY = "probe"
 

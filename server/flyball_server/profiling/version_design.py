@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.model.dag import NONE, build_dag
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Schedule
-from flyball_server.planning.schedules.virtual_stages import one_chunk_each
+from flyball_server.planning.schedules._base import Schedule, one_chunk_each
 from flyball_server.profiling.findings import StageFindings
 from flyball_server.profiling.iterations import Baseline
 from flyball_server.profiling.mixed_model import FloatArray

@@ -9,7 +9,7 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from deepspeed.runtime.pipe import schedule
 
-from flyball_integrations.deepspeed.engine_patch import EnginePatch
+from flyball_integrations.deepspeed.pipeline import EnginePatch
 from flyball_integrations.shared.instruction_hooks import Execute, InstructionWrapper
 
 

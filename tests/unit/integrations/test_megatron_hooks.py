@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 import torch
 
 from flyball_integrations.megatron.order import one_f_one_b
-from flyball_integrations.megatron.patch import patch_schedules
+from flyball_integrations.megatron.pipeline import patch_schedules
 from flyball_integrations.megatron.timers import HookedTimers
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attachment import Overrides

@@ -13,7 +13,7 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_client.session.instruction_timings import Transfer
-from flyball_integrations.deepspeed.engine_patch import EnginePatch
+from flyball_integrations.deepspeed.pipeline import EnginePatch
 
 Instruction = tuple[type, int]
 

@@ -11,8 +11,7 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import NONE, DependencyDag, build_dag
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.schedules._base import Instruction, Schedule
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
+from flyball_server.planning.schedules._base import Instruction, Schedule, VirtualStages
 
 from .tiny_pipelines import B, F, I, R, W, any_models
 

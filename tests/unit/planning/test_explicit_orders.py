@@ -19,9 +19,9 @@ from flyball_server.planning.schedules._base import (
     ActivationMemory,
     ExplicitOrder,
     ScheduleContext,
+    VirtualStages,
 )
 from flyball_server.planning.schedules.explicit import explicit_order, num_microbatches_of
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
 
 from .tiny_pipelines import (
     B,

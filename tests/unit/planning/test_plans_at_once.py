@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
+from flyball_server.jobs.replanning.slowed_plan import request_digest
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.request_digest import request_digest
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers import first_plans
 from flyball_server.planning.stragglers.first_plans import make_first_plan, make_plan_at_once

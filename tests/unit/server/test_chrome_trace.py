@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.cli.plots.chrome_trace import trace_document
+from flyball_server.cli.export import trace_document
 from flyball_server.planning.documents.predicted_timeline import (
     PredictedTimeline,
     predicted_timeline,

@@ -16,14 +16,18 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.replanning import ReplanReconciler
-from flyball_server.jobs.reconcile.slowdowns import MEMORY_S, MIN_STEPS, StragglerReconciler
+from flyball_server.jobs.reconcile.slowdowns import (
+    MEMORY_S,
+    MIN_STEPS,
+    DetectionWindow,
+    StragglerReconciler,
+)
 from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, require_job
-from flyball_server.jobs.replanning.planning_slots import PlanningSlots
+from flyball_server.jobs.replanning.plan_job import PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.detection_window import DetectionWindow
 from flyball_server.jobs.stragglers.reports import (
     list_stragglers,
     withdraw_straggler,

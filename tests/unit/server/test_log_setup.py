@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from flyball_server.log_context import about, log_fields, set_log_fields
-from flyball_server.log_setup import JsonFormatter, TextFormatter
+from flyball_server.log_setup import JsonFormatter, TextFormatter, about, log_fields, set_log_fields
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:

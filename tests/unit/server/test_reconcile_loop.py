@@ -24,7 +24,7 @@ from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop, Recon
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import get_job
-from flyball_server.jobs.replanning.planning_slots import NUM_SLOTS
+from flyball_server.jobs.replanning.plan_job import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.plan import FrequencyPlan

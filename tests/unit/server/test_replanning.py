@@ -19,7 +19,7 @@ from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import JobSummary, get_job, require_job
 from flyball_server.jobs.registry.registration import leave_rank
-from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError

@@ -26,9 +26,8 @@ from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql import sql_rows, sql_transaction
 from flyball_server.jobs.store.sql.sql_tables import METADATA
-from flyball_server.jobs.store.sqlite import sqlite_engine, sqlite_store
-from flyball_server.jobs.store.sqlite.sqlite_engine import make_sqlite_engine
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
+from flyball_server.jobs.store.sqlite import sqlite_store
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore, make_sqlite_engine
 
 
 def execute(file: Path, *statements: str) -> None:
@@ -141,7 +140,7 @@ def test_a_file_in_place_of_the_folder_is_unavailable(tmp_path: Path) -> None:
 def test_a_database_that_another_process_writes_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flyball_server.jobs.store.sqlite.sqlite_engine.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("flyball_server.jobs.store.sqlite.sqlite_store.BUSY_TIMEOUT_S", 0.05)
     file = tmp_path / "planner.sqlite"
     store = SqliteJobStore(file)
     store.open()
@@ -186,9 +185,10 @@ def test_writers_of_one_process_wait_for_each_other_and_not_in_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite may not wait here; where it does, it is in steps of up to 100 ms."""
-    monkeypatch.setattr(sqlite_engine, "BUSY_TIMEOUT_S", 0)
-    store = SqliteJobStore(tmp_path / "planner.sqlite")
-    store.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0)
+        store = SqliteJobStore(tmp_path / "planner.sqlite")
+        store.open()
     start = threading.Barrier(4)
 
     def write_and_delete(name: str) -> None:

@@ -31,8 +31,7 @@ from flyball_client.cli.doctor.machine_checks import (
     find_all_records,
 )
 from flyball_client.gpu.open_gpu import gpu_argument
-from flyball_wire.command import Command, CommandError
-from flyball_wire.version import flyball_version
+from flyball_wire.command import Command, CommandError, flyball_version
 
 # Some seconds for a driver that must be loaded first, and a second or two for each GPU.
 TIMEOUT_S = 60.0

@@ -10,7 +10,7 @@ from uuid import uuid4
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flyball_server.log_context import log_fields, set_log_fields
+from flyball_server.log_setup import log_fields, set_log_fields
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 
 REQUEST_ID_HEADER = "X-Request-Id"

@@ -8,8 +8,14 @@ from typing import Annotated, Any
 from fastapi import Header, Response
 from pydantic import BeforeValidator
 
-from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import AfterStep, JobId, State, StreamS, in_digits
+from flyball_server.http.dependencies import (
+    AfterStep,
+    JobId,
+    State,
+    StreamS,
+    call_router,
+    in_digits,
+)
 from flyball_server.http.events.event_stream import EVENT_STREAM
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi import view_examples

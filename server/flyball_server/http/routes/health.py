@@ -10,8 +10,7 @@ from prometheus_client.exposition import generate_latest as generate_text
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import State
+from flyball_server.http.dependencies import State, call_router
 from flyball_server.http.openapi import examples
 from flyball_server.http.openapi.documentation import READ_ERRORS, answers, problems
 from flyball_wire import messages, routes

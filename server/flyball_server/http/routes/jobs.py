@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import Query, Response
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.call_router import call_router
 from flyball_server.http.dependencies import (
     JSON,
     JobId,
@@ -16,6 +15,7 @@ from flyball_server.http.dependencies import (
     PlannerState,
     Rank,
     State,
+    call_router,
     check_size,
 )
 from flyball_server.http.mapping.jobs import job_spec, job_view, launch, target_update

@@ -8,8 +8,7 @@ from anyio import to_thread
 from fastapi import Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import JSON, JobId, State, Version, WaitS
+from flyball_server.http.dependencies import JSON, JobId, State, Version, WaitS, call_router
 from flyball_server.http.mapping.jobs import activation_view, frontier_view, plan_view
 from flyball_server.http.mapping.views import rendered_history
 from flyball_server.http.openapi import examples, view_examples

@@ -15,12 +15,12 @@ from flyball_profiles.stage_profile_csv import (
     parse_stage_profile_rows,
     write_stage_profile,
 )
-from flyball_server.http.call_router import call_router
 from flyball_server.http.dependencies import (
     JSON,
     JobId,
     PlannerState,
     State,
+    call_router,
     check_profile,
     require_content_type,
 )

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from fastapi import Query, Response
 
-from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import JSON, JobId, JsonBody, Rank, State, WaitS
+from flyball_server.http.dependencies import JSON, JobId, JsonBody, Rank, State, WaitS, call_router
 from flyball_server.http.mapping.jobs import (
     activation_view,
     launch,

@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import Query, Response
 from pydantic import BeforeValidator
 
-from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import JSON, AfterStep, JobId, State, in_digits
+from flyball_server.http.dependencies import JSON, AfterStep, JobId, State, call_router, in_digits
 from flyball_server.http.mapping.jobs import rendered, step_view
 from flyball_server.http.mapping.views import stages_of_step
 from flyball_server.http.openapi import examples, view_examples

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import JobId, JsonBody, State
+from flyball_server.http.dependencies import JobId, JsonBody, State, call_router
 from flyball_server.http.openapi import view_examples
 from flyball_server.http.openapi.documentation import (
     JSON_BODY_ERRORS,

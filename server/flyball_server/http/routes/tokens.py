@@ -6,8 +6,7 @@ from typing import Annotated
 
 from fastapi import Path
 
-from flyball_server.http.call_router import call_router
-from flyball_server.http.dependencies import JsonBody, State
+from flyball_server.http.dependencies import JsonBody, State, call_router
 from flyball_server.http.openapi import examples
 from flyball_server.http.openapi.documentation import (
     JSON_BODY_ERRORS,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
-from flyball_server.jobs.moments import utc_now
+from flyball_server.jobs.lifecycle.job_life import utc_now
 from flyball_server.jobs.records import JOB_ID_PATTERN, RUN_SIGN, TokenRecord
 from flyball_server.jobs.store.contract import TOKENS, JobStore
 

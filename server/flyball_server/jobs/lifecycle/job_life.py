@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput, JobState
 from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
 from flyball_server.jobs.store.contract import JobReader
+
+
+def utc_now() -> datetime:
+    """The time of day, UTC."""
+    return datetime.now(UTC)
+
 
 # Thousands of ranks call every step: the store is told that they did so often, s.
 KEEP_PERIOD_S = 5.0

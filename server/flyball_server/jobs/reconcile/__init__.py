@@ -10,7 +10,7 @@ from flyball_server.jobs.reconcile.reconfiguring import ReconfigurationReconcile
 from flyball_server.jobs.reconcile.replanning import ReplanReconciler
 from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
 from flyball_server.jobs.reconcile.timetabled import TimetableReconciler
-from flyball_server.jobs.replanning.planning_slots import PlanningSlots
+from flyball_server.jobs.replanning.plan_job import PlanningSlots
 
 
 def all_reconcilers() -> tuple[Reconciler, ...]:

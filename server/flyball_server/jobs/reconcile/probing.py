@@ -13,7 +13,7 @@ from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plan
 from flyball_server.jobs.probing.probing_setup import control_result
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
-from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PLENTY, PlanningSlots
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter

@@ -12,8 +12,12 @@ from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.job_state import OVER, JobState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.replanning.plan_job import plan_if_needed
-from flyball_server.jobs.replanning.planning_slots import LOOK_AGAIN_S, PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import (
+    LOOK_AGAIN_S,
+    PLENTY,
+    PlanningSlots,
+    plan_if_needed,
+)
 from flyball_server.jobs.services import JobServices, planning_lock
 from flyball_server.jobs.store.contract import JobReader
 

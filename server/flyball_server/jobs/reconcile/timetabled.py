@@ -8,7 +8,7 @@ from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.replanning.planning_slots import PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader

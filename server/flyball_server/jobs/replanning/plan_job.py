@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+
+from anyio import CapacityLimiter, to_thread
 
 from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import (
@@ -30,8 +34,76 @@ from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, read_snapshot
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work
 from flyball_server.jobs.services import JobServices, Solve, planning_lock
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
+
+# Jobs that the reconcile loop has planned at once; a thread each, which waits for its solve.
+NUM_SLOTS = 6
+# When to look again at a job that found no slot free, s.
+LOOK_AGAIN_S = 1.0
+
+
+class PlanningSlots:
+    """A bound on the plannings that reconcilers wait for; nobody waits for a slot.
+
+    Args:
+        num_slots: plannings at once.
+    """
+
+    def __init__(self, num_slots: int = NUM_SLOTS) -> None:
+        self._free = threading.Semaphore(num_slots)
+
+    @contextmanager
+    def taken(self) -> Generator[bool]:
+        """Within the block: whether a slot was free, and is held."""
+        is_free = self._free.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._free.release()
+
+
+# For whoever looks at one job at a time.
+PLENTY = PlanningSlots(1_000_000)
+
+
+# Jobs that calls have planned at once; a thread each, which waits for its solve.
+_MAX_JOBS = 64
+
+
+class PlanCoalescer:
+    """Plans jobs for whoever has changed their inputs; for the event loop's own thread.
+
+    Of the calls that wait for the same planning only one has a thread.
+    """
+
+    def __init__(self, services: JobServices) -> None:
+        self._services = services
+        self._limiter = CapacityLimiter(_MAX_JOBS)
+        self._planning = SingleFlight[tuple[str, JobInput], JobSummary]()
+
+    async def planned(self, stored: JobSummary, asked_by: JobInput) -> JobSummary:
+        """The job, planned from what the caller has stored or from what came later.
+
+        Args:
+            stored: the job after the change.
+            asked_by: the input that was changed.
+
+        Raises:
+            PlanningFailedError, UnknownJobError, PlanningStoppedError: as for `plan_if_needed`.
+        """
+        if is_planned(stored):
+            return stored
+        key = (stored.job.job_id, asked_by)
+        # One in flight may have read the job before the change; one that begins after it has not.
+        await self._planning.wait_for_earlier(key)
+        plan = partial(plan_if_needed, self._services, *key)
+        return await self._planning.run(
+            key, lambda: to_thread.run_sync(plan, limiter=self._limiter)
+        )
+
 
 # Of energy or of time, predicted: a version that brings less is not worth its way to all ranks.
 LEAST_GAIN = 0.001

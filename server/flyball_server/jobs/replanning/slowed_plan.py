@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.jobs.job_state import JobInput
@@ -13,10 +14,10 @@ from flyball_server.jobs.registry.inspection import newest_plan, require_job, re
 from flyball_server.jobs.replanning.solve import solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.memoize import profile_digest
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_digest import request_digest
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.stragglers.first_plans import make_plan_at_once
@@ -26,6 +27,19 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
 )
+
+
+def request_digest(slowed: SlowedRequest) -> str:
+    """The digest of all that a plan for these slowdown factors depends on."""
+    request = slowed.request
+    rest = [
+        (field.name, getattr(request, field.name))
+        for field in fields(request)
+        if field.name != "profile"
+    ]
+    slowdowns = sorted(map(repr, slowed.slowdowns))
+    told = repr((rest, slowdowns, slowed.num_pipelines if slowdowns else 1))
+    return hashlib.sha256(told.encode() + profile_digest(request.profile)).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

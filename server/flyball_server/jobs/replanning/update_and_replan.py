@@ -10,8 +10,7 @@ from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.replanning.plan_job import plan_if_needed
-from flyball_server.jobs.replanning.planning_slots import PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, plan_if_needed
 from flyball_server.jobs.services import JobServices
 
 _LOG = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageP
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
+from flyball_server.planning.schedules._base import VirtualStages
 
 # Kind, chunk and MHz of instructions that are alike.
 _Alike = tuple[InstructionKind, int, int]

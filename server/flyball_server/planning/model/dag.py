@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction, Schedule
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
+from flyball_server.planning.schedules._base import Instruction, Schedule, VirtualStages
 
 NONE = -1  # "no predecessor" in the arrays below
 AlikeNodes = tuple[int, InstructionKind, int]

@@ -38,8 +38,7 @@ from flyball_server.planning.policies import POLICIES, choose
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.schedules._base import Schedule
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
+from flyball_server.planning.schedules._base import Schedule, VirtualStages
 
 ItemT = TypeVar("ItemT")
 

@@ -11,8 +11,8 @@ from flyball_server.planning.schedules._base import (
     Instruction,
     Schedule,
     ScheduleContext,
+    VirtualStages,
 )
-from flyball_server.planning.schedules.virtual_stages import VirtualStages
 
 EXPLICIT = "explicit"
 

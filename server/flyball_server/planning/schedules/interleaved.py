@@ -10,13 +10,12 @@ import itertools
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction, Schedule, ScheduleContext
+from flyball_server.planning.schedules._base import Instruction, Schedule, ScheduleContext, looped
 from flyball_server.planning.schedules.order_writer import (
     OrderWriter,
     chunks_of,
     require_split_backward,
 )
-from flyball_server.planning.schedules.virtual_stages import looped
 
 
 def make_interleaved_one_f_one_b(context: ScheduleContext) -> Schedule:

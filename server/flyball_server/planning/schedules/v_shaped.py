@@ -7,13 +7,12 @@ stages and up again, so that stage 0 has its loss without waiting for anyone.
 from __future__ import annotations
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction, Schedule, ScheduleContext
+from flyball_server.planning.schedules._base import Instruction, Schedule, ScheduleContext, v_shaped
 from flyball_server.planning.schedules.order_writer import (
     OrderWriter,
     chunks_of,
     require_split_backward,
 )
-from flyball_server.planning.schedules.virtual_stages import v_shaped
 
 
 def make_zbv(context: ScheduleContext) -> Schedule:

@@ -10,7 +10,7 @@ from tests.unit.planning.tiny_pipelines import equal_profile, model_of, models
 
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
-from flyball_server.planning.frontier.sweep import sweep_frontier
+from flyball_server.planning.frontier_curve import sweep_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 

@@ -23,7 +23,7 @@ from flyball_server.planning.frontier.interior_point import (
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
-from flyball_server.planning.frontier.sweep import sweep_frontier
+from flyball_server.planning.frontier_curve import sweep_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 WITHIN = 1e-4  # of the optimum, by a relaxation's contract

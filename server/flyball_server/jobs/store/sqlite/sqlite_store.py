@@ -2,29 +2,185 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import sqlite3
 import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from flyball_server.jobs.errors import StoreBusyError, StoreClosedError
+from flyball_server.jobs.errors import (
+    StoreBusyError,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreError,
+    StoreInUseError,
+    StoreUnavailableError,
+)
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.jobs.store.memory.local_coordination import LocalCoordination
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
 from flyball_server.jobs.store.sql.sql_migrations import migrate
 from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction
-from flyball_server.jobs.store.sqlite.sqlite_engine import (
-    BUSY_TIMEOUT_S,
-    PlannerLock,
-    check_is_sqlite,
-    make_sqlite_engine,
-    sqlite_transaction,
-    store_error,
-    use_write_ahead_log,
-)
+
+BUSY_TIMEOUT_S = 5.0
+_MAGIC = b"SQLite format 3\0"
+_WRITES = "flyball_writes"
+_ERRORS: dict[str, type[StoreError]] = {
+    "SQLITE_BUSY": StoreBusyError,
+    "SQLITE_LOCKED": StoreBusyError,
+    "SQLITE_NOTADB": StoreDamagedError,
+    "SQLITE_CORRUPT": StoreDamagedError,
+}
+
+
+def make_sqlite_engine(file: Path) -> Engine:
+    """An engine over this file; nothing is opened before the first transaction."""
+    engine = create_engine(
+        URL.create("sqlite", database=str(file)),
+        connect_args={"timeout": BUSY_TIMEOUT_S},
+        pool_size=8,
+        max_overflow=56,
+        pool_timeout=BUSY_TIMEOUT_S,
+    )
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+@contextmanager
+def sqlite_transaction(engine: Engine, *, file: Path, writes: bool) -> Generator[Connection]:
+    """One transaction, committed when the block ends normally, else rolled back.
+
+    Raises:
+        StoreError: SQLite refused; which one says why.
+    """
+    try:
+        with (
+            engine.connect().execution_options(**{_WRITES: writes}) as connection,
+            connection.begin(),
+        ):
+            yield connection
+    except PoolTimeoutError as error:
+        raise StoreBusyError(location=file) from error
+    except DBAPIError as error:
+        if isinstance(error.orig, sqlite3.IntegrityError):
+            raise ValueError(f"refused by the schema: {error.orig}") from error
+        raise store_error(error.orig, file) from error
+
+
+def use_write_ahead_log(engine: Engine, *, file: Path) -> None:
+    """Let readers and a writer of this file not wait for each other; the file remembers it.
+
+    Raises:
+        StoreError: SQLite refused.
+    """
+    try:
+        connection = engine.raw_connection()
+        try:
+            connection.cursor().execute("PRAGMA journal_mode = WAL").close()
+        finally:
+            connection.close()
+    except (DBAPIError, sqlite3.Error) as error:
+        raise store_error(getattr(error, "orig", error), file) from error
+
+
+def check_is_sqlite(file: Path) -> None:
+    """Refuse a file that is something else; SQLite itself would overwrite a very short one.
+
+    Raises:
+        StoreDamagedError: it does not begin as SQLite's files do.
+        StoreUnavailableError: it cannot be read.
+    """
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_MAGIC))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise store_error(error, file) from error
+    if start not in (b"", _MAGIC):
+        raise StoreDamagedError(location=file)
+
+
+def store_error(cause: BaseException | None, file: Path) -> StoreError:
+    """Return what a failure of SQLite or of the file system means for the store."""
+    name: str = getattr(cause, "sqlite_errorname", None) or ""
+    for prefix, kind in _ERRORS.items():
+        if name.startswith(prefix):
+            return kind(location=file)
+    reason = getattr(cause, "strerror", None) or str(cause)
+    return StoreUnavailableError(location=file, reason=reason)
+
+
+def _prepare(dbapi_connection: sqlite3.Connection, _record: object) -> None:
+    # Python's own implicit transactions would begin too late for a consistent read.
+    dbapi_connection.isolation_level = None
+    cursor = dbapi_connection.cursor()
+    try:
+        # A killed planner loses nothing with NORMAL; only a power cut may cost the last moment,
+        # and never consistency.
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+    finally:
+        cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    # IMMEDIATE takes the write lock at once: what was read stays true until the commit.
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+class PlannerLock:
+    """The lock of the planner on this database; the kernel gives it back if the process dies.
+
+    The file `DATABASE.lock` stays: to remove it would let two planners lock different files.
+
+    Args:
+        database: SQLite's file.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Take the lock; nothing is done where it is held already.
+
+        Raises:
+            StoreInUseError: another planner has it.
+            StoreError: the file cannot be made or locked.
+        """
+        if self._descriptor is not None:
+            return
+        real = self._database.resolve()
+        lock = real.with_name(f"{real.name}.lock")
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise store_error(error, lock) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise StoreInUseError(location=self._database, lock=lock) from None
+            raise store_error(error, lock) from error
+        self._descriptor = descriptor
+
+    def restore(self) -> None:
+        """Let another planner take it; any number of times."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 class SqliteJobStore(LocalCoordination):
