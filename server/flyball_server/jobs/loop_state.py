@@ -106,7 +106,7 @@ class ProfilingResult:
     Attributes:
         state: `probing`, `finished` or `refused`.
         problem: why it was refused; None otherwise.
-        num_steps: that it has looked at.
+        num_steps: number of steps that it has read.
         points: as found; empty before the end.
         blocking_power_w, blocking_power_error_w: per stage, measured; None where it was given.
         largest_slowdown: a share; None: not known yet.

@@ -1,4 +1,4 @@
-"""Use cases of timetables: put one, look at it, take it away."""
+"""Use cases of timetables: put, get and delete one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class JobFigures:
     Attributes:
         emulated: whether its GPUs are, all or some.
         activations: of all its plan versions, rising.
-        target: in force, by its timetable where it has one.
+        target: the current one, by its timetable where it has one.
         prediction: of the active version, or of the newest before there is one.
         newest: the newest complete steps that are alike.
         compared: the newest version that has steps, against its baseline; None: none has.

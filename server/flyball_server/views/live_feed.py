@@ -1,4 +1,4 @@
-"""Live feeds: what somebody follows is looked at again and again, once for all who follow it.
+"""Live feeds: what clients follow is read again and again, once for all of them.
 
 Nobody is sent anything from here: who follows is told that there is something new, and takes what
 there is then. One who is slow misses what was in between, and costs no memory.
@@ -28,7 +28,7 @@ PERIOD_S = 1.0
 LEAST_PAUSE_S = 0.1
 # So many times as long as a look took is not looked: looking takes a fifth of the time at most.
 _PAUSE_OF_LOOKS = 4
-# But no longer than this, s: what takes more than 7.5 s to look at is looked at more of the time.
+# But no longer than this, s: what takes more than 7.5 s to read is read more of the time.
 MOST_PAUSE_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 
@@ -51,7 +51,7 @@ class _Topic(Generic[State]):
             changed.set()
 
     def end(self) -> None:
-        """It is not looked at any more."""
+        """End the reading."""
         self.over.set()
         self.left.set()
         self.woken.set()
@@ -111,7 +111,7 @@ class Following(Generic[State]):
             raise self.error.with_traceback(None)
 
     def stop(self) -> None:
-        """Follow no more; where nobody does, nothing is looked at."""
+        """Stop following; what no client follows is not read."""
         self._topic.followers.discard(self._changed)
         if not self._topic.followers:
             self._topic.left.set()
@@ -148,7 +148,7 @@ class Feed(Generic[State]):
 
     @property
     def num_followed(self) -> int:
-        """Things that are looked at now."""
+        """What is read now."""
         return len(self._topics)
 
     def follow(self, key: str, changed: asyncio.Event) -> Following[State]:
@@ -169,7 +169,7 @@ class Feed(Generic[State]):
         return Following(topic, changed)
 
     async def stop(self) -> None:
-        """Return when nothing is looked at any more; to be called when the waiters are closed."""
+        """Return when nothing is read any more; to be called when the waiters are closed."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT_S)
             for task in late:

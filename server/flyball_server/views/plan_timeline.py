@@ -1,4 +1,4 @@
-"""Use case: the predicted iteration of a job's plan version, to be looked at."""
+"""Use case: the predicted iteration of a job's plan version, to be drawn."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_a_job_that_another_planner_looks_at_is_looked_at_after_it() -> None:
     with services.store.writing("job") as writer:
         writer.save_job(job_record("job"))
     reconcile_loop = ReconcileLoop((looking,))
-    with services.store.lock("react job"):
+    with services.store.lock("reconcile job"):
         reconcile_loop.start(services)
         reconcile_loop.enqueue_reconcile("job")
     looking.wait_for(1)

@@ -307,7 +307,7 @@ HEARTBEAT_S = 10.0
 
 
 class LiveEvents:
-    """Streams of events; each thing that is followed is looked at once for all who follow it.
+    """Streams of events; what several clients follow is read once for all of them.
 
     Used on one event loop at a time.
 
@@ -349,7 +349,7 @@ class LiveEvents:
 
     @property
     def num_followed(self) -> int:
-        """Things that are looked at now: none where nobody follows."""
+        """What is read now: nothing where no client follows."""
         return sum(feed.num_followed for feed in self._feeds)
 
     async def of_all(self, access: Access, *, wait_s: float) -> EventStream:
@@ -398,7 +398,7 @@ class LiveEvents:
             return _stream(source, stack, wait_s=wait_s, ready=ready)
 
     async def stop(self) -> None:
-        """Return when nothing is looked at any more; to be called when the waiters are closed."""
+        """Return when nothing is read any more; to be called when the waiters are closed."""
         for feed in self._feeds:
             await feed.stop()
 

@@ -151,7 +151,7 @@ def registered_view(known: KnownRank) -> messages.RegisteredRank:
 
 def rank_view(rank: RankRecord) -> messages.RankView:
     """A rank."""
-    # A hundred clocks of thousands of ranks would make every look at a job long.
+    # A hundred clocks of thousands of ranks would make every answer about a job long.
     values = {
         name: value for name, value in vars(rank).items() if name not in {"job_id", "sm_clocks_mhz"}
     }

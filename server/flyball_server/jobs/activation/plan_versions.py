@@ -176,7 +176,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
             return False
         writer.name_first_step(job_id, version, first_step)
         if plan.report is StepReport.TOTALS:
-            writer.drop_step_details(job_id, first_step)  # nothing will look at them again
+            writer.drop_step_details(job_id, first_step)  # nothing reads them again
         return True
     if activation.first_step > first_step and version == newest_version(activations):
         _plan_anew(services, writer, plan)

@@ -16,7 +16,7 @@ from flyball_server.jobs.store.contract import JobReader, JobWriter
 
 # Of the newest steps of a job: what reconcilers may still read.
 KEPT_DETAILS = 256
-# Profiling looks at all its steps, and short ones go on while it decides.
+# Profiling reads all its steps, and short ones go on while it decides.
 KEPT_DETAILS_OF_PROFILING = 1024
 # Of those that hold single instructions, which take megabytes a step in a large pipeline, as many
 # as these instructions of all ranks make. Short steps need many: ranks post a second of them

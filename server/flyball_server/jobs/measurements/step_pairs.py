@@ -97,7 +97,7 @@ class BatchMeans:
 
 
 class PairedMeans:
-    """Two kinds of steps in turn, compared pair by pair.
+    """Two kinds of steps by turns, compared pair by pair.
 
     What drifts slowly is the same for both halves of a pair and cancels in their difference. An
     energy counter that is read late moves energy from a block of steps to its neighbour: that

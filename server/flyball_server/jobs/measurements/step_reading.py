@@ -59,7 +59,7 @@ def _highest_rows(plan: ProbePlan, highest_mhz: Sequence[int]) -> tuple[bool, ..
 
 
 def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
-    """Return what the savings look at of a step of a job of so many ranks."""
+    """Return what the savings read of a step of a job with this number of ranks."""
     num_held_down = totals.num_power_capped + totals.num_thermally_capped
     return WholeStep(
         step=totals.step,

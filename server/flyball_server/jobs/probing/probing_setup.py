@@ -264,7 +264,7 @@ def _clocks_mhz(
 def _flat_profile(
     num_stages: int, kinds: Sequence[InstructionKind], num_chunks: int
 ) -> StageProfile:
-    """A profile of so many alike stages, for orders that look at its shape alone."""
+    """Profile of alike stages, for orders that depend on its shape alone."""
     points: Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {
         (stage, kind): tuple(
             OperatingPoint(frequency_mhz=mhz, time_s=1.0, energy_j=1.0) for mhz in (2, 1)

@@ -28,7 +28,7 @@ class ExpiryReconciler:
     def __init__(self) -> None:
         # What ranks said while no planner was there, none has heard.
         self._began: datetime | None = None
-        # By job, when it was looked at last, monotonic s.
+        # By job, when it was read last, monotonic s.
         self._looked_s: dict[str, float] = {}
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
@@ -89,7 +89,7 @@ def _make(services: JobServices, job_id: str, began: datetime) -> None:
             writer.save_job(job.moved(move, problem=job.problem))
             if move in OVER:
                 newest = writer.newest_step(job_id)
-                # Nobody will look at them again.
+                # Nothing reads them again.
                 writer.drop_step_details(job_id, 0 if newest is None else newest + 1)
         else:
             writer.delete_job(job_id)

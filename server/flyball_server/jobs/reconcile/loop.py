@@ -20,12 +20,12 @@ _LOG = logging.getLogger(__name__)
 # A job that is planned keeps its thread waiting; the solving itself is elsewhere. Some are left
 # for the reconcilers that plan nothing.
 NUM_THREADS = NUM_SLOTS + 2
-# Thousands of ranks post every step: a job is not looked at more often than this, s.
+# Thousands of ranks post every step: a job is reconciled at most this often, s.
 SHORTEST_PAUSE_S = 0.1
-# Every job is looked at so often, s, as if it had changed: another planner on the store may have
+# Every job is reconciled this often, s, as if it had changed: another planner on the store may have
 # ended between a change and what had to follow it.
 ROUND_S = 60.0
-# Another planner on the store is looking at the job, s.
+# Pause while another planner on the store reconciles the job, s.
 _ELSEWHERE_S = 1.0
 _STOP_TIMEOUT_S = 10.0
 _STORE_RETRY_S = 5.0
@@ -47,7 +47,7 @@ class Reconciler(Protocol):
       something to do then. What a killed planner has left undone is found at the next post, by
       whichever planner takes it.
     - All that it knows it reads from the store, so that a planner that was restarted goes on.
-    - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is looked at
+    - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is reconciled
       again after its next change, within the minute; after those of the store in a few seconds.
     """
 
@@ -84,23 +84,23 @@ class ReconcileLoop:
         self._reconcilers = tuple(sorted(reconcilers, key=lambda one: one.order))
         self._round_s = round_s
         self._changed = threading.Condition()
-        # By job, when to look at it next, monotonic s.
+        # By job, when to reconcile it next, monotonic s.
         self._due_s: dict[str, float] = {}
-        self._looked_s: dict[str, float] = {}
-        self._looked_at: set[str] = set()
+        self._reconciled_s: dict[str, float] = {}
+        self._in_progress: set[str] = set()
         self._is_stopping = False
         self._threads: tuple[threading.Thread, ...] = ()
 
     def enqueue_reconcile(self, job_id: str) -> None:
         """Something about the job has changed; from any thread, costs nothing."""
         with self._changed:
-            soonest_s = self._looked_s.get(job_id, 0.0) + SHORTEST_PAUSE_S
+            soonest_s = self._reconciled_s.get(job_id, 0.0) + SHORTEST_PAUSE_S
             self._be_due(job_id, max(time.monotonic(), soonest_s))
 
     def enqueue_all(self) -> None:
         """Anything may have changed; from any thread, costs nothing."""
         with self._changed:
-            self._looked_s.clear()
+            self._reconciled_s.clear()
             self._be_due(_ALL, time.monotonic())
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
@@ -108,7 +108,7 @@ class ReconcileLoop:
         return any(one.runs_after_posts(reader, job) for one in self._reconcilers)
 
     def start(self, services: JobServices) -> None:
-        """Look at all jobs that the store has, and from now on at those that change."""
+        """Reconcile all jobs that the store has, and from now on those that change."""
         self._is_stopping = False
         self.enqueue_all()
         self._threads = tuple(
@@ -121,7 +121,7 @@ class ReconcileLoop:
             thread.start()
 
     def stop(self) -> None:
-        """End after the jobs that are being looked at, whose planning may take a while."""
+        """End after the jobs that are being reconciled, whose planning may take a while."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
@@ -137,60 +137,63 @@ class ReconcileLoop:
     def _run(self, services: JobServices) -> None:
         while (job_id := self._wait_for_job()) is not None:
             try:
-                again_s = self._look(services, job_id)
+                again_s = self._reconcile_due(services, job_id)
             except Exception:
-                _LOG.exception("job %s: not looked at", job_id)
+                _LOG.exception("job %s: not reconciled", job_id)
                 again_s = _STORE_RETRY_S
-            self._end_look(job_id, again_s)
+            self._end(job_id, again_s)
 
     def _wait_for_job(self) -> str | None:
-        """The next job whose time has come, which nobody looks at; None: the end."""
+        """Return the next due job that no thread reconciles; None: the loop ends."""
         with self._changed:
             while not self._is_stopping:
                 now_s = time.monotonic()
-                waiting = self._due_s.keys() - self._looked_at
+                waiting = self._due_s.keys() - self._in_progress
                 job_id = min(waiting, key=self._due_s.__getitem__, default=None)
                 if job_id is not None and self._due_s[job_id] <= now_s:
                     del self._due_s[job_id]
-                    self._looked_s[job_id] = now_s
-                    self._looked_at.add(job_id)
+                    self._reconciled_s[job_id] = now_s
+                    self._in_progress.add(job_id)
                     self._changed.notify()  # another may be due as well
                     return job_id
                 wait_s = _LONGEST_WAIT_S if job_id is None else self._due_s[job_id] - now_s
                 self._changed.wait(min(wait_s, _LONGEST_WAIT_S))
             return None
 
-    def _end_look(self, job_id: str, again_s: float | None) -> None:
+    def _end(self, job_id: str, again_s: float | None) -> None:
         with self._changed:
-            self._looked_at.discard(job_id)
+            self._in_progress.discard(job_id)
             if again_s is not None:
                 self._be_due(job_id, time.monotonic() + max(again_s, SHORTEST_PAUSE_S))
-            self._changed.notify()  # it may have been noticed meanwhile
+            self._changed.notify()  # it may have been enqueued meanwhile
 
-    def _look(self, services: JobServices, job_id: str) -> float | None:
-        """Look at one job, or at which there are; in how many seconds to do so again."""
+    def _reconcile_due(self, services: JobServices, job_id: str) -> float | None:
+        """Reconcile one job, or enqueue all; return the seconds until that is due again."""
         try:
             if job_id == _ALL:
                 return self._enqueue_all(services)
-            with services.store.lock(f"react {job_id}", waits=False) as is_mine, about(job=job_id):
+            with (
+                services.store.lock(f"reconcile {job_id}", waits=False) as is_mine,
+                about(job=job_id),
+            ):
                 return self._reconcile(services, job_id) if is_mine else _ELSEWHERE_S
         except JobsError as error:
             what = "jobs are" if job_id == _ALL else f"job {job_id} is"
-            _LOG.warning("%s not looked at yet: %s", what, error.message)
+            _LOG.warning("%s not reconciled yet: %s", what, error.message)
             return _STORE_RETRY_S
 
     def _enqueue_all(self, services: JobServices) -> float:
-        """Look at every job once, one after the other within the round; at first at once."""
+        """Enqueue every job once, spread over the round; new ones now."""
         with services.store.reading() as reader:
             job_ids = [job.job_id for job in reader.list_jobs()]
         with self._changed:
             now_s = time.monotonic()
             for number, job_id in enumerate(job_ids):
-                is_new = job_id not in self._looked_s
+                is_new = job_id not in self._reconciled_s
                 wait_s = 0.0 if is_new else self._round_s * number / len(job_ids)
                 self._be_due(job_id, now_s + wait_s)
-            for gone in self._looked_s.keys() - {*job_ids, *self._due_s, _ALL}:
-                del self._looked_s[gone]
+            for gone in self._reconciled_s.keys() - {*job_ids, *self._due_s, _ALL}:
+                del self._reconciled_s[gone]
         return self._round_s
 
     def _reconcile(self, services: JobServices, job_id: str) -> float | None:

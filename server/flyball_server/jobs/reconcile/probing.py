@@ -1,4 +1,4 @@
-"""The reaction that profiles a job in its own training: probe, look, probe again, then plan."""
+"""Profiling of a job in its own training: probe, read, probe again, then plan."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
 
 
 def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Finished) -> None:
-    """Keep what was found; reaction `replanning` plans from it."""
+    """Store what was found; `ReplanReconciler` plans from it."""
     with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:

@@ -1,6 +1,6 @@
 """EnvPipe's loop: a next version with raised clocks, as long as measured waits ask for one.
 
-What it has done so far is in the versions themselves: those that still have to be looked at ask
+What it has done so far is in the versions themselves: those that are not decided yet ask
 the ranks for their instructions, the last one for totals.
 """
 
@@ -62,7 +62,7 @@ def observation_windows(
     steps_per_look: int,
     most_looks: int,
 ) -> list[MeasuredPipeline]:
-    """The first looks at a version that is in force, in the order of time.
+    """The first observation windows of the active version, in the order of time.
 
     Each is made of so many steps that all ranks measured, and ran in the version's order; the
     version's first step is left out. Of data-parallel pipelines it is the slowest.
@@ -168,12 +168,12 @@ PATIENCE_STEPS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class _Round:
-    """A version that is in force, and what was measured on it.
+    """The active version, and what was measured on it.
 
     Attributes:
         plan: what the version runs.
         assignment: its clocks.
-        is_hopeless: it was run for long, and nothing of it can be looked at.
+        is_hopeless: it was run for long, and nothing of it can be used.
     """
 
     job: JobRecord

@@ -122,7 +122,7 @@ def measured_slowdowns(
 
     That is while the version has not held for `min_steps` steps, so that plans do not flap; and
     while a job is profiled, or its steps are compared with the highest clocks. Where a newer plan
-    failed this one holds, and is looked at.
+    failed this one holds, and its steps are read.
 
     Args:
         reader: of the moment.
@@ -157,7 +157,7 @@ def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
 
 # A plan holds for so many steps before what is measured on it may change it.
 MIN_STEPS = 10
-# Of a job with many ranks the measured steps are looked at less often: ranks per step.
+# Of a job with many ranks the measured steps are read less often: ranks per step.
 _RANKS_PER_STEP = 64
 # What is remembered of a job goes after so long without a look, s.
 MEMORY_S = 600.0
@@ -236,7 +236,7 @@ class StragglerReconciler:
         )
 
     def _memory(self, job_id: str) -> _Memory:
-        """Of this job; those of jobs that nobody has looked at for long are dropped."""
+        """Of this job; those of jobs that were not read for long are dropped."""
         now_s = time.monotonic()
         with self._guard:
             memories = self._memories

@@ -12,7 +12,7 @@ from flyball_server.jobs.store.contract import JobReader, JobWriter
 
 
 class RankBatch:
-    """Those ranks of a job that calls name, read once one of them is looked at.
+    """Those ranks of a job that calls name, read with the first of them that is needed.
 
     Args:
         reader: of the transaction that the calls are worked on in.

@@ -65,7 +65,7 @@ class PlanningSlots:
                 self._free.release()
 
 
-# For whoever looks at one job at a time.
+# For callers that plan one job at a time.
 PLENTY = PlanningSlots(1_000_000)
 
 
@@ -108,7 +108,7 @@ class PlanCoalescer:
 # Of energy or of time, predicted: a version that brings less is not worth its way to all ranks.
 LEAST_GAIN = 0.001
 # Of a certificate's gap, percentage points: a first plan's bound is loose, and how good a plan is
-# should be known of one that stays in force.
+# should be known of one that stays.
 LEAST_CERTAINTY_PERCENT = 1.0
 # Of a job; the oldest are forgotten, and searched for again.
 MAX_MADE = 32

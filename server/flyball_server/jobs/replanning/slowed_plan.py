@@ -1,4 +1,4 @@
-"""Plan of a job for the slowdown factors in force: of its slow ranks and its drifted stages."""
+"""Plan of a job with the slowdown factors of its slow ranks and drifted stages."""
 
 from __future__ import annotations
 

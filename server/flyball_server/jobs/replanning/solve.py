@@ -35,7 +35,7 @@ def solve(
 ) -> ResultT:
     """The function's result, from wherever the planner solves.
 
-    It waits in this thread, and looks at the job meanwhile: another planner on the same store may
+    It waits in this thread, and reads the job meanwhile: another planner on the same store may
     have changed it.
 
     Args:
@@ -108,7 +108,7 @@ def _check_wanted(services: JobServices, job: JobRecord) -> None:
         with services.store.reading() as reader:
             now = require_job(reader, job.job_id)
     except StoreError as error:
-        _LOG.debug("job %s: not looked at: %s", job.job_id, error.message)
+        _LOG.debug("job %s: not read: %s", job.job_id, error.message)
         return
     if not is_same_work(job, now):
         raise SupersededError

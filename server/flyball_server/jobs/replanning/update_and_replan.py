@@ -28,8 +28,8 @@ def update_and_replan(
     """Change a job's loop state; where that changes its planning inputs, plan the job again.
 
     A job without a profile is planned for it once that has come. Where no plan meets it the job
-    says so, and the older plan holds. Where no slot is free, the change is stored, and reconciler
-    `replanning` plans it.
+    says so, and the older plan holds. Where no slot is free, the change is stored, and
+    `ReplanReconciler` plans it.
 
     Args:
         services: the seams.

@@ -208,7 +208,7 @@ class JobStore(Protocol):
     - What belongs to a job can only be saved while the job exists (and measured steps only
       while their rank does): otherwise ValueError, which is a mistake of the caller.
     - Plans are never changed, and removed only with their job.
-    - A turn belongs to one holder at a time, across processes too where processes share the
+    - A lock belongs to one holder at a time, across processes too where processes share the
       store, and ends with the process that holds it.
     - A signal reaches the listeners of all processes that share the store, the caller's too, and
       may reach them more than once; where one was perhaps missed, they are called with None.

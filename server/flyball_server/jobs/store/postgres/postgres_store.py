@@ -29,7 +29,7 @@ from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
 from flyball_server.jobs.store.sql.sql_migrations import migrate
 from flyball_server.jobs.store.sql.sql_transaction import AnyInsert, SqlTransaction, replacing
 
-# How soon a turn that another planner has is asked for again, s.
+# Pause before a lock that another planner holds is requested again, s.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
 

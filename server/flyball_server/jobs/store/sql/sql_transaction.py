@@ -392,7 +392,7 @@ def _inserting(table: Table, insert: Insert) -> AnyInsert:
 def replacing(table: Table, statement: AnyInsert) -> AnyInsert:
     """The statement, which replaces the rows that are there."""
     keys = [column.name for column in table.primary_key]
-    excluded = statement.excluded  # made anew by each look at it
+    excluded = statement.excluded  # made anew by each access
     others = {
         column.name: excluded[column.name] for column in table.columns if column.name not in keys
     }

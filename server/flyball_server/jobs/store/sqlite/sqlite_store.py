@@ -258,7 +258,7 @@ class SqliteJobStore(LocalCoordination):
     def _writing(self) -> Generator[Connection]:
         """A transaction that follows on those of this process.
 
-        SQLite would let it wait too, but looks only every 100 ms whether it is its turn.
+        SQLite would let it wait too, but tries only every 100 ms.
         """
         if not self._writers.acquire(timeout=BUSY_TIMEOUT_S):
             raise StoreBusyError(location=self._file)
