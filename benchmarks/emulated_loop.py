@@ -13,12 +13,13 @@ from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.activation.plan_versions import margin_steps
 from flyball_server.jobs.reconcile.reconfiguring import STEPS_PER_LOOK
-from flyball_server.planning.model.measured_pipeline import (
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.policies.measured_reconfigure import (
+    MeasuredLoop,
     MeasuredPipeline,
+    decide,
     receives_from_neighbour,
 )
-from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.policies.measured_reconfigure import MeasuredLoop, decide
 
 # Of the energy counter: so fine that a step's energy is exact.
 _COUNTER_PERIOD_S = 1e-9

@@ -23,8 +23,11 @@ from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import Effort
-from flyball_server.planning.stragglers.first_plans import make_plan_at_once
-from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
+from flyball_server.planning.stragglers.first_plans import (
+    RunningClocks,
+    make_plan_at_once,
+    running_clocks,
+)
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,

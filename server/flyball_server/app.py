@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,10 @@ from flyball_server.http.dependencies import PlannerState, RankCalls
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.middleware.body_limit import BodyLimit
 from flyball_server.http.middleware.call_log import CallLog, CallMetrics
-from flyball_server.http.middleware.response_headers import ResponseHeaders
 from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.http.openapi import documentation
 from flyball_server.http.overviews import Overviews
-from flyball_server.http.problem_handlers import add_problem_handlers
+from flyball_server.http.problem_handlers import ResponseHeaders, add_problem_handlers
 from flyball_server.http.readiness import Readiness, SolvingCheck
 from flyball_server.http.routes import (
     dashboard,
@@ -38,7 +38,7 @@ from flyball_server.http.routes import (
 )
 from flyball_server.http.routes.dashboard import dashboard_files
 from flyball_server.http.timeline_answers import TimelineAnswers
-from flyball_server.jobs.auth.token_gate import TokenGate
+from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.reconcile.loop import ReconcileLoop, Reconciler
@@ -51,14 +51,36 @@ from flyball_server.planning.planner import make_plan_only
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import MeasuredStore, ProcessMetrics
 from flyball_server.settings import Settings, load_settings
-from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
+from flyball_server.solving.executor_options import DASK_PREFIX
 from flyball_server.solving.in_thread import PlannerThreads
+from flyball_server.solving.on_dask import DaskWorkers
 from flyball_server.solving.processes import PlanningProcesses
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HISTORIES_AT_ONCE, HistoryMemory
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_wire import routes
+
+# Threads that wait for frontiers; how many Dask solves at once it knows itself.
+_DASK_FRONTIERS = 16
+
+
+def make_executor(num_processes: int, address: str | None) -> Executor:
+    """Return what solves plans; nothing is started yet.
+
+    Args:
+        num_processes: 0: in threads of this process.
+        address: `dask://HOST:PORT` of a Dask scheduler; None: in processes of the planner.
+    """
+    if address is not None:
+        return DaskWorkers(f"tcp://{address.removeprefix(DASK_PREFIX)}")
+    return PlanningProcesses(num_processes) if num_processes else PlannerThreads()
+
+
+def num_frontiers_at_once(num_processes: int, address: str | None) -> int:
+    """Return how many frontiers may be found at once, so that plans do not wait for them."""
+    return _DASK_FRONTIERS if address is not None else max(1, num_processes - 1)
+
 
 _ROUTERS = (
     documentation.ROUTER,

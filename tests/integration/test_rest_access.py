@@ -11,8 +11,8 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import job_record, registration
 
-from flyball_server.http.middleware.response_headers import API_HEADERS
 from flyball_server.http.middleware.token_access import DOCS
+from flyball_server.http.problem_handlers import API_HEADERS
 from flyball_server.jobs.auth.access import create_token
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest

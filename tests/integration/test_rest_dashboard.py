@@ -17,7 +17,7 @@ from docs.scripts.write_wire_types import WIRE_TYPES, wire_types
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_server.app import create_app
-from flyball_server.http.middleware.response_headers import API_HEADERS
+from flyball_server.http.problem_handlers import API_HEADERS
 from flyball_server.http.routes.dashboard import ASSETS, PAGE, PAGE_POLICY, dashboard_files
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import Settings

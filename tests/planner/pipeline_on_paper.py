@@ -12,9 +12,9 @@ from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail, Step
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.model.measured_pipeline import receives_from_neighbour
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.policies.measured_reconfigure import receives_from_neighbour
 from flyball_wire.messages import InstructionReport
 
 Told = Callable[[int, InstructionReport], InstructionReport]

@@ -20,11 +20,11 @@ from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.jobs.stragglers.detector import clock_times
 from flyball_server.jobs.stragglers.reports import (
     Announcement,
     announce_straggler,
 )
-from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan

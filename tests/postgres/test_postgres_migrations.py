@@ -18,7 +18,7 @@ from flyball_server.jobs.errors import (
     StoreUnreachableError,
 )
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
-from flyball_server.jobs.store.sql import sql_migrations
+from flyball_server.jobs.store.sql import sql_tables as sql_migrations
 from flyball_server.jobs.store.sql.sql_tables import METADATA
 
 

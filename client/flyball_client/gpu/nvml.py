@@ -16,7 +16,7 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     SmClockRange,
 )
-from flyball_client.gpu.nvml_errors import call_nvml, pynvml
+from flyball_client.gpu.nvml_facts import call_nvml, pynvml
 
 
 def select_visible(

@@ -6,9 +6,101 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
-from flyball_client.gpu._base import GpuNotSupportedError
-from flyball_client.gpu.nvml_errors import call_nvml
+import pynvml as _pynvml
+
+from flyball_client.gpu._base import (
+    GpuError,
+    GpuNotFoundError,
+    GpuNotSupportedError,
+    GpuPermissionError,
+)
+
+# nvidia-ml-py has no types; what it returns is typed where it enters our code.
+pynvml: Any = _pynvml
+
+# name of the code -> (error, what to do)
+NVML_ERRORS: dict[str, tuple[type[GpuError], str]] = {
+    "NVML_ERROR_UNINITIALIZED": (GpuError, "open the GPU again"),
+    "NVML_ERROR_INVALID_ARGUMENT": (GpuError, "the driver refuses this value"),
+    "NVML_ERROR_NOT_SUPPORTED": (
+        GpuNotSupportedError,
+        "this GPU or its driver cannot do it (locked clocks need Volta or later)",
+    ),
+    "NVML_ERROR_NO_PERMISSION": (
+        GpuPermissionError,
+        "run as root or give the process CAP_SYS_ADMIN",
+    ),
+    "NVML_ERROR_ALREADY_INITIALIZED": (GpuError, "open the GPU again"),
+    "NVML_ERROR_NOT_FOUND": (GpuNotFoundError, "nvidia-smi -L lists what there is"),
+    "NVML_ERROR_INSUFFICIENT_SIZE": (GpuError, "update nvidia-ml-py"),
+    "NVML_ERROR_INSUFFICIENT_POWER": (GpuError, "check the GPU's power cables"),
+    "NVML_ERROR_DRIVER_NOT_LOADED": (GpuNotFoundError, "load the NVIDIA driver"),
+    "NVML_ERROR_TIMEOUT": (GpuError, "try again"),
+    "NVML_ERROR_IRQ_ISSUE": (GpuError, "see the kernel log for the GPU's interrupts"),
+    "NVML_ERROR_LIBRARY_NOT_FOUND": (
+        GpuNotFoundError,
+        "install the NVIDIA driver, or use an emulated GPU",
+    ),
+    "NVML_ERROR_FUNCTION_NOT_FOUND": (GpuNotSupportedError, "update the NVIDIA driver"),
+    "NVML_ERROR_CORRUPTED_INFOROM": (GpuError, "have the GPU checked"),
+    "NVML_ERROR_GPU_IS_LOST": (GpuNotFoundError, "the GPU fell off the bus; reboot"),
+    "NVML_ERROR_RESET_REQUIRED": (GpuError, "reset the GPU with nvidia-smi -r"),
+    "NVML_ERROR_OPERATING_SYSTEM": (
+        GpuError,
+        "the system or the container blocks the GPU; allow the device",
+    ),
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": (
+        GpuError,
+        "driver and library differ; reboot or reload the driver",
+    ),
+    "NVML_ERROR_IN_USE": (GpuError, "another process holds the GPU; try again"),
+    "NVML_ERROR_MEMORY": (GpuError, "free some memory"),
+    "NVML_ERROR_NO_DATA": (GpuNotSupportedError, "the GPU keeps no such figure"),
+    "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED": (GpuNotSupportedError, "the virtual GPU needs ECC off"),
+    "NVML_ERROR_INSUFFICIENT_RESOURCES": (GpuError, "close other users of the GPU"),
+    "NVML_ERROR_FREQ_NOT_SUPPORTED": (
+        GpuNotSupportedError,
+        "flyball clocks lists what the GPU supports",
+    ),
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": (
+        GpuNotSupportedError,
+        "nvidia-ml-py and the driver differ; update the older one",
+    ),
+    "NVML_ERROR_DEPRECATED": (GpuNotSupportedError, "the driver no longer offers this"),
+    "NVML_ERROR_NOT_READY": (GpuError, "try again"),
+    "NVML_ERROR_GPU_NOT_FOUND": (GpuNotFoundError, "nvidia-smi -L lists what there is"),
+    "NVML_ERROR_INVALID_STATE": (GpuError, "the GPU is in a state that does not allow this"),
+    "NVML_ERROR_RESET_TYPE_NOT_SUPPORTED": (GpuNotSupportedError, "reboot instead"),
+    "NVML_ERROR_UNKNOWN": (GpuError, "see the kernel log of the NVIDIA driver"),
+}
+
+# An older nvidia-ml-py lacks the newest names.
+_BY_CODE: dict[int, tuple[type[GpuError], str]] = {
+    int(getattr(pynvml, name)): mapped
+    for name, mapped in NVML_ERRORS.items()
+    if hasattr(pynvml, name)
+}
+
+
+def call_nvml(doing: str, function: str, *arguments: object) -> Any:  # noqa: ANN401 - untyped
+    """Return what NVML's `function` returns; `doing` says for the error's text what it was for.
+
+    Raises:
+        GpuError: the member of its tree that the table above gives for NVML's code.
+    """
+    try:
+        return getattr(pynvml, function)(*arguments)
+    except pynvml.NVMLError as error:
+        raise gpu_error(doing, error.value, str(error)) from None
+
+
+def gpu_error(doing: str, code: int, description: str) -> GpuError:
+    """The client's error for a code; one newer than this table is a plain GpuError."""
+    kind, advice = _BY_CODE.get(code, (GpuError, "see NVML's documentation of this code"))
+    return kind(f"{doing}: {description.rstrip('.')}; {advice}")
+
 
 # nvmlClocksEventReasonApplicationsClocksSetting: somebody chose the clocks, locked or not.
 _CHOSEN_CLOCKS = 0x2

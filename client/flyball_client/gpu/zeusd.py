@@ -21,7 +21,7 @@ from flyball_client.gpu._base import (
     SmClockRange,
 )
 from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.gpu.nvml_errors import call_nvml
+from flyball_client.gpu.nvml_facts import call_nvml
 from flyball_client.gpu.zeusd_connection import ZeusdConnection
 
 _MJ_PER_J = 1000.0

@@ -26,8 +26,13 @@ from flyball_client.profiling.arguments import (
 )
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.points_file import Measured, MeasuredPoint, PointsFile
-from flyball_client.profiling.repetition import MeasuringRule, StageProfiler
-from flyball_client.profiling.sweep import DEFAULT_NUM_RISES, Sweep, clock_grid
+from flyball_client.profiling.repetition import (
+    DEFAULT_NUM_RISES,
+    MeasuringRule,
+    StageProfiler,
+    Sweep,
+    clock_grid,
+)
 from flyball_client.profiling.workload import Workload, WorkloadError, emulated_stage, load_workload
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_profiles.stage_profile import InstructionKind, ProfileError

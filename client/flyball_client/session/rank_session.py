@@ -29,8 +29,7 @@ from flyball_client.session.instruction_timings import Begun, InstructionTiming,
 from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
 from flyball_client.session.rank_settings import launch_of
-from flyball_client.session.step_meter import StepMeter
-from flyball_client.session.step_recorder import StepRecorder
+from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_wire.command import flyball_version
 from flyball_wire.messages import RankRegistration, StepMeasurement
 

@@ -23,8 +23,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from flyball_client.session.instruction_timings import Transfer
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.activation_memory import ActivationMeter
-from flyball_integrations.deepspeed.eager_p2p import EagerP2P
-from flyball_integrations.deepspeed.order_switch import OrderSwitch
+from flyball_integrations.deepspeed.order_switch import EagerP2P, OrderSwitch
 from flyball_integrations.deepspeed.settings import P2P, SCHEDULES
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout, Registering

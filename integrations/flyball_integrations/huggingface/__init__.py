@@ -12,7 +12,7 @@ PipelineStage(module, rank, 4, device)
 """
 
 from flyball_integrations.huggingface.deepspeed_specs import deepspeed_layers
-from flyball_integrations.huggingface.model import build_causal_lm, next_token_loss
+from flyball_integrations.huggingface.layers import build_causal_lm, next_token_loss
 from flyball_integrations.huggingface.torch_stages import stage_module, sum_tied_gradients
 
 __all__ = [

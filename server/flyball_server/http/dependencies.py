@@ -28,7 +28,7 @@ from flyball_server.jobs.activation.plan_versions import (
     list_activations,
 )
 from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
-from flyball_server.jobs.auth.token_gate import TokenGate
+from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats

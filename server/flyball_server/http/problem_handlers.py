@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flyball_profiles.stage_profile import ProfileError
 from flyball_server.http.edge_errors import ERROR_STATUS, TooManyWaitingError, status_of
@@ -20,9 +23,49 @@ from flyball_server.http.middleware.call_log import (
     current_request_id,
     request_id_of,
 )
-from flyball_server.http.middleware.response_headers import API_HEADERS
 from flyball_server.jobs.errors import InvalidFieldError, PlannerFaultError, StoreError
 from flyball_wire.messages import Problem
+
+# An answer that is no page loads nothing and stands in no frame.
+CONTENT_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+API_HEADERS = MappingProxyType(
+    {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": CONTENT_POLICY,
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }
+)
+# Sent over TLS only; a year.
+_STRICT_TRANSPORT = "max-age=31536000"
+
+
+class ResponseHeaders:
+    """ASGI middleware: adds the headers that an answer does not have yet."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, and its answer with the headers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in API_HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope.get("scheme") == "https":
+                    headers.setdefault("Strict-Transport-Security", _STRICT_TRANSPORT)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
 
 _LOG = logging.getLogger(__name__)
 _MAX_ERRORS = 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from flyball_server.planning.documents.document_reading import (
+from flyball_server.planning.documents.plan_document import (
     count_of,
     counts_of,
     list_of,

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.profiling.curve_prior import CurvePrior
-from flyball_server.profiling.instruction_times import StageTimes
+from flyball_server.profiling.instruction_times import CurvePrior, StageTimes
 from flyball_server.profiling.mixed_model import (
     FloatArray,
     MixedModel,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flyball_server.profiling.curve_prior import CurvePrior
 from flyball_server.profiling.energy_regression import EnergyRegression
-from flyball_server.profiling.instruction_times import StageTimes
+from flyball_server.profiling.instruction_times import CurvePrior, StageTimes
 from flyball_server.profiling.mixed_model import (
     FloatArray,
     Posterior,

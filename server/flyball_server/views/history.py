@@ -17,9 +17,9 @@ from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.documents.stage_clocks import mean_stage_clocks_mhz
 from flyball_server.planning.plan import DataParallelPlan, PlanPrediction
 from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan
+from flyball_server.views.plan_facts import mean_stage_clocks_mhz
 
 # Of all jobs together; one of 64 stages takes some 3 KB.
 MAX_REMEMBERED = 10_000

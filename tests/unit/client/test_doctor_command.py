@@ -23,10 +23,9 @@ from tests.planner.ports import free_port
 from flyball_client.__main__ import main
 from flyball_client.api.connection import error_from_exception
 from flyball_client.cli.doctor import command
-from flyball_client.cli.doctor.check_result import CheckResult, as_text
 from flyball_client.cli.doctor.command import probe_gpus
 from flyball_client.cli.doctor.gpu_checks import check_gpus, clock_rights
-from flyball_client.cli.doctor.machine_checks import check_system
+from flyball_client.cli.doctor.machine_checks import CheckResult, as_text, check_system
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
 from flyball_client.gpu.nvml import NvmlGpu
 from flyball_wire import routes

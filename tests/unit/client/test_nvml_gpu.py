@@ -14,7 +14,7 @@ from flyball_client.gpu._base import (
     GpuPermissionError,
 )
 from flyball_client.gpu.nvml import NvmlGpu, list_nvml_gpus, visible_gpu_uuid
-from flyball_client.gpu.nvml_errors import NVML_ERRORS, call_nvml, gpu_error, pynvml
+from flyball_client.gpu.nvml_facts import NVML_ERRORS, call_nvml, gpu_error, pynvml
 
 NO_PERMISSION = 4
 NOT_SUPPORTED = 3

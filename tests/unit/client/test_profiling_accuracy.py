@@ -8,8 +8,7 @@ import pytest
 
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.points_file import MeasuredPoint
-from flyball_client.profiling.repetition import MeasuringRule, StageProfiler
-from flyball_client.profiling.sweep import Sweep
+from flyball_client.profiling.repetition import MeasuringRule, StageProfiler, Sweep
 from flyball_client.profiling.workload import emulated_stage
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile

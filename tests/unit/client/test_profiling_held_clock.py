@@ -5,8 +5,7 @@ from tests.unit.client.profiled_gpu import RESET, ScriptedGpu
 
 from flyball_client.gpu._base import GpuError
 from flyball_client.profiling.held_clock import HeldClock
-from flyball_client.profiling.repetition import MeasuringRule, StageProfiler
-from flyball_client.profiling.sweep import Sweep
+from flyball_client.profiling.repetition import MeasuringRule, StageProfiler, Sweep
 from flyball_client.profiling.workload import Workload, WorkloadError
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flyball_client.profiling.points_file import MeasuredPoint
-from flyball_client.profiling.sweep import Sweep
+from flyball_client.profiling.repetition import Sweep
 from flyball_profiles.stage_profile import InstructionKind
 
 FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD

@@ -11,15 +11,18 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from flyball_server.planning.frontier.first_plan import FirstPlan, FirstPlanner
-from flyball_server.planning.frontier.reserve import with_reserve
+from flyball_server.planning.frontier.solver import with_reserve
 from flyball_server.planning.model.data_parallel import join_pipelines
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, model_of_request
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers import first_plans
-from flyball_server.planning.stragglers.first_plans import SlowedFirstPlans, make_first_plan
-from flyball_server.planning.stragglers.running_clocks import RunningClocks
+from flyball_server.planning.stragglers.first_plans import (
+    RunningClocks,
+    SlowedFirstPlans,
+    make_first_plan,
+)
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from flyball_server.planning.model.measured_pipeline import (
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.policies.measured_reconfigure import (
     InstructionTimes,
     MeasuredStep,
     is_as_ordered,
     pipeline_of_steps,
 )
-from flyball_server.planning.model.pipeline_model import PipelineModel
 
 from .tiny_pipelines import B, F, equal_profile, model_of, node_of
 

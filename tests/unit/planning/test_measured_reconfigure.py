@@ -11,17 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.measured_pipeline import (
-    MeasuredPipeline,
-    receives_from_neighbour,
-)
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies.measured_reconfigure import (
     FINISH_LIMIT,
     MeasuredLoop,
+    MeasuredPipeline,
     decide,
     measured_critical_path,
+    receives_from_neighbour,
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
 

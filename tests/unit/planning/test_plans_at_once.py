@@ -21,8 +21,12 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers import first_plans
-from flyball_server.planning.stragglers.first_plans import make_first_plan, make_plan_at_once
-from flyball_server.planning.stragglers.running_clocks import RunningClocks, running_clocks
+from flyball_server.planning.stragglers.first_plans import (
+    RunningClocks,
+    make_first_plan,
+    make_plan_at_once,
+    running_clocks,
+)
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,

@@ -8,7 +8,6 @@ import pytest
 
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.documents.stage_clocks import mean_stage_clocks_mhz
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import Effort
@@ -18,6 +17,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
 )
+from flyball_server.views.plan_facts import mean_stage_clocks_mhz
 
 from .tiny_pipelines import B, F, equal_profile, profile_of, timed_profile
 

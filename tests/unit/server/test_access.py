@@ -10,14 +10,15 @@ import pytest
 
 from flyball_server.jobs.auth.access import (
     OPERATOR,
+    REMEMBERED_S,
     Access,
+    TokenGate,
     create_token,
     digest_of,
     list_tokens,
     revoke_token,
     stored_access,
 )
-from flyball_server.jobs.auth.token_gate import REMEMBERED_S, TokenGate
 from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
@@ -237,7 +238,7 @@ def test_a_token_of_the_settings_is_an_operators_and_needs_no_store(store: Count
 def test_what_is_remembered_is_bounded(
     store: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flyball_server.jobs.auth.token_gate._MAX_REMEMBERED", 2)
+    monkeypatch.setattr("flyball_server.jobs.auth.access._MAX_REMEMBERED", 2)
     gate = TokenGate(store)
     tokens = [create_token(store, job_id=None)[1] for _ in range(3)]
     for token in tokens:

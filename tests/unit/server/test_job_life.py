@@ -29,8 +29,7 @@ from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile import expiry
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
-from flyball_server.jobs.reconcile.replanning import ReplanReconciler
-from flyball_server.jobs.reconcile.timetabled import TimetableReconciler
+from flyball_server.jobs.reconcile.replanning import ReplanReconciler, TimetableReconciler
 from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inputs import TargetUpdate

@@ -16,8 +16,8 @@ import pytest
 from tests.planner import solves
 from tests.planner.patience import PATIENCE_S, wait_until
 
+from flyball_server.app import make_executor, num_frontiers_at_once
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.solving.choosing import make_executor, num_frontiers_at_once
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
 from flyball_server.solving.in_thread import (
     PlannerThreads,

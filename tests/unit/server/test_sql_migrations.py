@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.planner.samples import job_record
 
-from flyball_server.jobs.store.sql import sql_migrations
+from flyball_server.jobs.store.sql import sql_tables as sql_migrations
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 SECOND = ("ALTER TABLE jobs ADD COLUMN note TEXT", "UPDATE jobs SET note = 'kept'")

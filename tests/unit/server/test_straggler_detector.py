@@ -14,8 +14,14 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
-from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
-from flyball_server.jobs.stragglers.step_ratios import RankStep, clock_times, rank_step
+from flyball_server.jobs.stragglers.detector import (
+    RankStep,
+    SlowdownRules,
+    Slowdowns,
+    clock_times,
+    find_slowdowns,
+    rank_step,
+)
 
 PROFILE = load_example_profile().select_stages((0, 1))
 CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})

@@ -36,8 +36,7 @@ from flyball_server.planning.planner import model_of_request, plan_of_choice
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers import first_plans
-from flyball_server.planning.stragglers.first_plans import make_first_plan
-from flyball_server.planning.stragglers.running_clocks import RunningClocks
+from flyball_server.planning.stragglers.first_plans import RunningClocks, make_first_plan
 from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,

@@ -22,9 +22,10 @@ from flyball_client.api.errors import (
 )
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.api.trust import CA_FILE_VARIABLE, CaFileError
-from flyball_client.cli.doctor.check_result import CheckResult, as_text
 from flyball_client.cli.doctor.gpu_checks import check_gpus
 from flyball_client.cli.doctor.machine_checks import (
+    CheckResult,
+    as_text,
     check_records,
     check_state_dir,
     check_system,

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from flyball_client.cli.doctor.check_result import CheckResult, State
-from flyball_client.cli.doctor.machine_checks import find_all_records
+from flyball_client.cli.doctor.machine_checks import CheckResult, State, find_all_records
 from flyball_client.gpu import nvml_facts, open_gpu
 from flyball_client.gpu._base import ClockLimit, GpuAddress, GpuError, GpuNotSupportedError
 from flyball_client.gpu.clock_settings import ClockSettings

@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flyball_server.http.edge_errors import AccessError, CrossSiteError, TokenError
 from flyball_server.http.problem_handlers import problem_response
-from flyball_server.jobs.auth.access import OPERATOR, Access
-from flyball_server.jobs.auth.token_gate import TokenGate
+from flyball_server.jobs.auth.access import OPERATOR, Access, TokenGate
 from flyball_server.jobs.errors import StoreError
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER

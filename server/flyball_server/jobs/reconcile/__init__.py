@@ -7,9 +7,8 @@ from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.reconcile.probing import ProbeReconciler
 from flyball_server.jobs.reconcile.reconfiguring import ReconfigurationReconciler
-from flyball_server.jobs.reconcile.replanning import ReplanReconciler
+from flyball_server.jobs.reconcile.replanning import ReplanReconciler, TimetableReconciler
 from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
-from flyball_server.jobs.reconcile.timetabled import TimetableReconciler
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 
 

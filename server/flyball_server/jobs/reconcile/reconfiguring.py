@@ -28,22 +28,20 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.measured_pipeline import (
-    InstructionTimes,
-    MeasuredPipeline,
-    MeasuredStep,
-    is_as_ordered,
-    pipeline_of_steps,
-    slowest,
-)
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import planned_stages
 from flyball_server.planning.policies.measured_reconfigure import (
     Decision,
+    InstructionTimes,
     MeasuredLoop,
+    MeasuredPipeline,
+    MeasuredStep,
     decide,
+    is_as_ordered,
+    pipeline_of_steps,
+    slowest,
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
 

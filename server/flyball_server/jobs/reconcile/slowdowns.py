@@ -18,9 +18,16 @@ from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.stragglers.detector import (
+    ClockTimes,
+    RankStep,
+    SlowdownRules,
+    Slowdowns,
+    clock_times,
+    find_slowdowns,
+    rank_step,
+)
 from flyball_server.jobs.stragglers.reports import slowdowns_at
-from flyball_server.jobs.stragglers.step_ratios import ClockTimes, RankStep, clock_times, rank_step
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import DEFAULT_POLICY, Effort
 

@@ -20,8 +20,7 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.stragglers.first_plans import make_plan_at_once
-from flyball_server.planning.stragglers.running_clocks import running_clocks
+from flyball_server.planning.stragglers.first_plans import make_plan_at_once, running_clocks
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,

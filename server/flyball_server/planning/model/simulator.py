@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flyball_server.planning.model.dag import NONE, DependencyDag
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.schedules.memory import peak_activations
+from flyball_server.planning.schedules._base import peak_activations
 
 # Of the iteration time: sums of the same durations in another order differ by rounding alone.
 RELATIVE_TIME_TOLERANCE = 1e-9

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Schedule, ScheduleContext, ScheduleMaker
+from flyball_server.planning.schedules._base import (
+    Schedule,
+    ScheduleContext,
+    ScheduleMaker,
+    check_memory,
+)
 from flyball_server.planning.schedules.envpipe import make_envpipe
 from flyball_server.planning.schedules.explicit import EXPLICIT, make_explicit
 from flyball_server.planning.schedules.gpipe import (
@@ -18,7 +23,6 @@ from flyball_server.planning.schedules.interleaved import (
     make_looped_bfs,
     make_zb_h1,
 )
-from flyball_server.planning.schedules.memory import check_memory
 from flyball_server.planning.schedules.one_f_one_b import (
     make_early_recompute,
     make_one_f_one_b,

@@ -23,8 +23,7 @@ from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.reserve import with_reserve
-from flyball_server.planning.frontier.solver import DeadlineSolver
+from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import earliest_finish_s, time_and_energy
 from flyball_server.planning.plan import FrequencyPlan

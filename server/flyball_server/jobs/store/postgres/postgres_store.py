@@ -26,7 +26,7 @@ from flyball_server.jobs.store.postgres.postgres_engine import (
 )
 from flyball_server.jobs.store.postgres.postgres_signals import PostgresSignals
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
-from flyball_server.jobs.store.sql.sql_migrations import migrate
+from flyball_server.jobs.store.sql.sql_tables import migrate
 from flyball_server.jobs.store.sql.sql_transaction import AnyInsert, SqlTransaction, replacing
 
 # Pause before a lock that another planner holds is requested again, s.

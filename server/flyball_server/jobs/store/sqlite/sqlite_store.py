@@ -27,7 +27,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.jobs.store.memory.local_coordination import LocalCoordination
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
-from flyball_server.jobs.store.sql.sql_migrations import migrate
+from flyball_server.jobs.store.sql.sql_tables import migrate
 from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction
 
 BUSY_TIMEOUT_S = 5.0
