@@ -1,4 +1,4 @@
-"""The planner as an ASGI app; nothing is opened before it starts up."""
+"""The planner as an ASGI app; resources are opened at startup."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.middleware.body_limit import BodyLimit
 from flyball_server.http.middleware.call_log import CallLog, CallMetrics
 from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
-from flyball_server.http.openapi import documentation
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.problem_handlers import ResponseHeaders, add_problem_handlers
 from flyball_server.http.readiness import Readiness, SolvingCheck
 from flyball_server.http.routes import (
     dashboard,
+    docs_page,
     events,
     health,
     jobs,
@@ -61,16 +61,16 @@ from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_wire import routes
 
-# Threads that wait for frontiers; how many Dask solves at once it knows itself.
+# Threads that wait for frontiers; Dask limits the concurrent solves itself.
 _DASK_FRONTIERS = 16
 
 
 def make_executor(num_processes: int, address: str | None) -> Executor:
-    """Return what solves plans; nothing is started yet.
+    """Return the executor of solves, not started yet.
 
     Args:
-        num_processes: 0: in threads of this process.
-        address: `dask://HOST:PORT` of a Dask scheduler; None: in processes of the planner.
+        num_processes: number of processes; 0: threads of this process.
+        address: `dask://HOST:PORT` of a Dask scheduler; None: processes of the planner.
     """
     if address is not None:
         return DaskWorkers(f"tcp://{address.removeprefix(DASK_PREFIX)}")
@@ -78,19 +78,18 @@ def make_executor(num_processes: int, address: str | None) -> Executor:
 
 
 def num_frontiers_at_once(num_processes: int, address: str | None) -> int:
-    """Return how many frontiers may be found at once, so that plans do not wait for them."""
+    """Return the number of concurrent frontiers, one less than would delay plans."""
     return _DASK_FRONTIERS if address is not None else max(1, num_processes - 1)
 
 
 _ROUTERS = (
-    documentation.ROUTER,
+    docs_page.ROUTER,
     dashboard.ROUTER,
     health.ROUTER,
     jobs.OVERVIEW_ROUTER,
     events.ROUTER,
     jobs.ROUTER,
     profiles.ROUTER,
-    profiles.PROFILING_ROUTER,
     ranks.ROUTER,
     plans.ROUTER,
     stragglers.ROUTER,
@@ -103,18 +102,17 @@ _ROUTERS = (
 
 
 def api_routes() -> list[BaseRoute]:
-    """The routes as their modules have built them.
+    """Return the routes of all routers.
 
-    An app that took them by `include_router` would build each of them anew, with every type in
-    it: half a second of a processor at each start.
+    `include_router` would build each route again, which takes half a second of each start.
     """
     return [route for router in _ROUTERS for route in router.routes]
 
 
 _DESCRIPTION = """\
-Takes stage profiles of pipeline-parallel training jobs and serves frequency plans: an SM clock
-for every forward and backward of every rank. Retrying any call is safe. Every error is a
-`Problem`: one line, and the fields that are wrong.
+Plans SM clocks for pipeline-parallel training jobs: a stage profile in, a clock for every forward
+and backward of every rank out. Every call can be retried safely. Every error is a `Problem`: one
+line, and the invalid fields.
 """
 
 
@@ -125,17 +123,17 @@ def create_app(
     planner: Planner = make_plan_only,
     reconcilers: Sequence[Reconciler] | None = None,
 ) -> FastAPI:
-    """The planner.
+    """Create the planner's app.
 
     Args:
-        settings: None: from the environment.
-        store: where jobs are kept, opened at startup and closed at shutdown; None: the
-            settings' database.
-        planner: makes the plans.
-        reconcilers: what it does by itself; None: everything.
+        settings: None: read from the environment.
+        store: job store, opened at startup and closed at shutdown; None: the settings'
+            database.
+        planner: function that makes plans.
+        reconcilers: reconcilers of the loop; None: all.
 
     Raises:
-        SettingsError: an environment variable cannot be used.
+        SettingsError: an environment variable is invalid.
     """
     chosen = load_settings() if settings is None else settings
     state = _planner_state(
@@ -144,7 +142,7 @@ def create_app(
         planner,
         all_reconcilers() if reconcilers is None else reconcilers,
     )
-    state.services.store.listen(partial(_hear, state.waiters, state.reconcile_loop))
+    state.services.store.listen(partial(_notify, state.waiters, state.reconcile_loop))
     app = _bare_app()
     app.state.planner = state
     app.router.routes.extend(api_routes())
@@ -154,9 +152,9 @@ def create_app(
 
 
 def release_long_polls(app: FastAPI) -> None:
-    """Answer all waiting long polls now, and let none wait any more: the planner shuts down.
+    """Answer all long polls and stop all solves, for the planner's shutdown.
 
-    What is being solved is stopped too: it is solved when the planner is up again.
+    Stopped solves are repeated after the next start.
     """
     state: PlannerState = app.state.planner
     state.waiters.close()
@@ -182,8 +180,8 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await run_in_threadpool(state.services.store.close)
 
 
-def _hear(waiters: JobWaiters, reconcile_loop: ReconcileLoop, job_id: str | None) -> None:
-    """Something of this job, or None: of any, has been stored, by this planner or another."""
+def _notify(waiters: JobWaiters, reconcile_loop: ReconcileLoop, job_id: str | None) -> None:
+    """Notify of a change of a job (None: of any) in the store, by this planner or another."""
     if job_id is None:
         waiters.notify_all()
         reconcile_loop.enqueue_all()
@@ -255,7 +253,7 @@ def _bare_app() -> FastAPI:
         title="Flyball planner",
         version="v1",
         description=_DESCRIPTION,
-        docs_url=None,  # FastAPI's own page loads from a CDN; api_routes has ours
+        docs_url=None,  # FastAPI's own page loads scripts from a CDN
         openapi_url=OPENAPI,
         redoc_url=None,
         redirect_slashes=False,
@@ -265,7 +263,7 @@ def _bare_app() -> FastAPI:
 
 
 def _add_middleware(app: FastAPI, state: PlannerState) -> None:
-    """Middleware around each call; the one added last comes first."""
+    """Add the middleware; the one added last runs first."""
     settings = state.settings
     app.add_middleware(
         BodyLimit,
@@ -273,7 +271,7 @@ def _add_middleware(app: FastAPI, state: PlannerState) -> None:
         body_timeout_s=settings.body_timeout_s,
         max_header_bytes=settings.max_header_bytes,
     )
-    # Added later, so it comes first: no byte of a stranger's body is read.
+    # Runs before BodyLimit: the body of an unauthorized call is not read.
     open_paths = OPEN_PATHS.union(dashboard_files())
     if settings.metrics_open:
         open_paths |= {routes.METRICS}
@@ -286,12 +284,12 @@ def _add_middleware(app: FastAPI, state: PlannerState) -> None:
 def _readiness(services: JobServices) -> Readiness:
     return Readiness(
         {
-            "the job store": partial(_read_something, services.store),
-            "what solves plans": SolvingCheck(services.executor),
+            "the job store": partial(_check_store, services.store),
+            "the solver": SolvingCheck(services.executor),
         }
     )
 
 
-def _read_something(store: JobStore) -> None:
+def _check_store(store: JobStore) -> None:
     with store.reading() as reader:
-        reader.find_job("/readyz")  # no job has this name; by the primary key it is found out
+        reader.find_job("/readyz")  # no job has this name; the query uses the primary key

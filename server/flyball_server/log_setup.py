@@ -1,4 +1,4 @@
-"""Logging of the planner's process: on stderr, as text or as a JSON object a line."""
+"""Logging of the planner's process on stderr, as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-# In the order in which a line shows them.
+# In the order of their output.
 LOG_FIELDS = ("job", "rank", "version", "request_id")
 
 Field = str | int
@@ -20,15 +20,15 @@ _FIELDS: ContextVar[Mapping[str, Field]] = ContextVar("flyball_log_fields", defa
 
 
 def log_fields() -> Mapping[str, Field]:
-    """The fields of this thread's or task's lines, by name."""
+    """Return the log fields of this thread or task by name."""
     return _FIELDS.get()
 
 
 def set_log_fields(fields: Mapping[str, Field]) -> None:
-    """Let all lines of this task, and of what it starts from now on, have these and no others.
+    """Set the log fields of this task and of the tasks that it starts.
 
     Raises:
-        ValueError: a field that is none of LOG_FIELDS.
+        ValueError: a field is not in LOG_FIELDS.
     """
     unknown = sorted(set(fields) - set(LOG_FIELDS))
     if unknown:
@@ -38,7 +38,7 @@ def set_log_fields(fields: Mapping[str, Field]) -> None:
 
 @contextmanager
 def about(**fields: Field) -> Iterator[None]:
-    """Let the lines of this block have these fields beside those that they have already."""
+    """Add log fields within this block."""
     before = _FIELDS.get()
     set_log_fields({**before, **fields})
     try:
@@ -54,27 +54,27 @@ _TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TextFormatter(logging.Formatter):
-    """`TIME LEVEL LOGGER: MESSAGE [job=... rank=...]`; the brackets only where there is a field."""
+    """Formatter of `TIME LEVEL LOGGER: MESSAGE [job=... rank=...]`; no brackets without fields."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT_FORMAT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """The line, before any traceback."""
+        """Return the line, without the traceback."""
         fields = " ".join(f"{name}={value}" for name, value in _fields_of(record).items())
         line = super().formatMessage(record)
         return f"{line} [{fields}]" if fields else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line.
+    """Formatter of one JSON object per line.
 
-    `time` (UTC, ISO 8601), `level`, `logger`, `message`, those of LOG_FIELDS that are known, and
-    `exception` (the traceback) where there is one.
+    Its keys are `time` (UTC, ISO 8601), `level`, `logger`, `message`, the LOG_FIELDS that are set,
+    and `exception` (the traceback) if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object, in ASCII: a line stays one line whatever was logged."""
+        """Return the object in ASCII, so that no logged text breaks the line."""
         moment = datetime.fromtimestamp(record.created, UTC)
         entry: dict[str, str | int] = {
             "time": moment.isoformat(timespec="microseconds"),
@@ -89,23 +89,23 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(*, level: str, log_format: str) -> None:
-    """Log from now on; for entry points, once in a process.
+    """Set up logging; called once, by entry points.
 
     Args:
-        level: the lowest that is logged: debug, info, warning or error.
+        level: least severity: debug, info, warning or error.
         log_format: one of LOG_FORMATS.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    # uvicorn's own lines on startup repeat what is printed.
+    # uvicorn's lines on startup repeat the printed one.
     quiet = logging.DEBUG if level == "debug" else logging.WARNING
     logging.getLogger("uvicorn.error").setLevel(quiet)
-    logging.getLogger("numba").setLevel(logging.WARNING)  # its debugging is of the compiler
+    logging.getLogger("numba").setLevel(logging.WARNING)  # at debug it logs the compiler's passes
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, str | int]:
-    """Return what the line is about: what it was logged with (`extra`), else what surrounds it."""
+    """Return the line's fields: those of its `extra`, else the surrounding ones."""
     surrounding = log_fields()
     found: dict[str, str | int] = {}
     for name in LOG_FIELDS:

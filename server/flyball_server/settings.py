@@ -1,4 +1,4 @@
-"""The planner's settings: an option over its `FLYBALL_*` variable over the default."""
+"""The planner's settings: options override `FLYBALL_*` variables, which override defaults."""
 
 from __future__ import annotations
 
@@ -15,60 +15,59 @@ from flyball_server.jobs.store.database_address import SQLITE_PREFIX, database_p
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
 
 _PREFIX = "FLYBALL_"
-_SECRET = {"token", "database"}  # a database's address may hold a password
+_SECRET = {"token", "database"}  # a database's address may contain a password
 _Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used: one line that names its option or its variable."""
+    """Invalid setting; the message is one line that names its option or variable."""
 
 
 def default_database() -> str:
-    """The SQLite file in the user's state folder (XDG_STATE_HOME, else ~/.local/state)."""
+    """Return the SQLite file in the user's state folder (XDG_STATE_HOME, else ~/.local/state)."""
     state_home = os.environ.get("XDG_STATE_HOME")
     folder = Path(state_home) if state_home else Path.home() / ".local" / "state"
     return f"{SQLITE_PREFIX}{folder / 'flyball' / 'planner.sqlite'}"
 
 
 class Settings(BaseSettings):
-    """Everything about the planner that an operator may choose.
+    """Settings of the planner.
 
-    Each field is read from `FLYBALL_` and its name in capitals where it is not given. An empty
-    variable counts as not set. `load_settings` makes one line of what is wrong with a value.
+    A field that is not given is read from `FLYBALL_` with its name in capitals; an empty variable
+    counts as not set. `load_settings` turns validation errors into one line.
 
     Attributes:
         host: address to listen on.
-        port: TCP port; 0 takes a free one.
-        database: of the jobs and plans: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
-        token: an operator's token beside those of the database; None: there is none.
-        allow_open: whether it may listen beyond loopback without any token.
-        tls_certificate: PEM file with the certificate and those between it and a CA, for TLS;
-            None: plain HTTP.
-        tls_key: PEM file with the certificate's private key; with it or not at all.
+        port: TCP port; 0: a free one.
+        database: database of jobs and plans: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+        token: an operator's token, beside those in the database; None: no such token.
+        allow_open: permission to listen beyond loopback without tokens.
+        tls_certificate: PEM file of the certificate chain; None: plain HTTP.
+        tls_key: PEM file of the certificate's private key; required with it.
         log_level: least severity that is logged.
-        log_format: text, or a JSON object a line.
-        max_body_bytes: the largest request body that is read, bytes.
-        max_wait_s: the longest long poll, or stream of events, that is granted, s.
-        body_timeout_s: the longest that a request may take to arrive, s.
-        max_header_bytes: the longest request line with its headers, bytes.
-        max_connections: so many connections are served at once; further ones get a 503.
-        max_waiting: so many long polls and streams are held at once; further ones get a 503.
-        max_jobs: so many jobs are kept; a further one is refused.
-        max_profile_points: operating points of one profile.
-        max_instructions: forwards and backwards of one iteration of one job.
-        planning_processes: that plans are solved in; 0: in the planner's own threads.
-        planning_timeout_s: how long one solve may take, s.
-        planning_executor: `dask://HOST:PORT` of a scheduler on whose workers plans are solved
-            instead; None: none.
-        rank_silence_s: a rank of which nothing was heard for so long is taken for gone, s; None:
-            90 s, or 30 more than `max_wait_s`.
-        job_expiry_s: a job, likewise, is then `expired`; 0: never.
-        job_retention_s: a job that was over for so long is deleted, s; 0: never.
-        metrics_jobs: so many jobs have figures of their own in /metrics, the others together.
-        metrics_open: whether /metrics needs no token where there are tokens.
+        log_format: text, or a JSON object per line.
+        max_body_bytes: limit on a request body, bytes.
+        max_wait_s: limit on long polls and streams of events, s.
+        body_timeout_s: limit on the time in which a request arrives, s.
+        max_header_bytes: limit on a request line with its headers, bytes.
+        max_connections: limit of concurrent connections; further ones get a 503.
+        max_waiting: limit of concurrent long polls and streams; further ones get a 503.
+        max_jobs: limit of stored jobs; further ones are refused.
+        max_profile_points: limit of operating points of one profile.
+        max_instructions: limit of forwards and backwards of one iteration of a job.
+        planning_processes: number of processes that solve plans; 0: threads of the planner.
+        planning_timeout_s: limit on the time of one solve, s.
+        planning_executor: `dask://HOST:PORT` of a scheduler whose workers solve plans instead;
+            None: no Dask.
+        rank_silence_s: time without a call after which a rank counts as gone, s; None: 90 s, or
+            30 s more than `max_wait_s`.
+        job_expiry_s: time without a call after which a job is `expired`, s; 0: never.
+        job_retention_s: time after which a job that is over is deleted, s; 0: never.
+        metrics_jobs: number of jobs with metrics of their own; the others share one label.
+        metrics_open: /metrics needs no token.
 
     Raises:
-        pydantic.ValidationError: a value cannot be used.
+        pydantic.ValidationError: a value is invalid.
     """
 
     model_config = SettingsConfigDict(
@@ -104,7 +103,7 @@ class Settings(BaseSettings):
 
     @property
     def life(self) -> LifeTimes:
-        """After which silence ranks and jobs are taken for gone."""
+        """Times after which ranks and jobs count as gone."""
         silence_s = _rank_silence_s(self.rank_silence_s, self.max_wait_s)
         return LifeTimes(
             rank_silence_s=silence_s,
@@ -130,7 +129,7 @@ class Settings(BaseSettings):
     @field_validator("token")
     @classmethod
     def _check_token(cls, token: str | None) -> str | None:
-        # An empty token would let everybody in while looking like protection.
+        # An empty token would disable authentication.
         if token is not None and not (token and all("!" <= letter <= "~" for letter in token)):
             raise ValueError("must be printable ASCII without spaces, not empty")
         return token
@@ -160,7 +159,7 @@ class Settings(BaseSettings):
     @field_validator("rank_silence_s")
     @classmethod
     def _check_silence(cls, silence_s: float | None, info: ValidationInfo) -> float | None:
-        # A rank in a long poll says nothing for so long, and what was heard is kept later still.
+        # A long poll sends nothing for `max_wait_s`, and heartbeats are stored with a delay.
         least_s = info.data.get("max_wait_s", 0.0) + 2 * KEEP_PERIOD_S
         if silence_s is not None and silence_s < least_s:
             raise ValueError(
@@ -179,13 +178,13 @@ class Settings(BaseSettings):
 
 
 def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - Settings checks each value
-    """Read the settings: the options given, else the environment's, else the defaults.
+    """Return the settings from options, the environment and defaults.
 
     Args:
         **options: values of Settings' fields from the command line; None: not given.
 
     Raises:
-        SettingsError: a value cannot be used; it names the option where one gave the value.
+        SettingsError: a value is invalid; it names the option or the variable.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:

@@ -147,7 +147,7 @@ def test_a_full_disk_is_told_of_and_nothing_is_lost_or_half_written(tmp_path: Pa
             filler = Path(f"/proc/{planner.pid}/root{folder}/filler")
             fill(filler)
             refused = wait_for_refusal(planner)
-            assert refused == "The planner's job store cannot answer now; its log says why"
+            assert refused == "The planner's job store is not available; see the planner's log"
             ranks.go_on(50)
             assert (planner.status(routes.HEALTH), planner.job().state) == (200, "planned")
             filler.unlink()

@@ -68,10 +68,10 @@ def test_a_token_opens_only_its_job(planner: LivePlanner, jobs: str) -> None:
         assert http.put(JOB, json=registration()).status_code == 200
         assert http.get(f"{JOB}/steps").status_code == 200
         for path in (OTHER, f"{OTHER}/steps", f"{JOB}.1", f"{JOB}x", f"{routes.JOBS}/"):
-            assert "opens job job only" in detail(http.get(path), 403), path
+            assert "permits job job only" in detail(http.get(path), 403), path
         assert detail(http.put(OTHER, json=registration()), 403)
         assert "job@1 is not known" in detail(http.get(f"{JOB}@1"), 404)
-        assert "opens job job only" in detail(http.get(f"{OTHER}@1"), 403)
+        assert "permits job job only" in detail(http.get(f"{OTHER}@1"), 403)
         for path in (routes.TOKENS, "/api/v1/nothing", "/nothing", "/dashboard/nothing"):
             assert detail(http.get(path), 403), path
 

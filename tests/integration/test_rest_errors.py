@@ -363,7 +363,7 @@ def test_a_fault_of_the_planner_itself_is_a_500_that_tells_nothing(
     with live_planner(planner=broken) as planner:
         planner.put_job()
         answer = planner.put_profile()
-        assert "its log says where" in problem(answer, 500)
+        assert "see its log" in problem(answer, 500)
         assert "secret" not in answer.text
         assert answer.headers["Connection"] == "close"
         assert planner.http.get(routes.HEALTH).status_code == 200
@@ -381,7 +381,7 @@ def test_a_store_that_cannot_answer_is_a_503_and_the_log_says_why(
 
     with live_planner(store=BusyStore()) as planner:
         answer = planner.http.get(routes.JOBS)
-        assert "its log says why" in problem(answer, 503)
+        assert "see the planner's log" in problem(answer, 503)
         assert "/srv" not in answer.text
     assert ("flyball_server.http.problem_handlers", logging.ERROR) in [
         record[:2] for record in caplog.record_tuples

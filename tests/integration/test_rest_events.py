@@ -419,7 +419,7 @@ def test_one_stream_of_no_time_more_than_are_held_is_a_503(
     planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such streams leave the places of those that wait, and have their own."""
-    monkeypatch.setattr(dependencies, "MOST_ANSWERED_AT_ONCE", 1)
+    monkeypatch.setattr(dependencies, "MAX_SNAPSHOTS", 1)
     planner.put_planned_job()
     waiters = planner.state.waiters
     with planner_reads_no_history(planner) as connection:
@@ -515,7 +515,7 @@ def test_trouble_with_the_store_is_told_and_the_stream_goes_on(
             store.fails = True
             for listener in (job, everything):
                 problem = listener.wait_for("trouble")
-                assert "job store cannot answer now" in problem["detail"]
+                assert "job store is not available" in problem["detail"]
             assert planner.http.get(EVENTS).status_code == 503
             store.fails = False
             for listener in (job, everything):

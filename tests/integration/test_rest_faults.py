@@ -14,7 +14,7 @@ from flyball_server.jobs.registry import registration
 from flyball_wire import routes
 
 HEADERS = {"X-Request-Id": "call-17"}
-TOLD = "The planner has failed at this; its log says where, at request call-17"
+TOLD = "The planner failed to answer this call; see its log, at request call-17"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.planner.samples import registration
 from flyball_client.api.errors import PlannerBusyError, PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.planner_reachability import PlannerReachability
-from flyball_server.serving.planner_server import patient_protocol
+from flyball_server.serving.planner_server import request_deadline_protocol
 from flyball_wire import routes
 
 JOB = routes.fill(routes.JOB, job_id="job")
@@ -98,7 +98,7 @@ def test_one_long_poll_more_than_are_held_is_a_503_that_says_when_to_come_again(
         answer = planner.http.get(RANK_PLAN, params=LONG)
         assert answer.status_code == 503
         assert answer.headers["Retry-After"] == "5"
-        assert "ask again in 5 s" in answer.json()["detail"]
+        assert "retry in 5 s" in answer.json()["detail"]
         # What need not be held is answered as ever.
         assert planner.http.get(RANK_PLAN).status_code == 200
         assert planner.http.get(RANK_PLAN, params={"after_version": "1"}).status_code == 204
@@ -117,7 +117,7 @@ def test_the_client_takes_a_busy_planner_for_one_that_is_there(
         wait_until(lambda: planner.state.waiters.num_waiting == 1)
         pauses: list[float] = []
         with PlannerClient(str(planner.http.base_url), sleep=pauses.append) as client:
-            with pytest.raises(PlannerBusyError, match="is busy: As many calls") as caught:
+            with pytest.raises(PlannerBusyError, match="is busy: The planner's limit") as caught:
                 client.get_rank_plan("job", 0, after_version=1, wait_s=30)
             presence.lost("plans", caught.value)
         assert caught.value.retry_after_s == 5
@@ -144,7 +144,7 @@ def served_patiently(timeout_s: float) -> Iterator[tuple[str, int]]:
     """That app behind the protocol that `flyball serve` speaks; its address."""
     config = uvicorn.Config(
         answer_late,
-        http=patient_protocol(timeout_s),
+        http=request_deadline_protocol(timeout_s),
         lifespan="off",
         log_config=None,
     )

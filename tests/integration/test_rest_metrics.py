@@ -263,7 +263,7 @@ def test_a_planner_whose_store_fails_is_alive_and_not_ready() -> None:
         store.fails = True
         answer = planner.http.get(routes.READY)
         assert answer.status_code == 503
-        assert "the job store cannot be used" in answer.json()["detail"]
+        assert "the job store is not available" in answer.json()["detail"]
         assert planner.http.get(routes.HEALTH).status_code == 200
         assert families(planner)["flyball_store_readable"].samples[0].value == 0
         errors = families(planner)["flyball_store_errors"].samples

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from tests.planner.live import live_planner
 
-from flyball_server.app import create_app
-from flyball_server.http.openapi import examples
-from flyball_server.http.openapi.documentation import plain
+from flyball_server.app import api_routes, create_app
+from flyball_server.http.openapi.examples import PROFILE_CSV, example
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
 from flyball_wire import messages, routes
@@ -39,13 +38,11 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def operations(document: dict[str, Any]) -> tuple[Operation, ...]:
-    return tuple(_operations(document))
-
-
-def _operations(document: dict[str, Any]) -> Iterator[Operation]:
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            yield path, method, operation
+    return tuple(
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    )
 
 
 def test_the_description_is_the_one_that_was_agreed(document: dict[str, Any]) -> None:
@@ -67,20 +64,16 @@ def test_every_route_of_the_wire_is_served_and_no_other(document: dict[str, Any]
     assert set(document["paths"]) == templates
 
 
-def test_every_operation_says_what_it_is_for(operations: tuple[Operation, ...]) -> None:
+def test_every_operation_and_parameter_is_described(operations: tuple[Operation, ...]) -> None:
     assert len(operations) == 41
     for path, method, operation in operations:
         assert operation["summary"], (method, path)
         assert operation["description"], (method, path)
         assert operation["tags"], (method, path)
-    names = [operation["operationId"] for _, _, operation in operations]
-    assert len(set(names)) == len(names)
-
-
-def test_every_parameter_is_described(operations: tuple[Operation, ...]) -> None:
-    for path, method, operation in operations:
         for parameter in operation.get("parameters", ()):
             assert parameter["description"], (method, path, parameter["name"])
+    names = [operation["operationId"] for _, _, operation in operations]
+    assert len(set(names)) == len(names)
 
 
 def test_every_body_has_an_example(operations: tuple[Operation, ...]) -> None:
@@ -135,37 +128,40 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     assert "#/$defs/" not in text
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        value
-        for name, value in vars(examples).items()
-        if type(value).__module__ == messages.__name__
-    ],
-    ids=lambda example: type(example).__name__,
-)
-def test_every_example_is_valid_by_its_own_type(example: object) -> None:
-    read = TypeAdapter(type(example)).validate_python(plain(example))
-    assert plain(read) == plain(example)
+WIRE_TYPES = {
+    repr(kind): kind
+    for route in api_routes()
+    if isinstance(route, APIRoute) and route.include_in_schema
+    for field in (route.body_field, route.response_field)
+    if field is not None
+    for kind in [field.field_info.annotation]
+}
+
+
+@pytest.mark.parametrize("kind", WIRE_TYPES.values(), ids=WIRE_TYPES.keys())
+def test_every_example_is_valid_by_its_own_type(kind: Any) -> None:  # noqa: ANN401 - a type
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    shown = json.loads(json.dumps(example(kind)))
+    assert adapter.dump_python(adapter.validate_python(shown), mode="json") == shown
 
 
 def test_the_examples_work_one_after_the_other() -> None:
     with live_planner() as planner:
-        job = planner.put_job(**plain(examples.REGISTRATION))
+        job = planner.put_job(**example(messages.JobRegistration))
         assert job.status_code == 201
-        assert planner.put_profile(examples.PROFILE_CSV).json()["newest_version"] == 1
+        assert planner.put_profile(PROFILE_CSV).json()["newest_version"] == 1
         path = routes.fill(routes.PROFILE, job_id="job")
-        again = planner.http.put(path, json=plain(examples.JSON_PROFILE))
+        again = planner.http.put(path, json=example(messages.JsonProfile))
         assert (again.status_code, again.json()["newest_version"]) == (200, 1)
         planner.put_ranks()
         rank = routes.fill(routes.RANK, job_id="job", rank=0)
-        assert planner.http.put(rank, json=plain(examples.RANK_REGISTRATION)).status_code == 200
-        for route, body in (
-            (routes.RANK_ACKNOWLEDGEMENT, examples.ACKNOWLEDGEMENT),
-            (routes.RANK_MEASUREMENTS, examples.MEASUREMENTS),
+        assert planner.http.put(rank, json=example(messages.RankRegistration)).status_code == 200
+        for route, kind in (
+            (routes.RANK_ACKNOWLEDGEMENT, messages.Acknowledgement),
+            (routes.RANK_MEASUREMENTS, messages.MeasurementBatch),
         ):
             path = routes.fill(route, job_id="job", rank=0)
-            assert planner.http.post(path, json=plain(body)).status_code == 200
+            assert planner.http.post(path, json=example(kind)).status_code == 200
         path = routes.fill(routes.TARGET, job_id="job")
-        change = planner.http.put(path, json=plain(examples.TARGET_CHANGE))
+        change = planner.http.put(path, json=example(messages.TargetChange))
         assert change.json()["newest_version"] == 2

@@ -229,6 +229,6 @@ def test_a_store_that_cannot_be_read_is_a_503() -> None:
         for path in (routes.OVERVIEW, f"{JOB}/overview"):
             answer = planner.http.get(path)
             assert answer.status_code == 503
-            assert "job store cannot answer now" in answer.json()["detail"]
+            assert "job store is not available" in answer.json()["detail"]
         store.fails = False
         assert len(everything(planner)) == 1

@@ -9,15 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import TypeAdapter
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_server.http.openapi import view_examples
-from flyball_server.http.openapi.documentation import plain
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
-from flyball_server.jobs.timetables import check_timetable
 from flyball_wire import routes
 from flyball_wire.closed_loop import (
     StragglerReport,
@@ -197,19 +193,3 @@ def test_the_client_speaks_of_stragglers_and_timetables(planner: LivePlanner) ->
         assert isinstance(client.get_timetable("job"), TimetableView)
         client.delete_timetable("job")
         assert client.get_timetable("job").timetable is None
-
-
-@pytest.mark.parametrize(
-    "example",
-    [
-        value
-        for value in vars(view_examples).values()
-        if type(value).__module__ == StragglerView.__module__
-    ],
-    ids=lambda example: type(example).__name__,
-)
-def test_every_example_is_valid_by_its_own_type(example: object) -> None:
-    read = TypeAdapter(type(example)).validate_python(plain(example))
-    assert plain(read) == plain(example)
-    if isinstance(example, Timetable):
-        check_timetable(example)

@@ -17,14 +17,18 @@ from tests.planner.samples import HEADER, profile_csv, rank_registration
 import flyball_profiles
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.http.openapi.view_examples import PLAN_SUMMARY, TIMELINE
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire import routes
 from flyball_wire.codec import decode
-from flyball_wire.read_models import PlanSummary, TimelineOfPlan, TimelineView
+from flyball_wire.read_models import (
+    PlanSummary,
+    TimelineOfPlan,
+    TimelineRow,
+    TimelineView,
+)
 
 SHIPPED = Path(flyball_profiles.__file__).parent / "stages" / "gpt3-175b-a100-sxm-fitted.csv"
 PATH = routes.fill(routes.TIMELINE, job_id="job")
@@ -66,6 +70,47 @@ def refusal(planner: LivePlanner, status: int, **asked: object) -> str:
 # ------------------------------------------------------------------ on paper
 
 
+HIGHEST = (1410, 1410, 1410, 1410)
+FIRST_AT_HIGHEST = TimelineRow(
+    stage=0,
+    dp_rank=0,
+    blocking_power_w=70.0,
+    kinds=("forward", "forward", "backward", "backward"),
+    microbatches=(0, 1, 0, 1),
+    chunks=(0, 0, 0, 0),
+    clock_mhz=HIGHEST,
+    start_s=(0.0, 0.1, 0.4, 0.7),
+    duration_s=(0.1, 0.1, 0.2, 0.2),
+    energy_j=(30.0, 30.0, 62.0, 62.0),
+    float_s=(0.0, 0.2, 0.1, 0.0),
+)
+FIRST = replace(
+    FIRST_AT_HIGHEST,
+    clock_mhz=(1410, 1200, 1200, 1410),
+    duration_s=(0.1, 0.11, 0.22, 0.2),
+    energy_j=(30.0, 26.0, 54.0, 62.0),
+    float_s=(0.0, 0.19, 0.08, 0.0),
+)
+LAST = replace(
+    FIRST_AT_HIGHEST,
+    stage=1,
+    kinds=("forward", "backward", "forward", "backward"),
+    microbatches=(0, 0, 1, 1),
+    start_s=(0.1, 0.2, 0.4, 0.5),
+    duration_s=(0.1, 0.2, 0.1, 0.2),
+    energy_j=(30.0, 62.0, 30.0, 62.0),
+    float_s=(0.0, 0.0, 0.0, 0.0),
+)
+BASELINE = TimelineOfPlan(
+    iteration_time_s=0.9,
+    energy_j=410.0,
+    bubble_fraction=0.333333,
+    rows=(FIRST_AT_HIGHEST, LAST),
+    critical_path=((0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)),
+)
+PLAN = replace(BASELINE, energy_j=395.9, bubble_fraction=0.316667, rows=(FIRST, LAST))
+
+
 def test_two_stages_and_two_microbatches_are_as_on_paper(planner: LivePlanner) -> None:
     """Stage 0 has 0.2 s between its second forward and the end of the first backward, and so on.
 
@@ -74,7 +119,16 @@ def test_two_stages_and_two_microbatches_are_as_on_paper(planner: LivePlanner) -
     4 - 0.7 J and 8 - 1.4 J less the 70 W that it would draw while it waits.
     """
     planner.put_planned_job()
-    assert timeline(planner) == replace(TIMELINE, job_id="job")
+    assert timeline(planner) == TimelineView(
+        job_id="job",
+        version=1,
+        emulated=True,
+        is_as_planned=True,
+        schedule="1f1b",
+        num_microbatches=2,
+        plan=PLAN,
+        baseline=BASELINE,
+    )
 
 
 def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:
@@ -82,11 +136,20 @@ def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:
     planner.put_planned_job()
     [line] = history(planner)
     assert line.predicted is not None
-    assert PLAN_SUMMARY.predicted is not None
-    for name, value in asdict(PLAN_SUMMARY.predicted).items():
-        assert getattr(line.predicted, name) == pytest.approx(value, abs=1e-3), name
-    told = replace(PLAN_SUMMARY, created_at="", first_step=None, predicted=None)
-    assert replace(line, created_at="", predicted=None) == told
+    assert asdict(line.predicted) == pytest.approx(
+        {
+            "iteration_time_s": 0.9,
+            "energy_j": 395.9,
+            "baseline_iteration_time_s": 0.9,
+            "baseline_energy_j": 410.0,
+            "saving_percent": 100 * 14.1 / 410,
+            "gap_percent": 0.0,
+        },
+        abs=1e-3,
+    )
+    assert (line.kind, line.schedule, line.policy) == ("plan", "1f1b", "frontier")
+    assert (line.target, line.first_step) == ("fastest", None)
+    assert line.stage_clock_mhz == (1300.0, 1410.0)
     named = [planner.acknowledge(rank, 1, current_step=4).json()["first_step"] for rank in (0, 1)]
     [line] = history(planner)
     assert named == [None, line.first_step]
@@ -239,7 +302,7 @@ def test_a_profile_that_has_changed_is_told_and_one_that_does_not_fit_is_refused
     # At 1 J more in three of the four forwards at 1410 MHz.
     changed = timeline(planner, 1)
     assert not changed.is_as_planned
-    assert changed.plan.energy_j == pytest.approx(TIMELINE.plan.energy_j + 3)
+    assert changed.plan.energy_j == pytest.approx(PLAN.energy_j + 3)
     assert timeline(planner, 2).is_as_planned
     planner.put_profile(profile_csv().replace("1200", "1300")).raise_for_status()
     said = refusal(planner, 409, version=1)

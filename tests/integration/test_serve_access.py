@@ -86,7 +86,7 @@ def test_beyond_loopback_jobs_tokens_alone_are_not_enough(refused: Refused, file
     create_token(store, job_id="job", has_operator=True)
     store.close()
     line = refused(*BEYOND)
-    assert "tokens of jobs alone" in line
+    assert "all tokens are jobs' tokens" in line
     assert "flyball token create --operator" in line
 
 

@@ -1,4 +1,4 @@
-"""Dependencies of the routes: the planner's parts, the kind of body, checked parameters."""
+"""Dependencies of the routes: the planner's state and checked parameters."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated, cast
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, Path, Query, Request, Security
-from fastapi.routing import APIRoute
+from fastapi import Depends, Path, Query, Request
 from pydantic import BeforeValidator
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.http.edge_errors import ContentTypeError, TooManyWaitingError
+from flyball_server.http.edge_errors import RETRY_AFTER_S, TooManyWaitingError
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.mapping.jobs import rank_plan, rendered
-from flyball_server.http.middleware.token_access import TOKEN_SCHEME
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.readiness import Readiness
 from flyball_server.http.request_batcher import RequestBatcher
@@ -48,41 +46,21 @@ from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.prometheus.process_metrics import ProcessMetrics
-from flyball_server.settings import (
-    Settings,
-)
+from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 from flyball_wire.messages import RankPlan
-
-
-def call_router(tag: str, *, is_open: bool = False) -> APIRouter:
-    """A router of calls with this tag in the API's description.
-
-    Args:
-        tag: what its calls are about.
-        is_open: whether they need no token.
-    """
-    return APIRouter(
-        tags=[tag],
-        dependencies=[] if is_open else [Security(TOKEN_SCHEME)],
-        generate_unique_id_function=_operation_id,
-    )
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name
 
 
 class RankCalls:
     """Batchers of the ranks' calls, for all jobs.
 
     Attributes:
-        registrations: ranks, with the start that each belongs to.
-        plans: questions for a newer plan; the rendered plan, or None where there is none.
-        activations: questions for the first steps of a job's versions.
-        acknowledgements: versions that ranks hold.
-        measurements: posts.
+        registrations: registrations, each with its launch.
+        plans: requests for a newer plan; rendered, None: there is none.
+        activations: requests for the first steps of a job's versions.
+        acknowledgements: acknowledged versions.
+        measurements: posted measurements.
     """
 
     def __init__(self, services: JobServices) -> None:
@@ -114,17 +92,14 @@ def _rendered(part: StagePlan) -> bytes:
     return rendered(RankPlan, rank_plan(part))
 
 
-JSON = "application/json"
-# When a call that cannot be held is to come again, s.
-RETRY_AFTER_S = 5
-# Streams of no time that are held at once, beside the calls that wait: who is refused a stream asks
-# for these. Each lasts as long as a look, which may be a minute where the history is read first.
-MOST_ANSWERED_AT_ONCE = 256
+# Limit of concurrent streams with `wait_s` 0, beside the calls that wait: a client that is refused
+# a stream falls back to these. Each takes up to a minute when the history is read first.
+MAX_SNAPSHOTS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerState:
-    """State of one app, under `app.state.planner`."""
+    """Parts of one planner, kept in `app.state.planner`."""
 
     settings: Settings
     services: JobServices
@@ -145,42 +120,13 @@ class PlannerState:
     live_events: LiveEvents
 
 
-# These are async, though they await nothing: each other would take a thread for every call.
+# Async without await: FastAPI runs other dependencies on a thread for each call.
 async def planner_state(request: Request) -> PlannerState:
-    """The state of the app that serves this call."""
+    """Return the state of the app that serves this call."""
     return cast("PlannerState", request.app.state.planner)
 
 
 State = Annotated[PlannerState, Depends(planner_state)]
-
-
-def content_type(request: Request) -> str:
-    """The body's content type without its parameters, in lower case."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def require_content_type(request: Request, *wanted: str) -> str:
-    """The body's content type, which must be one of those wanted, and the body not compressed.
-
-    Raises:
-        ContentTypeError: it says something else, or nothing.
-    """
-    kind = content_type(request)
-    names = " or ".join(wanted)
-    if kind not in wanted:
-        raise ContentTypeError(wanted=names)
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise ContentTypeError(wanted=f"{names} and without a content encoding")
-    return kind
-
-
-async def require_json(request: Request) -> None:
-    """Refuse a body that does not say it is JSON.
-
-    Raises:
-        ContentTypeError: it says something else, or nothing.
-    """
-    require_content_type(request, JSON)
 
 
 async def granted_wait_s(
@@ -189,20 +135,19 @@ async def granted_wait_s(
         float,
         Query(
             ge=0,
-            description="Wait so long for an answer, s; never longer than the planner's limit"
-            " (60 unless FLYBALL_MAX_WAIT_S says otherwise).",
+            description="Time to wait for an answer, s; at most FLYBALL_MAX_WAIT_S (default: 60).",
             examples=[30],
         ),
     ] = 0,
 ) -> float:
-    """Return how long a long poll waits, s: as asked, or as long as the planner grants.
+    """Return the time that a long poll waits, s.
 
     Raises:
-        TooManyWaitingError: it would have to be held, and no more are.
+        TooManyWaitingError: the limit of waiting calls is reached.
     """
     granted_s = min(wait_s, state.settings.max_wait_s)
     if granted_s > 0:
-        _refuse_too_many(state.waiters.num_waiting, state.settings.max_waiting)
+        _check_waiting(state.waiters.num_waiting, state.settings.max_waiting)
     return granted_s
 
 
@@ -212,69 +157,61 @@ async def granted_stream_s(
         float | None,
         Query(
             ge=0,
-            description="End after so long, s; never later than the planner's limit, which it is"
-            " where nothing is given (60 unless FLYBALL_MAX_WAIT_S says otherwise). 0: with what"
-            " there is now.",
+            description="Duration of the stream, s; at most FLYBALL_MAX_WAIT_S, which is the"
+            " default. 0: end after the current state.",
             examples=[30],
         ),
     ] = None,
 ) -> float:
-    """Return how long a stream of events lasts, s: as asked, or as long as the planner grants.
+    """Return the duration of a stream of events, s.
 
-    Also one of no time is held, until what it tells has been looked at: these have a limit of
-    their own.
+    Streams with `wait_s` 0 last until the state has been read; they have a limit of their own.
 
     Raises:
-        TooManyWaitingError: no more are held.
+        TooManyWaitingError: the limit of streams is reached.
     """
     granted_s = min(math.inf if wait_s is None else wait_s, state.settings.max_wait_s)
     if granted_s > 0:
-        _refuse_too_many(state.waiters.num_waiting, state.settings.max_waiting)
+        _check_waiting(state.waiters.num_waiting, state.settings.max_waiting)
     else:
-        _refuse_too_many(state.waiters.num_at_once, MOST_ANSWERED_AT_ONCE)
+        _check_waiting(state.waiters.num_at_once, MAX_SNAPSHOTS)
     return granted_s
 
 
-def _refuse_too_many(num_held: int, most: int) -> None:
-    if num_held >= most:
+def _check_waiting(num_waiting: int, limit: int) -> None:
+    if num_waiting >= limit:
         raise TooManyWaitingError(retry_after_s=RETRY_AFTER_S)
 
 
 def in_digits(text: str) -> str:
-    """The same, so that a rank has one address: pydantic also reads `+1`, `1.0` and `1_0`.
+    """Return the text, so that each rank has one address: pydantic also reads `+1` and `1_0`.
 
     Raises:
-        ValueError: it is not written in digits alone, which pydantic takes for its error.
+        ValueError: it has other characters than digits; pydantic reports it.
     """
     if not text.removeprefix("-").isdigit():
         raise ValueError("write it in digits")
     return text
 
 
-JsonBody = Depends(require_json)
 AfterStep = Annotated[
     int,
-    Query(ge=-1, le=MAX_COUNT, description="Only steps after this one; -1: all."),
+    Query(ge=-1, le=MAX_COUNT, description="Last step that the client has; -1: none."),
     BeforeValidator(in_digits),
 ]
 WaitS = Annotated[float, Depends(granted_wait_s)]
 StreamS = Annotated[float, Depends(granted_stream_s)]
+_NAME_RULE = "Name of the job: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first"
 JobId = Annotated[
     str,
     Path(
         pattern=ANY_JOB_ID_PATTERN,
-        description="The job's name: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first; of an earlier run"
-        " with @ and its number behind it.",
+        description=f"{_NAME_RULE}; of an earlier run with `@` and its number.",
         examples=["gpt2-demo"],
     ),
 ]
 NewJobId = Annotated[
-    str,
-    Path(
-        pattern=JOB_ID_PATTERN,
-        description="The job's name: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first.",
-        examples=["gpt2-demo"],
-    ),
+    str, Path(pattern=JOB_ID_PATTERN, description=f"{_NAME_RULE}.", examples=["gpt2-demo"])
 ]
 Rank = Annotated[
     int,
@@ -289,10 +226,10 @@ Version = Annotated[
 
 
 def check_size(state: PlannerState, spec: JobSpec) -> None:
-    """Refuse a job of more instructions than the planner takes.
+    """Check the number of instructions of a job.
 
     Raises:
-        InvalidFieldError: it has too many instructions.
+        InvalidFieldError: it exceeds FLYBALL_MAX_INSTRUCTIONS.
     """
     limit = state.settings.max_instructions
     if 2 * spec.num_stages * spec.num_microbatches > limit:
@@ -305,10 +242,10 @@ def check_size(state: PlannerState, spec: JobSpec) -> None:
 
 
 def check_profile(state: PlannerState, profile: StageProfile) -> None:
-    """Check that a profile has no more points than the planner takes.
+    """Check the number of points of a profile.
 
     Raises:
-        InvalidFieldError: it has more.
+        InvalidFieldError: it exceeds FLYBALL_MAX_PROFILE_POINTS.
     """
     limit = state.settings.max_profile_points
     num_points = sum(

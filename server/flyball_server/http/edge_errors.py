@@ -1,15 +1,15 @@
-"""Errors of a call that are found before any job is read; a docstring is its message.
+"""Errors of a call that occur before a job is read; each docstring is the message.
 
 EdgeError
-├── TokenError            no token, or one that opens nothing
-├── AccessError           a job's token, for something else than its job
-├── CrossSiteError        another site's page asks for a change
-├── ContentTypeError      a body of a kind that the route does not take
+├── TokenError            no token, or an invalid one
+├── AccessError           a job's token, for anything but its job
+├── CrossSiteError        a change requested by another site's page
+├── ContentTypeError      a body of another content type than the route's
 ├── BodyTooLargeError     a body above the planner's limit
 ├── BodyTooSlowError      a body that does not arrive
 ├── HeadersTooLargeError  headers above the planner's limit
-├── TooManyWaitingError   as many long polls as the planner holds wait already
-└── NotReadyError         what the planner needs cannot be used now
+├── TooManyWaitingError   the limit of waiting calls is reached
+└── NotReadyError         the store or the solvers are not available
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ from flyball_server.jobs.errors import (
     WrongStateError,
 )
 
+# Pause that a refused client is asked to make, s.
+RETRY_AFTER_S = 5
+
 
 class EdgeError(JobsError):
-    """This call cannot be taken."""
+    """This call is refused."""
 
 
 class TokenError(EdgeError):
-    """This planner asks for a token in the header {header}."""
+    """This planner requires a token in the header {header}."""
 
 
 class AccessError(EdgeError):
-    """This token opens job {job_id} only; use an operator's."""
+    """This token permits job {job_id} only; use an operator's."""
 
 
 class CrossSiteError(EdgeError):
-    """A page of another site asks for this change, and is refused."""
+    """Changes requested by a page of another site are refused."""
 
 
 class ContentTypeError(EdgeError):
@@ -61,11 +64,7 @@ class HeadersTooLargeError(EdgeError):
 
 
 class TooManyWaitingError(EdgeError):
-    """As many calls wait here as this planner holds; ask again in {retry_after_s} s."""
-
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(retry_after_s=retry_after_s)
-        self.retry_after_s = retry_after_s
+    """The planner's limit of waiting calls is reached; retry in {retry_after_s} s."""
 
 
 class NotReadyError(EdgeError):
@@ -93,26 +92,9 @@ ERROR_STATUS: MappingProxyType[type[Exception], int] = MappingProxyType(
     }
 )
 
-STATUS_MEANING = MappingProxyType(
-    {
-        400: "The body cannot be read.",
-        401: "The planner asks for a token, and the call carries none that it knows.",
-        403: "The token does not open this; or a page of another site asks for a change.",
-        404: "No such job, rank or plan.",
-        408: "The body did not arrive in time.",
-        409: "The job is in another state.",
-        413: "The body is too large.",
-        415: "The body is of another content type.",
-        422: "A value cannot be used; the field, or the profile's line, is named.",
-        431: "Address and headers are too long.",
-        500: "The planner has failed at this; its log says why.",
-        503: "The job store cannot answer now, or too many calls wait; trying again may help.",
-    }
-)
-
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an error of the table, or of one derived from it; else 500."""
+    """Return the HTTP status of an error by its type or nearest base in the table; else 500."""
     for kind in type(error).__mro__:
         if kind in ERROR_STATUS:
             return ERROR_STATUS[kind]

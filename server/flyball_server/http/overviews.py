@@ -1,4 +1,4 @@
-"""The overview as each caller may see it: read and rendered once for all who ask at once."""
+"""The overview of all jobs, read and rendered once for concurrent callers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EVERYTHING = "/overview"  # no job has this name
 
 @dataclass(frozen=True)
 class RenderedOverview:
-    """All jobs as JSON, those heard of last first.
+    """All jobs as JSON, the most recently active first.
 
     Attributes:
-        jobs: each by its name.
-        whole: of all of them, joined once for all operators who look.
+        jobs: names of jobs, each with its JSON.
+        whole: JSON of all jobs, as operators receive it.
     """
 
     jobs: tuple[tuple[str, bytes], ...]
@@ -32,12 +32,12 @@ class RenderedOverview:
 
     @classmethod
     def of(cls, jobs: Iterable[tuple[str, bytes]]) -> Self:
-        """These jobs, joined."""
+        """Return the overview of these jobs."""
         known = tuple(jobs)
         return cls(known, _joined(job for _, job in known))
 
-    def seen_by(self, access: Access) -> bytes:
-        """The JSON of the `wire_views.Overview` of what is open to a caller."""
+    def permitted(self, access: Access) -> bytes:
+        """Return the JSON of an Overview of the jobs that a caller may read."""
         if access.job_id is None:
             return self.whole
         return _joined(job for job_id, job in self.jobs if access.opens(job_id))
@@ -48,11 +48,11 @@ def _joined(jobs: Iterable[bytes]) -> bytes:
 
 
 class Overviews:
-    """Answers for the overview of all jobs, and of one.
+    """Overview of all jobs, and of one.
 
     Attributes:
-        of_all: questions for all jobs.
-        of_job: questions for one, by its name; UnknownJobError where there is none.
+        of_all: requests for all jobs.
+        of_job: requests for one job; UnknownJobError if there is none of the name.
     """
 
     def __init__(self, reading: SharedReading) -> None:
@@ -66,17 +66,17 @@ class Overviews:
         )
 
     async def all_jobs(self) -> RenderedOverview:
-        """All jobs, at most half a second old.
+        """Return all jobs, at most half a second old.
 
         Raises:
             StoreError: they cannot be read.
         """
         return await self.of_all.submit(EVERYTHING, None)
 
-    def look(self) -> RenderedOverview:
-        """The same, on a thread of the caller's."""
+    def read(self) -> RenderedOverview:
+        """Return all jobs; blocks the calling thread."""
         with self._guard:
-            # Not before it: else another's newer ones could be rendered first, and be lost.
+            # Read under the lock, so that older figures never replace newer ones.
             figures = self._reading.figures()
             if figures is not self._figures:
                 jobs = ((each.job.job_id, job_overview(each)) for each in figures)
@@ -88,7 +88,7 @@ class Overviews:
 
     def _all_jobs(self, key: str, callers: Sequence[None]) -> Sequence[RenderedOverview]:
         del key
-        return [self.look()] * len(callers)
+        return [self.read()] * len(callers)
 
 
 def _one(reading: SharedReading, job_id: str, callers: Sequence[None]) -> Sequence[JobOverview]:

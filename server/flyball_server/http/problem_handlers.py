@@ -1,23 +1,28 @@
-"""Every error as a `wire.Problem`: one line, the fields named, the input never echoed."""
+"""Errors as answers: one line, the fields named, the input never echoed."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, cast
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flyball_profiles.stage_profile import ProfileError
-from flyball_server.http.edge_errors import ERROR_STATUS, TooManyWaitingError, status_of
+from flyball_server.http.edge_errors import (
+    ERROR_STATUS,
+    RETRY_AFTER_S,
+    TooManyWaitingError,
+    status_of,
+)
 from flyball_server.http.middleware.call_log import (
     REQUEST_ID_HEADER,
     current_request_id,
@@ -26,7 +31,7 @@ from flyball_server.http.middleware.call_log import (
 from flyball_server.jobs.errors import InvalidFieldError, PlannerFaultError, StoreError
 from flyball_wire.messages import Problem
 
-# An answer that is no page loads nothing and stands in no frame.
+# Answers other than pages load nothing and cannot be framed.
 CONTENT_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 API_HEADERS = MappingProxyType(
     {
@@ -44,13 +49,13 @@ _STRICT_TRANSPORT = "max-age=31536000"
 
 
 class ResponseHeaders:
-    """ASGI middleware: adds the headers that an answer does not have yet."""
+    """ASGI middleware: add the headers that an answer does not have yet."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, and its answer with the headers."""
+        """Forward the call and add headers to its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -71,16 +76,16 @@ _LOG = logging.getLogger(__name__)
 _MAX_ERRORS = 20
 _MAX_LOC_CHARACTERS = 64
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-# What Starlette and FastAPI raise themselves, in words that say what to do.
+# Replaces the texts of Starlette and FastAPI.
 _FRAMEWORK_DETAIL = {
     400: "The body cannot be read as JSON",
-    404: "There is nothing at this address; /docs lists what there is",
-    405: "This address does not take this method; /docs lists what it takes",
+    404: "There is nothing at this address; /docs lists all addresses",
+    405: "This address does not take this method; /docs lists its methods",
 }
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Let every error of this app be answered by a Problem."""
+    """Answer every error of the app with a Problem."""
     for kind in ERROR_STATUS:
         app.add_exception_handler(kind, _handle_known)
     app.add_exception_handler(RequestValidationError, _handle_validation)
@@ -88,18 +93,17 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _handle_unknown)
 
 
-def problem_response(error: Exception) -> JSONResponse:
-    """The answer to an error of the error table."""
-    headers: Mapping[str, str] = {}
-    if isinstance(error, TooManyWaitingError):
-        headers = {"Retry-After": str(error.retry_after_s)}
+def problem_response(error: Exception) -> Response:
+    """Return the answer to an error of the error table."""
     if isinstance(error, StoreError):
         _LOG.error("%s", error)
+    is_busy = isinstance(error, TooManyWaitingError)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if is_busy else None
     return _answer(status_of(error), problem_of(error), headers)
 
 
 def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
-    """The problem of pydantic's errors: where, which rule, in words; not what was sent."""
+    """Return the problem of pydantic's errors: places, rules and messages without the input."""
     found = tuple(errors)
     shown = tuple(_entry(error) for error in found[:_MAX_ERRORS])
     first = f"{shown[0]['loc']}: {shown[0]['msg']}" if shown else "the call is not valid"
@@ -107,16 +111,8 @@ def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
     return Problem(detail=first + more, errors=shown)
 
 
-def fault_detail(error: PlannerFaultError) -> str:
-    """Return the answer to a failure of the planner: the call's id, which its log names."""
-    # The work may have been that of several calls, and its own log line is none of them's.
-    _LOG.error("%s: %r", error.message, error.__cause__)
-    request_id = current_request_id()
-    return error.message if request_id is None else f"{error.message}, at request {request_id}"
-
-
 def problem_of(error: Exception) -> Problem:
-    """The problem that an error of the error table is."""
+    """Return the problem of an error of the error table."""
     if isinstance(error, ProfileError):
         place = "profile" if error.line is None else f"profile:{error.line}"
         entry = {"loc": place, "type": "profile", "msg": error.message}
@@ -125,23 +121,25 @@ def problem_of(error: Exception) -> Problem:
         entry = {"loc": error.field, "type": "invalid", "msg": error.problem}
         return Problem(detail=error.message, errors=(entry,))
     if isinstance(error, StoreError):
-        # Which file it is, is the operator's business: the log names it.
-        return Problem(detail="The planner's job store cannot answer now; its log says why")
+        # The location of the store is for operators, who have the log.
+        return Problem(detail="The planner's job store is not available; see the planner's log")
     if isinstance(error, PlannerFaultError):
-        return Problem(detail=fault_detail(error))
+        # The fault may have occurred in a batch of several calls, whose log line has no call's id.
+        _LOG.error("%s: %r", error.message, error.__cause__)
+        return Problem(detail=error.message + _at_request(current_request_id()))
     return Problem(detail=str(error))
 
 
-async def _handle_known(_request: Request, error: Exception) -> JSONResponse:
+async def _handle_known(_request: Request, error: Exception) -> Response:
     return problem_response(error)
 
 
-async def _handle_validation(_request: Request, error: Exception) -> JSONResponse:
+async def _handle_validation(_request: Request, error: Exception) -> Response:
     errors = cast("RequestValidationError", error).errors()
     return _answer(422, validation_problem(errors))
 
 
-async def _handle_http(request: Request, error: Exception) -> JSONResponse:
+async def _handle_http(request: Request, error: Exception) -> Response:
     known = cast("HTTPException", error)
     detail = _FRAMEWORK_DETAIL.get(known.status_code, str(known.detail))
     headers = {"Allow": _allowed(request)} if known.status_code == 405 else known.headers
@@ -149,7 +147,7 @@ async def _handle_http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of all routes at this address; Starlette names those of the first alone."""
+    """Return the methods of all routes at this address; Starlette names the first route's only."""
     routes: list[BaseRoute] = request.app.routes
     return ", ".join(
         method
@@ -160,15 +158,19 @@ def _allowed(request: Request) -> str:
     )
 
 
-async def _handle_unknown(request: Request, _error: Exception) -> JSONResponse:
-    # It goes past all middleware of ours. The server closes the connection after it: said, so that
-    # nobody sends the next call into that.
-    headers, where = {**API_HEADERS, "Connection": "close"}, ""
-    if (request_id := request_id_of(request.scope)) is not None:
+async def _handle_unknown(request: Request, _error: Exception) -> Response:
+    # This answer bypasses the middleware. The server closes the connection after it; the header
+    # keeps clients from reusing it.
+    headers = {**API_HEADERS, "Connection": "close"}
+    request_id = request_id_of(request.scope)
+    if request_id is not None:
         headers[REQUEST_ID_HEADER] = request_id
-        where = f", at request {request_id}"
-    problem = Problem(detail=f"The planner has failed at this; its log says where{where}")
-    return _answer(500, problem, headers)
+    detail = "The planner failed to answer this call; see its log"
+    return _answer(500, Problem(detail=detail + _at_request(request_id)), headers)
+
+
+def _at_request(request_id: str | None) -> str:
+    return "" if request_id is None else f", at request {request_id}"
 
 
 def _entry(error: Mapping[str, Any]) -> dict[str, str]:
@@ -183,28 +185,16 @@ def _entry(error: Mapping[str, Any]) -> dict[str, str]:
 
 def _place(loc: Iterable[object]) -> str:
     parts = [_one_line(str(part)[:_MAX_LOC_CHARACTERS]) for part in loc]
-    # `body.` says nothing to somebody who sees the body's fields by their names.
-    return ".".join(parts[1:] if len(parts) > 1 else parts)
+    return ".".join(parts[1:] if len(parts) > 1 else parts)  # without the prefix `body.`
 
 
 def _one_line(name: str) -> str:
-    """A name of the caller's, its line ends and control characters written out."""
+    """Return a caller's name with line ends and control characters escaped."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
-def _answer(
-    status: int, problem: Problem, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    content = {name: _printable(value) for name, value in asdict(problem).items()}
-    return JSONResponse(content, status_code=status, headers=headers)
-
-
-def _printable(value: Any) -> Any:  # noqa: ANN401 - JSON values of any depth
-    """The same with half surrogates replaced, which no UTF-8 body can carry."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_printable(key): _printable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_printable(item) for item in value]
-    return value
+def _answer(status: int, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    # Half surrogates have no UTF-8 form.
+    text = json.dumps(asdict(problem), ensure_ascii=False, separators=(",", ":"))
+    body = text.encode("utf-8", "replace")
+    return Response(body, status, headers, media_type="application/json")

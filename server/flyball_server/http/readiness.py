@@ -1,4 +1,4 @@
-"""Readiness of the planner: its store answers a read within a bounded time."""
+"""Readiness of the planner: the store can be read and plans can be solved, in bounded time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flyball_server.http.edge_errors import NotReadyError
 
 _LOG = logging.getLogger(__name__)
 
-# A probe that has to wait longer is answered that the planner is not ready, s.
+# Longest time that a check may take before the planner counts as not ready, s.
 READY_WITHIN_S = 2.0
 Check = Callable[[], None]
 
 
 class Readiness:
-    """Asks all checks at once, each on a thread of its own and never twice at a time.
+    """Run all checks concurrently, each at most once at a time on its own thread.
 
-    A check that hangs therefore costs one thread, however often somebody asks.
+    A check that hangs therefore takes one thread, however many calls arrive.
 
     Args:
-        checks: by what they are about, in words; each returns, or raises with the reason.
-        within_s: the longest that an answer takes, s.
+        checks: checks by the name of their subject; each returns, or raises with the reason.
+        within_s: limit on the time of an answer, s.
     """
 
     def __init__(
@@ -34,59 +34,60 @@ class Readiness:
         self._checks = dict(checks or {})
         self._within_s = within_s
         self._guard = threading.Lock()
-        self._asked: dict[str, Future[Exception | None]] = {}
+        self._running: dict[str, Future[Exception | None]] = {}
 
     async def require(self) -> None:
         """Return when all checks pass.
 
         Raises:
-            NotReadyError: one does not, or not in time.
+            NotReadyError: a check failed or did not end in time.
         """
-        answers = {name: asyncio.wrap_future(self._ask(name)) for name in self._checks}
-        if answers:
-            await asyncio.wait(answers.values(), timeout=self._within_s)
-        for name, answer in answers.items():
-            if not answer.done():
+        runs = {name: asyncio.wrap_future(self._start(name)) for name in self._checks}
+        if runs:
+            await asyncio.wait(runs.values(), timeout=self._within_s)
+        for name, run in runs.items():
+            if not run.done():
                 late = NotReadyError(what=f"{name} does not answer within {self._within_s:g} s")
                 _LOG.warning("not ready: %s", late)
                 raise late
-            if (error := answer.result()) is not None:
-                # Where it is and how it is reached is the operator's business: the log says so.
+            if (error := run.result()) is not None:
+                # Location and reason are for operators, who have the log.
                 _LOG.warning("not ready: %s: %s", name, error)
-                raise NotReadyError(what=f"{name} cannot be used; its log says why")
+                raise NotReadyError(what=f"{name} is not available; see the planner's log")
 
-    def _ask(self, name: str) -> Future[Exception | None]:
+    def _start(self, name: str) -> Future[Exception | None]:
         with self._guard:
-            running = self._asked.get(name)
+            running = self._running.get(name)
             if running is not None and not running.done():
                 return running
-            asked: Future[Exception | None] = Future()
-            asked.set_running_or_notify_cancel()  # who gives up must not end it for others
-            self._asked[name] = asked
+            started: Future[Exception | None] = Future()
+            # A caller's timeout must not cancel it for others.
+            started.set_running_or_notify_cancel()
+            self._running[name] = started
         threading.Thread(
-            target=_answer, args=(self._checks[name], asked), name="flyball-ready", daemon=True
+            target=_run, args=(self._checks[name], started), name="flyball-ready", daemon=True
         ).start()
-        return asked
+        return started
 
 
-def _answer(check: Check, asked: Future[Exception | None]) -> None:
+def _run(check: Check, started: Future[Exception | None]) -> None:
     try:
         check()
     except Exception as error:
-        asked.set_result(error)
+        started.set_result(error)
     else:
-        asked.set_result(None)
+        started.set_result(None)
 
 
 class SolvingCheck:
-    """Readiness of the solvers, checked by an empty solve now and then.
+    """Readiness of the solvers, checked periodically by an empty task.
 
-    It waits for no answer: while one is awaited, perhaps behind long solves, the one before
-    counts.
+    It never waits: while a task runs, possibly queued behind long solves, the result of the
+    previous one counts.
 
     Args:
-        executor: solves.
-        period_s: as long as an answer counts, s.
+        executor: executor of solves.
+        period_s: validity of a result, s.
     """
 
     def __init__(self, executor: Executor, *, period_s: float = 30.0) -> None:
@@ -97,10 +98,10 @@ class SolvingCheck:
         self._problem: BaseException | None = None
 
     def __call__(self) -> None:
-        """Return where the newest answer was good.
+        """Return if the newest result was good.
 
         Raises:
-            Exception: the executor's, or of its newest answer.
+            Exception: the error of the executor, or of its newest task.
         """
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None

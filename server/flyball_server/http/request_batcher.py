@@ -1,4 +1,4 @@
-"""Request batching: calls about one job that come at once share one transaction."""
+"""Request batching: concurrent calls about one job share one transaction."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ Work = Callable[[Sequence[Item]], Sequence[Outcome | JobsError]]
 _Waiting = deque[tuple[Item, "asyncio.Future[Outcome]"]]
 
 MAX_BATCH_SIZE = 256
-# Batches of different jobs that run at once; each holds a connection of the store.
+# Batches of different jobs that run concurrently; each holds a connection of the store.
 NUM_THREADS = 4
 
 
 class RequestBatcher(Generic[Item, Outcome]):
     """Run the items of one key in batches, one batch after the other.
 
-    Items that arrive while a batch runs form the next one, so a thousand ranks that post in the
-    same moment cost a few transactions, and a rank that is alone waits for nobody. Use it from
-    one event loop at a time.
+    Items that arrive while a batch runs form the next one: a thousand concurrent posts take a few
+    transactions, and a single post does not wait. Use it from one event loop at a time.
 
     Args:
         work: takes a key and some of its items, on a thread, and returns their outcomes in
@@ -63,14 +62,14 @@ class RequestBatcher(Generic[Item, Outcome]):
             waiting.append((item, future))
         else:
             self._waiting[key] = deque([(item, future)])
-            # Not in this call's context: the batch holds other calls too.
+            # A context of its own: the batch has items of other calls too.
             worker = asyncio.create_task(self._run_batches(key), context=Context())
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
         return await future
 
     async def _run_batches(self, key: str) -> None:
-        # Whatever arrives in this turn of the event loop joins the first batch.
+        # Items that arrive in this cycle of the event loop join the first batch.
         await asyncio.sleep(0)
         waiting = self._waiting[key]
         try:
@@ -109,14 +108,14 @@ class RequestBatcher(Generic[Item, Outcome]):
 def run_isolated(
     work: Work[Item, Outcome], items: Sequence[Item]
 ) -> list[Outcome | JobsError | Exception]:
-    """Run the work on all items; where it fails, by halves, so that only the cause fails.
+    """Run the work on all items; after a failure on halves, so that only the cause fails.
 
     Args:
-        work: takes some of the items, in one transaction of its own; the outcomes in their order.
+        work: processes some of the items in one transaction and returns outcomes in their order.
         items: the items.
 
     Raises:
-        JobsError: the work's, which is about all items.
+        JobsError: raised by the work, for all items.
     """
     try:
         return list(work(items))
@@ -130,6 +129,6 @@ def run_isolated(
 
 
 def _set_exception(future: asyncio.Future[Outcome], error: Exception) -> None:
-    # A caller that went away has cancelled it.
+    # A caller that disconnected has cancelled it.
     if not future.done():
         future.set_exception(error)

@@ -1,7 +1,6 @@
-"""Timelines as they are sent: megabytes of JSON, made and compressed once, and remembered.
+"""Cache of timelines as compressed JSON, which may take megabytes.
 
-JSON is written a row at a time: written in one go it would keep all other threads of the planner
-from running meanwhile.
+JSON is written row by row: a single `json.dumps` would block all other threads of the planner.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from flyball_server.kit.lru import Lru
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.views.plan_timeline import TimelineKey, get_timeline, timeline_key
 
-# Of compressed answers together; one of 64 stages and 256 microbatches takes some 0.5 MB.
+# Limit on all compressed answers; one of 64 stages and 256 microbatches takes some 0.5 MB.
 MAX_REMEMBERED_BYTES = 32 * 2**20
-# So many are made at once: each takes a core for seconds where the pipeline is long.
+# Timelines computed concurrently; each of a long pipeline takes a core for seconds.
 TIMELINES_AT_ONCE = 2
 # Higher levels take much longer for little.
 _LEVEL = 5
-_GZIP_BITS = 31  # zlib's way to say: with a gzip header
+_GZIP_BITS = 31  # zlib: with a gzip header
 
 
 class TimelineAnswers:
-    """Answers as gzip, made once; those not asked for longest are forgotten.
+    """Least-recently-used cache of answers in gzip format.
 
-    `ask` is used on one event loop at a time, all else on any thread.
+    `ask` is used on one event loop at a time, the other methods on any thread.
 
     Args:
-        max_bytes: that all of them together may take; the newest is kept in any case.
+        max_bytes: limit on the size of all answers; the newest is kept in any case.
     """
 
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
@@ -44,7 +43,7 @@ class TimelineAnswers:
         self._threads = CapacityLimiter(TIMELINES_AT_ONCE)
 
     async def ask(self, services: JobServices, job_id: str, version: int | None) -> bytes:
-        """The answer; of those who ask for the same at once the first one has it made for all.
+        """Return the answer; concurrent requests for the same one compute it once.
 
         Raises:
             UnknownError, WrongStateError: as for `get_timeline`.
@@ -56,7 +55,7 @@ class TimelineAnswers:
         )
 
     def known(self, services: JobServices, job_id: str, version: int | None) -> bytes | None:
-        """The answer, if it was made before.
+        """Return the answer if it is cached.
 
         Raises:
             UnknownJobError, UnknownPlanError, MissingPlanError: as for `timeline_key`.
@@ -64,7 +63,7 @@ class TimelineAnswers:
         return self._kept.get(timeline_key(services, job_id, version))
 
     def get(self, services: JobServices, job_id: str, version: int | None) -> bytes:
-        """The answer, made on this thread if it was not before.
+        """Return the answer; it is computed on this thread if it is not cached.
 
         Raises:
             UnknownError, WrongStateError: as for `get_timeline`.
@@ -78,12 +77,12 @@ class TimelineAnswers:
 
 
 def uncompressed(answer: bytes) -> bytes:
-    """The JSON of an answer."""
+    """Return the JSON of an answer."""
     return zlib.decompress(answer, _GZIP_BITS)
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Return whether who sends this header (empty: none) takes gzip: RFC 9110, 12.5.3."""
+    """Return whether an Accept-Encoding header (empty: none) permits gzip: RFC 9110, 12.5.3."""
     weights: dict[str, bool] = {}
     for item in accept_encoding.lower().split(","):
         name, _, parameters = item.partition(";")
@@ -99,7 +98,7 @@ def _compressed(view: object) -> bytes:
 
 
 def _json_parts(value: object) -> Iterator[str]:
-    """A wire type as JSON; those within it one by one."""
+    """Yield a wire type's JSON, the types within it one by one."""
     if is_dataclass(value) and not isinstance(value, type):
         sign = "{"
         for name, field in vars(value).items():

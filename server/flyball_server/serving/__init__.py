@@ -1,1 +1,1 @@
-"""Planner process: socket, TLS, request deadlines, logging."""
+"""Planner process: socket, TLS, request deadlines."""

@@ -1,4 +1,4 @@
-"""Socket and certificate of the planner, and the check of who may reach it."""
+"""Socket and certificate of the planner, and the check that it is not open to everybody."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import resource
 import socket
 import ssl
 
-from flyball_server.settings import (
-    Settings,
-)
+from flyball_server.settings import Settings
 from flyball_wire.command import BAD_INPUT, NOT_NOW, CommandError
 
-# For TLS 1.2; those of 1.3 are all of this kind.
+# For TLS 1.2; TLS 1.3 has forward secrecy with every cipher.
 TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-# Files that a planner has open beside its connections.
+# Open files of a planner beside its connections.
 _OTHER_FILES = 512
 
 
 def listening_socket(settings: Settings) -> socket.socket:
-    """A socket bound to the settings' address; it does not listen yet.
+    """Return a socket that is bound to the settings' address and does not listen yet.
 
     Raises:
         CommandError: it cannot be bound.
@@ -47,20 +45,20 @@ def listening_socket(settings: Settings) -> socket.socket:
 
 
 def address_of(listener: socket.socket, settings: Settings) -> str:
-    """The planner's address, as clients name it."""
+    """Return the planner's address for clients."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_certificate is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def must_ask(listener: socket.socket, settings: Settings) -> bool:
-    """Return whether tokens are required: other machines may reach the planner."""
+    """Return whether tokens are required: other machines can reach the planner."""
     is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
     return not is_loopback and not settings.allow_open
 
 
 def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: bool) -> None:
-    """Check that there is an operator's token, where tokens are asked for.
+    """Check that an operator's token exists.
 
     Raises:
         CommandError: there is none.
@@ -70,12 +68,11 @@ def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: 
     make = "make a token with `flyball token create --operator` or set FLYBALL_TOKEN"
     if has_tokens:
         raise CommandError(
-            f"there are tokens of jobs alone, so nobody could operate the planner at {address}:"
-            f" {make}"
+            f"all tokens are jobs' tokens, so nobody could operate the planner at {address}: {make}"
         )
     raise CommandError(
         f"anyone who reaches {address} could change plans: {make}; --allow-open or"
-        f" FLYBALL_ALLOW_OPEN=1 lets everybody in all the same"
+        f" FLYBALL_ALLOW_OPEN=1 disables authentication"
     )
 
 
@@ -85,27 +82,27 @@ def check_certificate(
     certificate_name: str = "FLYBALL_TLS_CERTIFICATE",
     key_name: str = "FLYBALL_TLS_KEY",
 ) -> None:
-    """Check that the certificate and its key can be used.
+    """Check that the certificate and its key can be loaded.
 
     Args:
-        settings: which they are.
-        certificate_name: the option or variable that named the certificate.
-        key_name: the key's.
+        settings: settings that name the files.
+        certificate_name: option or variable of the certificate.
+        key_name: option or variable of the key.
 
     Raises:
-        CommandError: they cannot; it names the file.
+        CommandError: they cannot be loaded; it names the file.
     """
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return
     for name, file in ((certificate_name, certificate), (key_name, key)):
         try:
-            with open(file, "rb"):  # noqa: PTH123 - only whether it can be read
+            with open(file, "rb"):  # noqa: PTH123 - checks that it can be read
                 pass
         except OSError as error:
             raise CommandError(f"{name}: {file}: cannot be read ({error.strerror})") from None
     try:
-        # An encrypted key would otherwise ask for its password on the terminal.
+        # Without a password OpenSSL would prompt for the one of an encrypted key.
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
             certificate, key, password=""
         )
@@ -118,11 +115,11 @@ def check_certificate(
 
 
 def raise_file_limit(settings: Settings) -> None:
-    """Let the process have as many open files as connections, as far as it may."""
+    """Raise the limit of open files to the limit of connections, as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.max_connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
-    if soft not in {resource.RLIM_INFINITY} and soft < wanted:
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

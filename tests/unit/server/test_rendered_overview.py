@@ -31,13 +31,13 @@ JOBS = tuple((name, json.dumps({"job_id": name}).encode()) for name in ("b", "a@
 def test_a_caller_sees_what_is_open_to_it_in_the_same_order(
     access: Access, seen: list[str]
 ) -> None:
-    overview = json.loads(RenderedOverview.of(JOBS).seen_by(access))
+    overview = json.loads(RenderedOverview.of(JOBS).permitted(access))
     assert [job["job_id"] for job in overview["jobs"]] == seen
 
 
 def test_operators_are_given_the_same_bytes() -> None:
     rendered = RenderedOverview.of(iter(JOBS))
-    assert rendered.seen_by(OPERATOR) is rendered.seen_by(OPERATOR)
+    assert rendered.permitted(OPERATOR) is rendered.permitted(OPERATOR)
     assert rendered.jobs == JOBS
 
 
@@ -89,12 +89,12 @@ def test_older_figures_are_not_rendered_after_newer_ones(monkeypatch: pytest.Mon
     looking = Overviews(cast("SharedReading", reading))
     monkeypatch.setattr(looking, "_guard", lock)
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(looking.look)
+        first = threads.submit(looking.read)
         wait_until(lambda: reading.num_asked == 1)
-        second = threads.submit(looking.look)
+        second = threads.submit(looking.read)
         wait_until(lambda: second.done() or lock.num_wanted == 2)
         reading.may_tell_older.set()
         seen = [each.result().whole for each in (first, second)]
     assert seen == [b'{"jobs":[older]}', b'{"jobs":[newer]}']
-    assert looking.look().whole == seen[1]
+    assert looking.read().whole == seen[1]
     assert shown == ["older", "newer"]

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_record, profile
 
+from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.mapping.views import timeline_view
-from flyball_server.http.openapi.documentation import plain
 from flyball_server.http.timeline_answers import TimelineAnswers, accepts_gzip, uncompressed
 from flyball_server.jobs.errors import TimelineTooLongError, UnknownPlanError
 from flyball_server.jobs.records import PlanRecord
@@ -66,7 +66,7 @@ def test_gzip_is_sent_to_who_takes_it(accepted: str, takes_it: bool) -> None:
 def test_what_is_sent_is_the_wire_type_as_json(services: JobServices) -> None:
     sent = TimelineAnswers().get(services, "job", None)
     view = timeline_view(get_timeline(services, "job", None))
-    assert json.loads(uncompressed(sent)) == plain(view)
+    assert json.loads(uncompressed(sent)) == json.loads(rendered(type(view), view))
 
 
 def test_it_is_made_once_until_something_that_it_is_made_of_changes(services: JobServices) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events as an answer: what is new, for a while."""
+"""Answers of server-sent events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 EVENT_STREAM = "text/event-stream"
-# A client that was cut off comes back after so long, ms.
+# Pause before a client reconnects, ms.
 _PREAMBLE = b"retry: 1000\n\n"
-# A line that says nothing, for whoever closes connections that are silent.
+# A comment line, for proxies that close silent connections.
 _HEARTBEAT = b":\n\n"
-# A client that takes nothing is cut off so long after its time, s.
+# Time after which a client that does not read is disconnected at the end, s.
 _GRACE_S = 2.0
 
 
@@ -25,38 +25,37 @@ class EventSource(Protocol):
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set when there may be something new."""
+        """Event that is set when there may be news."""
         ...
 
     @property
     def over(self) -> asyncio.Event:
-        """Set when nothing new will come."""
+        """Event that is set when there will be no more news."""
         ...
 
     def news(self) -> bytes:
-        """Events for all that is new since the last call; empty: nothing is."""
+        """Return events of all changes since the last call; empty: none."""
         ...
 
 
 def event(name: str, data: bytes, *, event_id: int | None = None) -> bytes:
-    """One event; its data is one line."""
+    """Return one event, whose data is one line."""
     head = b"" if event_id is None else b"id: %d\n" % event_id
     return head + b"event: " + name.encode("ascii") + b"\ndata: " + data + b"\n\n"
 
 
 class EventStream(Response):
-    """Tells a client what is new for a while.
+    """Answer that sends a source's news for some time.
 
-    A client that reads slowly is told what there is when it reads; one that is gone, or does not
-    read at all, is given up.
+    A slow client receives the state at the time of its reading. The stream ends for a client that
+    disconnects or does not read.
 
     Args:
-        source: what there is to tell.
-        wait_s: how long, s; 0: what there is now.
-        ready: returns when there is what to begin with; None: there is. Nothing of the answer is
-            sent before.
-        closing: closed when it ends, however it ends.
-        heartbeat_s: after so much silence a line is sent that says nothing, s.
+        source: source of the events.
+        wait_s: duration, s; 0: end after the current state.
+        ready: returns when the answer may begin; None: at once.
+        closing: resources that are closed at the end.
+        heartbeat_s: longest silence before a comment line is sent, s.
     """
 
     media_type = EVENT_STREAM
@@ -80,7 +79,7 @@ class EventStream(Response):
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until it is over."""
+        """Send events until the end of the stream."""
         del scope
         with self._closing:
             async with anyio.create_task_group() as tasks:
@@ -90,10 +89,10 @@ class EventStream(Response):
                     await self._ready()
                 with anyio.move_on_after(self._wait_s + _GRACE_S):
                     tasks.start_soon(_until_it_is_over, self._source.over, stop)
-                    await self._tell(send)
+                    await self._send_news(send)
                 stop()
 
-    async def _tell(self, send: Send) -> None:
+    async def _send_news(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._wait_s
         source = self._source
@@ -104,16 +103,16 @@ class EventStream(Response):
                 "headers": self.raw_headers,
             }
         )
-        told = _PREAMBLE + _news(source)
+        data = _PREAMBLE + _news(source)
         while True:
-            if told:
-                await send({"type": "http.response.body", "body": told, "more_body": True})
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
             remaining_s = deadline_s - loop.time()
             is_over = source.over.is_set() and not source.changed.is_set()
             if is_over or remaining_s <= 0:
                 break
             has_changed = await _is_set(source.changed, min(self._heartbeat_s, remaining_s))
-            told = _news(source) if has_changed or deadline_s <= loop.time() else _HEARTBEAT
+            data = _news(source) if has_changed or deadline_s <= loop.time() else _HEARTBEAT
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -138,7 +137,7 @@ async def _until_the_client_goes(receive: Receive, stop: Callable[[], None]) -> 
 
 
 async def _until_it_is_over(over: asyncio.Event, stop: Callable[[], None]) -> None:
-    """It ends by itself then, but for a client that takes nothing."""
+    """Stop some time after the last news, for a client that does not read."""
     await over.wait()
     await anyio.sleep(_GRACE_S)
     stop()

@@ -1,4 +1,4 @@
-"""Live events of all jobs and of single ones: what is followed, and who follows it."""
+"""Live events of all jobs and of single jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flyball_server.jobs.records import ActivationRecord, JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import ComparisonProgress, progress_of
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.contract import JobReader as StoreReader
 from flyball_server.jobs.stragglers.reports import list_stragglers
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.views.history import HistoryMemory, plan_summaries
@@ -44,16 +44,16 @@ OVERVIEW, STEPS = "overview", "steps"
 HISTORY, STRAGGLERS, PROFILING, COMPARISON = "history", "stragglers", "profiling", "comparison"
 _ORDER = (OVERVIEW, HISTORY, STRAGGLERS, PROFILING, COMPARISON)
 _GONE = event("gone", b"{}")
-_FAILED = Problem(detail="The planner has failed at looking; its log says where")
+_FAULT = Problem(detail="The planner failed to read this; see its log")
 
 
 @dataclass(frozen=True)
-class JobNews:
-    """A job as it was seen last.
+class JobEvents:
+    """Events of a job's state.
 
     Attributes:
-        events: by name, each as it is sent.
-        steps: the newest, rising.
+        events: rendered events by name.
+        steps: newest steps, rising.
     """
 
     events: dict[str, bytes]
@@ -62,31 +62,29 @@ class JobNews:
 
 @dataclass(kw_only=True)
 class _Troubles:
-    """Callback for readings that fail."""
+    """Errors that were sent to a client, each once."""
 
-    told: str | None = None
+    sent: str | None = None
 
     def news(self, *followed: Following[Any]) -> bytes | None:
-        """An event of it; empty: it is told already; None: there is no trouble."""
-        errors = (each.error for each in followed)
-        error = next((error for error in errors if error is not None), None)
+        """Return an event of the current error; empty: it was sent; None: there is no error."""
+        error = next((each.error for each in followed if each.error is not None), None)
+        known, self.sent = self.sent, None if error is None else str(error)
         if error is None:
-            self.told = None
             return None
-        if self.told == str(error):
+        if self.sent == known:
             return b""
-        self.told = str(error)
-        problem = problem_of(error) if isinstance(error, JobsError) else _FAILED
+        problem = problem_of(error) if isinstance(error, JobsError) else _FAULT
         return event("trouble", rendered(Problem, problem))
 
 
 class OverviewSource:
-    """Tells of all jobs that are open to a caller.
+    """Events of all jobs that a caller may read.
 
     Args:
-        followed: all jobs.
-        changed: that they are followed with.
-        access: the caller's.
+        followed: overview of all jobs.
+        changed: event that `followed` sets.
+        access: jobs that the caller may read.
     """
 
     def __init__(
@@ -96,37 +94,37 @@ class OverviewSource:
         self.over = followed.over
         self._followed = followed
         self._access = access
-        self._told: bytes | None = None
+        self._sent: bytes | None = None
         self._troubles = _Troubles()
 
     def news(self) -> bytes:
-        """The overview, if it has changed."""
+        """Return the overview if it has changed."""
         trouble = self._troubles.news(self._followed)
         if trouble is not None:
-            self._told = None  # to say that it is over
+            self._sent = None  # sent again once the trouble is over
             return trouble
         state = self._followed.state
-        seen = None if state is None else state.seen_by(self._access)
-        if seen is None or seen == self._told:
+        overview = None if state is None else state.permitted(self._access)
+        if overview is None or overview == self._sent:
             return b""
-        self._told = seen
-        return event(OVERVIEW, seen)
+        self._sent = overview
+        return event(OVERVIEW, overview)
 
 
 @dataclass(kw_only=True)
-class _StepsTold:
+class _SentSteps:
     """Position of a client in the stream of steps.
 
     Attributes:
-        after_step: it has these already.
-        revision: of the newest change that it was told of.
+        after_step: last step that the client has.
+        revision: newest revision that was sent.
     """
 
     after_step: int
     revision: int = 0
 
     def news(self, steps: tuple[WindowStep, ...]) -> bytes:
-        """An event of those that are new or have changed."""
+        """Return an event of the new and changed steps."""
         if self.revision == 0:
             new = [each for each in steps if each.step > self.after_step]
         else:
@@ -141,16 +139,16 @@ class _StepsTold:
 
 @dataclass(kw_only=True)
 class JobSource:
-    """Tells of one job.
+    """Events of one job.
 
     Attributes:
-        job: what is quickly seen of it.
-        slow: what may take long to be seen, each an event as it is sent.
-        changed: that all of it is followed with.
-        after_step: the client has the steps up to this one.
+        job: state that is read quickly.
+        slow: states that may take long to read, as rendered events by name.
+        changed: event that all of them set.
+        after_step: last step that the client has.
     """
 
-    job: Following[JobNews]
+    job: Following[JobEvents]
     slow: dict[str, Following[bytes]]
     changed: asyncio.Event
     after_step: int
@@ -159,48 +157,46 @@ class JobSource:
     _is_gone: bool = False
 
     def __post_init__(self) -> None:
-        self._steps = _StepsTold(after_step=self.after_step)
+        self._steps = _SentSteps(after_step=self.after_step)
 
     @property
     def over(self) -> asyncio.Event:
-        """Set when nothing new will come of the job."""
+        """Event that is set when the job will not change any more."""
         return self.job.over
 
     def news(self) -> bytes:
-        """All that has changed; when the job is gone, that alone."""
+        """Return events of all changes; of a deleted job `gone` alone."""
         followed: tuple[Following[Any], ...] = (self.job, *self.slow.values())
         if any(each.is_gone for each in followed):
-            is_told, self._is_gone = self._is_gone, True
-            return b"" if is_told else _GONE
-        was_troubled = self._troubles.told is not None
+            is_sent, self._is_gone = self._is_gone, True
+            return b"" if is_sent else _GONE
+        was_troubled = self._troubles.sent is not None
         trouble = self._troubles.news(*followed)
         if trouble is None and was_troubled:
-            self._sent.pop(OVERVIEW, None)  # to say that it is over
-        changes = b"" if self.job.error is not None else b"".join(self._news())
+            self._sent.pop(OVERVIEW, None)  # sent again: the trouble is over
+        changes = b"" if self.job.error is not None else b"".join(self._changes())
         return (trouble or b"") + changes
 
-    def _news(self) -> Iterator[bytes]:
+    def _changes(self) -> Iterator[bytes]:
         state = self.job.state
         if state is None:
             return
-        events = dict(state.events)
-        for name, each in self.slow.items():
-            if each.state is not None:
-                events[name] = each.state
+        slow = {name: each.state for name, each in self.slow.items() if each.state is not None}
+        events = {**state.events, **slow}
         for name in _ORDER:
-            told = events.get(name)
-            if told is not None and told != self._sent.get(name):
-                self._sent[name] = told
-                yield told
+            current = events.get(name)
+            if current is not None and current != self._sent.get(name):
+                self._sent[name] = current
+                yield current
         yield self._steps.news(state.steps)
 
 
-class JobLook:
-    """Looks at what is quickly seen of a job; one call at a time.
+class JobReader:
+    """Reader of the state of a job that is read quickly; one call at a time.
 
     Raises:
-        UnknownJobError: there is none of this name.
-        StoreError: it cannot be read.
+        UnknownJobError: there is no such job.
+        StoreError: the store cannot be read.
     """
 
     def __init__(self, services: JobServices, reading: SharedReading, job_id: str) -> None:
@@ -210,8 +206,8 @@ class JobLook:
         self._window = StepWindow(_rendered_step)
         self._is_profiled = False
 
-    def __call__(self) -> JobNews:
-        """The job as it stands."""
+    def __call__(self) -> JobEvents:
+        """Return the job's current events."""
         overview = job_overview(self._reading.figures_of(self._job_id))
         stragglers = list_stragglers(self._services, self._job_id)
         views = tuple(straggler_view(summary) for summary in stragglers)
@@ -220,68 +216,70 @@ class JobLook:
             STRAGGLERS: event(STRAGGLERS, rendered(tuple[StragglerView, ...], views)),
         }
         profiling = get_profiling(self._services, self._job_id)
-        # That it is off is told only of a job whose profiling was followed.
+        # State `off` is sent only after another state.
         self._is_profiled = self._is_profiled or profiling.state != "off"
         if self._is_profiled:
             view = replace(profiling_view(profiling), points=())
             events[PROFILING] = event(PROFILING, rendered(ProfilingView, view))
-        return JobNews(events, self._window.look(self._services, self._job_id))
+        return JobEvents(events, self._window.look(self._services, self._job_id))
 
 
-class HistoryLook:
-    """Looks at the versions of a job's plan; they are rendered again when there is a change."""
+class HistoryReader:
+    """Reader of a job's plan versions; they are rendered again after a change."""
 
     def __init__(self, services: JobServices, memory: HistoryMemory, job_id: str) -> None:
         self._services = services
         self._memory = memory
         self._job_id = job_id
-        self._seen: tuple[datetime, tuple[ActivationRecord, ...]] | None = None
+        self._known: tuple[datetime, tuple[ActivationRecord, ...]] | None = None
         self._event = b""
 
     def __call__(self) -> bytes:
-        """The history as an event."""
+        """Return the history as an event."""
         with self._services.store.reading() as reader:
             job = require_job(reader, self._job_id)
-            seen = (job.created_at, reader.list_activations(self._job_id))
-        if seen != self._seen:
+            current = (job.created_at, reader.list_activations(self._job_id))
+        if current != self._known:
             found = plan_summaries(self._services, self._job_id, self._memory)
             self._event = event(HISTORY, rendered_history(found))
-            self._seen = seen
+            self._known = current
         return self._event
 
 
-class ComparisonLook:
-    """Looks at the newest comparison of a job; while it runs, each of its steps is read once."""
+class ComparisonReader:
+    """Reader of the newest comparison of a job; each of its steps is read once."""
 
     def __init__(self, services: JobServices, job_id: str) -> None:
         self._services = services
         self._job_id = job_id
-        self._seen: tuple[datetime, Comparison] | None = None
-        self._counted: PairedSteps | None = None
+        self._known: tuple[datetime, Comparison] | None = None
+        self._counter: PairedSteps | None = None
         self._event = b""
 
     def __call__(self) -> bytes:
-        """The comparison as an event."""
+        """Return the comparison as an event."""
         with self._services.store.reading() as reader:
             job = require_job(reader, self._job_id)
             comparison = reader.find_loop_state(self._job_id).comparison
             if comparison is None:
                 return _comparison_event(ComparisonProgress(state="none"))
-            seen = (job.created_at, comparison)
-            if seen != self._seen:
-                self._counted = None
+            current = (job.created_at, comparison)
+            if current != self._known:
+                self._counter = None
             elif comparison.is_done:
                 return self._event
-            if self._counted is None:
-                self._counted = _paired_steps(reader, job, comparison)
-            num_measured = 0 if self._counted is None else self._counted.read(reader)
+            if self._counter is None:
+                self._counter = _paired_steps(reader, job, comparison)
+            num_measured = 0 if self._counter is None else self._counter.read(reader)
         self._event = _comparison_event(progress_of(comparison, num_measured))
-        self._seen = seen
+        self._known = current
         return self._event
 
 
-def _paired_steps(reader: JobReader, job: JobRecord, comparison: Comparison) -> PairedSteps | None:
-    """Return their counter; None: the comparison's version has no first step yet."""
+def _paired_steps(
+    reader: StoreReader, job: JobRecord, comparison: Comparison
+) -> PairedSteps | None:
+    """Return a counter of the pairs; None: the comparison's version has no first step yet."""
     activations = reader.list_activations(job.job_id)
     named = {each.version for each in activations if each.first_step is not None}
     if comparison.version is None or comparison.version not in named:
@@ -299,24 +297,24 @@ def _comparison_event(progress: ComparisonProgress) -> bytes:
 
 
 _JOBS_AT_ONCE, _SLOW_AT_ONCE = 2, 4
-# Of all jobs no client is sent more than this, B/s: where there are thousands they come less often.
-# They come every MOST_PAUSE_S all the same: where they are more than 30 MiB it is more.
+# Limit on the rate of overviews of all jobs to one client, B/s: of thousands of jobs they are sent
+# less often, but at least every MOST_PAUSE_S.
 OVERVIEW_BYTES_A_SECOND = 2**20
-# After so much silence a client is told that the stream is still there, s.
+# Longest silence before a comment line is sent, s.
 HEARTBEAT_S = 10.0
 
 
 class LiveEvents:
-    """Streams of events; what several clients follow is read once for all of them.
+    """Streams of events; each state is read once for all clients that follow it.
 
     Used on one event loop at a time.
 
     Args:
-        services: the seams.
-        reading: reads jobs at a glance.
-        overviews: renders all of them.
-        histories: remembers plan versions.
-        waiters: wake what is followed; streams count among those that wait, those of no time apart.
+        services: services of the use cases.
+        reading: shared reading of jobs' figures.
+        overviews: renderer of the overview.
+        histories: cache of plan summaries.
+        waiters: source of notifications; streams count as waiting calls.
     """
 
     def __init__(
@@ -331,32 +329,32 @@ class LiveEvents:
         self._waiters = waiters
         self._all: Feed[RenderedOverview] = Feed(
             waiters,
-            lambda _: overviews.look,
+            lambda _: overviews.read,
             quiet_s=lambda overview: len(overview.whole) / OVERVIEW_BYTES_A_SECOND,
         )
-        self._jobs: Feed[JobNews] = Feed(
-            waiters, functools.partial(JobLook, services, reading), looks_at_once=_JOBS_AT_ONCE
+        self._jobs: Feed[JobEvents] = Feed(
+            waiters, functools.partial(JobReader, services, reading), looks_at_once=_JOBS_AT_ONCE
         )
-        # Each apart: its first look may take a minute.
+        # Feeds of their own: the first reading may take a minute.
         self._slow: dict[str, Feed[bytes]] = {
-            name: Feed(waiters, look, looks_at_once=_SLOW_AT_ONCE)
-            for name, look in (
-                (HISTORY, functools.partial(HistoryLook, services, histories)),
-                (COMPARISON, functools.partial(ComparisonLook, services)),
+            name: Feed(waiters, reader, looks_at_once=_SLOW_AT_ONCE)
+            for name, reader in (
+                (HISTORY, functools.partial(HistoryReader, services, histories)),
+                (COMPARISON, functools.partial(ComparisonReader, services)),
             )
         }
         self._feeds: tuple[Feed[Any], ...] = (self._all, self._jobs, *self._slow.values())
 
     @property
     def num_followed(self) -> int:
-        """What is read now: nothing where no client follows."""
+        """Number of states that are read; 0 without clients."""
         return sum(feed.num_followed for feed in self._feeds)
 
     async def of_all(self, access: Access, *, wait_s: float) -> EventStream:
-        """Of all jobs that are open to a caller.
+        """Return a stream of all jobs that a caller may read.
 
         Raises:
-            StoreError: they cannot be read.
+            StoreError: the store cannot be read.
         """
         with ExitStack() as stack:
             stack.enter_context(self._waiters.holding(at_once=wait_s == 0))
@@ -368,16 +366,16 @@ class LiveEvents:
             return _stream(source, stack, wait_s=wait_s)
 
     async def of_job(self, job_id: str, *, after_step: int, wait_s: float) -> EventStream:
-        """Of one job.
+        """Return a stream of one job.
 
         Args:
-            job_id: its name.
-            after_step: the client has the steps up to this one.
-            wait_s: how long, s; 0: what there is now, all of it.
+            job_id: name of the job.
+            after_step: last step that the client has.
+            wait_s: duration, s; 0: end after the current state.
 
         Raises:
-            UnknownJobError: no such job.
-            StoreError: it cannot be read.
+            UnknownJobError: there is no such job.
+            StoreError: the store cannot be read.
         """
         with ExitStack() as stack:
             stack.enter_context(self._waiters.holding(at_once=wait_s == 0))
@@ -389,16 +387,16 @@ class LiveEvents:
             for followed in slow.values():
                 stack.callback(followed.stop)
 
-            async def all_looked_at() -> None:
+            async def all_read() -> None:
                 for followed in slow.values():
                     await followed.looked()
 
             source = JobSource(job=job, slow=slow, changed=changed, after_step=after_step)
-            ready = all_looked_at if wait_s == 0 else None
+            ready = all_read if wait_s == 0 else None
             return _stream(source, stack, wait_s=wait_s, ready=ready)
 
     async def stop(self) -> None:
-        """Return when nothing is read any more; to be called when the waiters are closed."""
+        """Stop all reading; called after the waiters are closed."""
         for feed in self._feeds:
             await feed.stop()
 

@@ -1,4 +1,4 @@
-"""The limits on requests: 431 and 413 for what is too large, 408 for what does not arrive."""
+"""Limits on requests: 431 and 413 for too large ones, 408 for ones that do not arrive."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flyball_server.http.problem_handlers import problem_response
 
 
 class BodyLimit:
-    """ASGI middleware: reads the body up to the limits, then hands the call on whole.
+    """ASGI middleware: read the body within the limits, then forward the call.
 
     Args:
-        app: what is behind it.
-        max_body_bytes: the largest body. No more of one is ever in memory.
-        body_timeout_s: the longest that one may take to arrive, s.
-        max_header_bytes: the longest request line with all headers.
+        app: app behind it.
+        max_body_bytes: limit on the body, which is also the most that is kept in memory.
+        body_timeout_s: limit on the time in which the body arrives, s.
+        max_header_bytes: limit on the request line with all headers.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class BodyLimit:
         self._body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, or answer it."""
+        """Forward the call, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -47,7 +47,7 @@ class BodyLimit:
         except TimeoutError:
             slow = BodyTooSlowError(timeout_s=f"{self._body_timeout_s:g}")
             response = problem_response(slow)
-            response.headers["Connection"] = "close"  # nobody waits for the rest
+            response.headers["Connection"] = "close"  # the rest of the body is not read
             await response(scope, receive, send)
             return
         if messages is None:
@@ -59,11 +59,11 @@ class BodyLimit:
     def _declares_too_much(self, scope: Scope) -> bool:
         declared: bytes = dict(scope["headers"]).get(b"content-length", b"")
         if not declared.isdigit():
-            return False  # none, or nonsense: counting what comes is what protects
+            return False  # absent or invalid: the bytes are counted as they arrive
         return len(declared) > 18 or int(declared) > self._max_body_bytes
 
     async def _read(self, receive: Receive) -> list[Message] | None:
-        """All messages of the body; None when it grows beyond the limit."""
+        """Return all messages of the body; None: it exceeds the limit."""
         messages: list[Message] = []
         num_bytes = 0
         while True:
@@ -77,7 +77,7 @@ class BodyLimit:
 
 
 def _num_header_bytes(scope: Scope) -> int:
-    """About as many as have come: of the address, names and values."""
+    """Return the size of the address and the headers, without separators."""
     address: int = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     return address + sum(len(name) + len(value) for name, value in scope["headers"])
 

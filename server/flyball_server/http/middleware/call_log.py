@@ -1,4 +1,4 @@
-"""Every call has an id: in the answer, and with the job and rank in all log lines about it."""
+"""Request ids, log fields and metrics of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flyball_server.prometheus.process_metrics import ProcessMetrics
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _SCOPE_KEY = "flyball.request_id"
-# What others send ends up in log lines: nothing that could be taken for another field or line.
+# Ids appear in log lines: no characters that could forge a field or a line.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _ABOUT = re.compile(
     r"/api/v1/jobs/(?P<job>[A-Za-z0-9._-]{1,128})"
@@ -24,16 +24,16 @@ _ABOUT = re.compile(
 
 
 class CallLog:
-    """ASGI middleware, the outermost: gives the call its id and its log fields.
+    """ASGI middleware, the outermost: set the call's id and its log fields.
 
-    A client's own `X-Request-Id` is kept if it is 1 to 128 of A-Z a-z 0-9 . _ -, else one is made.
+    A client's `X-Request-Id` is kept if it is 1 to 128 of A-Z a-z 0-9 . _ -, else one is generated.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on."""
+        """Forward the call."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -45,20 +45,20 @@ class CallLog:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
-        # Not taken back at the end: what the server logs of a failure belongs to this call, and
-        # each call has a task of its own.
+        # Not reset at the end: a failure that the server logs belongs to this call, and each call
+        # has a task of its own.
         set_log_fields({**_about(scope["path"]), "request_id": request_id})
         await self._app(scope, receive, send_with_id)
 
 
 def current_request_id() -> str | None:
-    """The id of the call that this task answers; None outside of one."""
+    """Return the id of the call that this task answers; None: it answers none."""
     found = log_fields().get("request_id")
     return found if isinstance(found, str) else None
 
 
 def request_id_of(scope: Mapping[str, object]) -> str | None:
-    """The id of the call; None where it came another way than through CallLog."""
+    """Return the id of a call; None: it did not pass CallLog."""
     found = scope.get(_SCOPE_KEY)
     return found if isinstance(found, str) else None
 
@@ -71,7 +71,7 @@ def _given_id(scope: Scope) -> str | None:
 
 
 def _about(path: str) -> dict[str, str | int]:
-    """The job that a path is of, and its rank or plan version."""
+    """Return the job of a path, and its rank or plan version."""
     found = _ABOUT.match(path)
     if found is None:
         return {}
@@ -84,18 +84,18 @@ def _about(path: str) -> dict[str, str | int]:
 
 
 class CallMetrics:
-    """ASGI middleware: tells the metrics of each call when its answer is complete."""
+    """ASGI middleware: observe each call when its answer is complete."""
 
     def __init__(self, app: ASGIApp, *, metrics: ProcessMetrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on."""
+        """Forward the call."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500  # where nothing is answered, the server answers that
+        status = 500  # the server's answer if the app sends none
 
         async def noting_status(message: Message) -> None:
             nonlocal status
@@ -108,7 +108,7 @@ class CallMetrics:
             await self._app(scope, receive, noting_status)
         finally:
             self._metrics.observe_call(
-                # Set by the router: the template, never the path with its names in it.
+                # The route's template, set by the router: no names of jobs become labels.
                 route=getattr(scope.get("route"), "path", None),
                 method=scope["method"],
                 status=status,

@@ -1,4 +1,4 @@
-"""Access: where there are tokens, only calls that carry one are let in, to what it opens."""
+"""Access control: where tokens exist, each call needs one that permits it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DOCS = "/docs"
 DOCS_SCRIPT = "/docs/swagger-ui-bundle.js"
 DOCS_STYLE = "/docs/swagger-ui.css"
 OPENAPI = "/openapi.json"
-# None of them shows anything about jobs.
+# They contain no information about jobs.
 OPEN_PATHS = frozenset({routes.HEALTH, routes.READY, DOCS, DOCS_SCRIPT, DOCS_STYLE, OPENAPI})
 
-# Tells the API's description about the header; AccessCheck is what looks at it.
+# For the API's description only; AccessCheck reads the header.
 TOKEN_SCHEME = APIKeyHeader(
     name=TOKEN_HEADER,
     scheme_name="token",
-    description="Needed where there are tokens; `Authorization: Bearer` does as well.",
+    description="Required where tokens exist; or `Authorization: Bearer`.",
     auto_error=False,
 )
 
@@ -36,17 +36,17 @@ _ACCESS = "flyball_access"
 _OTHER_SITES = frozenset({b"cross-site", b"same-site"})
 _JOB_PREFIX = routes.JOBS + "/"
 _ABOUT_OWN_JOBS = frozenset({routes.JOBS, routes.OVERVIEW, routes.EVENTS})
-# So many look-ups of tokens run at once: strangers' calls do not use up what others need.
+# Concurrent look-ups of tokens: unauthorized calls must not exhaust the threads.
 _MAX_LOOK_UPS = 4
 
 
 class AccessCheck:
-    """ASGI middleware: 401 and 403 before any of a stranger's body is read.
+    """ASGI middleware: refuse unauthorized calls (401, 403) before reading their bodies.
 
     Args:
-        app: what is behind it.
-        gate: knows the tokens.
-        open_paths: what needs none.
+        app: app behind it.
+        gate: check of tokens.
+        open_paths: paths that need no token.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AccessCheck:
         self._look_ups: anyio.CapacityLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, or answer it."""
+        """Forward the call, or refuse it."""
         if scope["type"] != "http" or _route_path(scope) in self._open_paths:
             await self._app(scope, receive, send)
             return
@@ -89,7 +89,7 @@ class AccessCheck:
 
 
 def caller_access(request: Request) -> Access:
-    """Return what is open to who makes this call."""
+    """Return the access of the caller."""
     return cast("Access", request.scope.get(_ACCESS, OPERATOR))
 
 
@@ -97,7 +97,7 @@ CallerAccess = Annotated[Access, Depends(caller_access)]
 
 
 def _check(scope: Scope, access: Access) -> None:
-    """Let the call pass that its token opens.
+    """Check that the token permits the call.
 
     Raises:
         AccessError: the token is another job's.
@@ -106,22 +106,22 @@ def _check(scope: Scope, access: Access) -> None:
         return
     path = _route_path(scope)
     if path in _ABOUT_OWN_JOBS and scope["method"] == "GET":
-        return  # the route tells of what is open to the caller
+        return  # the route answers with the permitted jobs
     named = path.removeprefix(_JOB_PREFIX).partition("/")[0] if path.startswith(_JOB_PREFIX) else ""
     if not access.opens(named):
         raise AccessError(job_id=access.job_id)
 
 
 def _check_site(scope: Scope) -> None:
-    """Let the call pass unless another site's page makes it, in a browser of somebody let in.
+    """Check that no page of another site requests a change through an authorized browser.
 
-    Browsers say so to a planner on loopback, and over TLS.
+    Browsers send `Sec-Fetch-Site` to a planner on loopback, and over TLS.
 
     Raises:
-        CrossSiteError: another site's page would change something.
+        CrossSiteError: a page of another site requests a change.
     """
     if scope["method"] in {"GET", "HEAD"}:
-        return  # what it gets it cannot read
+        return  # the page cannot read the answer
     if any(name == b"sec-fetch-site" and value in _OTHER_SITES for name, value in scope["headers"]):
         raise CrossSiteError
 
@@ -136,7 +136,7 @@ def _given_token(scope: Scope) -> str | None:
 
 
 def _route_path(scope: Scope) -> str:
-    """The path as routes know it: without what a proxy has put before it."""
+    """Return the path without a proxy's prefix."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path

@@ -1,132 +1,143 @@
-"""Description of the API in OpenAPI: bodies, answers, errors, and the page at /docs.
-
-The page's script and style come from the planner itself: where it runs there may be no internet.
-"""
+"""Routes that describe themselves in OpenAPI: bodies, answers and errors with examples."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from dataclasses import asdict
-from importlib.resources import files
-from pathlib import PurePosixPath
-from typing import Any
+from collections.abc import Callable, Coroutine
+from types import MappingProxyType
+from typing import Any, cast, get_type_hints
 
-from fastapi import APIRouter, Body, Request, Response
-from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi import APIRouter, Request, Response, Security
+from fastapi.datastructures import DefaultPlaceholder
 from fastapi.openapi.models import Example
-from fastapi.responses import HTMLResponse
+from fastapi.params import Body
+from fastapi.routing import APIRoute
 
-from flyball_server.http.dependencies import JSON
-from flyball_server.http.edge_errors import STATUS_MEANING
-from flyball_server.http.middleware.token_access import DOCS, DOCS_SCRIPT, DOCS_STYLE, OPENAPI
-from flyball_server.http.openapi.examples import PROBLEMS
-from flyball_wire.messages import Problem
+from flyball_server.http.edge_errors import ContentTypeError
+from flyball_server.http.middleware.token_access import TOKEN_SCHEME
+from flyball_server.http.openapi.examples import example
+from flyball_wire.messages import TOKEN_HEADER, Problem
+from flyball_wire.strictness import Sent
 
-ROUTER = APIRouter(include_in_schema=False)
+JSON = "application/json"
 Responses = dict[int | str, dict[str, Any]]
 
-READ_ERRORS = (401, 403, 422, 503)
-JSON_BODY_ERRORS = (400, 401, 403, 408, 413, 415, 422, 503)
+# Meaning of each status, and an example of its `detail`.
+_PROBLEMS = MappingProxyType(
+    {
+        400: ("The body cannot be read.", "The body cannot be read as JSON"),
+        401: (
+            "The planner requires a token, and the call has no valid one.",
+            f"This planner requires a token in the header {TOKEN_HEADER}",
+        ),
+        403: (
+            "The token does not permit this call, or a page of another site sends it.",
+            "This token permits job gpt2-demo only; use an operator's",
+        ),
+        404: ("No such job, rank or plan.", "Job gpt2-demo is not known here; register it first"),
+        408: (
+            "The body did not arrive in time.",
+            "The body did not arrive within 30 s; send it again, faster or in smaller parts",
+        ),
+        409: (
+            "The job's state does not permit this call.",
+            "Job gpt2-demo has no profile yet; put one first",
+        ),
+        413: (
+            "The body is too large.",
+            "The body is larger than 16777216 bytes, this planner's limit",
+        ),
+        415: (
+            "The body has another content type.",
+            "Send the body with content type application/json",
+        ),
+        422: (
+            "A value is invalid; the field, or the profile's line, is named.",
+            "num_stages: must be 1 to 4096, not 0",
+        ),
+        503: (
+            "The job store is not available, or too many calls wait; try again later.",
+            "The planner's job store is not available; see the planner's log",
+        ),
+    }
+)
+_TOKEN_ERRORS = (401, 403, 422, 503)
+BODY_ERRORS = (408, 413, 415)
 
 
-def json_body(example: object) -> Any:  # noqa: ANN401 - FastAPI's own type for parameters
-    """A JSON body, with an instance of its wire type as the example."""
-    return Body(openapi_examples={"example": Example(value=plain(example))})
+def problems(*statuses: int) -> Responses:
+    """Return the description of errors that a route may answer."""
+    return {status: _problem(*_PROBLEMS[status]) for status in statuses}
 
 
-def answers(
-    example: object,
-    *errors: int,
-    status: int = 200,
-    meaning: str = "Done.",
-    model: type[object] | None = None,
-) -> Responses:
-    """The successful answer with its example, and the errors that may come instead.
+def _problem(meaning: str, detail: str) -> dict[str, Any]:
+    content = {JSON: {"example": {"detail": detail, "errors": []}}}
+    return {"model": Problem, "description": meaning, "content": content}
+
+
+class DescribedRoute(APIRoute):
+    """Route that derives its errors and examples from its path, body and answer.
+
+    The body is a parameter of a type that clients send; another content type than JSON is refused.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
+        hints = get_type_hints(endpoint)
+        given: Responses = options.pop("responses") or {}
+        self._has_body = any(
+            isinstance(kind, type) and issubclass(kind, Sent) for kind in hints.values()
+        )
+        errors: tuple[int, ...] = _TOKEN_ERRORS if options["dependencies"] else ()
+        errors += (400, *BODY_ERRORS) if self._has_body else ()
+        errors += (404,) if "{" in path and 201 not in given else ()
+        responses = {**problems(*errors), **given}
+        model = options["response_model"]
+        answer = hints["return"] if isinstance(model, DefaultPlaceholder) else model
+        if answer not in {None, type(None), Response}:
+            success = responses.setdefault(options["status_code"] or 200, {})
+            success["content"] = {JSON: {"example": example(answer)}}
+        super().__init__(path, endpoint, responses=responses, **options)
+        if self.body_field is not None:
+            body = cast("Body", self.body_field.field_info)
+            body.openapi_examples = {"example": Example(value=example(body.annotation))}
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler, behind the check of the body's content type."""
+        handle = super().get_route_handler()
+        if not self._has_body:
+            return handle
+
+        async def handle_json(request: Request) -> Response:
+            require_content_type(request, JSON)
+            return await handle(request)
+
+        return handle_json
+
+
+def call_router(tag: str, *, is_open: bool = False) -> APIRouter:
+    """Return a router of described routes.
 
     Args:
-        example: an instance of the answer's wire type, or a list of them.
-        errors: HTTP statuses.
-        status: of the success.
-        meaning: of the success, one sentence.
-        model: the wire type, for a status beside the route's own (whose type FastAPI knows).
+        tag: group of its routes in the API's description.
+        is_open: no token is required.
     """
-    success: dict[str, Any] = {
-        "description": meaning,
-        "content": {JSON: {"example": plain(example)}},
-    }
-    if model is not None:
-        success["model"] = model
-    return {status: success, **{error: _problem(error) for error in sorted(errors)}}
-
-
-def problems(*errors: int) -> Responses:
-    """The errors that may come, of a call whose success has no body."""
-    return {error: _problem(error) for error in sorted(errors)}
-
-
-def plain(example: object) -> Any:  # noqa: ANN401 - JSON values of any depth
-    """Wire types, alone or in a list, as JSON-ready data."""
-    if isinstance(example, list):
-        return [plain(item) for item in example]
-    return _lists(asdict(example))  # type: ignore[call-overload]  # a wire type's instance
-
-
-@ROUTER.get(DOCS)
-def get_docs(request: Request) -> HTMLResponse:
-    """The API for people, as Swagger UI shows it; no other host is asked for anything."""
-    root = request.scope.get("root_path", "").rstrip("/")  # behind a proxy, what it cuts off
-    page = get_swagger_ui_html(
-        openapi_url=root + OPENAPI,
-        title=request.app.title,
-        swagger_js_url=root + DOCS_SCRIPT,
-        swagger_css_url=root + DOCS_STYLE,
-        swagger_favicon_url="data:,",
-        swagger_ui_parameters={"validatorUrl": None},
-    )
-    page.headers["Content-Security-Policy"] = _page_policy(bytes(page.body).decode())
-    return page
-
-
-@ROUTER.get(DOCS_SCRIPT)
-def get_docs_script() -> Response:
-    """Swagger UI's script."""
-    return Response(_swagger_file(DOCS_SCRIPT), media_type="text/javascript")
-
-
-@ROUTER.get(DOCS_STYLE)
-def get_docs_style() -> Response:
-    """Swagger UI's style sheet."""
-    return Response(_swagger_file(DOCS_STYLE), media_type="text/css")
-
-
-def _page_policy(page: str) -> str:
-    """Return the page's content policy: the planner, and exactly the scripts that it has."""
-    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    hashes = "".join(f" 'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src 'self'{hashes}; style-src 'self' 'unsafe-inline';"
-        " img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'"
+    return APIRouter(
+        tags=[tag],
+        dependencies=[] if is_open else [Security(TOKEN_SCHEME)],
+        generate_unique_id_function=lambda route: route.name,
+        route_class=DescribedRoute,
     )
 
 
-def _swagger_file(path: str) -> bytes:
-    """A file of Swagger UI's distribution, which the package fastapi-offline ships."""
-    return (files("fastapi_offline") / "static" / PurePosixPath(path).name).read_bytes()
+def require_content_type(request: Request, *wanted: str) -> str:
+    """Return the body's content type, in lower case and without parameters.
 
-
-def _lists(value: Any) -> Any:  # noqa: ANN401 - JSON values of any depth
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _problem(status: int) -> dict[str, Any]:
-    return {
-        "model": Problem,
-        "description": STATUS_MEANING[status],
-        "content": {JSON: {"example": plain(PROBLEMS[status])}},
-    }
+    Raises:
+        ContentTypeError: it is none of those wanted, or the body is compressed.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    names = " or ".join(wanted)
+    if kind not in wanted:
+        raise ContentTypeError(wanted=names)
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ContentTypeError(wanted=f"{names} and without a content encoding")
+    return kind

@@ -1,37 +1,13 @@
-"""The examples of the API's description, made of the wire's own types so that they stay true."""
+"""Examples of the wire's types in the API's description, made from one example per field."""
 
 from __future__ import annotations
 
-from flyball_wire import messages
-from flyball_wire.read_models import (
-    ComparedPlanView,
-    FrontierPointView,
-    FrontierView,
-    NewToken,
-    TokenRequest,
-    TokenView,
-)
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from types import MappingProxyType
+from typing import Any, cast, get_args, get_type_hints
 
-REGISTRATION = messages.JobRegistration(
-    num_stages=2,
-    num_microbatches=2,
-    num_ranks=2,
-    policy="envelope",
-    blocking_power_w=(83.6,),
-    emulated=True,
-)
-
-RANK_REGISTRATION = messages.RankRegistration(
-    stage=0,
-    host="node-1",
-    gpu_name="emulated NVIDIA A100-SXM4-80GB",
-    gpu_uuid="EMULATED-0",
-    emulated=True,
-    client_version="0.1.0",
-    dp_rank=0,
-    tp_rank=0,
-    cp_rank=0,
-)
+from flyball_wire import closed_loop, messages, read_models
 
 PROFILE_CSV = """stage,instruction,frequency,time,energy
 0,forward,1410,0.10,30.0
@@ -44,192 +20,223 @@ PROFILE_CSV = """stage,instruction,frequency,time,energy
 1,backward,1200,0.18,43.0
 """
 
-JSON_PROFILE = messages.JsonProfile(
-    rows=tuple(
-        messages.ProfileRow(
-            stage=int(stage),
-            instruction=instruction,
-            frequency=int(frequency),
-            time=float(time),
-            energy=float(energy),
-        )
-        for stage, instruction, frequency, time, energy in (
+JSON_PROFILE = {
+    "rows": [
+        {
+            "stage": int(stage),
+            "instruction": kind,
+            "frequency": int(mhz),
+            "time": float(time_s),
+            "energy": float(energy_j),
+        }
+        for stage, kind, mhz, time_s, energy_j in (
             line.split(",") for line in PROFILE_CSV.splitlines()[1:]
         )
-    )
-)
-
-TARGET_CHANGE = messages.TargetChange(policy="uniform", target="fastest")
-
-ACKNOWLEDGEMENT = messages.Acknowledgement(version=1, current_step=12)
-
-MEASUREMENTS = messages.MeasurementBatch(
-    steps=(
-        messages.StepMeasurement(
-            step=17, plan_version=1, time_s=0.86, energy_j=251.3, sm_clock_mhz=1297.5
-        ),
-    )
-)
-
-HEALTH = messages.Health(status="ok", version="0.1.0")
-READY = messages.Health(status="ready", version="0.1.0")
-
-RANK = messages.RankView(
-    rank=0,
-    stage=RANK_REGISTRATION.stage,
-    host=RANK_REGISTRATION.host,
-    gpu_name=RANK_REGISTRATION.gpu_name,
-    gpu_uuid=RANK_REGISTRATION.gpu_uuid,
-    emulated=RANK_REGISTRATION.emulated,
-    client_version=RANK_REGISTRATION.client_version,
-    dp_rank=RANK_REGISTRATION.dp_rank,
-    tp_rank=RANK_REGISTRATION.tp_rank,
-    cp_rank=RANK_REGISTRATION.cp_rank,
-    acknowledged_version=1,
-    current_step=12,
-)
-REGISTERED_RANK = messages.RegisteredRank(
-    **(vars(RANK) | {"acknowledged_version": None, "current_step": None}), run_id="6440f4e8a1b40"
-)
-
-JOB = messages.JobView(
-    job_id="gpt2-demo",
-    state="planned",
-    registration=REGISTRATION,
-    ranks=(RANK,),
-    newest_version=1,
-    active_version=1,
-    problem=None,
-    created_at="2026-01-05T09:30:00+00:00",
-)
-
-PLAN = messages.PlanView(
-    job_id="gpt2-demo",
-    version=1,
-    first_step=16,
-    created_at="2026-01-05T09:30:02+00:00",
-    plan={
-        "policy": "envelope",
-        "reconfigure": "balanced",
-        "schedule": "1f1b",
-        "target": "fastest",
-        "num_stages": 2,
-        "num_microbatches": 1,
-        "blocking_power_w": [83.6, 83.6],
-        "iteration_time_s": 0.54,
-        "energy_j": 211.1,
-        "baseline": {"iteration_time_s": 0.54, "energy_j": 211.1},
-        "saving_percent": 0.0,
-        "slowdown_percent": 0.0,
-        "lower_bound_j": None,
-        "gap_percent": None,
-        "solve_s": 0.002,
-        "stages": [
-            [["forward", 0, 1410], ["backward", 0, 1410]],
-            [["forward", 0, 1410], ["backward", 0, 1410]],
-        ],
-    },
-)
-
-RANK_PLAN = messages.RankPlan(
-    job_id="gpt2-demo",
-    version=1,
-    stage=0,
-    first_step=None,
-    instructions=(
-        ("forward", 0, 1410),
-        ("forward", 1, 1200),
-        ("backward", 0, 1410),
-        ("backward", 1, 1410),
-    ),
-    predicted_iteration_time_s=0.86,
-)
-
-FRONTIER = FrontierView(
-    job_id="gpt2-demo",
-    points=(
-        FrontierPointView(
-            deadline_s=2.8365,
-            iteration_time_s=2.8365,
-            energy_j=6168.5,
-            lower_bound_j=6160.4,
-            gap_percent=0.13,
-        ),
-        FrontierPointView(
-            deadline_s=3.2743,
-            iteration_time_s=3.2732,
-            energy_j=5597.2,
-            lower_bound_j=5591.5,
-            gap_percent=0.1,
-        ),
-    ),
-    baseline=ComparedPlanView(name="baseline", iteration_time_s=2.8365, energy_j=7339.0),
-    envpipe=(
-        ComparedPlanView(name="envelope, balanced", iteration_time_s=2.8365, energy_j=6295.1),
-    ),
-    solve_s=0.33,
-)
-
-ACTIVATION = messages.Activation(version=1, first_step=16)
-
-STEP = messages.StepView(
-    step=17,
-    num_ranks=2,
-    plan_versions=(1,),
-    time_s=0.86,
-    energy_j=498.2,
-    num_unplanned=0,
-    num_overruns=0,
-    num_clock_misses=0,
-    num_power_capped=0,
-    num_thermally_capped=0,
-)
-
-ACCEPTED = messages.Accepted(stored=1, next_post_s=1.0)
-
-PROBLEMS = {
-    400: messages.Problem(detail="The body cannot be read as JSON"),
-    401: messages.Problem(
-        detail=f"This planner asks for a token in the header {messages.TOKEN_HEADER}"
-    ),
-    403: messages.Problem(detail="This token opens job gpt2-demo only; use an operator's"),
-    404: messages.Problem(detail="Job gpt2-demo is not known here; register it first"),
-    408: messages.Problem(
-        detail="The body did not arrive within 30 s; send it again, faster or in smaller parts"
-    ),
-    409: messages.Problem(
-        detail="Job gpt2-demo stands with another num_microbatches; register a new job under"
-        " another name"
-    ),
-    413: messages.Problem(detail="The body is larger than 16777216 bytes, this planner's limit"),
-    415: messages.Problem(detail="Send the body with content type application/json"),
-    422: messages.Problem(
-        detail="num_stages: must be 1 to 4096, not 0",
-        errors=({"loc": "num_stages", "type": "invalid", "msg": "must be 1 to 4096, not 0"},),
-    ),
-    503: messages.Problem(detail="The planner's job store cannot answer now; its log says why"),
+    ]
 }
-PROFILE_PROBLEM = messages.Problem(
-    detail="profile:4: time must be a finite number, not 'nan'",
-    errors=(
-        {"loc": "profile:4", "type": "profile", "msg": "time must be a finite number, not 'nan'"},
-    ),
+
+_TOKEN_ID = "3f0c9a5d1b7e4826"  # noqa: S105 - its public part
+
+
+def _estimate(mean: float, half_width: float) -> dict[str, float]:
+    low, high = round(mean - half_width, 4), round(mean + half_width, 4)
+    return {"mean": mean, "low": low, "high": high, "num_steps": 60}
+
+
+_OF_FIELD: Mapping[str, object] = MappingProxyType(
+    {
+        "acknowledged_version": 1,
+        "activation_bytes": None,
+        "active_version": 2,
+        "baseline_energy_j": 498.2,
+        "baseline_iteration_time_s": 0.86,
+        "blocking_power_w": [83.6],
+        "bubble_fraction": 0.316667,
+        "chunk": 0,
+        "chunks": [0, 0, 0, 0],
+        "client_version": "0.1.0",
+        "clock_mhz": [1410, 1200, 1200, 1410],
+        "clocks": "plan",
+        "created_at": "2026-01-05T09:30:00+00:00",
+        "critical_path": [[0, 0], [1, 0], [1, 1], [1, 2], [1, 3], [0, 3]],
+        "current_step": 12,
+        "deadline_s": 0.92,
+        "dp_rank": 0,
+        "duration_s": [0.1, 0.11, 0.22, 0.2],
+        "emulated": True,
+        "energy_error_j": 0.11,
+        "energy_j": 442.9,
+        "extra_energy_j": -812.0,
+        "extra_time_s": 9.4,
+        "first_step": 16,
+        "float_s": [0.0, 0.19, 0.08, 0.0],
+        "frequency_mhz": 1410,
+        "from_time": "2026-11-21T22:00:00+01:00",
+        "gap_percent": 0.13,
+        "gpu_name": "emulated NVIDIA A100-SXM4-80GB",
+        "gpu_uuid": "EMULATED-0",
+        "heard_at": "2026-01-05T09:37:02.117000+00:00",
+        "host": "node-1",
+        "instruction": "forward",
+        "is_as_planned": True,
+        "is_caught_up": True,
+        "is_in_force": True,
+        "iteration_time_s": 0.86,
+        "job_id": "gpt2-demo",
+        "kind": "plan",
+        "kinds": ["forward", "forward", "backward", "backward"],
+        "largest_slowdown": 0.071,
+        "last_step": 479,
+        "lower_bound_j": 442.3,
+        "microbatches": [0, 1, 0, 1],
+        "name": "envelope, balanced",
+        "newest_version": 2,
+        "next_change": "2026-11-20T19:00:00+00:00",
+        "next_post_s": 1.0,
+        "note": "night runs",
+        "num_clock_misses": 0,
+        "num_left_out": 1,
+        "num_measured_pairs": 24,
+        "num_microbatches": 2,
+        "num_overruns": 0,
+        "num_pairs": 60,
+        "num_power_capped": 0,
+        "num_present": 2,
+        "num_probes": 1080,
+        "num_ranks": 2,
+        "num_registered": 2,
+        "num_stages": 2,
+        "num_steps": 480,
+        "num_thermally_capped": 0,
+        "num_unplanned": 0,
+        "plan_version": 2,
+        "plan_versions": [2],
+        "policy": "frontier",
+        "predicted_energy_j": 442.9,
+        "predicted_iteration_time_s": 0.86,
+        "predicted_saving_percent": 11.1,
+        "predicted_time_s": 0.86,
+        "problem": None,
+        "profiling_energy_j": None,
+        "profiling_time_s": None,
+        "rank": 0,
+        "reason": "slow",
+        "saved_j": _estimate(3250.1, 158.7),
+        "saving_percent": _estimate(10.87, 0.51),
+        "schedule": "1f1b",
+        "slowdown": 1.15,
+        "slowdown_limit": 0.1,
+        "slowdown_percent": _estimate(0.1, 0.09),
+        "sm_clock_mhz": 1297.5,
+        "solve_s": 0.33,
+        "source": "announced",
+        "stage": 0,
+        "stage_clock_mhz": [1300.0, 1410.0],
+        "start_s": [0.0, 0.1, 0.4, 0.7],
+        "state": "planned",
+        "step": 479,
+        "stored": 1,
+        "target": "fastest",
+        "target_in_force": "power:8000",
+        "time_error_s": 0.00002,
+        "time_s": 0.8613,
+        "timezone": "Europe/Berlin",
+        "token": f"fb_{_TOKEN_ID}_EXAMPLE-OF-A-SECRET-SHOWN-ONCE",
+        "token_id": _TOKEN_ID,
+        "until_time": None,
+        "version": 2,
+    }
+)
+_MEASURED_BASELINE = {
+    "measured_baseline_time_s": _estimate(0.8604, 0.0007),
+    "measured_baseline_energy_j": _estimate(498.5, 2.3),
+}
+_PLAN_DOCUMENT = {
+    "policy": "frontier",
+    "reconfigure": "balanced",
+    "schedule": "1f1b",
+    "target": "fastest",
+    "num_stages": 2,
+    "num_microbatches": 1,
+    "blocking_power_w": [83.6, 83.6],
+    "iteration_time_s": 0.54,
+    "energy_j": 211.1,
+    "baseline": {"iteration_time_s": 0.54, "energy_j": 211.1},
+    "saving_percent": 0.0,
+    "slowdown_percent": 0.0,
+    "lower_bound_j": None,
+    "gap_percent": None,
+    "solve_s": 0.002,
+    "stages": [[["forward", 0, 1410], ["backward", 0, 1410]]] * 2,
+}
+# Fields of one type that differ from those above.
+_OF_TYPE: Mapping[type, Mapping[str, object]] = MappingProxyType(
+    {
+        closed_loop.ComparisonView: {"state": "running"},
+        closed_loop.ProfilingView: {"state": "probing", "blocking_power_error_w": [0.9]},
+        closed_loop.ProbedPointView: {"time_s": 0.0502, "energy_j": 23.8},
+        closed_loop.ReportView: {"time_s": 412.8, "energy_j": 214310.5},
+        closed_loop.SavingView: {
+            "time_s": _estimate(0.8613, 0.0007),
+            "energy_j": _estimate(444.3, 2.2),
+            "baseline_time_s": _estimate(0.8604, 0.0007),
+            "baseline_energy_j": _estimate(498.5, 2.3),
+            "baseline": "interleaved",
+            "num_steps": 60,
+        },
+        closed_loop.TimetableWindow: {
+            "from_time": "17:00",
+            "until_time": "20:00",
+            "target": "power:8000",
+            "days": ["mon", "tue", "wed", "thu", "fri"],
+        },
+        messages.Acknowledgement: {"version": 1},
+        messages.Health: {"status": "ok", "version": "0.1.0"},
+        messages.PlanView: {"plan": _PLAN_DOCUMENT},
+        messages.RankPlan: {
+            "instructions": [["forward", 0, 1410], ["backward", 0, 1200]],
+        },
+        messages.RegisteredRank: {
+            "acknowledged_version": None,
+            "current_step": None,
+            "run_id": "6440f4e8a1b40",
+        },
+        messages.TargetChange: {"policy": "uniform"},
+        read_models.FrontierPointView: {"iteration_time_s": 0.9187, "energy_j": 442.9},
+        read_models.JobOverview: _MEASURED_BASELINE,
+        read_models.PredictedIteration: {"saving_percent": 11.1},
+        read_models.TimelineRow: {"energy_j": [30.0, 26.0, 54.0, 62.0], "blocking_power_w": 70.0},
+    }
 )
 
 
-TOKEN_REQUEST = TokenRequest(job_id="gpt2-demo", note="night runs")
+def example(kind: Any) -> Any:  # noqa: ANN401 - any type in, JSON values of any depth out
+    """Return an example of a wire type, or of a list or an option of one, as JSON data.
 
-TOKEN = TokenView(
-    token_id="3f0c9a5d1b7e4826",  # noqa: S106 - its public part
-    job_id="gpt2-demo",
-    note="night runs",
-    created_at="2026-01-05T09:30:00+00:00",
-)
+    Raises:
+        KeyError: a field without a default has no example here.
+    """
+    if not is_dataclass(kind):
+        inner = example(get_args(kind)[0])
+        return inner if type(None) in get_args(kind) else [inner]
+    if kind is messages.JsonProfile:
+        return JSON_PROFILE
+    chosen = {**_OF_FIELD, **_OF_TYPE.get(cast("type", kind), {})}
+    hints = get_type_hints(kind)
+    found = {}
+    for field in fields(kind):
+        if field.name in chosen:
+            found[field.name] = chosen[field.name]
+        elif field.default is not MISSING:
+            found[field.name] = field.default
+        else:
+            found[field.name] = _of_parts(field.name, hints[field.name])
+    return found
 
-NEW_TOKEN = NewToken(
-    token="fb_3f0c9a5d1b7e4826_EXAMPLE-OF-A-SECRET-SHOWN-ONCE",  # noqa: S106 - opens nothing
-    token_id=TOKEN.token_id,
-    job_id=TOKEN.job_id,
-    note=TOKEN.note,
-    created_at=TOKEN.created_at,
-)
+
+def _of_parts(name: str, kind: Any) -> Any:  # noqa: ANN401 - as above
+    """Return an example of a field that holds other wire types."""
+    parts = [kind, *get_args(kind)]
+    if not any(is_dataclass(part) for part in parts):
+        raise KeyError(name)
+    return example(kind)

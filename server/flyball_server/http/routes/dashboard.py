@@ -1,6 +1,6 @@
-"""The dashboard: the page at `/` and its scripts and styles, as the package holds them.
+"""The dashboard: the page at `/` with its scripts and styles, from the package's files.
 
-They hold nothing of jobs, so they need no token; what the page shows it asks the API for.
+They need no token: they contain nothing about jobs, which the page reads through the API.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from types import MappingProxyType
 from fastapi import APIRouter, HTTPException, Request, Response
 
 PAGE = "/"
-# Where the page's files are; its own addresses of them are relative, for proxies with a prefix.
+# Folder of the page's files; the page refers to them by relative addresses, for proxies with a
+# prefix.
 ASSETS = "/dashboard/"
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -45,7 +46,7 @@ class DashboardFile:
     """One file of the page.
 
     Attributes:
-        etag: as the header has it, with its quotation marks; another content has another.
+        etag: value of the header, quotation marks included.
     """
 
     content: bytes
@@ -55,7 +56,7 @@ class DashboardFile:
 
 @cache
 def dashboard_files() -> Mapping[str, DashboardFile]:
-    """All files that are served, by the path they have in a call; read once in a process."""
+    """Return all files by the path of their request; read once per process."""
     folder = files("flyball_server") / "dashboard"
     found = {ASSETS + name: _file(name, entry) for name, entry in _entries(folder)}
     found[PAGE] = found.pop(ASSETS + _PAGE_FILE)
@@ -64,7 +65,7 @@ def dashboard_files() -> Mapping[str, DashboardFile]:
 
 @ROUTER.api_route(PAGE, methods=["GET", "HEAD"])
 async def get_page(request: Request) -> Response:
-    """The page."""
+    """Return the page."""
     response = _answer(PAGE, request)
     response.headers["Content-Security-Policy"] = PAGE_POLICY
     return response
@@ -72,7 +73,7 @@ async def get_page(request: Request) -> Response:
 
 @ROUTER.api_route(ASSETS + "{name:path}", methods=["GET", "HEAD"])
 async def get_asset(name: str, request: Request) -> Response:
-    """One of its scripts, styles or licences."""
+    """Return a script, style or licence of the page."""
     return _answer(ASSETS + name, request)
 
 
@@ -87,7 +88,7 @@ def _answer(path: str, request: Request) -> Response:
 
 
 def _is_known(etag: str, conditions: list[str]) -> bool:
-    """Return whether the caller has this content; a proxy that packs it marks the tag as weak."""
+    """Return whether the caller has this content; compressing proxies make the tag weak."""
     known = (tag.strip() for condition in conditions for tag in condition.split(","))
     return any(tag == "*" or tag.removeprefix("W/") == etag for tag in known)
 

@@ -8,30 +8,23 @@ from typing import Annotated, Any
 from fastapi import Header, Response
 from pydantic import BeforeValidator
 
-from flyball_server.http.dependencies import (
-    AfterStep,
-    JobId,
-    State,
-    StreamS,
-    call_router,
-    in_digits,
-)
+from flyball_server.http.dependencies import AfterStep, JobId, State, StreamS, in_digits
 from flyball_server.http.events.event_stream import EVENT_STREAM
 from flyball_server.http.middleware.token_access import CallerAccess
-from flyball_server.http.openapi import view_examples
-from flyball_server.http.openapi.documentation import READ_ERRORS, Responses, plain, problems
+from flyball_server.http.openapi.documentation import Responses, call_router
+from flyball_server.http.openapi.examples import example
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_wire import routes
+from flyball_wire.read_models import JobOverview, Overview, StagesOfStep
 
 ROUTER = call_router("events")
 
 
-def _stream(*errors: int, **examples: object) -> Responses:
-    """A stream's answers; OpenAPI describes a single event, with fields that are text.
+def _stream(**kinds: object) -> Responses:
+    """Describe a stream; OpenAPI describes a single event, whose fields are text.
 
     Args:
-        errors: HTTP statuses.
-        examples: data of events by name, as instances of wire types.
+        kinds: wire types of the events' data by name.
     """
     text = {"type": "string"}
     content: dict[str, Any] = {
@@ -41,29 +34,24 @@ def _stream(*errors: int, **examples: object) -> Responses:
             "required": ["event", "data"],
         },
         "examples": {
-            name: {"value": {"event": name, "data": json.dumps(plain(example))}}
-            for name, example in examples.items()
+            name: {"value": {"event": name, "data": json.dumps(example(kind))}}
+            for name, kind in kinds.items()
         },
     }
-    return {
-        200: {
-            "description": "Server-sent events; docs/rest.md explains each.",
-            "content": {EVENT_STREAM: content},
-        },
-        **problems(*errors, *READ_ERRORS),
-    }
+    description = "Server-sent events; docs/rest.md explains each."
+    return {200: {"description": description, "content": {EVENT_STREAM: content}}}
 
 
 @ROUTER.get(
     routes.EVENTS,
     summary="Follow all jobs",
     response_class=Response,
-    responses=_stream(overview=view_examples.OVERVIEW),
+    responses=_stream(overview=Overview),
 )
 async def get_events(state: State, access: CallerAccess, wait_s: StreamS) -> Response:
-    """An event `overview` at once, and when it has changed, at most every second.
+    """Send an event `overview` at once and after each change, at most every second.
 
-    By a job's token that job and its earlier runs alone.
+    With a job's token the overview has that job and its earlier runs only.
     """
     return await state.live_events.of_all(access, wait_s=wait_s)
 
@@ -72,9 +60,7 @@ async def get_events(state: State, access: CallerAccess, wait_s: StreamS) -> Res
     routes.JOB_EVENTS,
     summary="Follow a job",
     response_class=Response,
-    responses=_stream(
-        404, overview=view_examples.JOB_OVERVIEW, steps=[view_examples.STAGES_OF_STEP]
-    ),
+    responses=_stream(overview=JobOverview, steps=list[StagesOfStep]),
 )
 async def get_job_events(
     state: State,
@@ -86,18 +72,18 @@ async def get_job_events(
         Header(
             ge=0,
             le=MAX_COUNT,
-            description="The last id of a stream before: all of the newest steps come, whatever"
-            " `after_step` is.",
+            description="Last id of an earlier stream: the stream begins with all of the newest"
+            " steps, whatever `after_step` is.",
         ),
         BeforeValidator(in_digits),
     ] = None,
 ) -> Response:
-    """Events `overview`, `history`, `stragglers`, `profiling`, `comparison` and `steps`.
+    """Send events `overview`, `history`, `stragglers`, `profiling`, `comparison` and `steps`.
 
-    Each at once, and when it has changed; `gone` when the job has been deleted; `trouble` while
-    the planner cannot look.
+    Each is sent at once and after each change; `gone` when the job has been deleted, `trouble`
+    while the planner cannot read the job.
     """
-    # Ranks may have posted again any of the steps that the stream before has told of.
+    # Ranks may have posted any of the earlier stream's steps again.
     is_back = last_event_id is not None
     return await state.live_events.of_job(
         job_id, after_step=-1 if is_back else after_step, wait_s=wait_s

@@ -1,4 +1,4 @@
-"""Health and readiness of the planner."""
+"""Health, readiness and metrics of the planner."""
 
 from __future__ import annotations
 
@@ -10,37 +10,12 @@ from prometheus_client.exposition import generate_latest as generate_text
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from flyball_server.http.dependencies import State, call_router
-from flyball_server.http.openapi import examples
-from flyball_server.http.openapi.documentation import READ_ERRORS, answers, problems
+from flyball_server.http.dependencies import State
+from flyball_server.http.openapi.documentation import call_router, problems
 from flyball_wire import messages, routes
 
 ROUTER = call_router("health", is_open=True)
-
-
-@ROUTER.get(
-    routes.HEALTH,
-    summary="Is the planner up?",
-    responses=answers(examples.HEALTH, meaning="It is."),
-)
-def get_health() -> messages.Health:
-    """Answers as long as the planner's process does; needs no token and reads no database."""
-    return messages.Health(status="ok", version=version("flyball"))
-
-
-@ROUTER.get(
-    routes.READY,
-    summary="Can the planner do its work?",
-    responses=answers(examples.READY, 503, meaning="It can."),
-)
-async def get_ready(state: State) -> messages.Health:
-    """Check that the job store answers a read and that plans can be solved; needs no token.
-
-    It answers within some seconds, whatever hangs.
-    """
-    await state.readiness.require()
-    return messages.Health(status="ready", version=version("flyball"))
-
+METRICS_ROUTER = call_router("health")
 
 OPENMETRICS = "application/openmetrics-text"
 TEXT = "text/plain"
@@ -50,12 +25,33 @@ _EXAMPLE = """\
 flyball_store_readable 1.0
 """
 
-METRICS_ROUTER = call_router("health")
+
+@ROUTER.get(
+    routes.HEALTH, summary="Check that the planner is up", response_description="The planner is up."
+)
+def get_health() -> messages.Health:
+    """Answer as long as the planner's process runs; needs no token and reads no database."""
+    return messages.Health(status="ok", version=version("flyball"))
+
+
+@ROUTER.get(
+    routes.READY,
+    summary="Check that the planner is ready",
+    response_description="The planner is ready.",
+    responses=problems(503),
+)
+async def get_ready(state: State) -> messages.Health:
+    """Check that the job store can be read and plans can be solved; needs no token.
+
+    The answer comes within 2 s even if the store or a solver hangs.
+    """
+    await state.readiness.require()
+    return messages.Health(status="ready", version=version("flyball"))
 
 
 @METRICS_ROUTER.get(
     routes.METRICS,
-    summary="Metrics for Prometheus",
+    summary="Get metrics for Prometheus",
     response_class=Response,
     responses={
         200: {
@@ -65,14 +61,13 @@ METRICS_ROUTER = call_router("health")
                 OPENMETRICS: {"schema": {"type": "string"}, "example": f"{_EXAMPLE}# EOF\n"},
             },
         },
-        **problems(*READ_ERRORS),
     },
 )
 def get_metrics(state: State, request: Request) -> Response:
-    """Of the planner's process, and of the jobs in its store, read for this answer.
+    """Return metrics of the planner's process and of the jobs in its store.
 
-    In OpenMetrics where `Accept` names it, else in Prometheus's text format. Where the store
-    cannot be read, `flyball_store_readable` is 0 and figures of jobs are left out.
+    The format is OpenMetrics if `Accept` names it, else Prometheus's text format. While the store
+    cannot be read, `flyball_store_readable` is 0 and jobs have no metrics.
     """
     registry = state.metrics.registry
     if OPENMETRICS in request.headers.get("accept", "").lower():

@@ -1,203 +1,142 @@
-"""Jobs: register, inspect, change the target."""
+"""Jobs: register, inspect, change the target, delete; the overview of all jobs."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import Query, Response
+from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.dependencies import (
-    JSON,
-    JobId,
-    JsonBody,
-    NewJobId,
-    PlannerState,
-    Rank,
-    State,
-    call_router,
-    check_size,
-)
+from flyball_server.http.dependencies import JobId, NewJobId, PlannerState, State, check_size
 from flyball_server.http.mapping.jobs import job_spec, job_view, launch, target_update
 from flyball_server.http.middleware.token_access import CallerAccess
-from flyball_server.http.openapi import examples, view_examples
-from flyball_server.http.openapi.documentation import (
-    JSON_BODY_ERRORS,
-    READ_ERRORS,
-    answers,
-    json_body,
-    problems,
-)
+from flyball_server.http.openapi.documentation import JSON, call_router, problems
+from flyball_server.http.openapi.examples import example
 from flyball_server.jobs.job_state import JobInput
+from flyball_server.jobs.registry import inspection, registration
 from flyball_server.jobs.registry.inputs import change_target
-from flyball_server.jobs.registry.inspection import JobSummary, get_job, list_jobs, notes
-from flyball_server.jobs.registry.registration import delete_job, leave_rank, register_job
 from flyball_wire import messages, routes
 from flyball_wire.read_models import JobOverview, Overview
 
 ROUTER = call_router("jobs")
+OVERVIEW_ROUTER = call_router("overview")
+_NEW_JOB = {
+    "model": messages.JobView,
+    "description": "The job is new.",
+    "content": {JSON: {"example": example(messages.JobView)}},
+}
 
 
 @ROUTER.put(
     routes.JOB,
     summary="Register a job",
-    dependencies=[JsonBody],
-    responses={
-        **answers(examples.JOB, 409, *JSON_BODY_ERRORS, meaning="It was registered already."),
-        **answers(examples.JOB, status=201, meaning="It is new.", model=messages.JobView),
-    },
+    response_description="The job was registered before.",
+    responses={201: _NEW_JOB, **problems(409)},
 )
 async def put_job(
-    state: State,
-    job_id: NewJobId,
-    registration: Annotated[messages.JobRegistration, json_body(examples.REGISTRATION)],
-    response: Response,
+    state: State, job_id: NewJobId, job: messages.JobRegistration, response: Response
 ) -> messages.JobView:
-    """Any rank may register the job, any number of times; the same again changes nothing.
+    """Register a job; any rank may do so, and repeating the call changes nothing.
 
-    Other values are taken as long as nothing has been planned for the job. Later they begin a
-    new run of it once its ranks are gone, or at once where its launcher has started it again
-    (`restart_count`); what was known is then kept as `NAME@1`, `NAME@2`, ... While ranks are
-    there it is a 409: change the target, or register a new job.
+    Other values replace the registration until the job's first plan. After that they start a new
+    run of the job if its ranks have left, or at once if its launcher has restarted it
+    (`restart_count`); earlier runs are kept as `NAME@1`, `NAME@2`, ... While ranks are present
+    other values are a 409: change the target, or register a new job.
     """
-    spec = job_spec(registration)
+    spec = job_spec(job)
     check_size(state, spec)
     stored, is_new = await run_in_threadpool(
-        register_job, state.services, job_id, spec, launch(registration)
+        registration.register_job, state.services, job_id, spec, launch(job)
     )
-    summary = await state.plan_coalescer.planned(stored, JobInput.REGISTRATION)
     response.status_code = 201 if is_new else 200
-    return await run_in_threadpool(_view, state, summary)
+    return await _planned_view(state, stored, JobInput.REGISTRATION)
 
 
 @ROUTER.get(
     routes.JOBS,
     summary="List all jobs",
-    responses=answers([examples.JOB], *READ_ERRORS, meaning="In the order of their creation."),
+    response_description="Jobs in the order of their creation.",
 )
 def get_jobs(state: State, access: CallerAccess) -> list[messages.JobView]:
-    """Every job that this planner knows, with its ranks.
+    """Return all jobs with their ranks.
 
-    By a job's token that job and its earlier runs alone.
+    With a job's token the list has that job and its earlier runs only.
     """
-    services = state.services
-    return [
-        job_view(summary, notes(services, summary))
-        for summary in list_jobs(services)
-        if access.opens(summary.job.job_id)
-    ]
+    summaries = inspection.list_jobs(state.services)
+    return [_view(state, each) for each in summaries if access.opens(each.job.job_id)]
 
 
-@ROUTER.get(
-    routes.JOB,
-    summary="Inspect a job",
-    name="get_job",
-    responses=answers(examples.JOB, 404, *READ_ERRORS, meaning="The job as it stands."),
-)
-def get_one_job(state: State, job_id: JobId) -> messages.JobView:
-    """The job's registration as it is in force, its ranks, and how far its plans are."""
-    summary = get_job(state.services, job_id)
-    return job_view(summary, notes(state.services, summary))
+@ROUTER.get(routes.JOB, summary="Get a job", response_description="The job.")
+def get_job(state: State, job_id: JobId) -> messages.JobView:
+    """Return the job's current registration, its ranks, and the state of its plans."""
+    return _view(state, inspection.get_job(state.services, job_id))
 
 
 @ROUTER.put(
     routes.TARGET,
-    summary="Change how a job is planned",
-    dependencies=[JsonBody],
-    responses=answers(examples.JOB, 404, *JSON_BODY_ERRORS, meaning="The job, planned anew."),
+    summary="Change a job's planning options",
+    response_description="The job, planned again.",
 )
 async def put_target(
-    state: State,
-    job_id: JobId,
-    change: Annotated[messages.TargetChange, json_body(examples.TARGET_CHANGE)],
+    state: State, job_id: JobId, change: messages.TargetChange
 ) -> messages.JobView:
-    """Policy, reconfiguration, target and effort from now on; null leaves one as it is.
+    """Change policy, reconfiguration, target and effort; null leaves one unchanged.
 
-    A job that has a profile is planned at once and gets a new plan version; values that are in
-    force already make none. Where no plan meets the target this is a 422, the job's state says
-    `planning-failed`, and the older plan holds.
+    A job with a profile is planned at once and gets a new plan version, unless no value changes.
+    If no plan meets the target, the answer is a 422, the job's state is `planning-failed`, and the
+    current plan stays active.
     """
     stored = await run_in_threadpool(change_target, state.services, job_id, target_update(change))
-    summary = await state.plan_coalescer.planned(stored, JobInput.TARGET)
-    return await run_in_threadpool(_view, state, summary)
-
-
-def _view(state: PlannerState, summary: JobSummary) -> messages.JobView:
-    return job_view(summary, notes(state.services, summary))
-
-
-OVERVIEW_ROUTER = call_router("overview")
-
-
-@OVERVIEW_ROUTER.get(
-    routes.OVERVIEW,
-    name="get_overview",
-    summary="All jobs at a glance",
-    response_model=Overview,
-    responses=answers(
-        view_examples.OVERVIEW, *READ_ERRORS, meaning="Those heard of last come first."
-    ),
-)
-async def get_all_jobs_overview(state: State, access: CallerAccess) -> Response:
-    """Each job in a row: its state, ranks and plan, measured and predicted figures, apart.
-
-    At most half a second old; ranks, versions and steps of jobs that are not among the 20 heard
-    of last, nor have a label in `/metrics`, up to a minute. By a job's token that job and its
-    earlier runs alone.
-    """
-    overview = await state.overviews.all_jobs()
-    return Response(overview.seen_by(access), media_type=JSON)
-
-
-@OVERVIEW_ROUTER.get(
-    routes.JOB_OVERVIEW,
-    summary="A job at a glance",
-    responses=answers(
-        view_examples.JOB_OVERVIEW, 404, *READ_ERRORS, meaning="The job as it stands."
-    ),
-)
-async def get_job_overview(state: State, job_id: JobId) -> JobOverview:
-    """The job's row of the overview, read for this answer."""
-    return await state.overviews.of_job.submit(job_id, None)
-
-
-@ROUTER.post(
-    routes.RANK_DEPARTURE,
-    summary="Tell that a rank's training is over",
-    status_code=204,
-    responses={
-        204: {"description": "The planner knows that it has left."},
-        **problems(404, 409, *READ_ERRORS),
-    },
-)
-def post_departure(
-    state: State,
-    job_id: JobId,
-    rank: Rank,
-    run_id: Annotated[
-        str | None, Query(max_length=64, description="As the rank's registration was answered.")
-    ] = None,
-) -> None:
-    """Keep what the rank measured. When all ranks of a job have left, it is `ended`.
-
-    A rank that is not known has nothing to leave, and that is no error.
-    """
-    leave_rank(state.services, job_id, rank, run_id)
+    return await _planned_view(state, stored, JobInput.TARGET)
 
 
 @ROUTER.delete(
     routes.JOB,
-    name="delete_job",
-    summary="Forget a job",
+    summary="Delete a job",
     status_code=204,
-    responses={
-        204: {"description": "It is forgotten."},
-        **problems(404, 409, *READ_ERRORS),
-    },
+    response_description="The job is deleted.",
+    responses=problems(409),
 )
-def delete_one_job(state: State, job_id: JobId) -> None:
-    """Its ranks, profile, plans and measurements go with it, for good.
+def delete_job(state: State, job_id: JobId) -> None:
+    """Delete the job with its ranks, profile, plans and measurements.
 
-    A job with ranks that were heard of lately is a 409: end its training first.
+    A job with present ranks is a 409: end its training first.
     """
-    delete_job(state.services, job_id)
+    registration.delete_job(state.services, job_id)
+
+
+@OVERVIEW_ROUTER.get(
+    routes.OVERVIEW,
+    summary="Get an overview of all jobs",
+    response_model=Overview,
+    response_description="Jobs with the newest activity first.",
+)
+async def get_overview(state: State, access: CallerAccess) -> Response:
+    """Return each job in a row: state, ranks, plan, measured and predicted figures.
+
+    Figures are at most half a second old. Of jobs that are neither among the 20 most recently
+    active nor labelled in `/metrics`, ranks, versions and steps may be up to a minute old. With a
+    job's token the overview has that job and its earlier runs only.
+    """
+    overview = await state.overviews.all_jobs()
+    return Response(overview.permitted(access), media_type=JSON)
+
+
+@OVERVIEW_ROUTER.get(
+    routes.JOB_OVERVIEW,
+    summary="Get the overview of a job",
+    response_description="The job's row.",
+)
+async def get_job_overview(state: State, job_id: JobId) -> JobOverview:
+    """Return the job's row of the overview, with current figures."""
+    return await state.overviews.of_job.submit(job_id, None)
+
+
+async def _planned_view(
+    state: PlannerState, stored: inspection.JobSummary, changed: JobInput
+) -> messages.JobView:
+    """Plan the job if the change requires it, and return the job."""
+    planned = await state.plan_coalescer.planned(stored, changed)
+    return await run_in_threadpool(_view, state, planned)
+
+
+def _view(state: PlannerState, summary: inspection.JobSummary) -> messages.JobView:
+    return job_view(summary, inspection.notes(state.services, summary))

@@ -1,4 +1,4 @@
-"""Stage profiles: put one, as CSV or as JSON."""
+"""Stage profiles as CSV or JSON, and the progress of online profiling."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ from flyball_profiles.stage_profile_csv import (
     parse_stage_profile_rows,
     write_stage_profile,
 )
-from flyball_server.http.dependencies import (
+from flyball_server.http.dependencies import JobId, PlannerState, State, check_profile
+from flyball_server.http.mapping.jobs import job_view, profile_rows, profiling_view
+from flyball_server.http.openapi.documentation import (
+    BODY_ERRORS,
     JSON,
-    JobId,
-    PlannerState,
-    State,
     call_router,
-    check_profile,
+    problems,
     require_content_type,
 )
-from flyball_server.http.mapping.jobs import job_view, profile_rows, profiling_view
-from flyball_server.http.openapi import examples, view_examples
-from flyball_server.http.openapi.documentation import JSON_BODY_ERRORS, READ_ERRORS, answers, plain
+from flyball_server.http.openapi.examples import PROFILE_CSV, example
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.registry.inputs import put_profile
+from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import JobSummary, notes
-from flyball_server.views.profiling import get_profile, get_profiling
+from flyball_server.views import profiling
 from flyball_wire import closed_loop, messages, routes
 
-ROUTER = call_router("jobs")
+ROUTER = call_router("profiling")
 CSV = "text/csv"
 _JSON_PROFILE = TypeAdapter(messages.JsonProfile)
 
 
 def _json_schema() -> dict[str, Any]:
-    """The JSON profile's schema with its rows' put in: the body is read here, not by FastAPI."""
+    """Return the JSON profile's schema with the schema of its rows in place."""
     schema = _JSON_PROFILE.json_schema()
     schema["properties"]["rows"]["items"] = schema.pop("$defs")["ProfileRow"]
     return schema
 
 
+# Described here, since FastAPI does not read this body.
 _BODY = {
     "required": True,
     "content": {
@@ -53,38 +52,25 @@ _BODY = {
                 "type": "string",
                 "description": "Columns stage,instruction,frequency,time,energy (MHz, s, J).",
             },
-            "example": examples.PROFILE_CSV,
+            "example": PROFILE_CSV,
         },
-        JSON: {"schema": _json_schema(), "example": plain(examples.JSON_PROFILE)},
+        JSON: {"schema": _json_schema(), "example": example(messages.JsonProfile)},
     },
 }
 
 
-def _responses() -> dict[int | str, dict[str, Any]]:
-    documented = answers(
-        examples.JOB, 404, *(set(JSON_BODY_ERRORS) - {400}), meaning="The job, planned from it."
-    )
-    documented[422]["content"][JSON] = {
-        "examples": {
-            "profile": {"value": plain(examples.PROFILE_PROBLEM)},
-            "field": {"value": plain(examples.PROBLEMS[422])},
-        }
-    }
-    return documented
-
-
 @ROUTER.put(
     routes.PROFILE,
-    name="put_profile",
     summary="Put a job's stage profile",
-    responses=_responses(),
+    response_description="The job, planned from the profile.",
+    responses=problems(*BODY_ERRORS),
     openapi_extra={"requestBody": _BODY},
 )
-async def put_stage_profile(request: Request, state: State, job_id: JobId) -> messages.JobView:
-    """The profile as CSV (`text/csv`) or as JSON (`application/json`); the job is planned at once.
+async def put_profile(request: Request, state: State, job_id: JobId) -> messages.JobView:
+    """Store a profile as CSV (`text/csv`) or JSON (`application/json`) and plan the job at once.
 
-    The same profile again makes no new plan version, another one does. An error names the
-    CSV's line, or the row.
+    A profile that differs from the stored one makes a new plan version. An error names the line of
+    the CSV, or the row.
     """
     kind = require_content_type(request, CSV, JSON)
     body = await request.body()
@@ -93,10 +79,45 @@ async def put_stage_profile(request: Request, state: State, job_id: JobId) -> me
     return job_view(summary, await run_in_threadpool(notes, state.services, summary))
 
 
+@ROUTER.get(
+    routes.PROFILE,
+    summary="Get a job's stage profile",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The profile.",
+            "content": {CSV: {"example": PROFILE_CSV, "schema": {"type": "string"}}},
+        },
+        **problems(409),
+    },
+)
+def get_profile(state: State, job_id: JobId) -> Response:
+    """Return the profile that the job is planned from, as CSV.
+
+    It was put or measured online; its columns are `stage,instruction,frequency,time,energy` (MHz,
+    s, J).
+    """
+    profile = profiling.get_profile(state.services, job_id)
+    return Response(write_stage_profile(profile), media_type=CSV)
+
+
+@ROUTER.get(
+    routes.PROFILING,
+    summary="Get the progress of online profiling",
+    response_description="Measured operating points, and the cost of measuring them.",
+)
+def get_profiling(state: State, job_id: JobId) -> closed_loop.ProfilingView:
+    """Return the current estimate of every operating point with its standard errors.
+
+    A point without probes is interpolated.
+    """
+    return profiling_view(profiling.get_profiling(state.services, job_id))
+
+
 def _read_and_put(state: PlannerState, job_id: str, kind: str, body: bytes) -> JobSummary:
     profile = _from_csv(body) if kind == CSV else _from_json(body)
     check_profile(state, profile)
-    return put_profile(state.services, job_id, profile)
+    return inputs.put_profile(state.services, job_id, profile)
 
 
 def _from_csv(body: bytes) -> StageProfile:
@@ -117,44 +138,3 @@ def _from_json(body: bytes) -> StageProfile:
             entry["loc"] = ("body", *entry["loc"])
         raise RequestValidationError(errors) from None
     return parse_stage_profile_rows(profile_rows(profile))
-
-
-PROFILING_ROUTER = call_router("profiling")
-
-
-@PROFILING_ROUTER.get(
-    routes.PROFILE,
-    name="get_profile",
-    summary="Get the profile that a job is planned from",
-    response_class=Response,
-    responses={
-        **answers(examples.JOB, 404, 409, *READ_ERRORS),
-        200: {
-            "description": "The profile.",
-            "content": {CSV: {"example": examples.PROFILE_CSV, "schema": {"type": "string"}}},
-        },
-    },
-)
-def get_stage_profile(state: State, job_id: JobId) -> Response:
-    """Put or measured online, as CSV: `stage,instruction,frequency,time,energy` (MHz, s, J)."""
-    profile = get_profile(state.services, job_id)
-    return Response(write_stage_profile(profile), media_type=CSV)
-
-
-@PROFILING_ROUTER.get(
-    routes.PROFILING,
-    name="get_profiling",
-    summary="How far is online profiling?",
-    responses=answers(
-        view_examples.PROFILING,
-        404,
-        *READ_ERRORS,
-        meaning="What is known and what it has cost.",
-    ),
-)
-def get_online_profiling(state: State, job_id: JobId) -> closed_loop.ProfilingView:
-    """Every operating point as known now, with its standard errors.
-
-    A point without probes is interpolated between those around it.
-    """
-    return profiling_view(get_profiling(state.services, job_id))

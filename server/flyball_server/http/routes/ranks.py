@@ -1,4 +1,4 @@
-"""Ranks: register, fetch a plan, acknowledge it, post what was measured."""
+"""Ranks: register, fetch a plan, acknowledge it, post measurements, leave."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Query, Response
 
-from flyball_server.http.dependencies import JSON, JobId, JsonBody, Rank, State, WaitS, call_router
+from flyball_server.http.dependencies import JobId, Rank, State, WaitS
 from flyball_server.http.mapping.jobs import (
     activation_view,
     launch,
@@ -14,37 +14,22 @@ from flyball_server.http.mapping.jobs import (
     rank_record,
     registered_view,
 )
-from flyball_server.http.openapi import examples
-from flyball_server.http.openapi.documentation import (
-    JSON_BODY_ERRORS,
-    READ_ERRORS,
-    answers,
-    json_body,
-)
+from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.jobs.activation.plan_versions import HeldVersion, activation_of
 from flyball_server.jobs.activation.rank_plans import PlanQuestion
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.records import ActivationRecord
+from flyball_server.jobs.registry.registration import leave_rank
 from flyball_wire import messages, routes
 
 ROUTER = call_router("ranks")
 
 
-@ROUTER.put(
-    routes.RANK,
-    summary="Register a rank",
-    dependencies=[JsonBody],
-    responses=answers(
-        examples.REGISTERED_RANK, 404, *JSON_BODY_ERRORS, meaning="The rank is known."
-    ),
-)
+@ROUTER.put(routes.RANK, summary="Register a rank", response_description="The rank is registered.")
 async def put_rank(
-    state: State,
-    job_id: JobId,
-    rank: Rank,
-    registration: Annotated[messages.RankRegistration, json_body(examples.RANK_REGISTRATION)],
+    state: State, job_id: JobId, rank: Rank, registration: messages.RankRegistration
 ) -> messages.RegisteredRank:
-    """A rank that registers again (it was restarted) takes its old place, without a plan."""
+    """Register a rank; a restarted rank registers again and takes its place, without a plan."""
     known = (rank_record(job_id, rank, registration), launch(registration))
     return registered_view(await state.rank_calls.registrations.submit(job_id, known))
 
@@ -53,10 +38,8 @@ async def put_rank(
     routes.RANK_PLAN,
     summary="Fetch a rank's newest plan",
     response_model=messages.RankPlan,
-    responses={
-        **answers(examples.RANK_PLAN, 404, *READ_ERRORS, meaning="A newer plan."),
-        204: {"description": "No newer plan within the time to wait."},
-    },
+    response_description="A newer plan.",
+    responses={204: {"description": "No newer plan within the time to wait."}},
 )
 async def get_rank_plan(
     state: State,
@@ -64,16 +47,16 @@ async def get_rank_plan(
     rank: Rank,
     wait_s: WaitS,
     after_version: Annotated[
-        int, Query(ge=0, le=MAX_COUNT, description="The version that the rank has; 0: none.")
+        int, Query(ge=0, le=MAX_COUNT, description="Version that the rank has; 0: none.")
     ] = 0,
 ) -> Response:
-    """The newest version if it is newer than `after_version`; else waits for one (long poll)."""
+    """Return the newest version if it is newer than `after_version`; else wait (long poll)."""
     question = PlanQuestion(rank=rank, after_version=after_version)
 
-    async def look() -> bytes | None:
+    async def newer_plan() -> bytes | None:
         return await state.rank_calls.plans.submit(job_id, question)
 
-    found = await state.waiters.until(job_id, look, wait_s=wait_s)
+    found = await state.waiters.until(job_id, newer_plan, wait_s=wait_s)
     state.services.record_heartbeat(job_id, (rank,))
     return Response(status_code=204) if found is None else Response(found, media_type=JSON)
 
@@ -81,26 +64,20 @@ async def get_rank_plan(
 @ROUTER.post(
     routes.RANK_ACKNOWLEDGEMENT,
     summary="Acknowledge a plan version",
-    dependencies=[JsonBody],
-    responses=answers(
-        examples.ACTIVATION,
-        404,
-        409,
-        *JSON_BODY_ERRORS,
-        meaning="From which step the version holds.",
-    ),
+    response_description="The first step of the version.",
+    responses=problems(409),
 )
 async def post_acknowledgement(
     state: State,
     job_id: JobId,
     rank: Rank,
-    acknowledgement: Annotated[messages.Acknowledgement, json_body(examples.ACKNOWLEDGEMENT)],
+    acknowledgement: messages.Acknowledgement,
     wait_s: WaitS,
 ) -> messages.Activation:
-    """The rank has this version ready. Once all ranks have, a step to come is named for it.
+    """Acknowledge that the rank holds a version; after all ranks have, its first step is named.
 
-    Waits until that step is named, or a newer version is there (long poll). `first_step` is
-    null where other ranks are still awaited: acknowledge again, which changes nothing else.
+    Waits for the first step or a newer version (long poll). `first_step` is null while other
+    ranks are missing: acknowledge again, which changes nothing else.
     """
     held = HeldVersion(
         rank=rank,
@@ -111,14 +88,15 @@ async def post_acknowledgement(
     activation = await state.rank_calls.acknowledgements.submit(job_id, held)
     state.services.record_heartbeat(job_id, (rank,))
 
-    async def look() -> ActivationRecord | None:
+    async def named_or_replaced() -> ActivationRecord | None:
         activations = await state.rank_calls.activations.submit(job_id, None)
         found = activation_of(activations, job_id, held.version)
         is_newest = activations[-1].version == held.version
         return None if found.first_step is None and is_newest else found
 
     if activation.first_step is None:
-        activation = await state.waiters.until(job_id, look, wait_s=wait_s) or activation
+        named = await state.waiters.until(job_id, named_or_replaced, wait_s=wait_s)
+        activation = named or activation
         state.services.record_heartbeat(job_id, (rank,))
     return activation_view(activation)
 
@@ -126,20 +104,39 @@ async def post_acknowledgement(
 @ROUTER.post(
     routes.RANK_MEASUREMENTS,
     summary="Post measured steps",
-    dependencies=[JsonBody],
-    responses=answers(examples.ACCEPTED, 404, 409, *JSON_BODY_ERRORS, meaning="They are stored."),
+    response_description="The steps are stored.",
+    responses=problems(409),
 )
 async def post_measurements(
-    state: State,
-    job_id: JobId,
-    rank: Rank,
-    batch: Annotated[messages.MeasurementBatch, json_body(examples.MEASUREMENTS)],
+    state: State, job_id: JobId, rank: Rank, batch: messages.MeasurementBatch
 ) -> messages.Accepted:
-    """Time and energy of this rank's steps; a step posted again replaces the older one.
+    """Store time and energy of the rank's steps; a step posted again replaces the older one.
 
-    Where the rank's plan asks for it (`report`), also what their instructions took.
+    If `report` of the rank's plan requests it, steps have measurements of their instructions.
     """
     post = rank_post(job_id, rank, batch)
     stored = await state.rank_calls.measurements.submit(job_id, post)
     state.services.record_heartbeat(job_id, (rank,))
     return messages.Accepted(stored=stored.num_steps, next_post_s=stored.next_post_s)
+
+
+@ROUTER.post(
+    routes.RANK_DEPARTURE,
+    summary="End a rank's training",
+    status_code=204,
+    response_description="The rank has left.",
+    responses=problems(409),
+)
+def post_departure(
+    state: State,
+    job_id: JobId,
+    rank: Rank,
+    run_id: Annotated[
+        str | None, Query(max_length=64, description="Run that the rank's registration returned.")
+    ] = None,
+) -> None:
+    """Mark the rank as left and keep its measurements; after all ranks the job is `ended`.
+
+    The departure of an unknown rank is no error.
+    """
+    leave_rank(state.services, job_id, rank, run_id)

@@ -1,18 +1,10 @@
-"""Stragglers: announce a slow GPU, withdraw that, see what is planned as slow."""
+"""Stragglers: announce a slow GPU, withdraw the announcement, list all stragglers."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from flyball_server.http.dependencies import JobId, JsonBody, Rank, State, call_router
+from flyball_server.http.dependencies import JobId, Rank, State
 from flyball_server.http.mapping.jobs import straggler_view
-from flyball_server.http.openapi import view_examples
-from flyball_server.http.openapi.documentation import (
-    JSON_BODY_ERRORS,
-    READ_ERRORS,
-    answers,
-    json_body,
-)
+from flyball_server.http.openapi.documentation import call_router
 from flyball_server.jobs.stragglers.reports import (
     Announcement,
     announce_straggler,
@@ -28,22 +20,14 @@ ROUTER = call_router("stragglers")
 
 @ROUTER.post(
     routes.STRAGGLERS,
-    name="post_straggler",
     summary="Announce a straggler",
-    dependencies=[JsonBody],
-    responses=answers(
-        view_examples.STRAGGLER, 404, *JSON_BODY_ERRORS, meaning="The straggler as it is known."
-    ),
+    response_description="The announced straggler.",
 )
-def post_straggler(
-    state: State,
-    job_id: JobId,
-    report: Annotated[StragglerReport, json_body(view_examples.STRAGGLER_REPORT)],
-) -> StragglerView:
-    """A rank's GPU is slower than its profile, or will be: all others then run as slow as fits.
+def post_straggler(state: State, job_id: JobId, report: StragglerReport) -> StragglerView:
+    """Announce that a rank's GPU is slower than its profile, now or later.
 
-    Answered at once; the plan follows as a new version when `from_time` has come, and the one
-    without the straggler after `until_time`. A later report of the rank replaces this one.
+    The plan follows as a new version at `from_time`, and one without the straggler after
+    `until_time`. A later report of the rank replaces this one.
     """
     announcement = Announcement(
         rank=report.rank,
@@ -56,39 +40,25 @@ def post_straggler(
 
 @ROUTER.get(
     routes.STRAGGLERS,
-    name="get_stragglers",
     summary="List a job's stragglers",
-    responses=answers(
-        [view_examples.STRAGGLER, view_examples.DETECTED_STRAGGLER],
-        404,
-        *READ_ERRORS,
-        meaning="By rank; what was announced of it, then what was detected.",
-    ),
+    response_description="Stragglers by rank; of one rank the announced one first.",
 )
 def get_stragglers(state: State, job_id: JobId) -> list[StragglerView]:
-    """Announced ones until they end, and ranks found to be slow while they are.
+    """Return announced stragglers until they end, and detected ones while they are slow.
 
-    Ranks are watched in jobs whose `adaptation` is `frontier`.
+    Stragglers are detected in jobs with `adaptation` `frontier`.
     """
     return [straggler_view(summary) for summary in list_stragglers(state.services, job_id)]
 
 
 @ROUTER.delete(
     routes.STRAGGLER,
-    name="delete_straggler",
     summary="Withdraw an announced straggler",
     status_code=204,
-    responses={
-        **{
-            status: answer
-            for status, answer in answers(view_examples.STRAGGLER, 404, *READ_ERRORS).items()
-            if status != 200
-        },
-        204: {"description": "Nothing is announced of this rank."},
-    },
+    response_description="The rank has no announced straggler.",
 )
 def delete_straggler(state: State, job_id: JobId, rank: Rank) -> None:
-    """Drop what was announced of the rank; what was detected stays while it lasts."""
+    """Withdraw the announcement of a rank; a detected straggler stays while it is slow."""
     withdraw_straggler(state.services, job_id, rank)
 
 

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from flyball_server.http.dependencies import JobId, JsonBody, State, call_router
-from flyball_server.http.openapi import view_examples
-from flyball_server.http.openapi.documentation import (
-    JSON_BODY_ERRORS,
-    READ_ERRORS,
-    answers,
-    json_body,
-)
-from flyball_server.jobs.timetables import (
-    TimetableSummary,
-    delete_timetable,
-    get_timetable,
-    put_timetable,
-)
+from flyball_server.http.dependencies import JobId, State
+from flyball_server.http.openapi.documentation import call_router
+from flyball_server.jobs import timetables
 from flyball_wire import routes
 from flyball_wire.closed_loop import Timetable, TimetableView
 
@@ -26,64 +13,40 @@ ROUTER = call_router("timetables")
 
 @ROUTER.put(
     routes.TIMETABLE,
-    summary="Give a job a timetable",
-    dependencies=[JsonBody],
-    responses=answers(
-        view_examples.TIMETABLE_VIEW,
-        404,
-        *JSON_BODY_ERRORS,
-        meaning="The timetable, and what it makes of the target now.",
-    ),
+    summary="Set a job's timetable",
+    response_description="The timetable and the job's current target.",
 )
-def put_job_timetable(
-    state: State,
-    job_id: JobId,
-    timetable: Annotated[Timetable, json_body(view_examples.TIMETABLE)],
-) -> TimetableView:
-    """Targets that hold in windows of time; outside all of them the job's own target does.
+def put_timetable(state: State, job_id: JobId, timetable: Timetable) -> TimetableView:
+    """Set targets for windows of time; outside of them the job's own target applies.
 
-    Answered at once; where another target holds now, the plan follows as a new version. A window
-    that cannot be used is named, as in `windows[2].from_time`.
+    If the current target changes, the plan follows as a new version. An error names the window,
+    as in `windows[2].from_time`.
     """
-    return _view(put_timetable(state.services, job_id, timetable))
+    return _view(timetables.put_timetable(state.services, job_id, timetable))
 
 
 @ROUTER.get(
     routes.TIMETABLE,
-    name="get_timetable",
-    summary="See a job's timetable",
-    responses=answers(
-        view_examples.TIMETABLE_VIEW,
-        404,
-        *READ_ERRORS,
-        meaning="The timetable (null: none), and what it makes of the target now.",
-    ),
+    summary="Get a job's timetable",
+    response_description="The timetable (null: none) and the job's current target.",
 )
-def get_job_timetable(state: State, job_id: JobId) -> TimetableView:
-    """The timetable as it was put, the target that the job is planned for, and its next change."""
-    return _view(get_timetable(state.services, job_id))
+def get_timetable(state: State, job_id: JobId) -> TimetableView:
+    """Return the timetable, the target that the job is planned for, and its next change."""
+    return _view(timetables.get_timetable(state.services, job_id))
 
 
 @ROUTER.delete(
     routes.TIMETABLE,
-    name="delete_timetable",
-    summary="Take a job's timetable away",
+    summary="Delete a job's timetable",
     status_code=204,
-    responses={
-        **{
-            status: answer
-            for status, answer in answers(view_examples.TIMETABLE_VIEW, 404, *READ_ERRORS).items()
-            if status != 200
-        },
-        204: {"description": "The job has no timetable."},
-    },
+    response_description="The job has no timetable.",
 )
-def delete_job_timetable(state: State, job_id: JobId) -> None:
-    """The job's own target holds at all times; where another one held, a new plan follows."""
-    delete_timetable(state.services, job_id)
+def delete_timetable(state: State, job_id: JobId) -> None:
+    """Delete the timetable: the job's own target applies, with a new plan if needed."""
+    timetables.delete_timetable(state.services, job_id)
 
 
-def _view(summary: TimetableSummary) -> TimetableView:
+def _view(summary: timetables.TimetableSummary) -> TimetableView:
     change = summary.next_change
     return TimetableView(
         timetable=summary.timetable,
