@@ -34,10 +34,9 @@ def cancellation_point() -> None:
     """Raise where the solve was cancelled: for loops, some ten times a second.
 
     There is one before each of several orders is built, before and after a network is, before
-    each relaxed problem and each begin of a first plan, in each step of the interior point, and
-    after each stretch of pivots and of annealing moves. What goes on until it is done: pipelines
-    of a request and networks that are built, half a second or so for tens of thousands of
-    instructions; HiGHS, which is taken only where another solver fails.
+    each relaxed problem, in each step of the interior point, and after each stretch of pivots and
+    of annealing moves. Not interruptible: building pipelines and networks (half a second for tens
+    of thousands of instructions), and HiGHS, which runs only where another solver fails.
 
     Raises:
         Exception: whatever the check of `cancelled_by` raises; nobody is to catch it.

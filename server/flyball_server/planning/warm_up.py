@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.frontier.event_arcs import event_arcs
-from flyball_server.planning.frontier.first_plan import FirstPlanner
 from flyball_server.planning.model.finish_times import FinishTimes
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.request_options import Effort
@@ -29,8 +27,6 @@ def warm_up() -> None:
         effort=Effort.LOW,
     )
     model = make_plan(request).model
-    planner = FirstPlanner(model, event_arcs(model.dag))
     durations_s = model.durations_s(model.baseline())
-    planner.plan(2 * planner.fastest_time_s, [durations_s])
     finish_times = FinishTimes(model.dag, compiled_from=0)  # as of a large pipeline
     finish_times.latest_s(durations_s, max(finish_times.earliest_s(durations_s)))

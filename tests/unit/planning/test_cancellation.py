@@ -10,8 +10,6 @@ from tests.planner.samples import profile
 from flyball_server.planning import planner as planner_module
 from flyball_server.planning.cancellation import cancellation_point, cancelled_by
 from flyball_server.planning.frontier import parametric_simplex
-from flyball_server.planning.frontier.event_arcs import event_arcs
-from flyball_server.planning.frontier.first_plan import FirstPlanner
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier.rounding import MOVES_AT_A_STRETCH
 from flyball_server.planning.frontier.solver import DeadlineSolver
@@ -123,19 +121,6 @@ def test_the_parametric_simplex_asks_after_each_stretch_of_pivots(
     num_asked_often, found_j = bound_j(1)
     assert num_asked_often > num_asked + 10
     assert found_j == expected_j
-
-
-def test_a_first_plan_asks_before_each_of_its_begins() -> None:
-    model = model_of_request(request())
-    planner = FirstPlanner(model, event_arcs(model.dag))
-    asked = EndsAt()
-    with cancelled_by(asked):
-        expected = planner.plan(planner.fastest_time_s * 1.02)
-    assert asked.num_asked >= 3
-    for number in (1, asked.num_asked):
-        with pytest.raises(NobodyWantsItError), cancelled_by(EndsAt(number)):
-            planner.plan(planner.fastest_time_s * 1.02)
-    assert planner.plan(planner.fastest_time_s * 1.02) == expected
 
 
 def test_each_order_that_is_looked_at_asks_before_it_is_built(

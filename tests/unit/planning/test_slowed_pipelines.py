@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.replanning.slowed_plan import request_digest
 from flyball_server.planning.documents.plan_document import (
     data_parallel_document,
     data_parallel_plan_from_document,
@@ -361,6 +362,31 @@ def test_held_against_a_profile_of_each_pipeline_those_that_run_alike_are_shown_
     assert assignments[0] == assignments[2] == assignments[3]
     with pytest.raises(PlanningError, match="has 4 pipelines, the profile 2"):
         models_of_data_parallel_plan([equal_profile(1)] * 2, plan)
+
+
+def test_equal_requests_have_one_digest_and_others_another() -> None:
+    slow = Slowdown(stage=1, dp_rank=0, slowdown=1.4)
+    profile = merged(2, 2)
+    requests = [
+        slowed(profile, slow, num_pipelines=2),
+        slowed(profile, num_pipelines=2),
+        slowed(profile, slow),
+        slowed(profile, replace(slow, slowdown=1.41), num_pipelines=2),
+        slowed(profile, slow, num_pipelines=2, target="slowdown:0.1"),
+        slowed(merged(3, 2), slow, num_pipelines=2),
+    ]
+    assert request_digest(slowed(merged(2, 2), slow, num_pipelines=2)) == request_digest(
+        requests[0]
+    )
+    assert len(set(map(request_digest, requests))) == len(requests)
+    assert request_digest(slowed(profile)) == request_digest(requests[1])
+
+
+def test_one_pipeline_is_built_once_for_several_targets() -> None:
+    request = slowed(merged(2, 2)).request
+    model = model_of_request(request)
+    assert model_of_request(replace(request, target="slowdown:0.1", effort=Effort.HIGH)) is model
+    assert model_of_request(replace(request, schedule="gpipe")).schedule.name == "gpipe"
 
 
 # ------------------------------------------------------------------ refusals

@@ -35,8 +35,6 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import model_of_request, plan_of_choice
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.request_options import Effort
-from flyball_server.planning.stragglers import first_plans
-from flyball_server.planning.stragglers.first_plans import RunningClocks, make_first_plan
 from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
@@ -45,9 +43,10 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 )
 
 
-def at_the_highest_clocks(slowed: SlowedRequest, running: RunningClocks | None) -> FrequencyPlan:
-    """A plan at once that leaves much to gain."""
-    del running
+def with_poor_quick_plans(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
+    """Plan, but leave all clocks at their highest where the effort is low."""
+    if slowed.request.effort is not Effort.LOW:
+        return make_slowed_plan(slowed)
     request = replace(slowed.request, policy="envelope", reconfigure="default")
     [slowdowns] = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
     model = slowed_model(model_of_request(request), slowdowns, share=1.0)
@@ -57,7 +56,7 @@ def at_the_highest_clocks(slowed: SlowedRequest, running: RunningClocks | None) 
 def test_an_announced_straggler_is_planned_for_at_once_and_then_with_more_effort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slowed_plan, "make_plan_at_once", at_the_highest_clocks)
+    monkeypatch.setattr(slowed_plan, "make_slowed_plan", with_poor_quick_plans)
     job = Running()
     before = job.plan
     job.announce(1, 1.2)
@@ -116,43 +115,6 @@ def test_a_plan_that_stays_is_told_to_whoever_waits_for_the_job_to_be_planned() 
     assert job.newest.version == 2
 
 
-@pytest.mark.parametrize(
-    ("bound_factor", "energy_factor", "version"),
-    [
-        pytest.param(0.9, 1.0, 3, id="a loose bound"),
-        pytest.param(0.995, 1.0, 2, id="a bound that is good enough"),
-        pytest.param(0.9, 0.9999, 2, id="a loose bound of a plan that needs less"),
-    ],
-)
-def test_a_plan_as_good_comes_after_where_little_was_known_of_the_one_at_once(
-    monkeypatch: pytest.MonkeyPatch, bound_factor: float, energy_factor: float, version: int
-) -> None:
-    made: list[FrequencyPlan] = []
-
-    def the_same_with_a_loose_bound(
-        slowed: SlowedRequest, running: RunningClocks | None
-    ) -> FrequencyPlan:
-        del running
-        own = replace(slowed.request, effort=Effort.NORMAL)
-        plan = make_slowed_plan(replace(slowed, request=own))
-        assert isinstance(plan, FrequencyPlan)
-        assert plan.lower_bound_j is not None
-        made.append(plan)
-        return replace(
-            plan,
-            lower_bound_j=bound_factor * plan.lower_bound_j,
-            energy_j=energy_factor * plan.energy_j,
-        )
-
-    monkeypatch.setattr(slowed_plan, "make_plan_at_once", the_same_with_a_loose_bound)
-    job = Running()
-    job.announce(1, 1.2)
-    job.settle()
-    assert job.newest.version == version
-    assert job.loop_state.in_force.effort is None
-    assert (job.plan.gap_percent == made[0].gap_percent) is (version == 3)
-
-
 def test_what_was_planned_before_is_taken_again_without_another_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -165,7 +127,6 @@ def test_what_was_planned_before_is_taken_again_without_another_search(
     def never(*_: object) -> FrequencyPlan:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(slowed_plan, "make_plan_at_once", never)
     monkeypatch.setattr(slowed_plan, "make_slowed_plan", never)
     num_requests = len(job.requests)
     withdraw_straggler(job.services, "job", 1)
@@ -340,27 +301,6 @@ def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_ane
     assert [request.schedule for request in job.requests] == ["auto:gpipe"]
     change_target(job.services, "job", TargetUpdate(target="slowdown:0.1"))
     assert job.requests[-1].schedule == "auto:gpipe"
-
-
-def test_of_an_order_that_auto_has_chosen_there_are_first_plans_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[FrequencyPlan | DataParallelPlan | None] = []
-
-    def at_once(
-        slowed: SlowedRequest, running: RunningClocks | None
-    ) -> FrequencyPlan | DataParallelPlan | None:
-        made.append(make_first_plan(slowed, running))
-        return made[-1]
-
-    monkeypatch.setattr(first_plans, "FIRST_PLANS_FROM", 1)
-    monkeypatch.setattr(slowed_plan, "make_plan_at_once", at_once)
-    job = Running(schedule="auto:gpipe")
-    order = job.plan.schedule
-    job.announce(1, 1.3)
-    job.react()
-    assert made == [job.plan]
-    assert job.plan.schedule == order
 
 
 class CountedStore:

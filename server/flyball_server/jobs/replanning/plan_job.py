@@ -107,9 +107,6 @@ class PlanCoalescer:
 
 # Of energy or of time, predicted: a version that brings less is not worth its way to all ranks.
 LEAST_GAIN = 0.001
-# Of a certificate's gap, percentage points: a first plan's bound is loose, and how good a plan is
-# should be known of one that stays.
-LEAST_CERTAINTY_PERCENT = 1.0
 # Of a job; the oldest are forgotten, and searched for again.
 MAX_MADE = 32
 
@@ -149,20 +146,12 @@ def _wanted(in_force: PlanningInputs) -> object:
 
 
 def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
-    """Return whether it is better by enough, in energy, time or, at equal energy, in its bound."""
+    """Return whether it needs less energy or time by LEAST_GAIN."""
     before, after = first.plan, refined.plan
     return not isinstance(before, PlanPrediction) or (
         after.energy_j < (1 - LEAST_GAIN) * before.energy_j
         or after.iteration_time_s < (1 - LEAST_GAIN) * before.iteration_time_s
-        or (after.energy_j <= before.energy_j and _is_surer(after, before))
     )
-
-
-def _is_surer(after: PlanPrediction, before: PlanPrediction) -> bool:
-    """Return whether its certificate leaves less open by enough."""
-    if after.gap_percent is None or before.gap_percent is None:
-        return False
-    return after.gap_percent <= before.gap_percent - LEAST_CERTAINTY_PERCENT
 
 
 def with_planned(

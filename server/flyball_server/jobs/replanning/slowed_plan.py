@@ -20,7 +20,6 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.stragglers.first_plans import make_plan_at_once, running_clocks
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,
@@ -64,14 +63,15 @@ class PlanningSnapshot:
     Attributes:
         profile: None: it has not come yet.
         ranks: as registered so far.
-        running: the plan of its newest version, where planning goes on from that; else None.
+        running_schedule: order of the newest version, read for schedule `auto`; None: not read,
+            or no such plan.
     """
 
     job: JobRecord
     profile: StageProfile | None
     loop_state: JobLoopState
     ranks: tuple[RankRecord, ...]
-    running: FrequencyPlan | DataParallelPlan | None
+    running_schedule: str | None
 
 
 def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
@@ -81,14 +81,14 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
         UnknownJobError: no such job.
     """
     job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-    goes_on = is_auto(job.in_force.schedule) or loop_state.in_force.effort is not None
-    newest = newest_plan(reader, job_id) if goes_on else None
+    newest = newest_plan(reader, job_id) if is_auto(job.in_force.schedule) else None
+    is_planned = newest is not None and not isinstance(newest.plan, ProbePlan)
     return PlanningSnapshot(
         job=job,
         profile=reader.find_profile(job_id),
         loop_state=loop_state,
         ranks=reader.list_ranks(job_id),
-        running=None if newest is None or isinstance(newest.plan, ProbePlan) else newest.plan,
+        running_schedule=newest.plan.schedule if newest is not None and is_planned else None,
     )
 
 
@@ -132,10 +132,7 @@ def _solved(
     job = snapshot.job
     if not slowed.slowdowns:
         return solve(services, job, services.planner, slowed.request)
-    if snapshot.loop_state.in_force.effort is None:
-        return solve(services, job, make_slowed_plan, slowed)
-    running = None if snapshot.running is None else running_clocks(snapshot.running)
-    return solve(services, job, make_plan_at_once, slowed, running)
+    return solve(services, job, make_slowed_plan, slowed)
 
 
 def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
@@ -192,4 +189,4 @@ def _kept_schedule(snapshot: PlanningSnapshot, *, has_slowdowns: bool) -> str | 
     """
     if not has_slowdowns and snapshot.job.changed_input is not JobInput.CONTROL:
         return None
-    return None if snapshot.running is None else snapshot.running.schedule
+    return snapshot.running_schedule

@@ -30,9 +30,7 @@ _NUM_LEVELS = 16
 _ROUNDS = 6
 
 
-def with_reserve(
-    model: PipelineModel, reserve: float, *, iteration_time_s: float | None = None
-) -> PipelineModel:
+def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
     """The pipeline as it is to be planned; the same energy for each choice of clocks.
 
     An iteration of it takes no less than one of the model, and no more at the highest clocks.
@@ -41,8 +39,6 @@ def with_reserve(
         model: as profiled.
         reserve: by how much each instruction may take longer, as a share of its time, 0 to
             MAX_RESERVE.
-        iteration_time_s: what an iteration takes at the highest clocks, s, where other pipelines
-            make it longer; None: what this one takes.
 
     Raises:
         PlanningError: the reserve is out of its bounds, or makes an instruction longer than any
@@ -54,7 +50,7 @@ def with_reserve(
     power_w = model.stage_blocking_power_w
     made: dict[tuple[int, int, float], tuple[OperatingPoint, ...]] = {}
     points: list[tuple[OperatingPoint, ...]] = []
-    for node, share in enumerate(_shares(model, reserve, iteration_time_s)):
+    for node, share in enumerate(_shares(model, reserve)):
         stage, of_node = model.dag.stage[node], model.points[node]
         key = (stage, id(of_node), share)
         if key not in made:
@@ -77,7 +73,7 @@ def _longer(point: OperatingPoint, share: float, power_w: float) -> OperatingPoi
     )
 
 
-def _shares(model: PipelineModel, reserve: float, iteration_time_s: float | None) -> list[float]:
+def _shares(model: PipelineModel, reserve: float) -> list[float]:
     """Per node, by which share of its time it may take longer at the highest clocks.
 
     A node gets the share of its time that its float is of the iteration. No path gets longer than
@@ -87,7 +83,7 @@ def _shares(model: PipelineModel, reserve: float, iteration_time_s: float | None
     dag = model.dag
     profiled_s = model.durations_s(model.baseline())
     finish_times = FinishTimes(dag)
-    iteration_time_s = iteration_time_s or max(finish_times.earliest_s(profiled_s))
+    iteration_time_s = max(finish_times.earliest_s(profiled_s))
     shares = [0.0] * dag.num_nodes
     for _ in range(_ROUNDS):
         durations_s = [
@@ -218,7 +214,7 @@ class DeadlineSolver:
         longest_s = self._reserve * relaxed.deadline_s
         return relaxed.lower_bound_j - self._network.waiting_power_w * longest_s
 
-    def without_waiting(self, relaxed: RelaxedOptimum) -> RelaxedOptimum:
+    def _without_waiting(self, relaxed: RelaxedOptimum) -> RelaxedOptimum:
         """The same optimum, with a reserve for no later a deadline than it needs.
 
         The bound of a plan with a reserve is the lower the longer it may wait at its end.
@@ -232,6 +228,16 @@ class DeadlineSolver:
         """The iteration time beyond which waiting costs more than slower clocks save, s."""
         relaxed = self.relax(self.slowest_time_s)
         return max(self.fastest_time_s, float(relaxed.event_time_s[END]))
+
+    def plan_within(self, deadline_s: float, num_moves: int) -> DeadlinePlan:
+        """Return the plan of least energy for a deadline not below `fastest_time_s`.
+
+        Args:
+            deadline_s: infinite for the least energy of all.
+            num_moves: of annealing.
+        """
+        relaxed = self.relax(min(deadline_s, self.slowest_time_s))
+        return self.plan(self._without_waiting(relaxed), num_moves)
 
     def plan(
         self, relaxed: RelaxedOptimum, num_moves: int, neighbour: DeadlinePlan | None = None

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 
-POWER_ROUNDS = 6
-POWER_BISECTIONS = 20
-POWER_MARGIN = 1e-4  # beyond the excess found, so that few rounds are needed
+# Plans made for a power budget, at most, and the error of their deadline, as a share.
+POWER_ROUNDS = 12
+POWER_TOLERANCE = 5e-4
 
 TARGET_FORMS = ("fastest", "slowdown:0.05", "deadline:2.9", "least-energy", "power:8000")
 
@@ -72,59 +72,51 @@ def plan_for_target(
             f" the fastest takes {_rounded_up(solver.fastest_time_s)} s",
             field="target",
         )
-    relaxed = solver.relax(min(wanted_s, solver.slowest_time_s))
-    return solver.plan(solver.without_waiting(relaxed), num_moves)
+    return solver.plan_within(wanted_s, num_moves)
 
 
 def _plan_for_power(
-    solver: DeadlineSolver,
-    budget_w: float,
-    baseline_time_s: float,
-    num_moves: int,
+    solver: DeadlineSolver, budget_w: float, baseline_time_s: float, num_moves: int
 ) -> DeadlinePlan:
-    """The fastest plan, not faster than the baseline, whose average power is in the budget.
+    """Return the fastest plan found, not faster than the baseline, within an average power.
 
-    Along the frontier energy falls as time grows, so average power falls. The deadline is found
-    by bisection on the bound's power; a plan lies a little above its bound, so the bound then
-    aims as much lower, until the plan itself is in the budget.
+    Along the frontier energy falls with time. The deadline is the root of the plans' excess
+    energy, found by Newton's method with the slope of the bound, inside a bracket of deadlines
+    that are too short and long enough.
     """
-    least_energy_s = solver.least_energy_time_s()
-    least = solver.plan(solver.relax(least_energy_s), num_moves)
-    if _power_w(least) > budget_w:
+    least = solver.plan_within(math.inf, num_moves)
+    if _excess_j(least, budget_w) > 0:
         raise TargetUnreachableError(
             f"no plan on the frontier draws {budget_w:g} W on average; the least is"
-            f" {_rounded_up(_power_w(least))} W, at {least.iteration_time_s:.6g} s",
+            f" {_rounded_up(least.energy_j / least.iteration_time_s)} W,"
+            f" at {least.iteration_time_s:.6g} s",
             field="target",
         )
-    fast_s, slow_s = min(baseline_time_s, least_energy_s), least_energy_s
-    aim_w = budget_w
-    for _ in range(POWER_ROUNDS):
-        deadline_s = _deadline_for_bound_power(solver, aim_w, fast_s, slow_s)
-        plan = solver.plan(solver.relax(deadline_s), num_moves)
-        excess = _power_w(plan) / budget_w
-        if excess <= 1:
-            return plan
-        aim_w /= excess * (1 + POWER_MARGIN)
-    return least
-
-
-def _deadline_for_bound_power(
-    solver: DeadlineSolver, power_w: float, fast_s: float, slow_s: float
-) -> float:
-    relaxed = solver.relax(fast_s)
-    if relaxed.lower_bound_j <= power_w * fast_s:
-        return fast_s
-    for _ in range(POWER_BISECTIONS):
-        middle_s = (fast_s + slow_s) / 2
-        if solver.relax(middle_s).lower_bound_j <= power_w * middle_s:
-            slow_s = middle_s
+    best, too_short_s, enough_s = least, 0.0, max(least.iteration_time_s, solver.fastest_time_s)
+    deadline_s = min(baseline_time_s, enough_s)
+    for number in range(POWER_ROUNDS):
+        plan = solver.plan_within(deadline_s, num_moves)
+        excess_j = _excess_j(plan, budget_w)
+        if excess_j > 0:
+            too_short_s = deadline_s
         else:
-            fast_s = middle_s
-    return slow_s
+            best = min(best, plan, key=lambda one: one.iteration_time_s)
+            enough_s = min(enough_s, plan.iteration_time_s)
+        tolerance_s = POWER_TOLERANCE * deadline_s
+        step_s = excess_j / (budget_w - plan.relaxed.bound_slope_w)
+        is_near = -tolerance_s <= step_s <= 0
+        if is_near or enough_s <= max(baseline_time_s, too_short_s + tolerance_s):
+            break
+        deadline_s += step_s + tolerance_s / 2
+        # Plans change in steps, and Newton's steps can fall short of one again and again.
+        if number % 4 == 3 or not too_short_s < deadline_s < enough_s:
+            deadline_s = (max(too_short_s, baseline_time_s) + enough_s) / 2
+    return best
 
 
-def _power_w(plan: DeadlinePlan) -> float:
-    return plan.energy_j / plan.iteration_time_s
+def _excess_j(plan: DeadlinePlan, budget_w: float) -> float:
+    """Return the energy of an iteration beyond the budget, J."""
+    return plan.energy_j - budget_w * plan.iteration_time_s
 
 
 def _rounded_up(value: float) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from tests.unit.planning.tiny_pipelines import equal_profile
 
+from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.plan import FrequencyPlan
@@ -102,3 +104,27 @@ def test_what_is_no_target_is_refused_with_the_forms(text: str) -> None:
         parse_target(text)
     assert refused.value.field == "target"
     assert "slowdown:0.05" in refused.value.message or "as in" in refused.value.message
+
+
+def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
+    """Few clocks and microbatches: plans change in large steps."""
+    profile = load_example_profile().select_stages((0, 1, 2, 3))
+    few_clocks = replace(
+        profile,
+        points={
+            key: tuple(point for point in points if point.frequency_mhz in {1410, 1110, 855})
+            for key, points in profile.points.items()
+        },
+    )
+    request = PlanRequest(
+        profile=few_clocks,
+        num_microbatches=4,
+        blocking_power_w=(83.64,),
+        effort=Effort.LOW,
+    )
+    plans = [make_plan(replace(request, target=f"power:{w}")).plan for w in range(820, 1140, 10)]
+    times_s = [plan.iteration_time_s for plan in plans]
+    assert times_s == sorted(times_s, reverse=True)
+    assert times_s[:3:2] == pytest.approx([1.195, 1.1744], abs=1e-3)
+    for plan in plans:
+        assert plan.energy_j / plan.iteration_time_s <= float(plan.target.removeprefix("power:"))
