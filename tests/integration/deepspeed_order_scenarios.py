@@ -144,7 +144,7 @@ def trained_in_order(
     evaluations = []
     for step in range(num_steps):
         if step == heard_in_step:
-            session._plans.put(plan, 4)
+            session.plans.put(plan, 4)
         training.step(larger_steps.get(step))
         if step in {4, num_steps - 1}:
             evaluations.append(training.evaluate())
@@ -187,7 +187,7 @@ def probed_before_planned() -> Findings:
     clocks_mhz: list[list[int | None]] = []
     for step in range(20):
         if step in plans:
-            session._plans.put(plans[step], step)
+            session.plans.put(plans[step], step)
         training.step()
         clocks_mhz.append(list({timing.sm_clock_mhz for timing in session.last_step_timings}))
     detach(engine)
@@ -213,9 +213,9 @@ def refused_orders() -> Findings:
     with _flyballs_log() as lines:
         for step in range(20):
             if step == 3:
-                session._plans.put(_plan((2, 4)[engine.stage_id], 4, version=1), 0)
+                session.plans.put(_plan((2, 4)[engine.stage_id], 4, version=1), 0)
             if step == 12:
-                session._plans.put(_plan((3, 1)[engine.stage_id], 4, version=2), 0)
+                session.plans.put(_plan((3, 1)[engine.stage_id], 4, version=2), 0)
             training.step()
     detach(engine)
     return training.findings() | {

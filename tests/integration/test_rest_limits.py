@@ -19,7 +19,7 @@ from tests.planner.samples import registration
 
 from flyball_client.api.errors import PlannerBusyError, PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.planner_reachability import PlannerReachability
+from flyball_client.session.planner_calls import PlannerReachability
 from flyball_server.serving.planner_server import request_deadline_protocol
 from flyball_wire import routes
 

@@ -233,7 +233,7 @@ def trained_in_order(forwards_in_front: tuple[int, ...]) -> Findings:
     )
     for step in range(_NUM_STEPS_TO_CHANGE):
         if step == 3 + rank:
-            session._plans.put(_plan(forwards_in_front[rank]), 4)
+            session.plans.put(_plan(forwards_in_front[rank]), 4)
         training.step()
         if _is_evaluated("1F1B", step, _NUM_STEPS_TO_CHANGE):
             training.evaluate()

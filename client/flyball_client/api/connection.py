@@ -1,7 +1,7 @@
-"""HTTP calls to the planner over httpx: bounded in time, repeated where that may help.
+"""HTTP calls to the planner over httpx, with finite timeouts and bounded retries.
 
-Every call is safe to repeat, so each is repeated a few times when the connection fails or a
-proxy says that the planner is away for a moment.
+Every call is idempotent, so it is retried when the connection fails or a proxy reports that the
+planner is temporarily unavailable.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar, cast
+from typing import NoReturn, Self, TypedDict, TypeVar, Unpack, cast
 
 import httpx
 
@@ -26,31 +26,32 @@ from flyball_client.api.errors import (
     PlannerUnavailableError,
 )
 from flyball_client.api.trust import trusted_context, warn_of_plain_token
+from flyball_wire import routes
 from flyball_wire.codec import decode, decode_list, encode
 from flyball_wire.errors import CodecError
 from flyball_wire.messages import TOKEN_HEADER, Problem
 
-# What went wrong, by httpx's exception; the most special one in its family tree counts.
+# Texts for httpx's exceptions; the most specific class in the exception's MRO is used.
 CAUSES: dict[type[Exception], str] = {
     httpx.ConnectError: "cannot be reached",
     httpx.ConnectTimeout: "cannot be reached in time",
     httpx.ReadTimeout: "did not answer in time",
     httpx.WriteTimeout: "did not take the request in time",
     httpx.PoolTimeout: "has no free connection",
-    httpx.ReadError: "broke the connection off",
-    httpx.WriteError: "broke the connection off",
-    httpx.CloseError: "broke the connection off",
+    httpx.ReadError: "closed the connection",
+    httpx.WriteError: "closed the connection",
+    httpx.CloseError: "closed the connection",
     httpx.LocalProtocolError: "could not be sent a valid request",
-    httpx.RemoteProtocolError: "answered with something that is not HTTP",
+    httpx.RemoteProtocolError: "did not answer in HTTP",
     httpx.ProxyError: "cannot be reached through the proxy",
     httpx.UnsupportedProtocol: "needs an address with http:// or https://",
     httpx.DecodingError: "answered with a body that cannot be decoded",
     httpx.TooManyRedirects: "redirects, which is not followed",
-    httpx.RequestError: "cannot be asked",
+    httpx.RequestError: "cannot be called",
     httpx.InvalidURL: "has an address that is no URL",
 }
 
-# After these the request surely or possibly did not arrive, and a repetition may succeed at once.
+# The request probably did not arrive, and a retry may succeed.
 CONNECTION_ERRORS = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
 _CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 PASSING_STATUSES = frozenset({502, 503, 504})
@@ -60,11 +61,11 @@ _LONGEST_RETRY_AFTER_S = 60.0
 
 
 def error_from_exception(base_url: str, error: Exception) -> PlannerUnavailableError:
-    """The client's error for an exception of httpx."""
+    """Return the client's error for an exception of httpx."""
     if (why := _distrust(error)) is not None:
         return PlannerDistrustedError(
             f"the planner at {base_url} has a certificate that is not trusted ({why});"
-            " set FLYBALL_CA_FILE to the file of the CA that made it"
+            " set FLYBALL_CA_FILE to the file of its CA"
         )
     for family in type(error).__mro__:
         if family in CAUSES:
@@ -74,7 +75,7 @@ def error_from_exception(base_url: str, error: Exception) -> PlannerUnavailableE
 
 
 def _distrust(error: BaseException) -> str | None:
-    """Why TLS did not trust the other side, if that is the cause."""
+    """Return the reason of a failed certificate check; None: that is not the cause."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -84,7 +85,7 @@ def _distrust(error: BaseException) -> str | None:
 
 
 def error_from_response(base_url: str, response: httpx.Response) -> PlannerError:
-    """The client's error for any answer that is not a success."""
+    """Return the client's error for a response that is not a success."""
     status = response.status_code
     if 400 <= status < 500:
         return PlannerRefusedError(
@@ -101,32 +102,32 @@ def error_from_response(base_url: str, response: httpx.Response) -> PlannerError
     if 300 <= status < 400:
         return PlannerUnavailableError(
             f"the planner at {base_url} redirects ({status}), which is not followed;"
-            " give the address it really has"
+            " use its final address"
         )
     return PlannerUnavailableError(f"the planner at {base_url} answered with status {status}")
 
 
 def parse_json(base_url: str, response: httpx.Response) -> object:
-    """The JSON of an answer.
+    """Return the JSON of a response.
 
     Raises:
-        PlannerUnavailableError: it is not JSON, or has NaN or Infinity in it.
+        PlannerUnavailableError: The body is not JSON, or contains NaN or Infinity.
     """
     try:
         return strict_json(response.content)
     except (ValueError, RecursionError):
-        raise nonsense(base_url, "its body is not JSON") from None
+        raise not_a_planner(base_url, "its body is not JSON") from None
 
 
-def nonsense(base_url: str, why: str) -> PlannerUnavailableError:
-    """The error for an answer that no planner would give."""
+def not_a_planner(base_url: str, why: str) -> PlannerUnavailableError:
+    """Return the error for a response that does not follow the planner's API."""
     return PlannerUnavailableError(
-        f"what answers at {base_url} does not talk like a planner ({why}); check the address"
+        f"the server at {base_url} is not a planner ({why}); check the address"
     )
 
 
 def strict_json(body: bytes) -> object:
-    """Parsed JSON; ValueError for what the standard does not allow, such as NaN."""
+    """Parse JSON; raise ValueError for NaN and Infinity, which the standard does not allow."""
     return cast("object", json.loads(body, parse_constant=_refuse_constant))
 
 
@@ -135,7 +136,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """Return what the header says, in s; None where it says nothing, or a date."""
+    """Return the Retry-After header in s; None: it is missing, or not a number of seconds."""
     text = response.headers.get("Retry-After", "")
     if not (text.isascii() and text.isdigit() and len(text) < 5):
         return None
@@ -148,20 +149,20 @@ def _detail(response: httpx.Response) -> str:
     except (ValueError, RecursionError, CodecError):
         return response.reason_phrase or "no reason given"
     text = problem.detail
-    if len(problem.errors) > 1:  # a single one is in the detail already
+    if len(problem.errors) > 1:  # the detail includes a single error
         fields = (f"{e.get('loc', '')}: {e.get('msg', '')}" for e in problem.errors)
         text = "; ".join((text, *fields))
     return " ".join(text.split())[:_MAX_DETAIL_CHARS]
 
 
-# A list of jobs with thousands of ranks each has some tens of MiB.
+# A list of jobs with thousands of ranks each takes some tens of MiB.
 MAX_ANSWER_BYTES = 256 * 2**20
-# httpx's timeout is for each piece: one byte a second would never end.
+# httpx's own timeout restarts with every chunk.
 MAX_ANSWER_S = 60.0
 
 
 class EndlessAnswerError(Exception):
-    """An answer is larger, or comes more slowly, than any planner's; its text says which."""
+    """A response exceeds the limit of size or of time."""
 
 
 def whole_answer(
@@ -171,17 +172,17 @@ def whole_answer(
     max_s: float = MAX_ANSWER_S,
     now_s: Callable[[], float] = time.monotonic,
 ) -> httpx.Response:
-    """The answer with its body, decompressed; closes the one that is read from.
+    """Read the body of a streamed response, close that, and return a complete response.
 
     Args:
-        response: of which nothing but the head has been read.
-        max_bytes: of the body after decompression.
-        max_s: from now to the body's end, s.
-        now_s: a clock that only goes forward, s.
+        response: Response whose body has not been read.
+        max_bytes: Largest size of the decompressed body.
+        max_s: Longest time in s until the end of the body.
+        now_s: Monotonic clock in s.
 
     Raises:
-        EndlessAnswerError: it is beyond a limit.
-        httpx.RequestError: it breaks off, or cannot be decompressed.
+        EndlessAnswerError: A limit is exceeded.
+        httpx.RequestError: The body is incomplete, or cannot be decompressed.
     """
     body = bytearray()
     deadline_s = now_s() + max_s
@@ -191,10 +192,10 @@ def whole_answer(
             if len(body) > max_bytes:
                 raise EndlessAnswerError(f"its body is larger than {max_bytes} bytes")
             if now_s() > deadline_s:
-                raise EndlessAnswerError(f"its body has not come to an end within {max_s:g} s")
+                raise EndlessAnswerError(f"its body is not complete within {max_s:g} s")
     finally:
         response.close()
-    # Its length and encoding were those of what came; the body is now what it stands for.
+    # These headers describe the compressed body.
     headers = [
         (name, value)
         for name, value in response.headers.multi_items()
@@ -213,11 +214,11 @@ _LONG_POLL_MARGIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """Number of repetitions of a call, and the pause before each, which doubles.
+    """Retry policy of a call: the pause doubles from retry to retry.
 
     Attributes:
-        num_attempts: calls in all, at least 1.
-        first_pause_s: s, not negative.
+        num_attempts: Number of attempts in all, at least 1.
+        first_pause_s: First pause in s, not negative.
     """
 
     num_attempts: int = 3
@@ -230,24 +231,37 @@ class Retries:
             raise ValueError(f"first_pause_s must not be negative, as {self.first_pause_s} is")
 
 
-class PlannerConnection:
-    """HTTP connection to one planner; safe to use from several threads at once.
+class _Call(TypedDict, total=False):
+    """Keyword arguments of a call, see `PlannerConnection.send`."""
 
-    Redirects are not followed and proxies of the environment are not used: a planner stands
-    close to its ranks, and its token is for nobody else. The token appears in no error text.
+    body: object
+    content: bytes
+    headers: dict[str, str]
+    query: Mapping[str, str | float | None]
+    wait_s: float | None
+    job_id: str
+    rank: int
+    version: int
+
+
+class PlannerConnection:
+    """HTTP connection to one planner; thread-safe.
+
+    Redirects are not followed and proxies of the environment are not used, so that the token
+    reaches the planner only. The token appears in no error text.
 
     Args:
-        base_url: where the planner is, `http://127.0.0.1:7787`.
-        token: sent with every call, if the planner asks for one.
-        timeout_s: for connecting, sending and receiving each, s; long polls add their wait.
-        transport: what carries the requests instead of the network, for tests.
-        ca_file: PEM file of the CAs that an `https://` planner's certificate may come from;
-            None: the file that `FLYBALL_CA_FILE` names, else the system's CAs.
-        retries: repetition of calls that fail to arrive.
-        sleep: pauses between attempts, s.
+        base_url: Address of the planner, such as `http://127.0.0.1:7787`.
+        token: Token that is sent with every call; None: no token.
+        timeout_s: Timeout in s of connecting, sending and receiving; long polls add their wait.
+        transport: Transport that replaces the network, for tests.
+        ca_file: PEM file of trusted CAs for `https://`; None: the file that `FLYBALL_CA_FILE`
+            names, else the system's CAs.
+        retries: Retry policy of calls that fail to arrive.
+        sleep: Function that pauses between attempts, for a time in s.
 
-    Every method raises PlannerUnavailableError when the planner is away, fails, or answers
-    nonsense, and PlannerRefusedError when it says no.
+    Every method raises PlannerUnavailableError when the planner cannot be reached, fails, or
+    does not follow its API, and PlannerRefusedError when it refuses the call.
     """
 
     def __init__(
@@ -295,68 +309,71 @@ class PlannerConnection:
 
     @property
     def base_url(self) -> str:
-        """Return where the planner is, without any user name or password."""
+        """Return the planner's address without user name and password."""
         return self._base_url
 
     def close(self) -> None:
-        """Give up the connections; any number of times."""
+        """Close the connections; may be called repeatedly."""
         self._http.close()
 
-    # ------------------------------------------------------------------ how a call is made
+    # ------------------------------------------------------------------ calls
 
-    def one(
-        self,
-        target: type[T],
-        method: str,
-        path: str,
-        *,
-        body: object = None,
-        wait_s: float | None = None,
-    ) -> T:
-        """A call that is answered by one object of a wire type."""
-        json = None if body is None else encode(body)
-        return self.decoded(target, self.send(method, path, json=json, wait_s=wait_s))
+    def one(self, target: type[T], method: str, route: str, **call: Unpack[_Call]) -> T:
+        """Make a call that returns one object of a wire type."""
+        return self.decoded(target, self.send(method, route, **call))
 
     def many(
-        self,
-        target: type[T],
-        method: str,
-        path: str,
-        *,
-        query: dict[str, str] | None = None,
-        wait_s: float | None = None,
+        self, target: type[T], method: str, route: str, **call: Unpack[_Call]
     ) -> tuple[T, ...]:
-        """A call that is answered by a list of them."""
-        data = parse_json(self._base_url, self.send(method, path, query=query, wait_s=wait_s))
+        """Make a call that returns a list of such objects."""
+        data = parse_json(self._base_url, self.send(method, route, **call))
         try:
             return decode_list(target, data)
         except CodecError as error:
-            raise nonsense(self._base_url, str(error)) from None
+            raise not_a_planner(self._base_url, str(error)) from None
 
     def decoded(self, target: type[T], response: httpx.Response) -> T:
-        """The object that an answer holds."""
+        """Return the object in a response."""
         try:
             return decode(target, parse_json(self._base_url, response))
         except CodecError as error:
-            raise nonsense(self._base_url, str(error)) from None
+            raise not_a_planner(self._base_url, str(error)) from None
 
     def send(
         self,
         method: str,
-        path: str,
+        route: str,
         *,
-        json: object = None,
+        body: object = None,
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
-        query: dict[str, str] | None = None,
+        query: Mapping[str, str | float | None] | None = None,
         wait_s: float | None = None,
+        **ids: str | int,
     ) -> httpx.Response:
-        """Make the call, again where that may help; `wait_s`: how long the planner may take, s."""
+        """Make the call, with retries.
+
+        Args:
+            method: HTTP method.
+            route: Path template, see `flyball_wire.routes`.
+            body: Wire object that is sent as JSON.
+            content: Bytes that are sent instead.
+            headers: Headers besides the token's.
+            query: Query parameters; those that are None are left out.
+            wait_s: Time in s that the planner may take, at most 60; None: `timeout_s`.
+            ids: Values of the template's fields.
+        """
         if self._http.is_closed:
-            raise PlannerUnavailableError("this connection to the planner is closed; make another")
-        timeout = self._timeout(wait_s)
+            raise PlannerUnavailableError("this connection to the planner is closed; open another")
+        known = {name: value for name, value in (query or {}).items() if value is not None}
         request = self._http.build_request(
-            method, path, json=json, content=content, headers=headers, params=query, timeout=timeout
+            method,
+            routes.fill(route, **ids),
+            json=None if body is None else encode(body),
+            content=content,
+            headers=headers,
+            params={n: v if isinstance(v, str) else f"{v:.15g}" for n, v in known.items()},
+            timeout=self._timeout(wait_s),
         )
         for pause_s in self._pauses_s():
             failure, is_passing = self._attempt(request)
@@ -368,18 +385,18 @@ class PlannerConnection:
         raise AssertionError("the last pause is None")
 
     def _attempt(self, request: httpx.Request) -> tuple[httpx.Response | PlannerError, bool]:
-        """Return what came back, and where it is a failure whether it may pass by itself."""
+        """Return the response, or an error and whether a retry may succeed."""
         try:
             response = whole_answer(self._http.send(request, stream=True))
         except EndlessAnswerError as error:
-            return nonsense(self._base_url, str(error)), False
+            return not_a_planner(self._base_url, str(error)), False
         except (httpx.RequestError, httpx.InvalidURL) as error:
             is_passing = isinstance(error, CONNECTION_ERRORS)
             return error_from_exception(self._base_url, error), is_passing
         if response.status_code in {200, 201, 204}:
             return response, False
         failure = error_from_response(self._base_url, response)
-        is_busy = isinstance(failure, PlannerBusyError)  # it says itself when to come again
+        is_busy = isinstance(failure, PlannerBusyError)  # it names the time of the next call
         return failure, response.status_code in PASSING_STATUSES and not is_busy
 
     def _pauses_s(self) -> list[float | None]:
@@ -398,17 +415,17 @@ class PlannerConnection:
 def _token_headers(token: str | None) -> dict[str, str]:
     if token is None:
         return {}
-    # httpx would put an unsendable value into its own error text.
+    # httpx puts a value that cannot be sent into its error text.
     if re.fullmatch("[!-~]*", token) is None:
         raise ValueError("the planner's token must be printable ASCII text without spaces")
     return {TOKEN_HEADER: token}
 
 
 def printable_url(base_url: str) -> str:
-    """A planner's address without any user name or password.
+    """Return a planner's address without user name and password.
 
     Raises:
-        ValueError: it is no address that a planner could have.
+        ValueError: The address is not an HTTP URL.
     """
     wanted = "the planner's address must be like http://HOST:PORT"
     try:

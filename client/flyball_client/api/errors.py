@@ -2,12 +2,12 @@
 
 FlyballError                  (flyball_wire.errors)
 ├── PlannerError             (planner_client)
-│   ├── PlannerUnavailableError  the planner cannot be reached, or answered 5xx or nonsense
-│   │   ├── PlannerBusyError         it is there, and says when to ask again
-│   │   ├── PlannerDistrustedError    its certificate is not trusted
-│   │   └── PlannerCutOffError       what is there ended the connection, or speaks no HTTP
-│   └── PlannerRefusedError      it answered 4xx; `status` and its one-line reason
-├── CodecError               (flyball_wire.errors) received JSON that does not fit its type
+│   ├── PlannerUnavailableError  not reachable, status 5xx, or a response outside the API
+│   │   ├── PlannerBusyError         status 503 with the time of the next call
+│   │   ├── PlannerDistrustedError   certificate not trusted
+│   │   └── PlannerCutOffError       connection closed without an HTTP response
+│   └── PlannerRefusedError      status 4xx, with its reason in one line
+├── CodecError               (flyball_wire.errors) JSON that does not fit its type
 └── GpuError                 (gpu/_base)
     ├── GpuPermissionError
     ├── GpuNotFoundError
@@ -24,11 +24,11 @@ class PlannerError(FlyballError):
 
 
 class PlannerUnavailableError(PlannerError):
-    """The planner cannot be reached, or answered with a server error or with nonsense."""
+    """The planner cannot be reached, failed, or did not follow its API."""
 
 
 class PlannerBusyError(PlannerUnavailableError):
-    """The planner is there, but cannot take this call now; `retry_after_s` says when to ask."""
+    """The planner cannot take this call now; the next may come after `retry_after_s`."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -36,15 +36,15 @@ class PlannerBusyError(PlannerUnavailableError):
 
 
 class PlannerDistrustedError(PlannerUnavailableError):
-    """The certificate that the planner shows comes from no CA that is trusted."""
+    """The planner's certificate comes from no trusted CA."""
 
 
 class PlannerCutOffError(PlannerUnavailableError):
-    """The connection ended without an answer, or with one that is not HTTP."""
+    """The connection was closed without an HTTP response."""
 
 
 class PlannerRefusedError(PlannerError):
-    """The planner refused the call; `status` is its HTTP status."""
+    """The planner refused the call, with HTTP status `status`."""
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)

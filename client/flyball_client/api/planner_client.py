@@ -14,7 +14,6 @@ from flyball_wire.closed_loop import (
     Timetable,
     TimetableView,
 )
-from flyball_wire.codec import encode
 from flyball_wire.messages import (
     Accepted,
     Acknowledgement,
@@ -36,211 +35,228 @@ from flyball_wire.read_models import FrontierView, JobOverview, Overview, PlanSu
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]
 
-# Calls that make a plan are answered when it is made, those that read all of a job's plans or steps
-# when they are read: on a large pipeline, or of a long job, that takes a while.
+# For calls that make a plan, or read all plans or steps of a job.
 _LONG_WORK_S = MAX_WAIT_S
 
 
 class PlannerClient(PlannerConnection):
-    """Calls to one planner, see PlannerConnection for how they are made."""
+    """Calls to one planner; see PlannerConnection for timeouts, retries and errors."""
 
     def health(self) -> Health:
-        """The planner's state and version."""
+        """Return the planner's state and version."""
         return self.one(Health, "GET", routes.HEALTH)
 
     def put_job(self, job_id: str, registration: JobRegistration) -> JobView:
-        """Make a job known, or change it."""
-        path = routes.fill(routes.JOB, job_id=job_id)
-        return self.one(JobView, "PUT", path, body=registration, wait_s=_LONG_WORK_S)
+        """Register a job, or change its registration."""
+        return self.one(
+            JobView, "PUT", routes.JOB, job_id=job_id, body=registration, wait_s=_LONG_WORK_S
+        )
 
     def get_job(self, job_id: str) -> JobView:
-        """One job."""
-        return self.one(JobView, "GET", routes.fill(routes.JOB, job_id=job_id))
+        """Return one job."""
+        return self.one(JobView, "GET", routes.JOB, job_id=job_id)
 
     def list_jobs(self) -> tuple[JobView, ...]:
-        """All jobs."""
+        """Return all jobs."""
         return self.many(JobView, "GET", routes.JOBS)
 
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job without ranks, with all that it measured."""
+        self.send("DELETE", routes.JOB, job_id=job_id)
+
     def put_profile_csv(self, job_id: str, text: str) -> JobView:
-        """Give a job its stage profile, as the CSV that it is."""
-        path = routes.fill(routes.PROFILE, job_id=job_id)
-        response = self.send(
+        """Store a job's stage profile, as CSV text."""
+        return self.one(
+            JobView,
             "PUT",
-            path,
+            routes.PROFILE,
+            job_id=job_id,
             content=text.encode(),
             headers={"Content-Type": "text/csv; charset=utf-8"},
             wait_s=_LONG_WORK_S,
         )
-        return self.decoded(JobView, response)
 
     def put_profile_rows(self, job_id: str, rows: tuple[ProfileRow, ...]) -> JobView:
-        """Give a job its stage profile, row by row."""
-        path = routes.fill(routes.PROFILE, job_id=job_id)
-        return self.one(JobView, "PUT", path, body=JsonProfile(rows=rows), wait_s=_LONG_WORK_S)
+        """Store a job's stage profile, row by row."""
+        body = JsonProfile(rows=rows)
+        return self.one(
+            JobView, "PUT", routes.PROFILE, job_id=job_id, body=body, wait_s=_LONG_WORK_S
+        )
 
     def put_target(self, job_id: str, change: TargetChange) -> JobView:
-        """Change how a job is planned from now on."""
-        path = routes.fill(routes.TARGET, job_id=job_id)
-        return self.one(JobView, "PUT", path, body=change, wait_s=_LONG_WORK_S)
+        """Change a job's planning options from now on."""
+        return self.one(
+            JobView, "PUT", routes.TARGET, job_id=job_id, body=change, wait_s=_LONG_WORK_S
+        )
 
     def put_rank(self, job_id: str, rank: int, registration: RankRegistration) -> RegisteredRank:
-        """Make a rank of a job known, or known again."""
-        path = routes.fill(routes.RANK, job_id=job_id, rank=rank)
-        return self.one(RegisteredRank, "PUT", path, body=registration)
+        """Register a rank of a job."""
+        return self.one(
+            RegisteredRank, "PUT", routes.RANK, job_id=job_id, rank=rank, body=registration
+        )
 
     def get_rank_plan(
         self, job_id: str, rank: int, *, after_version: int = 0, wait_s: float = 0.0
     ) -> RankPlan | None:
-        """The newest plan of a rank, if newer than `after_version`; None: none in `wait_s`.
+        """Return the newest plan of a rank if it is newer than `after_version`.
 
         Args:
-            job_id: the job.
-            rank: the rank within it.
-            after_version: the newest version already known; 0: none.
-            wait_s: how long the planner holds the call open, s, at most 60.
+            job_id: Name of the job.
+            rank: Rank within the job.
+            after_version: Newest version already received; 0: none.
+            wait_s: Time in s that the planner holds the call open, at most 60.
+
+        Returns:
+            The plan; None: there was no newer one within `wait_s`.
         """
-        path = routes.fill(routes.RANK_PLAN, job_id=job_id, rank=rank)
-        query = {"after_version": str(after_version), "wait_s": _wait_text(wait_s)}
-        response = self.send("GET", path, query=query, wait_s=wait_s)
+        response = self.send(
+            "GET",
+            routes.RANK_PLAN,
+            job_id=job_id,
+            rank=rank,
+            query={"after_version": after_version, "wait_s": wait_s},
+            wait_s=wait_s,
+        )
         return None if response.status_code == 204 else self.decoded(RankPlan, response)
 
     def acknowledge(
         self, job_id: str, rank: int, acknowledgement: Acknowledgement, *, wait_s: float = 0.0
     ) -> Activation:
         """Acknowledge a plan version; wait up to `wait_s` (at most 60) for its first step."""
-        path = routes.fill(routes.RANK_ACKNOWLEDGEMENT, job_id=job_id, rank=rank)
-        query = {"wait_s": _wait_text(wait_s)}
-        response = self.send("POST", path, json=encode(acknowledgement), query=query, wait_s=wait_s)
-        return self.decoded(Activation, response)
+        return self.one(
+            Activation,
+            "POST",
+            routes.RANK_ACKNOWLEDGEMENT,
+            job_id=job_id,
+            rank=rank,
+            body=acknowledgement,
+            query={"wait_s": wait_s},
+            wait_s=wait_s,
+        )
 
     def get_activation(self, job_id: str, version: int, *, wait_s: float = 0.0) -> Activation:
-        """From which step a version holds; waits up to `wait_s` (at most 60) for it."""
-        path = routes.fill(routes.ACTIVATION, job_id=job_id, version=version)
-        response = self.send("GET", path, query={"wait_s": _wait_text(wait_s)}, wait_s=wait_s)
-        return self.decoded(Activation, response)
+        """Return a version's first step; wait up to `wait_s` (at most 60) for it."""
+        return self.one(
+            Activation,
+            "GET",
+            routes.ACTIVATION,
+            job_id=job_id,
+            version=version,
+            query={"wait_s": wait_s},
+            wait_s=wait_s,
+        )
 
     def post_measurements(self, job_id: str, rank: int, batch: MeasurementBatch) -> Accepted:
-        """Store what a rank measured."""
-        path = routes.fill(routes.RANK_MEASUREMENTS, job_id=job_id, rank=rank)
-        return self.one(Accepted, "POST", path, body=batch)
+        """Store a rank's measured steps."""
+        return self.one(
+            Accepted, "POST", routes.RANK_MEASUREMENTS, job_id=job_id, rank=rank, body=batch
+        )
 
     def leave(self, job_id: str, rank: int, *, run_id: str | None = None) -> None:
-        """Tell that a rank's training is over; what it measured stays."""
-        path = routes.fill(routes.RANK_DEPARTURE, job_id=job_id, rank=rank)
-        self.send("POST", path, query={} if run_id is None else {"run_id": run_id})
-
-    def delete_job(self, job_id: str) -> None:
-        """Forget a job whose ranks are gone, with all that it measured."""
-        self.send("DELETE", routes.fill(routes.JOB, job_id=job_id))
+        """Report the end of a rank's training; its measurements stay."""
+        query = {"run_id": run_id}
+        self.send("POST", routes.RANK_DEPARTURE, job_id=job_id, rank=rank, query=query)
 
     def list_plans(self, job_id: str) -> tuple[PlanView, ...]:
-        """All plan versions of a job."""
-        return self.many(PlanView, "GET", routes.fill(routes.PLANS, job_id=job_id))
+        """Return all plan versions of a job."""
+        return self.many(PlanView, "GET", routes.PLANS, job_id=job_id)
 
     def get_plan(self, job_id: str, version: int) -> PlanView:
-        """One plan version of a job."""
-        path = routes.fill(routes.PLAN, job_id=job_id, version=version)
-        return self.one(PlanView, "GET", path)
+        """Return one plan version of a job."""
+        return self.one(PlanView, "GET", routes.PLAN, job_id=job_id, version=version)
 
     def get_frontier(
         self, job_id: str, *, points: int | None = None, wait_s: float = 60.0
     ) -> FrontierView:
-        """A job's time-energy frontier, which the planner may take `wait_s` to find.
+        """Return a job's time-energy frontier.
 
-        None points: as many as the planner gives.
+        Args:
+            job_id: Name of the job.
+            points: Number of points; None: the planner's default.
+            wait_s: Time in s that the planner may take, at most 60.
         """
-        query = {} if points is None else {"points": str(points)}
-        path = routes.fill(routes.FRONTIER, job_id=job_id)
-        return self.decoded(FrontierView, self.send("GET", path, query=query, wait_s=wait_s))
+        query = {"points": points}
+        return self.one(
+            FrontierView, "GET", routes.FRONTIER, job_id=job_id, query=query, wait_s=wait_s
+        )
 
     def list_steps(self, job_id: str, *, limit: int | None = None) -> tuple[StepView, ...]:
-        """Measured steps of a job in rising order; None: as many as the planner gives."""
-        query = {} if limit is None else {"limit": str(limit)}
-        path = routes.fill(routes.STEPS, job_id=job_id)
-        return self.many(StepView, "GET", path, query=query)
+        """Return measured steps of a job in rising order; limit None: the planner's default."""
+        return self.many(StepView, "GET", routes.STEPS, job_id=job_id, query={"limit": limit})
 
     # ------------------------------------------------------------------ the closed loop
 
     def get_profile_csv(self, job_id: str) -> str:
-        """The profile that a job is planned from, put or measured, as CSV."""
-        return self.send("GET", routes.fill(routes.PROFILE, job_id=job_id)).text
+        """Return the profile that a job is planned from, given or measured, as CSV."""
+        return self.send("GET", routes.PROFILE, job_id=job_id).text
 
     def get_profiling(self, job_id: str) -> ProfilingView:
-        """Return how far the online profiling of a job is."""
-        return self.one(ProfilingView, "GET", routes.fill(routes.PROFILING, job_id=job_id))
+        """Return the progress of a job's online profiling."""
+        return self.one(ProfilingView, "GET", routes.PROFILING, job_id=job_id)
 
     def post_straggler(self, job_id: str, report: StragglerReport) -> StragglerView:
-        """Announce that a GPU is slower than its profile, or will be."""
-        path = routes.fill(routes.STRAGGLERS, job_id=job_id)
-        return self.one(StragglerView, "POST", path, body=report)
+        """Announce a straggler, from now or from a later time."""
+        return self.one(StragglerView, "POST", routes.STRAGGLERS, job_id=job_id, body=report)
 
     def list_stragglers(self, job_id: str) -> tuple[StragglerView, ...]:
-        """A job's stragglers, announced and detected."""
-        return self.many(StragglerView, "GET", routes.fill(routes.STRAGGLERS, job_id=job_id))
+        """Return a job's stragglers, announced and detected."""
+        return self.many(StragglerView, "GET", routes.STRAGGLERS, job_id=job_id)
 
     def delete_straggler(self, job_id: str, rank: int) -> None:
-        """Withdraw what was announced of a rank; nothing where nothing was."""
-        self.send("DELETE", routes.fill(routes.STRAGGLER, job_id=job_id, rank=rank))
+        """Withdraw the announcements about a rank, if there are any."""
+        self.send("DELETE", routes.STRAGGLER, job_id=job_id, rank=rank)
 
     def put_timetable(self, job_id: str, timetable: Timetable) -> TimetableView:
-        """Give a job targets by the time of day, in the place of those before."""
-        path = routes.fill(routes.TIMETABLE, job_id=job_id)
-        return self.one(TimetableView, "PUT", path, body=timetable)
+        """Replace a job's targets by time of day."""
+        return self.one(TimetableView, "PUT", routes.TIMETABLE, job_id=job_id, body=timetable)
 
     def get_timetable(self, job_id: str) -> TimetableView:
-        """A job's targets by the time of day, and the one in force."""
-        return self.one(TimetableView, "GET", routes.fill(routes.TIMETABLE, job_id=job_id))
+        """Return a job's targets by time of day, and the one in force."""
+        return self.one(TimetableView, "GET", routes.TIMETABLE, job_id=job_id)
 
     def delete_timetable(self, job_id: str) -> None:
-        """Let the job's own target hold at all times."""
-        self.send("DELETE", routes.fill(routes.TIMETABLE, job_id=job_id))
+        """Delete a job's timetable; its own target holds at all times."""
+        self.send("DELETE", routes.TIMETABLE, job_id=job_id)
 
     def put_comparison(self, job_id: str, request: ComparisonRequest) -> ComparisonView:
-        """Ask for steps at the highest clocks among those on the plan."""
-        path = routes.fill(routes.COMPARISON, job_id=job_id)
-        return self.one(ComparisonView, "PUT", path, body=request)
+        """Start a comparison: steps at the highest clocks in turn with steps on the plan."""
+        return self.one(ComparisonView, "PUT", routes.COMPARISON, job_id=job_id, body=request)
 
     def get_comparison(self, job_id: str) -> ComparisonView:
-        """Return how far a job's comparison is."""
-        return self.one(ComparisonView, "GET", routes.fill(routes.COMPARISON, job_id=job_id))
+        """Return the progress of a job's comparison."""
+        return self.one(ComparisonView, "GET", routes.COMPARISON, job_id=job_id)
 
     def delete_comparison(self, job_id: str) -> None:
-        """End a job's comparison; where one runs the plain plan comes back."""
-        self.send("DELETE", routes.fill(routes.COMPARISON, job_id=job_id))
+        """End a job's comparison; the plan is run alone again."""
+        self.send("DELETE", routes.COMPARISON, job_id=job_id)
 
     def get_report(self, job_id: str) -> ReportView:
-        """Return what a job has measured so far."""
-        path = routes.fill(routes.REPORT, job_id=job_id)
-        return self.one(ReportView, "GET", path, wait_s=_LONG_WORK_S)
+        """Return a job's measured times, energies and savings."""
+        return self.one(ReportView, "GET", routes.REPORT, job_id=job_id, wait_s=_LONG_WORK_S)
 
-    # ------------------------------------------------------------------ to look at
+    # ------------------------------------------------------------------ overviews
 
     def get_overview(self) -> Overview:
-        """All jobs that are open to the caller, a row each."""
+        """Return a row for each job that the caller may read."""
         return self.one(Overview, "GET", routes.OVERVIEW)
 
     def get_job_overview(self, job_id: str) -> JobOverview:
-        """One job in a row."""
-        return self.one(JobOverview, "GET", routes.fill(routes.JOB_OVERVIEW, job_id=job_id))
+        """Return one job's row."""
+        return self.one(JobOverview, "GET", routes.JOB_OVERVIEW, job_id=job_id)
 
     def get_history(self, job_id: str) -> tuple[PlanSummary, ...]:
-        """All plan versions of a job without their instructions, rising."""
-        path = routes.fill(routes.HISTORY, job_id=job_id)
-        return self.many(PlanSummary, "GET", path, wait_s=_LONG_WORK_S)
+        """Return all plan versions of a job without their instructions, rising."""
+        return self.many(PlanSummary, "GET", routes.HISTORY, job_id=job_id, wait_s=_LONG_WORK_S)
 
     def list_stages_of_steps(
         self, job_id: str, *, limit: int | None = None, after_step: int = -1
     ) -> tuple[StagesOfStep, ...]:
-        """The newest measured steps after `after_step`, by stages, in rising order.
+        """Return the newest measured steps after `after_step`, by stages, in rising order.
 
-        None as the limit: as many as the planner gives.
+        Args:
+            job_id: Name of the job.
+            limit: Number of steps; None: the planner's default.
+            after_step: Last step that is not returned.
         """
-        query = {"after_step": str(after_step)}
-        if limit is not None:
-            query["limit"] = str(limit)
-        path = routes.fill(routes.STAGES_OF_STEPS, job_id=job_id)
-        return self.many(StagesOfStep, "GET", path, query=query)
-
-
-def _wait_text(wait_s: float) -> str:
-    return f"{wait_s:g}"
+        query = {"after_step": after_step, "limit": limit}
+        return self.many(StagesOfStep, "GET", routes.STAGES_OF_STEPS, job_id=job_id, query=query)

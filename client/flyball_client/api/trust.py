@@ -1,4 +1,4 @@
-"""Whom a client trusts to be its planner, and a word where its token could be read on the way."""
+"""Certificate checks of planners, and the warning about tokens that are sent unencrypted."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _logger = logging.getLogger(__name__)
 
 
 class CaFileError(ValueError):
-    """The file of CAs cannot be used; the text names it."""
+    """The file of CAs cannot be used."""
 
 
 def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool:
-    """Return what `verify` of httpx is to be for this address.
+    """Return httpx's `verify` argument for this address.
 
     Args:
-        base_url: the planner's; without https nothing is opened or read.
-        ca_file: PEM file of CAs; None: as `FLYBALL_CA_FILE` says, else the system's.
+        base_url: Address of the planner; no file is read unless it is https.
+        ca_file: PEM file of CAs; None: the file that `FLYBALL_CA_FILE` names, else the system's.
 
     Raises:
-        CaFileError: the file cannot be used.
+        CaFileError: The file cannot be used.
     """
     if httpx.URL(base_url).scheme == "http":
-        return False  # nothing to verify; otherwise httpx would load a bundle of CAs all the same
+        return False  # saves loading the system's CAs
     file = ca_file or os.environ.get(CA_FILE_VARIABLE) or None
     try:
         return ssl.create_default_context(cafile=file)
@@ -41,12 +41,12 @@ def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool
 
 @cache
 def warn_of_plain_token(base_url: str) -> None:
-    """Say once in the log that others on the network could read the token."""
+    """Log once that the token is sent unencrypted over a network."""
     url = httpx.URL(base_url)
     if url.scheme == "http" and not _is_here(url.host):
         _logger.warning(
-            "the token goes to %s unencrypted, as all else does; where others can read the network,"
-            " give the planner a certificate and an https:// address",
+            "the token is sent to %s unencrypted; on a network that others can read, give the"
+            " planner a certificate and an https:// address",
             base_url,
         )
 

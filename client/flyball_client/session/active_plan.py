@@ -1,4 +1,4 @@
-"""The plan that a rank follows from step to step, with its log lines."""
+"""Plans of a rank: received, pending until their first step, and in force."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from flyball_wire.messages import RankPlan
 
 
 def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) -> CompiledPlan:
-    """The plan, checked and ready to follow.
+    """Check a plan and prepare it for execution.
 
-    A clock that the GPU does not support becomes the next one above, so that no instruction
-    takes longer than planned.
+    A clock that the GPU does not support is raised to the next one that it supports, so that no
+    instruction takes longer than planned.
 
     Args:
-        plan: as it came from the planner.
-        stage: that this rank runs.
+        plan: Plan from the planner.
+        stage: Stage that this rank runs.
         supported_mhz: SM clocks that can be locked, MHz, falling, at least one.
 
     Raises:
-        CodecError: it is for another stage, an instruction is not
-            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, or a row of its cycle
-            has not one clock above 0 for each of them, or the counter is to be read elsewhere
-            than after instructions, in their order.
+        CodecError: The plan is for another stage, an instruction is not
+            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, a row of its cycle
+            does not have one clock above 0 for each instruction, or `counter_reads` does not
+            rise within the step.
     """
     if plan.stage != stage:
         raise CodecError(
-            f"plan version {plan.version} is for stage {plan.stage}, and this is stage {stage}"
+            f"plan version {plan.version} is for stage {plan.stage}, this rank runs stage {stage}"
         )
     rows = [_row(item, position) for position, item in enumerate(plan.instructions)]
     _check_cycle(plan)
@@ -43,7 +43,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         for row in (wanted_mhz, *(cycle_mhz or ()))
         for clock_mhz in row
     }
-    # Rows that are alike become one, so that the cursor sees at a glance that nothing changes.
+    # Equal rows become one object, which the cursor compares by identity.
     given_rows = {row: _given(row, given_mhz) for row in cycle_mhz or ()}
     set_mhz = (wanted_mhz,) if cycle_mhz is None else cycle_mhz
     return CompiledPlan(
@@ -105,51 +105,50 @@ def _at_or_above(wanted_mhz: int, supported_mhz: tuple[int, ...]) -> int:
     return min((mhz for mhz in supported_mhz if mhz >= wanted_mhz), default=supported_mhz[0])
 
 
-# A plan that is not chosen is offered again in every step, perhaps for ever.
+# Bounds the plans that are never chosen.
 _MAX_OFFERED = 16
 
 PlanChoice = Callable[[tuple[CompiledPlan, ...]], CompiledPlan | None]
 
 
-def newest_plan(due: tuple[CompiledPlan, ...]) -> CompiledPlan:
-    """The plan that has come last."""
-    return due[-1]
-
-
 class PendingPlans:
-    """Plans that have come, with their first steps.
+    """Received plans with their first steps.
 
     `put` may be called from another thread than the rest: a deque's append and popleft are
     atomic.
 
     Args:
-        choose: of the plans whose first step has come, in the order in which they came, at
-            least one, which is to be run from now on; None: the one as before. What is not
-            chosen is offered again at the next step, unless a later one was chosen; of those the 16
-            that came last.
+        choose: Function that chooses one of the plans whose first step has come, in the order of
+            arrival, or None for no change; None: the newest is chosen. Plans that are not chosen
+            are offered again at the next step, the newest 16 of them, until a later one is chosen.
     """
 
-    def __init__(self, choose: PlanChoice = newest_plan) -> None:
+    def __init__(self, choose: PlanChoice | None = None) -> None:
         self._choose = choose
         self._arrived: deque[tuple[int, CompiledPlan]] = deque()
         self._awaiting_step: list[tuple[int, CompiledPlan]] = []
 
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._awaiting_step)
+
     def put(self, plan: CompiledPlan, first_step: int) -> None:
-        """A plan has come that all ranks run from this step on."""
+        """Add a plan that all ranks run from this step on."""
         self._arrived.append((first_step, plan))
 
     def take_due(self, step: int) -> tuple[CompiledPlan, int] | None:
-        """The plan to run from this step on, with its first step; None: no other than before."""
+        """Return the plan to run from this step on, with its first step; None: no change."""
         while self._arrived:
             self._awaiting_step.append(self._arrived.popleft())
         due = [entry for entry in self._awaiting_step if entry[0] <= step]
         for entry in due[:-_MAX_OFFERED]:
             self._awaiting_step.remove(entry)
         offered = tuple(plan for _, plan in due[-_MAX_OFFERED:])
-        chosen = self._choose(offered) if offered else None
+        if not offered:
+            return None
+        chosen = offered[-1] if self._choose is None else self._choose(offered)
         if chosen is None:
             return None
-        # What came before it is superseded, even where its step is still to come.
+        # Supersedes the plans before it, also those whose step is still to come.
         index = next(i for i, (_, plan) in enumerate(self._awaiting_step) if plan is chosen)
         first_step, _ = self._awaiting_step[index]
         del self._awaiting_step[: index + 1]
@@ -160,19 +159,19 @@ _logger = logging.getLogger(__name__)
 
 
 class ActivePlan:
-    """Checks plans for a rank, and has a cursor in the one that is in force.
+    """Plan in force of a rank, with the cursor in it.
 
     `compile` may be called from another thread than the rest.
 
     Args:
-        plans: that have come, with their first steps.
-        stage: that the rank runs.
+        plans: Received plans.
+        stage: Stage that the rank runs.
         supported_mhz: SM clocks that can be locked, MHz, falling; empty: none can.
-        keeps_plan: whether the plan stays in force while the planner does not answer.
-        rank_name: for the log.
+        keeps_plan: True: the plan stays in force while the planner is lost.
+        rank_name: Job and rank, for the log.
 
     Attributes:
-        cursor: in the plan in force; None: none is.
+        cursor: Cursor in the plan in force; None: no plan is in force.
     """
 
     def __init__(
@@ -190,23 +189,24 @@ class ActivePlan:
         self._supported_mhz = supported_mhz
         self._keeps_plan = keeps_plan
         self._rank_name = rank_name
-        # The plan to run and its first step; the cursor follows it, unless the planner is lost
-        # and that matters.
+        # Newest chosen plan and its first step; not in force while the planner is lost, unless
+        # plans are kept.
         self._plan: tuple[CompiledPlan, int] | None = None
         self._last_version_with_surprise: int | None = None
 
     def compile(self, plan: RankPlan) -> CompiledPlan:
-        """The plan, checked and with clocks that the GPU supports.
+        """Check a plan and raise its clocks to ones that the GPU supports.
 
         Raises:
-            CodecError: this rank cannot run it.
+            CodecError: This rank cannot run it.
         """
         if not self._supported_mhz:
-            raise CodecError("this rank's GPU has no clocks to set")
+            raise CodecError("the clocks of this rank's GPU cannot be set")
         compiled = compile_plan(plan, stage=self._stage, supported_mhz=self._supported_mhz)
         if compiled.num_raised:
             _logger.warning(
-                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next above are set",
+                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next higher ones"
+                " are set",
                 self._rank_name,
                 compiled.num_raised,
                 compiled.num_clocks,
@@ -215,14 +215,14 @@ class ActivePlan:
         return compiled
 
     def begin_step(self, step: int, *, sets_clocks: bool, is_planner_lost: bool) -> None:
-        """A plan whose first step has come takes effect; the cursor is at the step's begin.
+        """Put a due plan into force, and move the cursor to the step's first instruction.
 
         Args:
-            step: that begins.
-            sets_clocks: whether this rank still does; else no plan takes effect any more.
-            is_planner_lost: whether the planner does not answer.
+            step: Step that begins.
+            sets_clocks: False: the rank no longer sets clocks, and no plan takes effect.
+            is_planner_lost: True: the planner cannot be reached.
         """
-        # Also where clocks are no longer set: an order changes on all ranks or on none.
+        # Also without clocks: the order of instructions must change on all ranks together.
         due = self._plans.take_due(step)
         if sets_clocks:
             self._take_up(due, step, is_planner_lost=is_planner_lost)
@@ -230,7 +230,7 @@ class ActivePlan:
             self.cursor.begin_step(step)
 
     def end_step(self, step: int) -> None:
-        """The step is over; the first that does not fit a plan is logged."""
+        """End the step; log the first one that does not fit a plan."""
         cursor = self.cursor
         if cursor is None:
             return
@@ -239,8 +239,8 @@ class ActivePlan:
         if cursor.surprise is not None and version != self._last_version_with_surprise:
             self._last_version_with_surprise = version
             _logger.warning(
-                "%s: plan version %d does not fit step %d: %s; what a plan does not expect"
-                " runs at the highest clock",
+                "%s: plan version %d does not fit step %d: %s; unplanned instructions run at the"
+                " highest clock",
                 self._rank_name,
                 version,
                 step,
@@ -248,7 +248,7 @@ class ActivePlan:
             )
 
     def break_off_step(self) -> None:
-        """The step has failed: what is missing of it is no surprise."""
+        """End a failed step without logging missing instructions."""
         if self.cursor is not None:
             self.cursor.end_step()
 

@@ -1,7 +1,7 @@
-"""Start and end of each instruction of a step, and the waits for its neighbours.
+"""Start and end of each instruction of a step, and the times of its transfers.
 
-Taken at every hook, so taking one is a reading of the clock and a few stores into rows that are
-kept from step to step; records are made of them only when somebody asks.
+Recorded at every hook: one clock reading and a few stores into rows that are reused from step to
+step. `InstructionTiming` objects are created only on request.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Literal
 Transfer = Literal["receive", "send"]
 
 Begun = tuple[str, int | None, int, int | None, float]
-"""Kind, microbatch, chunk, SM clock asked for, MHz, and when a computation began, s.
+"""Kind, microbatch, chunk, requested SM clock in MHz, and start of a computation in s.
 
-Microbatch and clock are None where nobody told them.
+Microbatch and clock are None where they are not known.
 """
 
-# Of a step; what comes after them is not recorded, so that memory is bounded whoever calls.
+# Recorded instructions of a step, which bounds the memory.
 MAX_INSTRUCTIONS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionTiming:
-    """One instruction of a step, as it ran.
+    """Measured times of one instruction of a step.
 
     Attributes:
-        kind: `forward`, `backward`, ...
-        microbatch: from 0; None where the framework does not tell.
-        chunk: of the model; 0 where there are none.
-        sm_clock_mhz: that was asked for, MHz; None where no plan was in force.
-        began_s: when its computation began, s since the step's begin.
-        compute_time_s: how long it computed, s.
-        receive_time_s: how long its input was received before, s, waiting included.
-        send_time_s: how long its result was sent after, s, waiting included.
+        kind: Name of the instruction: `forward`, `backward`, ...
+        microbatch: Microbatch, from 0; None: not known.
+        chunk: Model chunk; 0 where there are none.
+        sm_clock_mhz: Requested SM clock in MHz; None: no plan was in force.
+        began_s: Start of its computation, in s since the start of the step.
+        compute_time_s: Time of its computation in s.
+        receive_time_s: Time of receiving its input in s, waiting included.
+        send_time_s: Time of sending its result in s, waiting included.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class InstructionTiming:
 
 
 class _Rows:
-    """One step's instructions as columns, which keep their length when a new step begins."""
+    """Instructions of one step as columns, which keep their length from step to step."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -81,10 +81,10 @@ class _Rows:
 
 
 class TimingRecorder:
-    """Takes the timings of the step that runs, and keeps those of the last one that ended.
+    """Timings of the current step and of the last completed one.
 
     Args:
-        clock_s: monotonic time, s.
+        clock_s: Monotonic clock in s.
     """
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
@@ -92,23 +92,23 @@ class TimingRecorder:
         self._running = _Rows()
         self._ended = _Rows()
         self._received_s: dict[str, float] = {}
-        # The row of the computation that runs; None: none does, or it is not recorded.
+        # Row of the running computation; None: none runs, or it is not recorded.
         self._computing: int | None = None
 
     def begin_step(self) -> None:
-        """A step begins; one that was abandoned is forgotten."""
+        """Start a step; discard one that was not ended."""
         self._running.num_rows = 0
         self._computing = None
         self._received_s.clear()
         self._running.step_began_s = self._clock_s()
 
     def end_step(self) -> None:
-        """The step is over: its timings are the last step's from now on."""
+        """End the step; its timings become those of the last step."""
         self._running, self._ended = self._ended, self._running
         self._running.num_rows = 0
 
     def begin(self, begun: Begun) -> None:
-        """A computation has begun, and no other call came since."""
+        """Record the start of a computation."""
         rows = self._running
         row = rows.num_rows
         if row == len(rows.begun):
@@ -122,11 +122,11 @@ class TimingRecorder:
         rows.receive_s[row] = self._received_s.pop(kind, 0.0) if self._received_s else 0.0
         rows.send_s[row] = 0.0
         rows.num_rows = row + 1
-        # One that never ends, as where only its begin is hooked, took no time.
+        # Zero time, until its end is recorded.
         rows.ended_s[row] = begun[4]
 
     def end(self) -> None:
-        """The computation that began last is over."""
+        """Record the end of the computation that began last."""
         now_s = self._clock_s()
         if self._computing is not None:
             self._running.ended_s[self._computing] = now_s
@@ -135,7 +135,7 @@ class TimingRecorder:
     def add_transfer(
         self, transfer: Transfer, kind: str, microbatch: int | None, chunk: int, time_s: float
     ) -> None:
-        """A transfer took so long: a receive of the next of that kind, a send of the one named.
+        """Record a transfer: a receive for the next instruction of this kind, a send for this one.
 
         A send of an instruction that did not run in this step is left out.
         """
@@ -143,7 +143,7 @@ class TimingRecorder:
             self._received_s[kind] = self._received_s.get(kind, 0.0) + time_s
             return
         rows = self._running
-        # Most sends are those of the last instruction, so it is looked for from the end.
+        # Most sends belong to the last instruction.
         for row in range(rows.num_rows - 1, -1, -1):
             name, of_microbatch, of_chunk, _, _ = rows.begun[row]
             is_it = microbatch is None or microbatch == of_microbatch
@@ -152,5 +152,5 @@ class TimingRecorder:
                 return
 
     def last_step(self) -> tuple[InstructionTiming, ...]:
-        """The timings of the last step that ended, in the order of execution."""
+        """Return the timings of the last completed step, in the order of execution."""
         return self._ended.timings()

@@ -1,4 +1,4 @@
-"""Measured steps on their way to the planner: a bounded queue and the thread that posts it."""
+"""Bounded queue of measured steps, and the thread that posts them to the planner."""
 
 from __future__ import annotations
 
@@ -6,117 +6,96 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from flyball_client.api.errors import PlannerRefusedError
-from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.planner_reachability import Backoff, PlannerReachability
+from flyball_client.session.planner_calls import (
+    Backoff,
+    PlannerReachability,
+    PlannerThread,
+    RankCalls,
+)
 from flyball_client.session.step_recorder import num_details
 from flyball_wire.codec import encode
 from flyball_wire.errors import CodecError, FlyballError
-from flyball_wire.messages import MeasurementBatch, StepMeasurement
+from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
 _Batch = tuple[StepMeasurement, ...]
 
-# Refusals of the content itself, or since a new run of the job has begun: the same batch would be
-# refused for ever.
+# Statuses that a retry of the same batch would get again; 409: a new run of the job has begun.
 _OTHER_RUN_STATUS = 409
 _HOPELESS_STATUSES = frozenset({400, _OTHER_RUN_STATUS, 413, 422})
-# Until the planner has answered a first post.
+# Until the planner's first answer names the period.
 _FIRST_PERIOD_S = 1.0
-# Ranks that started together would post together for ever.
+# Spreads the posts of ranks that started together.
 _JITTER = 0.1
 _MAX_STEPS_PER_POST = 256
-# Entries of steps' details. Of one post: Python's lock is held for the 3 ms or so in which so many
-# become JSON, and a hook may have to wait. Of all: some 15 MB.
+# Entries of steps' details. Encoding 1024 of them holds Python's lock for about 3 ms, which may
+# delay a hook; 65,536 of them take about 15 MB.
 _MAX_DETAILS_PER_POST = 1024
 _MAX_DETAILS = 65_536
 
 
-class MeasurementOutbox:
-    """Takes a step's measurement at once and posts it later; a full queue drops its oldest.
+class MeasurementOutbox(PlannerThread):
+    """Queue of measurements that a thread posts; a full queue drops its oldest.
 
     Posting a step again replaces it, so a batch whose answer was lost is posted again.
 
     Args:
-        planner: used from this thread; not closed here.
-        job_id: the job.
-        rank: within the job.
-        may_post: set once the planner knows the rank.
-        run_id: in which run of the job it does, None: it has not told.
-        reachability: where changes of the planner's presence are told.
-        backoff: pauses after failures.
-        capacity: steps that are kept while the planner is away, at least 1.
-        max_details: entries of their details, likewise; the newest step is kept whatever it has.
-        max_details_per_post: likewise; a step is never divided.
-        period_s: time between two posts in s; None: what the planner's last answer asked for.
-        at_end: called on the posting thread once the last ones are posted, or given up.
+        calls: Calls of the rank; nothing is posted before it is registered.
+        reachability: Reachability of the planner, updated with each post.
+        backoff: Pauses after failures.
+        capacity: Number of steps that are kept while the planner cannot be reached, at least 1.
+        max_details: Number of entries of their details; the newest step is always kept.
+        max_details_per_post: Number of entries of one post; a step is never divided.
+        period_s: Time between two posts in s; None: the planner's choice.
     """
 
     def __init__(
         self,
+        calls: RankCalls,
         *,
-        planner: PlannerClient,
-        job_id: str,
-        rank: int,
-        may_post: threading.Event,
-        run_id: Callable[[], str | None] = lambda: None,
         reachability: PlannerReachability,
         backoff: Backoff,
         capacity: int = 4096,
         max_details: int = _MAX_DETAILS,
         max_details_per_post: int = _MAX_DETAILS_PER_POST,
         period_s: float | None = None,
-        at_end: Callable[[], None] | None = None,
     ) -> None:
-        self._planner = planner
-        self._job_id = job_id
-        self._rank = rank
-        self._may_post = may_post
-        self._run_id = run_id
+        super().__init__(
+            f"flyball-measurements-{calls.rank}", f"{calls.name}: measurements are no longer posted"
+        )
+        self._calls = calls
         self._reachability = reachability
         self._backoff = backoff
         self._capacity = capacity
         self._max_details = max_details
         self._max_details_per_post = max_details_per_post
         self._period_s = period_s
-        self._at_end = at_end
         self._queue: deque[StepMeasurement] = deque()
-        # Of all steps in the queue.
         self._num_details = 0
         self._num_dropped = 0
         self._asked_period_s = _FIRST_PERIOD_S
         self._is_of_other_run = False
-        # Nothing that is put back is posted any more.
         self._is_over = False
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"flyball-measurements-{rank}", daemon=True
-        )
 
     @property
     def num_dropped(self) -> int:
-        """Measurements that were lost: the queue was full, they were refused, no JSON, or left."""
+        """Number of measurements that will not reach the planner."""
         return self._num_dropped
 
     def put(self, measurement: StepMeasurement) -> None:
-        """Keep a measurement for posting; never waits for the planner."""
+        """Enqueue a measurement; never waits for the planner."""
         with self._lock:
             self._queue.append(measurement)
             self._num_details += num_details(measurement)
             self._drop_surplus()
 
-    def start(self) -> None:
-        """Begin to post; once."""
-        self._thread.start()
-
     def stop(self, timeout_s: float) -> None:
-        """Post what is left, for `timeout_s` at most; the rest is dropped, counted and told."""
-        self._stopping.set()
-        self._thread.join(timeout_s)
+        """Post the rest and report the rank's end, within `timeout_s`; drop what is left."""
+        super().stop(timeout_s)
         with self._lock:
             self._is_over = True
             num_left = len(self._queue)
@@ -124,22 +103,20 @@ class MeasurementOutbox:
             self._num_details = 0
             self._num_dropped += num_left
         if num_left:
-            # That a planner is lost was said.
-            _logger.log(
-                logging.DEBUG if self._reachability.is_lost else logging.WARNING,
-                "rank %d: %d measurements dropped: the planner has not taken them before the end",
-                self._rank,
-                num_left,
+            # A lost planner has been logged.
+            self._log_dropped(
+                num_left, "the planner did not accept them in time", self._reachability.is_lost
             )
 
     def _run(self) -> None:
+        is_registered = self._calls.is_registered
         while not self._stopping.wait(self._pause_s()):
-            if self._may_post.is_set() and not self._post_all():
+            if is_registered.is_set() and not self._post_all():
                 self._stopping.wait(self._backoff.next_pause_s())
-        if self._may_post.is_set():
+        if is_registered.is_set():
             self._post_all()
-            if self._at_end is not None:
-                self._at_end()
+            if not self._reachability.is_lost:
+                self._calls.leave()
 
     def _pause_s(self) -> float:
         if self._period_s is not None:
@@ -147,60 +124,50 @@ class MeasurementOutbox:
         return self._asked_period_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     def _post_all(self) -> bool:
-        """Return whether everything could be posted, or there was nothing."""
+        """Return whether the queue has been emptied."""
         while batch := self._take_batch():
             try:
-                answer = self._planner.post_measurements(
-                    self._job_id,
-                    self._rank,
-                    MeasurementBatch(steps=batch, run_id=self._run_id()),
-                )
+                answer = self._calls.post(batch)
             except CodecError as error:
-                # Nothing was sent.
                 self._put_back_encodable(batch, error)
                 continue
             except FlyballError as error:
                 self._on_failure(error, batch)
                 return False
             except Exception:
-                # The planner's connections may be closed under us at the end.
-                if not self._stopping.is_set():
-                    _logger.exception("rank %d cannot post its measurements", self._rank)
                 self._put_back(batch)
-                return False
+                raise
             self._asked_period_s = answer.next_post_s
             self._reachability.back("measurements")
             self._backoff.reset()
         return True
 
     def _on_failure(self, error: FlyballError, batch: _Batch) -> None:
-        if isinstance(error, PlannerRefusedError) and error.status in _HOPELESS_STATUSES:
-            with self._lock:
-                self._num_dropped += len(batch)
-            # A process that a new run has left behind would say so for as long as it lives.
-            is_told = error.status == _OTHER_RUN_STATUS and self._is_of_other_run
-            self._is_of_other_run = error.status == _OTHER_RUN_STATUS
-            _logger.log(
-                logging.DEBUG if is_told else logging.WARNING,
-                "rank %d: %d measurements dropped: %s",
-                self._rank,
-                len(batch),
-                error,
-            )
+        if not (isinstance(error, PlannerRefusedError) and error.status in _HOPELESS_STATUSES):
+            self._put_back(batch)
+            self._reachability.lost("measurements", error)
             return
-        self._put_back(batch)
-        self._reachability.lost("measurements", error)
+        with self._lock:
+            self._num_dropped += len(batch)
+        is_other_run = error.status == _OTHER_RUN_STATUS
+        # A process of an earlier run logs the refusal once.
+        self._log_dropped(len(batch), error, is_other_run and self._is_of_other_run)
+        self._is_of_other_run = is_other_run
 
     def _put_back_encodable(self, batch: _Batch, error: CodecError) -> None:
         encodable = tuple(step for step in batch if _is_encodable(step))
         if len(encodable) == len(batch):
-            # Whatever it is, it would be so again.
+            # The cause is unknown, and a retry would fail the same way.
             encodable = ()
         num_lost = len(batch) - len(encodable)
         with self._lock:
             self._num_dropped += num_lost
-        _logger.warning("rank %d: %d measurements dropped: %s", self._rank, num_lost, error)
+        self._log_dropped(num_lost, error)
         self._put_back(encodable)
+
+    def _log_dropped(self, number: int, why: object, is_known: bool = False) -> None:
+        level = logging.DEBUG if is_known else logging.WARNING
+        _logger.log(level, "%s: %d measurements dropped: %s", self._calls.name, number, why)
 
     def _take_batch(self) -> _Batch:
         batch: list[StepMeasurement] = []

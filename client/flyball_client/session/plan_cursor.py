@@ -1,4 +1,4 @@
-"""Following a rank's plan: which clock the next instruction gets, by its position in the step."""
+"""Position of a rank in its plan, which determines the clock of the next instruction."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ class CompiledPlan:
     """A rank's plan as flat tuples, one entry per instruction in the order of execution.
 
     Attributes:
-        version: of the plan.
-        kinds: instruction names.
-        microbatches: counted from 0.
-        chunks: model chunks; 0 where there are none.
-        sm_clocks_mhz: the clock of each, MHz; each is supported by the GPU.
-        highest_sm_clock_mhz: of the GPU, MHz; for whatever the plan does not expect.
-        num_raised: clocks that the GPU does not support and that were raised to one it does.
-        cycle_mhz: instead of `sm_clocks_mhz`, such clocks for each step of a cycle that begins at
-            the plan's first step and repeats; None: the same in every step.
-        report: what is told of each measured step, see `step_details`.
-        counter_reads: after how many of a step's instructions the energy counter is read,
-            rising.
+        version: Version of the plan.
+        kinds: Names of the instructions.
+        microbatches: Microbatches, from 0.
+        chunks: Model chunks; 0 where there are none.
+        sm_clocks_mhz: SM clocks in MHz; all are supported by the GPU.
+        highest_sm_clock_mhz: Highest clock of the GPU in MHz, for unplanned instructions.
+        num_raised: Number of clocks that were raised to one that the GPU supports.
+        cycle_mhz: Such clocks for each step of a cycle, which begins at the plan's first step and
+            repeats; None: `sm_clocks_mhz` holds in every step.
+        report: Detail of the reports of measured steps, see `step_recorder`.
+        counter_reads: Numbers of instructions after which the energy counter is read, rising.
     """
 
     version: int
@@ -38,39 +37,39 @@ class CompiledPlan:
 
     @property
     def num_clocks(self) -> int:
-        """Clocks that it sets, those of a whole cycle where it has one."""
+        """Number of clocks, those of a whole cycle where it has one."""
         return len(self.kinds) * (1 if self.cycle_mhz is None else len(self.cycle_mhz))
 
 
 PlannedRow = tuple[str, int, int, int, bool]
-"""Kind, microbatch, chunk and SM clock, MHz, of one planned instruction, and whether that is
-another clock than the one before it in the step has; of the first: yes."""
+"""Kind, microbatch, chunk and SM clock in MHz of one planned instruction; True: its clock differs
+from that of the instruction before it in the step, or it is the first."""
 
-# Matches no instruction: a kind has a name.
+# Matches no instruction, since names of kinds are not empty.
 _NOTHING: PlannedRow = ("", -1, -1, 0, True)
 _NO_ROWS = (_NOTHING,)
 
 
 class PlanCursor:
-    """A position in a plan; each step starts afresh.
+    """Position in a plan, which starts anew with each step.
 
-    Once an instruction comes that the plan does not expect, nothing is known of the rest of
-    the step: from there to its end every instruction gets the highest clock and is counted in
-    `num_unplanned`. Between steps every instruction gets the highest clock, uncounted.
+    From an instruction that does not match the plan to the end of the step, every instruction
+    gets the highest clock and is counted in `num_unplanned`. Between steps every instruction gets
+    the highest clock, uncounted.
 
     Args:
-        plan: to follow.
-        first_step: from which all ranks run it: where a cycle of clocks begins.
+        plan: Plan to follow.
+        first_step: Step from which all ranks run it, where a cycle of clocks begins.
 
     Attributes:
-        plan: that is followed.
-        rows: what is expected, from the step's begin, and a row that matches nothing at the
-            end; nothing but that row where no instruction is expected.
-        position: in `rows`, of the instruction that comes next. Whoever sees that one come,
-            microbatch and all, may take its clock from there and move on by one; whatever else
-            comes is for `next_sm_clock_mhz`.
-        num_unplanned: instructions of the step that the plan did not expect.
-        surprise: how the step left the plan; None: it has not.
+        plan: Plan that is followed.
+        rows: Planned instructions of the step, and a row that matches nothing at the end; only
+            that row while no instruction is expected.
+        position: Index in `rows` of the next instruction. A caller whose instruction matches that
+            row may use its clock and increment `position`; else `next_sm_clock_mhz` must be
+            called.
+        num_unplanned: Number of the step's instructions that did not match the plan.
+        surprise: First deviation from the plan in the step; None: there was none.
     """
 
     __slots__ = (
@@ -89,7 +88,7 @@ class PlanCursor:
     def __init__(self, plan: CompiledPlan, *, first_step: int = 0) -> None:
         self.plan = plan
         self._first_step = first_step
-        # Interned, they are the same objects as a caller's literals and compared at a glance.
+        # Interned strings are compared with a caller's literals by identity.
         kinds = (sys.intern(kind) for kind in plan.kinds)
         self._instructions = tuple(zip(kinds, plan.microbatches, plan.chunks, strict=True))
         self._rows_mhz = plan.sm_clocks_mhz
@@ -101,11 +100,11 @@ class PlanCursor:
         self.position = 0
 
     def begin_step(self, step: int) -> None:
-        """The next instruction is the plan's first; its clocks are those of this step."""
+        """Move to the plan's first instruction, with the clocks of this step."""
         cycle_mhz = self.plan.cycle_mhz
         if cycle_mhz is not None:
-            # By the numbers of the steps, so that all ranks run the same row of it, also where
-            # one took the plan up later or left a step out.
+            # By the step's number, so that all ranks run the same row, also after a late start or
+            # a failed step.
             row_mhz = cycle_mhz[(step - self._first_step) % len(cycle_mhz)]
             if row_mhz is not self._rows_mhz:
                 self._rows_mhz, self._rows = row_mhz, self._rows_at(row_mhz)
@@ -115,7 +114,7 @@ class PlanCursor:
         self._is_in_step = True
 
     def end_step(self) -> None:
-        """No instruction is expected until the next step; one that is missing is a surprise."""
+        """End the step; a missing instruction is a surprise."""
         num_planned = len(self.plan.kinds)
         if self.rows is self._rows and self.position < num_planned:
             self.surprise = (
@@ -125,7 +124,7 @@ class PlanCursor:
         self._is_in_step = False
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:
-        """The clock for the instruction that begins now, MHz; microbatch None: by order."""
+        """Return the clock in MHz of the instruction that begins; microbatch None: any."""
         planned_kind, planned_microbatch, planned_chunk, sm_clock_mhz, _ = self.rows[self.position]
         if (
             planned_kind == kind

@@ -1,52 +1,54 @@
-"""A rank's two threads to the planner: plans come in by one, measurements go out by the other."""
+"""The two threads of a rank to its planner: one receives plans, the other posts measurements."""
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
-from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.planner_reachability import Backoff, PlannerReachability
+from flyball_client.session.planner_calls import (
+    Backoff,
+    PlannerReachability,
+    PlannerThread,
+    RankCalls,
+)
 from flyball_wire.errors import CodecError, FlyballError
-from flyball_wire.messages import Acknowledgement, RankPlan, RankRegistration, StepMeasurement
+from flyball_wire.messages import RankPlan, RankRegistration, StepMeasurement
 
-# A planner may grant a shorter wait than was asked for, or none: it is not asked more often.
+_logger = logging.getLogger(__name__)
+
+# Least time between two polls, where a planner grants a shorter wait than was requested.
 _SHORTEST_POLL_S = 1.0
+_SUBSCRIBER_STOP_TIMEOUT_S = 0.2
 
 
-class PlanSubscriber:
-    """Registers the rank, then follows its plans until stopped, whatever the planner does.
+class PlanSubscriber(PlannerThread):
+    """Thread that registers the rank and follows its plans.
 
-    A plan is acknowledged when it has come, and given to `activate` once the planner has named
-    the step from which all ranks run it. While one is waiting for its step, a newer one
-    replaces it. When the planner has forgotten the rank (404), the rank registers again.
+    A plan is acknowledged on arrival, and passed to `activate` once the planner has named its
+    first step. A newer plan replaces one that waits for its first step. When the planner no
+    longer has the rank (404), the rank registers again.
 
     Args:
-        planner: used from this thread; not closed here.
-        job_id: the job.
-        rank: within the job.
-        registration: of the rank.
-        current_step: the step that training is in now.
-        compile_plan: checks a plan; CodecError refuses it, and it is not acknowledged.
-        activate: told a plan and its first step, on this thread.
-        reachability: where changes of the planner's presence are told.
-        backoff: pauses after failures.
-        poll_wait_s: how long one call lets the planner wait for news, s, at most 60.
+        calls: Calls of the rank.
+        registration: Registration of the rank.
+        current_step: Function that returns the current training step.
+        compile_plan: Function that checks a plan; CodecError refuses it.
+        activate: Function that receives a plan and its first step, on this thread.
+        reachability: Reachability of the planner, updated with each call.
+        backoff: Pauses after failures.
+        poll_wait_s: Time in s that one call waits at the planner, at most 60.
     """
 
     def __init__(
         self,
+        calls: RankCalls,
         *,
-        planner: PlannerClient,
-        job_id: str,
-        rank: int,
         registration: RankRegistration,
         current_step: Callable[[], int],
         compile_plan: Callable[[RankPlan], CompiledPlan],
@@ -55,10 +57,8 @@ class PlanSubscriber:
         backoff: Backoff,
         poll_wait_s: float = 60.0,
     ) -> None:
-        self.is_registered = threading.Event()
-        self._planner = planner
-        self._job_id = job_id
-        self._rank = rank
+        super().__init__(f"flyball-plans-{calls.rank}", f"{calls.name}: no further plans")
+        self._calls = calls
         self._registration = registration
         self._current_step = current_step
         self._compile_plan = compile_plan
@@ -66,82 +66,52 @@ class PlanSubscriber:
         self._reachability = reachability
         self._backoff = backoff
         self._poll_wait_s = poll_wait_s
-        self._run_id: str | None = None
         self._newest_version = 0
         self._awaited: CompiledPlan | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"flyball-plans-{rank}", daemon=True)
-
-    @property
-    def run_id(self) -> str | None:
-        """Return which run of the job the planner knows the rank in; None: it has not told."""
-        return self._run_id
-
-    def start(self) -> None:
-        """Begin; once."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """End soon; a call that is being waited for may outlive this, and changes nothing."""
-        self._stopping.set()
-        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._take_turn()
+                self._poll()
             except FlyballError as error:
                 self._on_failure(error)
-            except Exception:
-                # The planner's connections may be closed under us at the end.
-                if not self._stopping.is_set():
-                    _logger.exception("rank %d gets no further plans", self._rank)
-                return
 
-    def _take_turn(self) -> None:
+    def _poll(self) -> None:
         began_s = time.monotonic()
         has_news = True
-        if not self.is_registered.is_set():
-            known = self._planner.put_rank(self._job_id, self._rank, self._registration)
-            self._run_id = known.run_id
-            self.is_registered.set()
+        if not self._calls.is_registered.is_set():
+            self._calls.register(self._registration)
         elif self._awaited is None:
-            has_news = self._look_for_plan(self._poll_wait_s)
+            has_news = self._get_plan(self._poll_wait_s)
         else:
             has_news = self._acknowledge(self._awaited)
         self._reachability.back("plans")
         self._backoff.reset()
         if not has_news:
-            lasted_s = time.monotonic() - began_s
-            self._stopping.wait(min(self._poll_wait_s, _SHORTEST_POLL_S) - lasted_s)
+            elapsed_s = time.monotonic() - began_s
+            self._stopping.wait(min(self._poll_wait_s, _SHORTEST_POLL_S) - elapsed_s)
 
-    def _look_for_plan(self, wait_s: float) -> bool:
-        """Return whether there was one."""
-        plan = self._planner.get_rank_plan(
-            self._job_id, self._rank, after_version=self._newest_version, wait_s=wait_s
-        )
+    def _get_plan(self, wait_s: float) -> bool:
+        """Return whether there was a new plan."""
+        plan = self._calls.newest_plan(self._newest_version, wait_s)
         if plan is None or self._stopping.is_set():
             return False
-        try:
-            compiled = self._compile_plan(plan)
-        except CodecError as error:
-            _logger.warning("rank %d refuses plan version %d: %s", self._rank, plan.version, error)
-            self._newest_version = plan.version
-            return True
         self._newest_version = plan.version
-        self._awaited = compiled
+        try:
+            self._awaited = self._compile_plan(plan)
+        except CodecError as error:
+            _logger.warning(
+                "%s: plan version %d refused: %s", self._calls.name, plan.version, error
+            )
         return True
 
     def _acknowledge(self, awaited: CompiledPlan) -> bool:
-        """Acknowledge a plan and wait for its first step; whether there is one, or a newer plan."""
-        acknowledgement = Acknowledgement(
-            version=awaited.version, current_step=self._current_step(), run_id=self._run_id
-        )
-        activation = self._planner.acknowledge(
-            self._job_id, self._rank, acknowledgement, wait_s=self._poll_wait_s
+        """Acknowledge a plan; return whether it has a first step or is replaced."""
+        activation = self._calls.acknowledge(
+            awaited.version, self._current_step(), self._poll_wait_s
         )
         if activation.first_step is None:
-            return self._look_for_plan(wait_s=0.0)
+            return self._get_plan(wait_s=0.0)
         if not self._stopping.is_set():
             self._awaited = None
             self._activate(awaited, activation.first_step)
@@ -152,8 +122,8 @@ class PlanSubscriber:
             return
         self._reachability.lost("plans", error)
         if isinstance(error, PlannerRefusedError) and error.status == 404:
-            # A planner that knows neither job nor rank counts its versions from 1 again.
-            self.is_registered.clear()
+            # A planner that lost the job counts its versions from 1 again.
+            self._calls.is_registered.clear()
             self._newest_version = 0
             self._awaited = None
         pause_s = self._backoff.next_pause_s()
@@ -162,21 +132,16 @@ class PlanSubscriber:
         self._stopping.wait(pause_s)
 
 
-_logger = logging.getLogger(__name__)
-
-_FEED_STOP_TIMEOUT_S = 0.2
-
-
 @dataclass(frozen=True, kw_only=True)
 class LinkTimes:
     """Timeouts and intervals of a rank's calls to its planner, all in s.
 
     Attributes:
-        poll_wait_s: how long one call lets the planner wait for a new plan, at most 60.
-        gather_s: time between two posts of measured steps; None: the planner's choice.
-        first_retry_s: pause after the first failed call; doubles.
-        longest_retry_s: longest such pause.
-        flush_timeout_s: how long the last measurements may take to post at the end.
+        poll_wait_s: Time that one call waits at the planner for a new plan, at most 60.
+        gather_s: Time between two posts of measured steps; None: the planner's choice.
+        first_retry_s: Pause after the first failed call; doubles.
+        longest_retry_s: Longest such pause.
+        flush_timeout_s: Time for posting the last measurements at the end.
     """
 
     poll_wait_s: float = 60.0
@@ -185,29 +150,27 @@ class LinkTimes:
     longest_retry_s: float = 15.0
     flush_timeout_s: float = 2.0
 
+    def backoff(self) -> Backoff:
+        """Return the pauses of one thread."""
+        return Backoff(first_s=self.first_retry_s, longest_s=self.longest_retry_s)
+
 
 class PlannerLink:
     """Both threads, from `start` to `stop`.
 
     Args:
-        planner: not closed here.
-        job_id: the job.
-        rank: within the job.
-        rank_name: for the log.
-        registration: of the rank.
-        times: how patient it is.
-        current_step: the step that training is in now.
-        compile_plan: checks a plan; CodecError refuses it.
-        activate: told a plan and its first step, on the plans' thread.
+        calls: Calls of the rank.
+        registration: Registration of the rank.
+        times: Timeouts and intervals.
+        current_step: Function that returns the current training step.
+        compile_plan: Function that checks a plan; CodecError refuses it.
+        activate: Function that receives a plan and its first step, on the subscriber's thread.
     """
 
     def __init__(
         self,
-        planner: PlannerClient,
+        calls: RankCalls,
         *,
-        job_id: str,
-        rank: int,
-        rank_name: str,
         registration: RankRegistration,
         times: LinkTimes,
         current_step: Callable[[], int],
@@ -215,63 +178,44 @@ class PlannerLink:
         activate: Callable[[CompiledPlan, int], None],
     ) -> None:
         self._flush_timeout_s = times.flush_timeout_s
-        self._reachability = PlannerReachability(rank_name)
+        self._reachability = PlannerReachability(calls.name)
         self._subscriber = PlanSubscriber(
-            planner=planner,
-            job_id=job_id,
-            rank=rank,
+            calls,
             registration=registration,
             current_step=current_step,
             compile_plan=compile_plan,
             activate=activate,
             reachability=self._reachability,
-            backoff=Backoff(first_s=times.first_retry_s, longest_s=times.longest_retry_s),
+            backoff=times.backoff(),
             poll_wait_s=times.poll_wait_s,
         )
         self._outbox = MeasurementOutbox(
-            planner=planner,
-            job_id=job_id,
-            rank=rank,
-            may_post=self._subscriber.is_registered,
-            run_id=lambda: self._subscriber.run_id,
+            calls,
             reachability=self._reachability,
-            backoff=Backoff(first_s=times.first_retry_s, longest_s=times.longest_retry_s),
+            backoff=times.backoff(),
             period_s=times.gather_s,
-            at_end=lambda: self._leave(planner, job_id, rank),
         )
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the planner did not answer the last call."""
+        """Return whether the last call could not reach the planner."""
         return self._reachability.is_lost
 
     @property
     def num_dropped(self) -> int:
-        """Measurements that the planner will never see."""
+        """Number of measurements that will not reach the planner."""
         return self._outbox.num_dropped
 
     def put(self, measurement: StepMeasurement) -> None:
-        """Keep a measurement for posting; never waits for the planner."""
+        """Enqueue a measurement; never waits for the planner."""
         self._outbox.put(measurement)
 
     def start(self) -> None:
-        """Begin; once."""
+        """Start both threads; may be called once."""
         self._subscriber.start()
         self._outbox.start()
 
     def stop(self) -> None:
-        """Post what is left, tell that the rank leaves, and end.
-
-        All within `flush_timeout_s` or a little more.
-        """
+        """Post the rest, report the rank's end, and stop, within about `flush_timeout_s`."""
         self._outbox.stop(self._flush_timeout_s)
-        self._subscriber.stop(_FEED_STOP_TIMEOUT_S)
-
-    def _leave(self, planner: PlannerClient, job_id: str, rank: int) -> None:
-        """Tell the planner that this rank's training is over; it may be gone, or an older one."""
-        if self._reachability.is_lost:
-            return
-        try:
-            planner.leave(job_id, rank, run_id=self._subscriber.run_id)
-        except FlyballError as error:
-            _logger.debug("rank %d left without the planner knowing: %s", rank, error)
+        self._subscriber.stop(_SUBSCRIBER_STOP_TIMEOUT_S)

@@ -6,7 +6,7 @@ with RankSession(gpu=gpu, job_id="gpt", rank=3, stage=1, planner=planner) as ses
         ...  # on_instruction_begin("forward", microbatch=0), on_instruction_end("forward")
         session.on_step_end()
 
-A fifth, `on_transfer`, tells how long a receive or a send took.
+A fifth, `on_transfer`, reports the time of a receive or a send.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
-from flyball_client.session.active_plan import ActivePlan, PendingPlans, PlanChoice, newest_plan
+from flyball_client.session.active_plan import ActivePlan, PendingPlans
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
 from flyball_client.session.plan_cursor import PlanCursor
+from flyball_client.session.planner_calls import RankCalls
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
-from flyball_client.session.rank_settings import launch_of
+from flyball_client.session.rank_settings import (
+    WithoutPlanner,
+    check_without_planner,
+    launch_of,
+)
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_wire.command import flyball_version
 from flyball_wire.messages import RankRegistration, StepMeasurement
@@ -37,39 +42,40 @@ _logger = logging.getLogger(__name__)
 
 
 class RankSession:
-    """One rank's share of a job: follows its plans, sets its GPU's clock, measures its steps.
+    """Session of one rank: follows its plans, sets its GPU's clock, measures its steps.
 
-    Until a plan's first step has come, and without a planner, the clock is left alone. While
-    one is in force, each instruction gets its planned clock as it begins; see PlanCursor for
-    instructions that the plan does not expect. The hooks do no I/O but to the GPU and raise
-    nothing into training: whatever fails inside ends the setting of clocks, with one line in
-    the log. The hooks and `close` belong to one thread at a time.
+    Before a plan's first step, and without a planner, the clock is not changed. While a plan is
+    in force, each instruction gets its planned clock as it begins; see PlanCursor for unplanned
+    instructions. The hooks do no I/O except to the GPU and raise nothing: after an error clocks
+    are no longer set, which is logged once. The hooks and `close` may be called from one thread
+    at a time.
 
-    A real GPU's clock is set by a process of its own, which gives it back whatever becomes of
-    this one; see `governor`. No signal handler is installed here.
+    The clock of a real GPU is set by a separate process, which restores it after any crash; see
+    `governor`. No signal handler is installed here.
 
     Args:
-        gpu: this rank's; read here, set by the governor; not closed here.
-        job_id: the job at the planner.
-        rank: of this process within the job.
-        stage: that this rank runs.
-        dp_rank, tp_rank, cp_rank: where it stands in data, tensor and context parallelism.
-        planner: not closed here; None: measure only.
-        governor: of the GPU's clock, closed here; None: the right one for the GPU.
-        observer: told of each instruction; None: the GPU itself if it is emulated.
-        without_planner: what a planner that does not answer leaves in force: the last plan, or
-            default clocks until it is back.
-        lease_s: without a sign of life for so long the clock is given back until the next one, s:
-            each hook is one, but for the begin of an instruction at the clock of the last one.
-        choose_plan: of the plans whose first step has come, which is run from a step on, see
-            PendingPlans; default: the newest. An order that all ranks must change together waits
-            there for the others.
-        timing: of a clock's change; `host`: when the hook is called. A kind that the GPU's
-            stream orders could come beside it.
-        clock: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
-        initial_step: number of the first step, where training resumes.
-        history_length: steps that `history` keeps, at least 1.
-        times: how patient it is with the planner.
+        gpu: GPU of this rank; read here, set by the governor; not closed here.
+        job_id: Name of the job at the planner.
+        rank: Rank of this process within the job.
+        stage: Stage that this rank runs.
+        dp_rank, tp_rank, cp_rank: Ranks in data, tensor and context parallelism.
+        planner: Client of the planner, not closed here; None: measure only.
+        governor: Governor of the GPU's clock, closed here; None: the default for the GPU.
+        observer: Observer that is called with each instruction; None: the GPU if it is emulated.
+        without_planner: Clocks while the planner cannot be reached: those of the last plan, or
+            default clocks.
+        lease_s: Time in s without a hook after which the clock is restored until the next one.
+            The start of an instruction at the previous clock does not count as a hook.
+        plans: Received plans, with the choice among them; None: the newest is run. An order of
+            instructions that all ranks must change together waits there.
+        timing: Time of a clock change; `host`: when the hook is called.
+        clock: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.
+        initial_step: Number of the first step, where training resumes.
+        history_length: Number of steps that `history` keeps, at least 1.
+        times: Timeouts and intervals of the calls to the planner.
+
+    Attributes:
+        plans: Received plans; more may be added.
     """
 
     def __init__(
@@ -85,9 +91,9 @@ class RankSession:
         planner: PlannerClient | None,
         governor: ClockGovernor | None = None,
         observer: InstructionObserver | None = None,
-        without_planner: Literal["last-plan", "default-clocks"] = "last-plan",
+        without_planner: WithoutPlanner = "last-plan",
         lease_s: float = DEFAULT_LEASE_S,
-        choose_plan: PlanChoice | None = None,
+        plans: PendingPlans | None = None,
         timing: Literal["host"] = "host",
         clock: Callable[[], float] | None = None,
         initial_step: int = 0,
@@ -96,7 +102,11 @@ class RankSession:
     ) -> None:
         if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
             raise ValueError("ranks, stage and initial_step count from 0")
-        _check(without_planner=without_planner, timing=timing, history_length=history_length)
+        check_without_planner("without_planner", without_planner)
+        if timing != "host":
+            raise ValueError(f"timing must be host, not {timing!r}")
+        if history_length < 1:
+            raise ValueError(f"history_length must be at least 1, not {history_length}")
         self._name = f"job {job_id} rank {rank}"
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
@@ -106,32 +116,38 @@ class RankSession:
         meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
         self._clock_s = meter.clock_s
         self._recorder = StepRecorder(meter, history_length)
-        # What runs and is not in the timings yet.
+        # Running instruction that is not in the timings yet.
         self._begun: Begun | None = None
         self._current_step = initial_step
         self._is_in_step = False
         self._is_closed = False
         self._is_started = False
-        self._plans = PendingPlans(choose_plan or newest_plan)
+        self.plans = PendingPlans() if plans is None else plans
         self._active_plan = ActivePlan(
-            self._plans,
+            self.plans,
             stage=stage,
             supported_mhz=supported_mhz,
             keeps_plan=without_planner == "last-plan",
             rank_name=self._name,
         )
-        # The follower's, within reach of the hook.
+        # The active plan's, for the hooks.
         self._cursor: PlanCursor | None = None
         self._link: PlannerLink | None = None
         if planner is not None:
             layout = (dp_rank, tp_rank, cp_rank)
-            registration = _registration_of(gpu, supported_mhz, stage, layout)
-            self._link = self._link_to(planner, job_id, rank, registration, times or LinkTimes())
+            self._link = PlannerLink(
+                RankCalls(planner, job_id, rank),
+                registration=_registration_of(gpu, supported_mhz, stage, layout),
+                times=times or LinkTimes(),
+                current_step=lambda: self._current_step,
+                compile_plan=self._active_plan.compile,
+                activate=self.plans.put,
+            )
 
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Register at the planner and follow its plans from now on; any number of times."""
+        """Register at the planner and follow its plans; may be called repeatedly."""
         if self._is_started or self._is_closed:
             return
         self._is_started = True
@@ -140,11 +156,11 @@ class RankSession:
             self._link.start()
 
     def close(self) -> None:
-        """Give the clock back and post what was measured; any number of times."""
+        """Restore the clock and post the last measurements; may be called repeatedly."""
         if self._is_closed:
             return
         self._is_closed = True
-        # So the hook that begins an instruction has nothing to do any more, and need not ask.
+        # Turns `on_instruction_begin` into a no-op.
         self._cursor = self._observer = None
         self._is_in_step = False
         self._governor.close()
@@ -163,53 +179,53 @@ class RankSession:
     ) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ what can be seen
+    # ------------------------------------------------------------------ state
 
     @property
     def current_step(self) -> int:
-        """The step that runs, or between steps the next one, from `initial_step`."""
+        """Number of the current step, or between steps of the next one."""
         return self._current_step
 
     @property
     def active_version(self) -> int | None:
-        """The plan in force; None: none yet, or clocks are no longer set."""
+        """Version of the plan in force; None: none yet, or clocks are no longer set."""
         if self._cursor is None or self._governor.is_over:
             return None
         return self._cursor.plan.version
 
     @property
     def clock_s(self) -> Callable[[], float]:
-        """The time that steps are measured in, s: on an emulated GPU its own."""
+        """Clock in s that steps are measured with: on an emulated GPU its own."""
         return self._clock_s
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
-        """The last steps measured, in order: their totals."""
+        """Totals of the last measured steps, in order."""
         return self._recorder.history
 
     @property
     def last_step_timings(self) -> tuple[InstructionTiming, ...]:
-        """The instructions of the last step in `history`, in the order of execution."""
+        """Instructions of the last step in `history`, in the order of execution."""
         return self._recorder.timings.last_step()
 
     @property
     def num_dropped_measurements(self) -> int:
-        """Measurements that the planner will never see."""
+        """Number of measurements that will not reach the planner."""
         return 0 if self._link is None else self._link.num_dropped
 
     @property
     def clock_report(self) -> ClockReport:
-        """Return what became of the clocks that were set so far."""
+        """Counts of the clocks that were set so far."""
         return self._governor.report()
 
     # ------------------------------------------------------------------ the hooks
 
     def on_step_begin(self) -> None:
-        """A training step begins; a plan whose first step has come takes effect."""
+        """Start a training step; a due plan takes effect."""
         if self._is_closed:
             return
         if self._is_in_step:
-            # The last step was abandoned; it is not measured, but it was a step.
+            # The previous step was not ended: it is counted and not measured.
             self._current_step += 1
         self._is_in_step = True
         try:
@@ -221,7 +237,7 @@ class RankSession:
             self._governor.give_up(error)
 
     def on_step_end(self) -> None:
-        """The training step is over: it is measured and the measurement goes to the planner."""
+        """End the training step; its measurement is posted to the planner."""
         if self._is_closed or not self._is_in_step:
             return
         self._is_in_step = False
@@ -232,9 +248,9 @@ class RankSession:
         self._current_step += 1
 
     def on_step_failed(self) -> None:
-        """The training step was broken off: the clock is given back until the next one.
+        """Abort the training step; the clock is restored until the next one.
 
-        It is counted and not measured. After a step that ended in `on_step_end`, no effect.
+        The step is counted and not measured. Without effect after `on_step_end`.
         """
         if self._is_closed or not self._is_in_step:
             return
@@ -247,24 +263,23 @@ class RankSession:
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """One computation begins: its planned clock is set.
+        """Start one computation, at its planned clock.
 
         Args:
-            kind: `forward`, `backward`, ...: a name of InstructionKind.
-            microbatch: from 0; None: the plan's order decides.
-            chunk: of the model, where there are several.
+            kind: Name of the instruction, as in InstructionKind: `forward`, `backward`, ...
+            microbatch: Microbatch, from 0; None: the one that the plan expects.
+            chunk: Model chunk, where there are several.
         """
-        # The hot path, between a training's computations and mostly run from cold caches: few
-        # objects, no call that is not needed; all that can wait waits for the instruction's end.
+        # Hot path: few objects and calls; other work is done at the instruction's end.
         cursor = self._cursor
         try:
             if self._begun is not None:
-                self._note_end_untold()
+                self._end_implicitly()
             if cursor is not None:
                 name, number, part, sm_clock_mhz, is_change = cursor.rows[cursor.position]
                 if kind == name and microbatch == number and chunk == part:
                     cursor.position += 1
-                    # To the clock that is asked for already, the last instruction's end has seen.
+                    # Otherwise the previous instruction's end has confirmed the clock.
                     if is_change:
                         self._governor.set_mhz(sm_clock_mhz)
                 else:
@@ -282,7 +297,7 @@ class RankSession:
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """End the instruction; microbatch and chunk as at its beginning."""
+        """End the computation; microbatch and chunk as at its start."""
         del microbatch
         if self._is_closed:
             return
@@ -306,22 +321,22 @@ class RankSession:
         microbatch: int | None = None,
         chunk: int = 0,
     ) -> None:
-        """A receive or a send is over; it may be told late, but within its step.
+        """Report a receive or a send, at the latest before the end of its step.
 
         Args:
-            transfer: a `receive` belongs to the next instruction of this kind, a `send` to the
-                one named, or without a microbatch to the last of this kind.
-            kind: whose input or result it is: a gradient that is received is `backward`'s.
-            time_s: how long it took, waiting included, in seconds of `clock_s`; one that is below
-                0 or not finite is left out.
-            microbatch: from 0.
-            chunk: of the model, where there are several.
+            transfer: `receive`: for the next instruction of this kind; `send`: of this
+                instruction, or without a microbatch of the last one of this kind.
+            kind: Instruction whose input or result it is: a received gradient is `backward`'s.
+            time_s: Time in seconds of `clock_s`, waiting included; negative and non-finite ones
+                are left out.
+            microbatch: Microbatch, from 0.
+            chunk: Model chunk, where there are several.
         """
         if self._is_closed or not self._is_in_step:
             return
         try:
             if self._begun is not None:
-                self._note_end_untold()
+                self._end_implicitly()
             if 0 <= time_s < math.inf:
                 timings = self._recorder.timings
                 timings.add_transfer(transfer, kind, microbatch, chunk, float(time_s))
@@ -330,43 +345,23 @@ class RankSession:
 
     # ------------------------------------------------------------------ inside
 
-    def _link_to(
-        self,
-        planner: PlannerClient,
-        job_id: str,
-        rank: int,
-        registration: RankRegistration,
-        times: LinkTimes,
-    ) -> PlannerLink:
-        return PlannerLink(
-            planner,
-            job_id=job_id,
-            rank=rank,
-            rank_name=self._name,
-            registration=registration,
-            times=times,
-            current_step=lambda: self._current_step,
-            compile_plan=self._active_plan.compile,
-            activate=self._plans.put,
-        )
-
     def _note_begun(self) -> None:
-        """Put the instruction that runs into the timings, where it is not there yet."""
+        """Record the running instruction in the timings, if it is not there yet."""
         begun, self._begun = self._begun, None
         if begun is not None:
             self._recorder.timings.begin(begun)
 
-    def _note_end_untold(self) -> None:
-        """Likewise where another hook comes before its end, which may never be told."""
+    def _end_implicitly(self) -> None:
+        """End the running instruction where another hook comes before its end."""
         self._note_begun()
         self._governor.on_instruction_end()
 
     def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
-        """SM clocks that can be set, MHz, falling; empty, and given up, where there are none."""
+        """Return the SM clocks in MHz, falling; give up and return none on an error."""
         try:
             supported_mhz = gpu.supported_sm_clocks_mhz()
             if not supported_mhz:
-                raise GpuError("the GPU names no SM clock that can be locked")
+                raise GpuError("the GPU lists no SM clock that can be locked")
         except Exception as error:
             self._governor.give_up(error)
             return ()
@@ -404,21 +399,10 @@ class RankSession:
             _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
 
 
-def _check(*, without_planner: str, timing: str, history_length: int) -> None:
-    if without_planner not in {"last-plan", "default-clocks"}:
-        raise ValueError(
-            f"without_planner must be last-plan or default-clocks, not {without_planner!r}"
-        )
-    if timing != "host":
-        raise ValueError(f"timing must be host, not {timing!r}")
-    if history_length < 1:
-        raise ValueError(f"history_length must be at least 1, not {history_length}")
-
-
 def _registration_of(
     gpu: GpuDevice, supported_mhz: tuple[int, ...], stage: int, layout: tuple[int, int, int]
 ) -> RankRegistration:
-    """Return what the planner is told of this rank; `layout` is its dp, tp and cp rank."""
+    """Return the rank's registration; `layout` is its dp, tp and cp rank."""
     dp_rank, tp_rank, cp_rank = layout
     launch = launch_of(os.environ)
     return RankRegistration(

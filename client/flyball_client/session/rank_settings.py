@@ -1,16 +1,16 @@
-"""Settings of a training rank from its environment; an argument in the script wins."""
+"""Settings of a training rank from its environment; arguments in the script take precedence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 
-# torchrun calls a run so where nobody has named it.
+# torchrun's name of a run that has none.
 _UNNAMED = "none"
 _RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -19,11 +19,11 @@ _MAX_CHARACTERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Facts that a launcher reports of a start; None: nothing.
+    """Run of a job, as its launcher names it; None: not known.
 
     Attributes:
-        run: its name for the start that somebody asked for.
-        restart_count: how often it has started that again by itself.
+        run: Name of the run.
+        restart_count: Number of automatic restarts of that run.
     """
 
     run: str | None = None
@@ -31,7 +31,7 @@ class Launch:
 
 
 def launch_of(environ: Mapping[str, str]) -> Launch:
-    """Return what torchrun, Slurm, PBS or LSF say; what cannot be used is left out."""
+    """Return the run that torchrun, Slurm, PBS or LSF name; unusable values are left out."""
     runs = (environ.get(name, "") for name in _RUNS)
     usable = (run for run in runs if run not in {"", _UNNAMED} and run.isprintable())
     counts = (environ.get(name, "") for name in _RESTART_COUNTS)
@@ -51,11 +51,11 @@ class RankSettings:
     """Addresses of a rank's planner and GPU, and its behaviour without a planner.
 
     Attributes:
-        planner_url: `FLYBALL_PLANNER_URL`; None: no planner is asked.
-        token: `FLYBALL_TOKEN`, for the planner.
-        lease_s: `FLYBALL_LEASE_S`: without a sign of life for so long the clock is given back, s.
-        without_planner: `FLYBALL_WITHOUT_PLANNER`: what a lost planner leaves in force.
-        local_rank: `LOCAL_RANK`: CUDA's number of this process's GPU.
+        planner_url: Address of the planner (`FLYBALL_PLANNER_URL`); None: no planner.
+        token: Token for the planner (`FLYBALL_TOKEN`).
+        lease_s: Time in s without a hook after which the clock is restored (`FLYBALL_LEASE_S`).
+        without_planner: Clocks while the planner is lost (`FLYBALL_WITHOUT_PLANNER`).
+        local_rank: CUDA's number of this process's GPU (`LOCAL_RANK`).
     """
 
     planner_url: str | None
@@ -74,17 +74,17 @@ class RankSettings:
         lease_s: float | None = None,
         without_planner: WithoutPlanner | None = None,
     ) -> RankSettings:
-        """The settings; a variable that is empty counts as not set.
+        """Read the settings; an empty variable counts as not set.
 
         Args:
-            environ: the environment.
-            planner_url: wins over its variable, as the following do.
-            token: of the planner.
-            lease_s: s.
+            environ: Environment variables.
+            planner_url: Address of the planner; takes precedence, like the following ones.
+            token: Token for the planner.
+            lease_s: Lease in s.
             without_planner: `last-plan` or `default-clocks`.
 
         Raises:
-            ValueError: a variable cannot be used; the text names it.
+            ValueError: A variable cannot be used; the text names it.
         """
         return cls(
             planner_url=planner_url or environ.get("FLYBALL_PLANNER_URL") or None,
@@ -95,10 +95,10 @@ class RankSettings:
         )
 
     def open_planner(self) -> PlannerClient | None:
-        """A client of the planner, if there is to be one.
+        """Open a client of the planner; None: no planner is set.
 
         Raises:
-            ValueError: its address or token cannot be one.
+            ValueError: The address or token is invalid.
         """
         if self.planner_url is None:
             return None
@@ -119,15 +119,15 @@ def _lease_s(environ: Mapping[str, str]) -> float:
 
 
 def _without_planner(environ: Mapping[str, str]) -> WithoutPlanner:
-    match environ.get("FLYBALL_WITHOUT_PLANNER") or "last-plan":
-        case "last-plan":
-            return "last-plan"
-        case "default-clocks":
-            return "default-clocks"
-        case text:
-            raise ValueError(
-                f"FLYBALL_WITHOUT_PLANNER must be last-plan or default-clocks, not {text!r}"
-            )
+    text = environ.get("FLYBALL_WITHOUT_PLANNER") or "last-plan"
+    check_without_planner("FLYBALL_WITHOUT_PLANNER", text)
+    return cast("WithoutPlanner", text)
+
+
+def check_without_planner(name: str, value: str) -> None:
+    """Raise ValueError unless the value is one of `WithoutPlanner`."""
+    if value not in get_args(WithoutPlanner):
+        raise ValueError(f"{name} must be last-plan or default-clocks, not {value!r}")
 
 
 def _local_rank(environ: Mapping[str, str]) -> int:

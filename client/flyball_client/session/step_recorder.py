@@ -1,13 +1,13 @@
-"""Recorder of a rank's steps, and the measurements that it reports of them."""
+"""Recorder of a rank's steps, and the measurements that are posted of them."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from statistics import fmean, variance
 
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice
@@ -19,17 +19,17 @@ _logger = logging.getLogger(__name__)
 
 
 class StepMeter:
-    """Reads clock and energy counter when a step begins and ends.
+    """Readings of clock and energy counter at the start and end of a step.
 
-    The counter is as coarse as the GPU's (about 100 ms), so the energy of a single short step
-    is rough; over many steps the roughness cancels, since each step begins where the last
-    one's reading stood. A counter that fails is not asked again: energies are then None.
+    The energy counter moves about every 100 ms, so the energy of a single short step is
+    imprecise; over many steps the errors cancel. A counter that fails is not read again, and
+    energies are then None.
 
     Args:
-        gpu: whose energy it is; an emulated one also gives the time and counts overruns.
-        governor: of its clock, which reads the clock back and knows how often it was missed.
-        clock_s: monotonic time, s; None: emulated time on an emulated GPU, else the system's.
-        rank_name: for the log.
+        gpu: GPU of the rank; an emulated one also provides the time and counts overruns.
+        governor: Governor of its clock, which reads the clock back and counts misses.
+        clock_s: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.
+        rank_name: Job and rank, for the log.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StepMeter:
         self._readings: list[tuple[float, float] | None] = []
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._began_j = self._energy_j()
         self._began_overruns = self._num_overruns()
         self._began_report = self._governor.report()
@@ -64,11 +64,11 @@ class StepMeter:
 
     @property
     def num_readings(self) -> int:
-        """Return how often the counter was read within the step, or could not be."""
+        """Number of counter readings within the step, failed ones included."""
         return len(self._readings)
 
     def read_within(self) -> None:
-        """Read the counter now, within the step."""
+        """Read the counter within the step."""
         now_j, began_j = self._energy_j(), self._began_j
         is_read = now_j is not None and began_j is not None
         self._readings.append(
@@ -76,7 +76,7 @@ class StepMeter:
         )
 
     def end(self, *, step: int, plan_version: int | None, num_unplanned: int) -> StepMeasurement:
-        """The step is over: what it took."""
+        """End the step, and return its totals."""
         time_s = self.clock_s() - self._began_s
         ended_j = self._energy_j()
         report, began = self._governor.report(), self._began_report
@@ -95,7 +95,7 @@ class StepMeter:
         )
 
     def readings(self, num_wanted: int) -> tuple[tuple[float, float], ...] | None:
-        """The `[s, J]` read within the step; None: they are not as many, or one failed."""
+        """Return the `[s, J]` read within the step; None: their number differs, or one failed."""
         readings = tuple(reading for reading in self._readings if reading is not None)
         return readings if len(readings) == len(self._readings) == num_wanted else None
 
@@ -117,7 +117,7 @@ _CLOCKS, _INSTRUCTIONS = "clocks", "instructions"
 
 
 def asks_for_details(report: str) -> bool:
-    """Return whether a plan with this `report` wants more than the totals of a step."""
+    """Return whether this `report` of a plan requests more than the totals of a step."""
     return report in {_CLOCKS, _INSTRUCTIONS}
 
 
@@ -128,13 +128,13 @@ def with_details(
     *,
     were_clocks_set: bool,
 ) -> StepMeasurement:
-    """The measurement with what `report` asks for.
+    """Return the measurement with the details that `report` requests.
 
     Args:
-        measurement: of the step.
-        timings: of its instructions, in the order of execution.
-        report: of the rank's plan; it asks for details.
-        were_clocks_set: to the end of the step; else no clock is told.
+        measurement: Totals of the step.
+        timings: Timings of its instructions, in the order of execution.
+        report: `report` of the rank's plan, which requests details.
+        were_clocks_set: False: clocks were given up within the step, and are reported as None.
     """
     return replace(
         measurement,
@@ -144,7 +144,7 @@ def with_details(
 
 
 def num_details(measurement: StepMeasurement) -> int:
-    """Return how many entries its details have together."""
+    """Return the number of entries of its details."""
     details = (measurement.by_clock, measurement.instructions, measurement.counter_readings)
     return sum(len(entries or ()) for entries in details)
 
@@ -152,10 +152,10 @@ def num_details(measurement: StepMeasurement) -> int:
 def _by_clock(
     timings: Iterable[InstructionTiming], *, were_clocks_set: bool
 ) -> tuple[ClockTiming, ...]:
-    """In the order in which kind, chunk and clock came first."""
+    """Return counts, means and variances by kind, chunk and clock, in order of appearance."""
     times_s: dict[tuple[str, int, int | None], list[float]] = {}
     for timing in timings:
-        # One whose end was not told has no time.
+        # Instructions without a recorded end have no time.
         if timing.compute_time_s > 0:
             sm_clock_mhz = timing.sm_clock_mhz if were_clocks_set else None
             key = (timing.kind, timing.chunk, sm_clock_mhz)
@@ -164,12 +164,8 @@ def _by_clock(
 
 
 def _mean_variance(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and variance about it with count - 1; 0 of one value."""
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return mean, 0.0
-    # In two passes: the difference of sums of squares would lose small variances.
-    return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    """Return mean and sample variance; the variance of one value is 0."""
+    return fmean(values), variance(values) if len(values) > 1 else 0.0
 
 
 def _each(timings: Iterable[InstructionTiming]) -> tuple[InstructionReport, ...]:
@@ -188,14 +184,14 @@ def _each(timings: Iterable[InstructionTiming]) -> tuple[InstructionReport, ...]
 
 
 class StepRecorder:
-    """Totals, instructions and counter readings of the step that runs; totals of the last ones.
+    """Totals, instructions and counter readings of the current step; totals of the last ones.
 
     Args:
-        meter: of time and energy.
-        history_length: steps whose totals are kept.
+        meter: Meter of time and energy.
+        history_length: Number of steps whose totals are kept.
 
     Attributes:
-        timings: of the instructions.
+        timings: Timings of the instructions.
     """
 
     def __init__(self, meter: StepMeter, history_length: int) -> None:
@@ -207,21 +203,21 @@ class StepRecorder:
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
-        """Totals of the last steps, in order."""
+        """Return the totals of the last steps, in order."""
         return tuple(self._history)
 
     def begin_step(self, plan: CompiledPlan | None) -> None:
-        """A step begins, on this plan; None: on none."""
+        """Start a step on this plan; None: without a plan."""
         self._plan = plan
         self._counter_reads = () if plan is None else plan.counter_reads
         self._meter.begin()
         self.timings.begin_step()
 
     def end_instruction(self, position: int) -> None:
-        """The instruction that began last is over, after which the plan is at this position."""
+        """Record the end of the instruction that began last, with the plan at this position."""
         self.timings.end()
         if self._counter_reads:
-            # In their order, so each once: an end may be told twice.
+            # Each once, also where an end is reported twice.
             number = self._meter.num_readings
             if number < len(self._counter_reads) and position == self._counter_reads[number]:
                 self._meter.read_within()
@@ -229,13 +225,13 @@ class StepRecorder:
     def end_step(
         self, *, step: int, plan_version: int | None, num_unplanned: int, were_clocks_set: bool
     ) -> StepMeasurement:
-        """The step is over: its totals, and what the plan asks for beside them.
+        """End the step, and return its totals with the details that the plan requests.
 
         Args:
-            step: its number.
-            plan_version: as it is told.
-            num_unplanned: instructions that the plan did not expect.
-            were_clocks_set: to the end of the step.
+            step: Number of the step.
+            plan_version: Version of the plan in force.
+            num_unplanned: Number of instructions that did not match the plan.
+            were_clocks_set: False: clocks were given up within the step.
         """
         totals = self._meter.end(step=step, plan_version=plan_version, num_unplanned=num_unplanned)
         self.timings.end_step()
@@ -243,12 +239,12 @@ class StepRecorder:
         plan = self._plan
         if plan is None:
             return totals
-        told = totals
+        measured = totals
         if plan.counter_reads:
             readings = self._meter.readings(len(plan.counter_reads))
-            told = replace(told, counter_readings=readings)
+            measured = replace(measured, counter_readings=readings)
         if asks_for_details(plan.report):
-            told = with_details(
-                told, self.timings.last_step(), plan.report, were_clocks_set=were_clocks_set
+            measured = with_details(
+                measured, self.timings.last_step(), plan.report, were_clocks_set=were_clocks_set
             )
-        return told
+        return measured

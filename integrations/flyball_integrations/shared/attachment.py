@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.open_gpu import open_local_gpu
-from flyball_client.session.active_plan import PlanChoice
+from flyball_client.session.active_plan import PendingPlans, PlanChoice
 from flyball_client.session.job_registrar import JobRegistrar
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
@@ -105,7 +105,7 @@ class RankEnds:
             without_planner=self._settings.without_planner,
             lease_s=self._settings.lease_s,
             initial_step=self._initial_step,
-            choose_plan=choose_plan,
+            plans=PendingPlans(choose_plan),
             **asdict(self._layout),
         )
         self.opened.callback(session.close)

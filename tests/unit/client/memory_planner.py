@@ -15,6 +15,7 @@ from flyball_wire import messages
 from flyball_wire.codec import decode, encode
 
 JOB_ID = "gpt"
+RUN_ID = "65f1c0"
 _RANK_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/ranks/(\d+)(/\w+)?$")
 # However long a client is ready to wait, a test is not.
 _LONGEST_WAIT_S = 0.2
@@ -32,6 +33,10 @@ class MemoryPlanner:
         self.first_steps: dict[int, int] = {}
         self.knows_rank = False
         self.failing_status: int | None = None
+        self.grants_wait = True
+        self.num_polls = 0
+        self.posting_runs: set[str | None] = set()
+        self.left_run: str | None = None
 
     def client(self) -> PlannerClient:
         """A client without a network between."""
@@ -86,14 +91,19 @@ class MemoryPlanner:
             self.changed.notify_all()
             if self.failing_status is not None:
                 return self.failing_status, {"detail": "out of order"}
-            wait_s = min(float(query.get("wait_s", "0")), _LONGEST_WAIT_S)
+            longest_s = _LONGEST_WAIT_S if self.grants_wait else 0.0
+            wait_s = min(float(query.get("wait_s", "0")), longest_s)
             data: Any = json.loads(content) if content else None
             rank = _RANK_PATH.match(path)
             if rank is not None and rank[2] is None:
                 return self._register(int(rank[1]), data)
             if rank is None or not self.knows_rank:
                 return 404, {"detail": f"nothing is known of {path}"}
+            if rank[2] == "/departure":
+                self.left_run = query["run_id"]
+                return 204, None
             if rank[2] == "/plan":
+                self.num_polls += 1
                 return self._newest_plan(int(query["after_version"]), wait_s)
             return self._take(rank[2], data, wait_s)
 
@@ -103,6 +113,7 @@ class MemoryPlanner:
             self.acknowledgements.append(acknowledgement)
             return self._activation(acknowledgement.version, wait_s)
         batch = decode(messages.MeasurementBatch, data)
+        self.posting_runs.add(batch.run_id)
         self.measurements |= {step.step: step for step in batch.steps}
         return 200, {"stored": len(batch.steps), "next_post_s": 1.0}
 
@@ -114,6 +125,7 @@ class MemoryPlanner:
             "rank": rank,
             "acknowledged_version": None,
             "current_step": None,
+            "run_id": RUN_ID,
         }
         return 200, view
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 from tests.unit.client.recording_gpu import RecordingGpu
 
-from flyball_client.gpu._base import GpuError
 from flyball_client.session import instruction_timings
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.rank_session import RankSession
@@ -97,15 +96,6 @@ def test_the_last_step_stays_while_the_next_one_runs_and_gives_way_to_it(
         assert timing.receive_time_s == 0.0
 
 
-def test_a_shorter_step_shows_nothing_of_a_longer_one(session: RankSession, clock: Clock) -> None:
-    for num_instructions in (5, 5, 2):
-        session.on_step_begin()
-        for microbatch in range(num_instructions):
-            run(session, clock, "forward", 1.0, microbatch)
-        session.on_step_end()
-    assert [timing.microbatch for timing in session.last_step_timings] == [0, 1]
-
-
 def test_a_receive_is_the_next_instructions_of_its_kind(session: RankSession, clock: Clock) -> None:
     session.on_step_begin()
     session.on_transfer("receive", "backward", time_s=1.0)
@@ -193,19 +183,3 @@ def test_an_instruction_whose_end_is_not_told_took_no_time(clock: Clock) -> None
     recorder.end()
     recorder.end_step()
     assert [timing.compute_time_s for timing in recorder.last_step()] == [0.0, 2.0]
-
-
-def test_a_clock_that_fails_ends_the_setting_of_clocks_and_not_training(
-    session: RankSession, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    class FailingClock(Clock):
-        def __call__(self) -> float:
-            raise GpuError("no time any more")
-
-    session._recorder.timings = TimingRecorder(FailingClock())
-    session.on_step_begin()
-    run(session, clock, "forward", 1.0)
-    session.on_transfer("send", "forward", time_s=1.0)
-    session.on_step_end()
-    assert [record.getMessage() for record in caplog.records if "no time" in record.getMessage()]
-    assert session.current_step == 1

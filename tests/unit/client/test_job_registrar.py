@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -85,7 +84,7 @@ def _registrar(
             yield registrar
         finally:
             registrar.close(timeout_s=_TIMEOUT_S)
-        assert not registrar._thread.is_alive()
+        assert not registrar.is_alive
 
 
 def test_the_job_is_registered_as_it_is() -> None:
@@ -114,20 +113,24 @@ def test_a_job_that_the_planner_has_forgotten_is_registered_again(
     planner = _Planner(_KNOWN, _KNOWN, away, _UNKNOWN, away, _KNOWN, _KNOWN)
     with caplog.at_level(logging.WARNING), _registrar(planner):
         assert planner.methods == ["PUT", "GET", "GET", "GET", "PUT", "PUT", "GET"]
-    assert "has forgotten job gpt" in caplog.messages[0]
-    assert "put its profile again" in caplog.messages[0]
+    assert caplog.messages[0] == (
+        "the planner no longer has job gpt, which is registered again; put its profile again"
+    )
 
 
-def test_a_job_that_is_profiled_online_needs_no_profile_again(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("pause", "answer"),
+    [("_CHECK_PERIOD_S", _KNOWN), ("_FIRST_PAUSE_S", httpx.ConnectError("nobody there"))],
+)
+def test_closing_ends_a_long_pause(
+    monkeypatch: pytest.MonkeyPatch, pause: str, answer: httpx.Response | Exception
 ) -> None:
-    planner = _Planner(_KNOWN, _UNKNOWN, _KNOWN)
-    online = replace(_REGISTRATION, profiling="online")
-    with caplog.at_level(logging.WARNING), _registrar(planner, online):
-        assert planner.methods == ["PUT", "GET", "PUT"]
-    assert caplog.messages == [
-        "the planner has forgotten job gpt, which is registered again; it is profiled again"
-    ]
+    monkeypatch.setattr(job_registrar, "_LONGEST_PAUSE_S", 2000.0)
+    monkeypatch.setattr(job_registrar, pause, 1000.0)
+    planner = _Planner(answer)
+    with _registrar(planner):
+        pass
+    assert planner.methods == ["PUT"]
 
 
 def test_a_refused_job_is_said_once_and_not_tried_again(
@@ -157,23 +160,3 @@ def test_a_refused_job_that_the_planner_knew_and_forgot_is_registered() -> None:
     planner = _Planner(no, _KNOWN, _UNKNOWN, _KNOWN)
     with _registrar(planner):
         assert planner.methods == ["PUT", "GET", "GET", "PUT"]
-
-
-def test_closing_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_registrar, "_CHECK_PERIOD_S", 1000.0)
-    planner = _Planner(_KNOWN)
-    with _registrar(planner):
-        pass
-    assert planner.methods == ["PUT"]
-
-
-def test_closing_ends_the_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_registrar, "_FIRST_PAUSE_S", 1000.0)
-    planner = _Planner(httpx.ConnectError("nobody there"))
-    with _client(planner) as client:
-        registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION)
-        assert planner.over.wait(_TIMEOUT_S)
-        registrar.close(timeout_s=_TIMEOUT_S)
-
-        assert not registrar._thread.is_alive()
-    assert len(planner.requests) == 1

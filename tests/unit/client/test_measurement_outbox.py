@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,8 +12,9 @@ from tests.planner.patience import wait_until
 
 from flyball_client.api.connection import strict_json
 from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.session import measurement_outbox
 from flyball_client.session.measurement_outbox import MeasurementOutbox
-from flyball_client.session.planner_reachability import Backoff, PlannerReachability
+from flyball_client.session.planner_calls import Backoff, PlannerReachability, RankCalls
 from flyball_wire.codec import decode
 from flyball_wire.messages import MeasurementBatch, StepMeasurement
 
@@ -23,14 +26,14 @@ class Inbox:
         self._statuses = list(statuses)
         self.next_post_s = next_post_s
         self.batches: list[list[int]] = []
-        self.run_ids: list[str | None] = []
         self.steps: list[StepMeasurement] = []
         self.posted = threading.Condition()
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/departure"):
+            return httpx.Response(204)
         batch = decode(MeasurementBatch, strict_json(request.read()))
         with self.posted:
-            self.run_ids.append(batch.run_id)
             self.batches.append([step.step for step in batch.steps])
             self.steps += batch.steps
             self.posted.notify_all()
@@ -47,22 +50,18 @@ def make_outbox(
     max_details: int = 100,
     max_details_per_post: int = 100,
     is_registered: bool = True,
-    run_id: str | None = None,
     period_s: float | None = 0.001,
 ) -> MeasurementOutbox:
-    may_post = threading.Event()
+    planner = PlannerClient(
+        "http://planner.test",
+        transport=httpx.MockTransport(inbox),
+        retries=Retries(num_attempts=1),
+    )
+    calls = RankCalls(planner, "gpt", 0)
     if is_registered:
-        may_post.set()
+        calls.is_registered.set()
     return MeasurementOutbox(
-        planner=PlannerClient(
-            "http://planner.test",
-            transport=httpx.MockTransport(inbox),
-            retries=Retries(num_attempts=1),
-        ),
-        job_id="gpt",
-        rank=0,
-        may_post=may_post,
-        run_id=lambda: run_id,
+        calls,
         reachability=PlannerReachability("rank 0"),
         backoff=Backoff(first_s=0.001, longest_s=0.002),
         capacity=capacity,
@@ -95,60 +94,42 @@ def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
     assert [step for batch in inbox.batches for step in batch] == list(range(600))
 
 
-class Turns:
-    """An event that an outbox waits for: one entry a turn is done, then it is the end."""
-
-    def __init__(self, *turns: Callable[[], None]) -> None:
-        self._turns = list(turns)
-
-    def wait(self, timeout_s: float) -> bool:
-        del timeout_s
-        if not self._turns:
-            return True
-        self._turns.pop(0)()
-        return False
-
-
-def nothing() -> None:
-    """A turn in which no step ends."""
-
-
-def test_what_could_not_be_posted_does_not_wait_for_another_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    inbox = Inbox(503)
-    outbox = make_outbox(inbox)
-
-    def step() -> None:
-        put(outbox, range(1))
-
-    num_posted: list[int] = []
-
-    def look() -> None:
-        num_posted.append(len(inbox.batches))
-
-    # A turn, the pause after its failure, a turn, and the look in the beginning of the next.
-    monkeypatch.setattr(outbox, "_stopping", Turns(step, nothing, nothing, look))
-    outbox._run()
-    assert num_posted == [2]
-
-
 def test_the_next_post_comes_when_the_planner_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    inbox = Inbox(next_post_s=15.0)
+    monkeypatch.setattr(measurement_outbox, "_FIRST_PERIOD_S", 0.001)
+    inbox = Inbox(next_post_s=0.2)
     outbox = make_outbox(inbox, period_s=None)
-    waits_s: list[float] = []
+    put(outbox, range(1))
+    outbox.start()
+    wait_until(lambda: len(inbox.batches) == 1)
+    first_s = time.monotonic()
+    put(outbox, range(1, 2))
+    wait_until(lambda: len(inbox.batches) == 2)
+    assert time.monotonic() - first_s > 0.1
+    outbox.stop(10.0)
 
-    class Waits:
-        def wait(self, timeout_s: float) -> bool:
-            waits_s.append(timeout_s)
-            put(outbox, range(1))
-            return len(waits_s) == 4
 
-    monkeypatch.setattr(outbox, "_stopping", Waits())
-    outbox._run()
-    assert waits_s[0] == pytest.approx(1.0, rel=0.1)
-    assert waits_s[1:] == [pytest.approx(15.0, rel=0.1)] * 3
-    assert len(set(waits_s[1:])) == 3  # ranks that started together drift apart
+@pytest.mark.parametrize(
+    ("status", "levels"),
+    [
+        (422, [logging.WARNING] * 3),
+        # A process of an earlier run of the job.
+        (409, [logging.WARNING, logging.DEBUG, logging.DEBUG]),
+    ],
+)
+def test_a_batch_that_the_planner_refuses_is_dropped_and_logged(
+    caplog: pytest.LogCaptureFixture, status: int, levels: list[int]
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="flyball_client")
+    inbox = Inbox(status, status, status)
+    outbox = make_outbox(inbox)
+    outbox.start()
+    for step in range(3):
+        put(outbox, range(step, step + 1))
+        wait_until(lambda num=step + 1: outbox.num_dropped == num)  # type: ignore[misc] # bound now
+    outbox.stop(10.0)
+    assert inbox.batches == [[0], [1], [2]]
+    dropped = [line.levelno for line in caplog.records if "dropped" in line.getMessage()]
+    assert dropped == levels
 
 
 def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
@@ -213,21 +194,6 @@ def test_a_batch_that_failed_is_posted_again() -> None:
     assert outbox.num_dropped == 0
 
 
-def test_a_batch_that_the_planner_finds_wrong_is_dropped_and_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    inbox = Inbox(422)
-    outbox = make_outbox(inbox)
-    put(outbox, range(2))
-    outbox.start()
-    with inbox.posted:
-        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 1, 30.0)
-    outbox.stop(10.0)
-    assert inbox.batches == [[0, 1]]
-    assert outbox.num_dropped == 2
-    assert sum("2 measurements dropped" in m for m in caplog.messages) == 1
-
-
 def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:
     inbox = Inbox()
     outbox = make_outbox(inbox)
@@ -242,26 +208,18 @@ def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptur
     assert not any("planner" in message for message in caplog.messages)
 
 
-def test_nothing_is_posted_for_a_rank_that_the_planner_does_not_know() -> None:
-    inbox = Inbox()
-    outbox = make_outbox(inbox, is_registered=False)
-    put(outbox, range(2))
-    outbox.start()
-    outbox.stop(10.0)
-    assert inbox.batches == []
-
-
 def test_what_the_planner_has_not_taken_before_the_end_is_counted_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    outbox = make_outbox(Inbox(), is_registered=False)
+    inbox = Inbox()
+    outbox = make_outbox(inbox, is_registered=False)
     put(outbox, range(7))
     outbox.start()
     outbox.stop(10.0)
-
+    assert inbox.batches == []
     assert outbox.num_dropped == 7
-    assert [line.getMessage() for line in caplog.records] == [
-        "rank 0: 7 measurements dropped: the planner has not taken them before the end"
+    assert caplog.messages == [
+        "job gpt rank 0: 7 measurements dropped: the planner did not accept them in time"
     ]
 
 
@@ -297,13 +255,3 @@ def test_a_batch_that_fails_after_the_end_is_counted_too() -> None:
 
     going_on.set()
     wait_until(lambda: outbox.num_dropped == 5)
-
-
-def test_pauses_double_up_to_the_longest_and_begin_again() -> None:
-    backoff = Backoff(first_s=1.0, longest_s=3.0)
-    for longest_s in (1.0, 2.0, 3.0, 3.0):
-        assert longest_s / 2 <= backoff.next_pause_s() <= longest_s
-    backoff.reset()
-    assert backoff.next_pause_s() <= 1.0
-    with pytest.raises(ValueError, match="backoff must be 0 < first_s <= longest_s"):
-        Backoff(first_s=2.0, longest_s=1.0)

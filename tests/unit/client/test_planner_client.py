@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -202,12 +201,6 @@ def test_no_plan_within_the_wait_is_none() -> None:
     assert Answers(httpx.Response(204)).client().get_rank_plan("gpt", 0) is None
 
 
-def test_without_a_token_no_token_is_sent() -> None:
-    answers = Answers(as_json(HEALTH))
-    answers.client(token=None).health()
-    assert messages.TOKEN_HEADER not in answers.requests[0].headers
-
-
 def test_a_long_poll_waits_longer_than_the_planner_does() -> None:
     answers = Answers(httpx.Response(204))
     answers.client().get_rank_plan("gpt", 0, wait_s=30)
@@ -216,21 +209,6 @@ def test_a_long_poll_waits_longer_than_the_planner_does() -> None:
     assert timeout["connect"] == 5.0
     with pytest.raises(ValueError, match="wait_s must be from 0 to 60, not 61"):
         answers.client().get_rank_plan("gpt", 0, wait_s=61)
-
-
-@pytest.mark.parametrize("name", ["get_history", "get_report"])
-def test_what_reads_all_of_a_job_may_take_a_minute(name: str) -> None:
-    answers = Answers(httpx.Response(200, json=[]))
-    with suppress(PlannerUnavailableError):  # an empty list is no report
-        getattr(answers.client(), name)("gpt")
-    assert answers.requests[0].extensions["timeout"]["read"] > 60
-
-
-def test_every_call_has_a_finite_timeout() -> None:
-    answers = Answers(as_json(HEALTH))
-    answers.client().health()
-    timeout = answers.requests[0].extensions["timeout"]
-    assert set(timeout.values()) == {5.0}
 
 
 PASSING: list[httpx.Response | Exception] = [
@@ -244,6 +222,23 @@ PASSING: list[httpx.Response | Exception] = [
 ]
 
 
+@pytest.mark.parametrize(("seconds", "waited_s"), [("7", 7), ("3600", 60)])
+def test_a_busy_planner_names_the_time_of_the_next_call(seconds: str, waited_s: float) -> None:
+    answers = Answers(httpx.Response(503, headers={"Retry-After": seconds}), as_json(HEALTH))
+    with pytest.raises(PlannerBusyError) as caught:
+        answers.client().health()
+    assert caught.value.retry_after_s == waited_s
+    assert answers.pauses_s == []
+
+
+def test_after_the_last_attempt_the_planner_is_unavailable() -> None:
+    answers = Answers(httpx.Response(503))
+    with pytest.raises(PlannerUnavailableError):
+        answers.client(token=None).health()
+    assert len(answers.requests) == 3
+    assert messages.TOKEN_HEADER not in answers.requests[0].headers
+
+
 @pytest.mark.parametrize("failure", PASSING, ids=str)
 def test_what_may_pass_is_tried_again_after_growing_pauses(
     failure: httpx.Response | Exception,
@@ -253,35 +248,10 @@ def test_what_may_pass_is_tried_again_after_growing_pauses(
     assert answers.pauses_s == [0.1, 0.2]
 
 
-def test_a_planner_that_says_when_to_come_again_is_not_asked_before() -> None:
-    answers = Answers(httpx.Response(503, headers={"Retry-After": "7"}), as_json(HEALTH))
-    with pytest.raises(PlannerBusyError) as caught:
-        answers.client().health()
-    assert caught.value.retry_after_s == 7
-    assert answers.pauses_s == []
-
-
 @pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT"])
 def test_what_is_no_number_of_seconds_says_nothing(text: str) -> None:
     answers = Answers(httpx.Response(503, headers={"Retry-After": text}), as_json(HEALTH))
     assert answers.client().health() == HEALTH
-
-
-def test_an_hour_is_not_waited_for() -> None:
-    answers = Answers(httpx.Response(503, headers={"Retry-After": "3600"}))
-    with pytest.raises(PlannerBusyError) as caught:
-        answers.client().health()
-    assert caught.value.retry_after_s == 60
-
-
-@pytest.mark.parametrize("failure", PASSING, ids=str)
-def test_after_the_last_attempt_the_planner_is_unavailable(
-    failure: httpx.Response | Exception,
-) -> None:
-    answers = Answers(failure)
-    with pytest.raises(PlannerUnavailableError):
-        answers.client().health()
-    assert len(answers.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -289,27 +259,20 @@ def test_after_the_last_attempt_the_planner_is_unavailable(
     [
         httpx.ReadTimeout("slow"),
         httpx.Response(500),
-        httpx.Response(404),
+        httpx.Response(404, content=b"<html>"),
         httpx.Response(200, content=b"<html>"),
-        httpx.Response(307, headers={"Location": "http://elsewhere.test/"}),
+        httpx.Response(308, headers={"Location": "http://elsewhere.test/"}),
     ],
     ids=str,
 )
 def test_what_does_not_pass_is_tried_once(failure: httpx.Response | Exception) -> None:
     answers = Answers(failure)
+    client = answers.client()
     with pytest.raises(PlannerError):
-        answers.client().health()
-    assert len(answers.requests) == 1
-
-
-def test_a_refusal_of_one_field_says_it_once() -> None:
-    problem = messages.Problem(
-        detail="num_stages: at least 1",
-        errors=({"loc": "num_stages", "type": "int", "msg": "at least 1"},),
-    )
-    answers = Answers(httpx.Response(422, json=encode(problem)))
-    with pytest.raises(PlannerRefusedError, match=r"refused \(422\): num_stages: at least 1$"):
-        answers.client().put_job("gpt", REGISTRATION)
+        client.health()
+    (request,) = answers.requests
+    assert set(request.extensions["timeout"].values()) == {5.0}
+    assert repr(client) == "PlannerClient('http://planner.test:7787')"
 
 
 def test_a_refusal_carries_its_status_and_its_reasons_in_one_line() -> None:
@@ -330,18 +293,6 @@ def test_a_refusal_carries_its_status_and_its_reasons_in_one_line() -> None:
     )
 
 
-def test_a_refusal_without_a_problem_body_is_still_one() -> None:
-    with pytest.raises(PlannerRefusedError, match=r"refused \(404\): Not Found"):
-        Answers(httpx.Response(404, content=b"<html>")).client().get_job("gpt")
-
-
-def test_a_redirect_is_not_followed() -> None:
-    redirect = httpx.Response(308, headers={"Location": "http://elsewhere.test/"})
-    answers = Answers(redirect, as_json(HEALTH))
-    with pytest.raises(PlannerUnavailableError, match=r"redirects \(308\), which is not followed"):
-        answers.client().health()
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -358,7 +309,7 @@ def test_a_redirect_is_not_followed() -> None:
 )
 def test_a_nonsense_body_means_that_no_planner_is_there(body: bytes) -> None:
     answers = Answers(httpx.Response(200, content=body))
-    with pytest.raises(PlannerUnavailableError, match="does not talk like a planner"):
+    with pytest.raises(PlannerUnavailableError, match="is not a planner"):
         answers.client().health()
 
 
@@ -384,12 +335,6 @@ def test_every_error_of_httpx_becomes_ours_without_the_token(error: type[Excepti
     assert str(caught.value).startswith("the planner at http://planner.test:7787 ")
     assert TOKEN not in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-def test_neither_token_nor_password_is_in_what_can_be_printed() -> None:
-    client = Answers(as_json(HEALTH)).client()
-    assert repr(client) == "PlannerClient('http://planner.test:7787')"
-    assert client.base_url == "http://planner.test:7787"
 
 
 @pytest.mark.parametrize("token", ["with\nnewline", "umlaut-\u00e4", "spa ce", "end "])

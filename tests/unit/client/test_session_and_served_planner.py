@@ -96,26 +96,3 @@ def test_without_its_planner_a_rank_can_be_told_to_run_at_default_clocks(
         server.start()
         run_until_active(session, planner, 1)
         assert gpu.told[-2:] == [1200, 900]
-
-
-def test_a_planner_that_was_never_there_costs_nothing_but_a_log_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    gpu = RecordingGpu()
-    with (
-        PlannerClient("http://127.0.0.1:9", retries=Retries(num_attempts=1)) as client,
-        RankSession(
-            gpu=gpu,
-            job_id=JOB_ID,
-            rank=0,
-            stage=0,
-            planner=client,
-            times=LinkTimes(first_retry_s=0.01, longest_retry_s=0.02),
-        ) as session,
-    ):
-        wait_until(MemoryPlanner(), lambda: any("planner lost" in m for m in caplog.messages))
-        for _ in range(20):
-            run_step(session)
-    assert gpu.told == []
-    assert len(session.history) == 20
-    assert sum("planner" in m for m in caplog.messages) == 1

@@ -33,7 +33,7 @@ def session_of(
         **(QUICK | arguments),  # type: ignore[arg-type] # mixed
     ) as session:
         if planner.first_steps:
-            wait_until(planner, lambda: bool(session._plans._arrived))
+            wait_until(planner, lambda: len(session.plans) > 0)
         wait_until(planner, lambda: planner.knows_rank)
         yield session
 
@@ -92,20 +92,6 @@ def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_ste
         assert late.told == [1200, 900]
 
 
-def test_a_cycle_that_cannot_be_run_is_refused_and_the_clocks_are_left_alone(
-    planner: MemoryPlanner, caplog: pytest.LogCaptureFixture
-) -> None:
-    planner.publish(*PLAN, cycle_mhz=((1400, 1400), (900,)))
-    gpu = RecordingGpu()
-    with session_of(planner, gpu) as session:
-        wait_until(planner, lambda: any("refuses plan version 1" in m for m in caplog.messages))
-        run_step(session)
-    assert gpu.told == []
-    assert planner.acknowledgements == []
-    (line,) = (m for m in caplog.messages if "refuses" in m)
-    assert line.endswith("cycle_mhz[1] must have a clock for each of the 2 instructions, not 1")
-
-
 def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_took(
     planner: MemoryPlanner, emulated: EmulatedGpu
 ) -> None:
@@ -158,20 +144,6 @@ def test_a_plan_that_asks_for_nothing_is_answered_with_totals(
     assert (found[0].by_clock, found[0].instructions) == (None, None)
 
 
-def test_a_newer_plan_that_asks_for_less_is_answered_with_less(planner: MemoryPlanner) -> None:
-    planner.name_first_step(planner.publish(*PLAN, report="clocks"), 0)
-
-    def run(session: RankSession) -> None:
-        run_step(session)
-        planner.name_first_step(planner.publish(*PLAN), 1)
-        wait_until(planner, lambda: bool(session._plans._arrived))
-        run_step(session)
-
-    found, _ = posted(planner, RecordingGpu(), run)
-    assert [step.plan_version for step in found] == [1, 2]
-    assert [step.by_clock is None for step in found] == [False, True]
-
-
 def test_a_rank_whose_clocks_are_no_longer_set_tells_none(
     planner: MemoryPlanner, emulated: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,18 +159,6 @@ def test_a_rank_whose_clocks_are_no_longer_set_tells_none(
     assert [row[:3] for row in step.by_clock] == [("forward", 0, None), ("backward", 0, None)]
 
 
-def test_timings_of_a_step_tell_the_clock_that_was_asked_for_where_a_plan_is_in_force(
-    planner: MemoryPlanner,
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN), 1)
-    with session_of(planner, RecordingGpu()) as session:
-        told: list[list[int | None]] = []
-        for _ in range(2):
-            run_step(session)
-            told.append([timing.sm_clock_mhz for timing in session.last_step_timings])
-    assert told == [[None, None], [1200, 900]]
-
-
 def test_what_the_plan_does_not_expect_is_told_at_the_highest_clock(
     planner: MemoryPlanner,
 ) -> None:
@@ -209,14 +169,30 @@ def test_what_the_plan_does_not_expect_is_told_at_the_highest_clock(
     assert clocks_mhz == [900, SUPPORTED_MHZ[0]]
 
 
-@pytest.mark.parametrize("refuses_clocks", [False, True])
-def test_a_rank_says_which_clocks_its_gpu_has(planner: MemoryPlanner, refuses_clocks: bool) -> None:
-    gpu = RecordingGpu()
-    gpu.refuses_clocks = refuses_clocks
-    with session_of(planner, gpu):
-        pass
-    (registration,) = planner.registrations
-    assert registration.sm_clocks_mhz == (None if refuses_clocks else SUPPORTED_MHZ)
+@pytest.mark.parametrize(
+    ("begun", "ended", "has_readings"),
+    [
+        ((("forward", 0), ("backward", 0)), 1, True),
+        ((("forward", 0), ("backward", 0)), 2, True),  # an end that is reported twice
+        ((("backward", 0),), 1, False),
+        ((("forward", 0), ("forward", 7)), 1, False),
+    ],
+)
+def test_counter_readings_are_posted_for_steps_that_follow_the_plan(
+    planner: MemoryPlanner, begun: tuple[tuple[str, int], ...], ended: int, has_readings: bool
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2)), 0)
+
+    def run(session: RankSession) -> None:
+        session.on_step_begin()
+        for kind, microbatch in begun:
+            session.on_instruction_begin(kind, microbatch=microbatch)
+            for _ in range(ended):
+                session.on_instruction_end(kind, microbatch=microbatch)
+        session.on_step_end()
+
+    [step], _ = posted(planner, RecordingGpu(), run)
+    assert len(step.counter_readings or ()) == (2 if has_readings else 0)
 
 
 def test_the_counter_is_read_after_the_instructions_that_the_plan_names(
@@ -236,55 +212,6 @@ def test_the_counter_is_read_after_the_instructions_that_the_plan_names(
     assert step.counter_readings[0] == pytest.approx((1.0, 300.0))
     assert step.counter_readings[1] == pytest.approx((4.0, 750.0))
     assert step.energy_j == pytest.approx(750.0)
-
-
-def test_a_step_that_leaves_the_plan_has_no_readings_where_it_left(planner: MemoryPlanner) -> None:
-    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2), report="clocks"), 0)
-
-    def run_another(session: RankSession) -> None:
-        session.on_step_begin()
-        session.on_instruction_begin("backward", microbatch=0)
-        session.on_instruction_end("backward", microbatch=0)
-        session.on_step_end()
-
-    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=HandClock())
-    steps, _ = posted(planner, gpu, run_another)
-    assert [step.counter_readings for step in steps] == [None]
-    assert steps[0].num_unplanned == 1
-
-
-def test_an_end_that_is_told_twice_is_read_once(planner: MemoryPlanner) -> None:
-    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2)), 0)
-
-    def run_with_two_ends(session: RankSession) -> None:
-        session.on_step_begin()
-        session.on_instruction_end("forward", microbatch=0)
-        for kind in ("forward", "backward"):
-            session.on_instruction_begin(kind, microbatch=0)
-            session.on_instruction_end(kind, microbatch=0)
-            session.on_instruction_end(kind, microbatch=0)
-        session.on_step_end()
-
-    [step], _ = posted(planner, RecordingGpu(), run_with_two_ends)
-    assert step.counter_readings is not None
-    assert len(step.counter_readings) == 2
-
-
-def test_a_step_that_leaves_the_plan_between_two_readings_tells_none(
-    planner: MemoryPlanner,
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2)), 0)
-
-    def run_two_forwards(session: RankSession) -> None:
-        session.on_step_begin()
-        for microbatch in (0, 7):
-            session.on_instruction_begin("forward", microbatch=microbatch)
-            session.on_instruction_end("forward", microbatch=microbatch)
-        session.on_step_end()
-
-    [step], _ = posted(planner, RecordingGpu(), run_two_forwards)
-    assert step.num_unplanned == 1
-    assert step.counter_readings is None
 
 
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_client.session.instruction_timings import InstructionTiming
-from flyball_client.session.step_recorder import asks_for_details, num_details, with_details
+from flyball_client.session.step_recorder import num_details, with_details
 from flyball_wire.messages import StepMeasurement
 
 TOTALS = StepMeasurement(step=3, plan_version=2, time_s=10.0, energy_j=2000.0, num_unplanned=1)
@@ -63,12 +63,6 @@ def test_count_mean_and_variance_are_those_of_the_times(times_s: list[float]) ->
     assert variance_s2 == pytest.approx(statistics.variance(times_s), rel=1e-6, abs=1e-20)
 
 
-def test_a_small_variance_about_a_large_mean_is_not_lost() -> None:
-    times_s = [1e4 + 1e-5 * number for number in range(5)]
-    _, _, variance_s2 = by_clock(*(ran("forward", t, 1400) for t in times_s))["forward", 0, 1400]
-    assert variance_s2 == pytest.approx(2.5e-10, rel=1e-3)
-
-
 def test_an_instruction_whose_end_was_not_told_is_not_among_them() -> None:
     assert by_clock(ran("forward", 0.0, 1400), ran("forward", 2.0, 1400)) == {
         ("forward", 0, 1400): (1, 2.0, 0.0)
@@ -93,10 +87,3 @@ def test_each_instruction_is_told_where_it_is_asked_for_and_the_totals_stay() ->
     assert num_details(replace(detailed, counter_readings=((1.0, 2.0), (3.0, 4.0)))) == 5
     assert num_details(TOTALS) == 0
     assert (detailed.step, detailed.energy_j, detailed.num_unplanned) == (3, 2000.0, 1)
-
-
-@pytest.mark.parametrize("report", ["totals", "", "Clocks", "everything-of-a-newer-planner"])
-def test_whatever_else_is_asked_for_counts_as_totals(report: str) -> None:
-    assert not asks_for_details(report)
-    assert asks_for_details("clocks")
-    assert asks_for_details("instructions")

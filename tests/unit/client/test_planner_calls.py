@@ -5,9 +5,19 @@ import logging
 import pytest
 
 from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
-from flyball_client.session.planner_reachability import PlannerReachability
+from flyball_client.session.planner_calls import Backoff, PlannerReachability
 
 AWAY = PlannerUnavailableError("nobody there")
+
+
+def test_pauses_double_up_to_the_longest_and_start_again() -> None:
+    backoff = Backoff(first_s=1.0, longest_s=3.0)
+    for longest_s in (1.0, 2.0, 3.0, 3.0):
+        assert longest_s / 2 <= backoff.next_pause_s() <= longest_s
+    backoff.reset()
+    assert backoff.next_pause_s() <= 1.0
+    with pytest.raises(ValueError, match="backoff must be 0 < first_s <= longest_s"):
+        Backoff(first_s=2.0, longest_s=1.0)
 
 
 def refused(status: int) -> PlannerRefusedError:
