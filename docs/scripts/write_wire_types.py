@@ -22,7 +22,7 @@ HEAD = """\
 // The API's answers that the page reads (docs/rest.md); types only, no code.
 // Written by docs/scripts/write_wire_types.py from the API's OpenAPI document: do not edit.
 """
-_IMPORTED = re.compile(r'import\("\./wire_types\.js"\)\.(\w+)')
+_IMPORTED = re.compile(r'@import \{([^}]*)\} from "\./wire_types\.js"')
 _PLAIN = {
     "string": "string",
     "number": "number",
@@ -49,7 +49,8 @@ def wire_types() -> str:
 def _imported() -> set[str]:
     """Return the names of the types that the page's scripts import."""
     texts = (script.read_text(encoding="utf-8") for script in sorted(SCRIPTS.glob("*.js")))
-    return {name for text in texts for name in _IMPORTED.findall(text)}
+    lists = (names for text in texts for names in _IMPORTED.findall(text))
+    return {name for names in lists for name in re.findall(r"(\w+)(?: as \w+)?", names)}
 
 
 def _contained(names: set[str], schemas: dict[str, Schema]) -> list[str]:

@@ -76,7 +76,7 @@ FOLLOW = """
             ...changes,
         };
         stop = m.followEvents(open, {
-            onEvent: (name, data) => {
+            onEvent: ({ name, data }) => {
                 events.push([name, data]);
                 if (asked.length === hideAt) look(false);
                 if (data[0] === failing) throw new Error("a fault of the page's own");
@@ -209,7 +209,7 @@ def test_an_errors_words_are_the_planners_own_where_it_has_any(modules: Modules)
 
 AFTER = """
     let state = null;
-    for (const [name, data] of events) state = m.afterEvent(state, name, data);
+    for (const [name, data] of events) state = m.afterEvent(state, { name, data });
     return state;
 """
 
@@ -255,8 +255,8 @@ def test_no_more_steps_are_kept_than_can_be_shown(
 ) -> None:
     body = """
         const all = Array.from({ length: 2500 }, (_, step) => ({ step }));
-        let state = m.afterEvent(null, "overview", job);
-        state = m.afterEvent(state, "steps", all.slice(1000));
+        let state = m.afterEvent(null, { name: "overview", data: job });
+        state = m.afterEvent(state, { name: "steps", data: all.slice(1000) });
         state = m.withSteps(state, all.slice(0, 1500), 0);
         return [state.steps.length, state.steps[0].step, state.steps.at(-1).step];
     """
@@ -297,8 +297,8 @@ PAGE = """
     } };
     const main = document.createElement("main");
     document.body.append(main);
-    const page = m.createJobPage(main, { api, connection, announce() {}, reopen() {} }, name);
-    const tell = (event, data) => follower.onEvent(event, data);
+    const page = new m.JobPage(main, { api, connection, announce() {}, reopen() {} }, name);
+    const tell = (name, data) => follower.onEvent({ name, data });
     const drawn = async () => {
         await new Promise((resolve) => requestAnimationFrame(resolve));
         await new Promise((resolve) => setTimeout(resolve));

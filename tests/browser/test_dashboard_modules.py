@@ -87,7 +87,7 @@ def test_times_of_other_days_have_their_date(modules: Modules) -> None:
 def test_an_axis_has_one_prefix_and_tells_its_ticks_apart(
     modules: Modules, ticks: str, shown: list[str]
 ) -> None:
-    found = modules.run("axis_units", f"return m.{ticks};")
+    found = modules.run("axis_ticks", f"return m.{ticks};")
     assert [tick.replace(NARROW, " ") for tick in found] == shown
 
 
@@ -427,7 +427,7 @@ def test_charts_follow_the_newest_steps_until_a_range_is_chosen(modules: Modules
         window.followNewest(100); found.push(ends());
         return found;
     """
-    assert modules.run("chart_window", body) == [
+    assert modules.run("live_charts", body) == [
         [100, 599],
         [100, 200],
         [100, 200],  # newer ones do not push it on

@@ -168,7 +168,7 @@ def test_an_address_that_names_no_job_says_so_with_its_text(
 def test_the_first_job_appears_on_the_empty_page_and_a_deleted_one_goes(
     browser_page: Page, page_watch: PageWatch, planner: LivePlanner
 ) -> None:
-    page_watch.allow("status of 404")
+    page_watch.allow("status of 404", "older steps: Job job is not known")
     dashboard = dashboard_of(planner, browser_page).open()
     expect(browser_page.get_by_role("heading", name="No job here yet")).to_be_visible()
     assert_accessible(browser_page)

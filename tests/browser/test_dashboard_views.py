@@ -210,7 +210,7 @@ def test_a_slow_gpu_is_told_where_the_charts_are_and_in_its_panel(
 CHARTS = """
     const place = document.createElement("section");
     document.body.append(place);
-    const panel = m.createLiveCharts(place, { announce() {} });
+    const panel = new m.LiveCharts(place, { announce() {} });
     const show = (steps) => panel.update({
         overview: job, history, steps, stragglers: [], profiling: null, comparison: null,
     });

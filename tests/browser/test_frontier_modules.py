@@ -267,7 +267,7 @@ def test_what_becomes_of_a_target_is_told(
 ) -> None:
     overviews = {name: value for name, value in changes.items() if name != "first_step"}
     told = modules.run(
-        "target_progress",
+        "frontier_target",
         "return m.progressOf(asked, state);",
         asked={name: value for name, value in {**ASKED, **asked}.items() if value != UNKNOWN},
         state=state([summary(3), summary(4, first_step=changes.get("first_step"))], **overviews),

@@ -240,7 +240,7 @@ ALONE = """
     const place = document.createElement("section");
     document.body.append(place);
     const context = { api, jobId: "job", announce() {}, guard: (action) => action() };
-    const panel = m.createFrontierPanel(place, context);
+    const panel = new m.FrontierPanel(place, context);
     const rest = () => new Promise((resolve) => setTimeout(resolve));
     const question = (part) => asked.filter(({ path }) => path.includes(part)).at(-1);
     const points = () => [...place.querySelectorAll(".frontier-point")];

@@ -89,7 +89,7 @@ def test_each_step_has_the_clocks_that_were_read_beside_those_of_its_version(
 def test_a_reading_between_two_steps_without_one_is_a_dot(
     modules: Modules, column: list[float | None], indices: list[int]
 ) -> None:
-    assert modules.run("stage_clock_chart", "return m.singles(column);", column=column) == indices
+    assert modules.run("stage_charts", "return m.singles(column);", column=column) == indices
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_column_has_the_clock_of_what_runs_in_it(modules: Modules) -> None:
     """1.5 s in columns of half a second: two at 1000 MHz, one at 2000 MHz, one of waiting."""
     boxes = [("forward", 0, 1000, 0.0, 1.0), ("backward", 0, 2000, 1.0, 0.5)]
     found = modules.run(
-        "timeline_columns",
+        "timeline_raster",
         AGGREGATE,
         timeline=iteration([row(0, boxes)], []),
         columns={"start_s": 0, "span_s": 2, "count": 4},
@@ -211,7 +211,7 @@ def test_boxes_narrower_than_a_column_are_merged_by_their_shares(modules: Module
     """In one column of 2 s: 1 s at 1000 MHz and 0.5 s at 2000 MHz, so 4/3 GHz on average."""
     boxes = [("forward", 0, 1000, 0.0, 1.0), ("backward", 0, 2000, 1.0, 0.5)]
     [[busy, clock_mhz]] = modules.run(
-        "timeline_columns",
+        "timeline_raster",
         AGGREGATE,
         timeline=iteration([row(0, boxes)], []),
         columns={"start_s": 0, "span_s": 2, "count": 1},
@@ -224,7 +224,7 @@ def test_merging_loses_no_busy_time_at_any_width(modules: Modules, count: int) -
     """A hundred boxes of 10 ms with 5 ms between them: 1 s of 1.5 s is busy."""
     boxes = [("forward", each, 1000 + each, 0.015 * each, 0.01) for each in range(100)]
     found = modules.run(
-        "timeline_columns",
+        "timeline_raster",
         AGGREGATE,
         timeline=iteration([row(0, boxes)], []),
         columns={"start_s": 0, "span_s": 1.5, "count": count},
@@ -235,7 +235,7 @@ def test_merging_loses_no_busy_time_at_any_width(modules: Modules, count: int) -
 def test_wide_boxes_end_a_column_early_so_that_neighbours_stay_apart(modules: Modules) -> None:
     boxes = [("forward", 0, 1000, 0.0, 1.0), ("forward", 1, 1000, 1.0, 1.0)]
     found = modules.run(
-        "timeline_columns",
+        "timeline_raster",
         AGGREGATE,
         timeline=iteration([row(0, boxes)], []),
         columns={"start_s": 0, "span_s": 2, "count": 20},
@@ -250,7 +250,7 @@ def test_rows_are_drawn_with_waits_and_nothing_after_the_end(modules: Modules) -
         """
         const { layOut } = await import("/dashboard/scripts/timeline_layout.js");
         const { createClockScale } = await import("/dashboard/scripts/clock_scale.js");
-        const { createPalette } = await import("/dashboard/scripts/timeline_columns.js");
+        const { createPalette } = await import("/dashboard/scripts/timeline_raster.js");
         const scale = createClockScale(1000, 1400);
         const pixels = new Uint32Array(8 * 20);
         const columns = {start_s: 0, span_s: 8, count: 8};
@@ -270,7 +270,7 @@ def test_rows_are_drawn_with_waits_and_nothing_after_the_end(modules: Modules) -
 
 def test_the_colour_of_a_busy_column_is_its_clocks(modules: Modules) -> None:
     pixels = modules.run(
-        "timeline_columns",
+        "timeline_raster",
         """
         const { createClockScale } = await import("/dashboard/scripts/clock_scale.js");
         const palette = m.createPalette(createClockScale(1000, 1400), [255, 255, 255]);

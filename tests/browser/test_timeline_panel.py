@@ -18,7 +18,7 @@ from flyball_wire import routes
 PANEL = "#panel-timeline"
 # A frame of the map: what of the iteration is shown.
 SHOWN = re.compile(r"left: ([\d.]+)%; width: ([\d.]+)%")
-# Longer than timeline_gestures.js takes the page to go on scrolling.
+# Longer than timeline_view.js takes the page to go on scrolling.
 SCROLL_LASTS_MS = 300
 
 

@@ -1,57 +1,52 @@
-// The planner's API as the page calls it: JSON, the token's header, errors in one line.
+// The planner's API: JSON, the token's header, errors as ApiError.
 
 import { ApiError } from "./api_error.js";
 import { followEvents } from "./event_stream.js";
 
-export { ApiError };
+/**
+ * @import { Follower } from "./event_stream.js"
+ * @import { TokenKeeper } from "./token_prompt.js"
+ */
 
 const TOKEN_HEADER = "Flyball-Token";
 
 /**
+ * Calls of the API; each rejects with an ApiError. The caller names the type of the answer.
  * @typedef {object} Api
- * @property {(path: string, init?: {signal?: AbortSignal}) => Promise<any>} get
- * @property {(path: string, body: unknown, init?: {signal?: AbortSignal}) => Promise<any>} put
- * @property {(path: string, follower: import("./event_stream.js").Follower) => () => void} follow
+ * @property {<T>(path: string, init?: {signal?: AbortSignal}) => Promise<T>} get
+ * @property {<T>(path: string, body: unknown) => Promise<T>} put
+ * @property {<E>(path: string, follower: Follower<E>) => () => void} follow returns what ends it
  */
 
 /**
- * The API below the page's own address, as a proxy may have put it anywhere.
- * @param {import("./token_prompt.js").TokenKeeper} tokens
- * @returns {Api} its calls reject with an ApiError
+ * Create the API below the page's own address, wherever a proxy has put it.
+ * @param {TokenKeeper} tokens
+ * @returns {Api}
  */
 export function createApi(tokens) {
-  /**
-   * @param {string} path
-   * @param {RequestInit} init
-   * @returns {Promise<Response>} a success
-   */
+  /** @param {string} path @param {RequestInit} init */
   async function call(path, init) {
     for (;;) {
       const token = tokens.token;
       const answer = await send(path, init, token);
       if (answer.ok) return answer;
       const error = await ApiError.of(answer);
-      // A proxy's own 401 asks for something else than our token.
+      // A 401 of a proxy asks for something other than a token of the planner.
       if (error.status !== 401 || !error.isPlanners) throw error;
       await tokens.ask(token, error);
     }
   }
 
   return {
-    async get(path, { signal } = {}) {
-      return body(await call(path, { signal }));
-    },
-    async put(path, content, { signal } = {}) {
+    get: async (path, { signal } = {}) => readAnswer(await call(path, { signal })),
+    async put(path, content) {
       const headers = { "Content-Type": "application/json" };
-      const init = { method: "PUT", body: JSON.stringify(content), headers, signal };
-      return body(await call(path, init));
+      return readAnswer(
+        await call(path, { method: "PUT", body: JSON.stringify(content), headers }),
+      );
     },
     follow(path, follower) {
-      const mark = path.includes("?") ? "&" : "?";
-      return followEvents(
-        (init, query) => call(query ? path + mark + query : path, init),
-        follower,
-      );
+      return followEvents((init, query) => call(query ? `${path}?${query}` : path, init), follower);
     },
   };
 }
@@ -60,7 +55,6 @@ export function createApi(tokens) {
  * @param {string} path
  * @param {RequestInit} init
  * @param {string | null} token
- * @returns {Promise<Response>}
  */
 async function send(path, init, token) {
   const headers = new Headers(init.headers);
@@ -74,11 +68,12 @@ async function send(path, init, token) {
 }
 
 /**
+ * Read the JSON of an answer as the type that the caller knows from wire_types.js.
+ * @template T
  * @param {Response} answer
- * @returns {Promise<any>} null where it has no body
+ * @returns {Promise<T>}
  */
-async function body(answer) {
-  if (answer.status === 204) return null;
+async function readAnswer(answer) {
   try {
     return await answer.json();
   } catch (error) {

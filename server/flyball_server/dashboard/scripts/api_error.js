@@ -1,16 +1,16 @@
-// The one kind of error that calls of the API end with: its HTTP status and one line of text.
+// The error of a failed API call: HTTP status and one line of text.
 
-// What the planner answers so it answers again until somebody does something about it.
+// Answers of the planner that asking again does not change.
 const FINAL = [401, 403, 404, 422];
 
-/** A call that was not answered as meant; `status` 0: no answer came. */
+/** Failed call of the API; `status` 0: no answer, or none that can be read. */
 export class ApiError extends Error {
   /**
    * @param {number} status
    * @param {string} detail
    * @param {object} [more]
-   * @param {number | null} [more.retryAfter_s] when the planner says to ask again
-   * @param {boolean} [more.isPlanners] the words are the planner's own: no proxy's in front of it
+   * @param {number | null} [more.retryAfter_s] time after which the planner can be asked again
+   * @param {boolean} [more.isPlanners] the text is the planner's, not a proxy's
    */
   constructor(status, detail, { retryAfter_s = null, isPlanners = false } = {}) {
     super(detail);
@@ -21,26 +21,26 @@ export class ApiError extends Error {
     this.isPlanners = isPlanners;
   }
 
-  /** Whether to ask again is of no use. */
+  /** Asking again is of no use. */
   get isFinal() {
     return this.isPlanners && FINAL.includes(this.status);
   }
 
   /**
-   * Whatever a call threw, as one of these.
+   * Return what a call threw as an ApiError.
    * @param {unknown} error
    * @returns {ApiError}
    */
   static from(error) {
     if (error instanceof ApiError) return error;
-    if (error instanceof SyntaxError) return new ApiError(0, "The planner sent an invalid response");
+    if (error instanceof SyntaxError)
+      return new ApiError(0, "The planner sent an invalid response");
     return new ApiError(0, "The planner does not respond");
   }
 
   /**
-   * What an answer that is no success says.
+   * Read the error of an unsuccessful answer.
    * @param {Response} answer
-   * @returns {Promise<ApiError>}
    */
   static async of(answer) {
     let detail = `The planner answers ${answer.status}`;
@@ -52,7 +52,7 @@ export class ApiError extends Error {
         isPlanners = true;
       }
     } catch {
-      // A proxy's page, say: its status is all that is told.
+      // Not JSON, such as a proxy's page: only its status is known.
     }
     const retry = Number(answer.headers.get("Retry-After") ?? Number.NaN);
     const retryAfter_s = Number.isFinite(retry) ? retry : null;

@@ -1,7 +1,7 @@
-// What colour an SM clock has: dark and cool is slow, light and warm is fast.
+// Colours of SM clocks, in both themes: dark is slow, light is fast.
 //
-// The stops are viridis from 0.12 to 0.98: its lightness rises evenly, so that the order of clocks
-// can be read with any colour vision and in grey. The same clock has the same colour in both themes.
+// The stops are viridis from 0.12 to 0.98. Its lightness rises evenly: the order of clocks can be
+// read with any colour vision and in grey.
 
 const STOPS = [
   "#472a7a",
@@ -25,22 +25,20 @@ const BLACK = "#000000";
 const WHITE = "#ffffff";
 
 /**
- * Clocks to colours between the slowest and the fastest clock that are shown.
- *
+ * Colours of clocks between the slowest and the fastest one that are shown.
  * @typedef {object} ClockScale
  * @property {number} slowest_mhz
  * @property {number} fastest_mhz
- * @property {(mhz: number) => number} position 0 (slowest) to 1 (fastest); clocks outside are taken
- *   to the nearer end.
+ * @property {(mhz: number) => number} position from 0 (slowest) to 1 (fastest)
  * @property {(mhz: number) => Rgb} rgb
- * @property {(mhz: number) => string} color as `#rrggbb`.
- * @property {(mhz: number) => string} textOn black or white, whichever reads better on `color`;
- *   the contrast is at least 4.5 to 1.
+ * @property {(mhz: number) => string} color as `#rrggbb`
+ * @property {(count: number) => string[]} samples evenly spaced colours, slowest first
+ * @property {(mhz: number) => string} textOn black or white, with a contrast to `color` of at
+ *   least 4.5 to 1
  */
 
 /**
- * Where there is a single clock, it has the fastest one's colour.
- *
+ * Create a scale; a single clock has the colour of the fastest.
  * @param {number} slowest_mhz
  * @param {number} fastest_mhz
  * @returns {ClockScale}
@@ -57,23 +55,23 @@ export function createClockScale(slowest_mhz, fastest_mhz) {
     position,
     rgb,
     color: (mhz) => hex(rgb(mhz)),
+    samples: (count) =>
+      Array.from({ length: count }, (_, at) => hex(rgb(slowest_mhz + (at / (count - 1)) * span))),
     textOn: (mhz) => readableOn(rgb(mhz)),
   };
 }
 
 /**
- * Black or white, whichever has the higher contrast (WCAG) on a colour.
- *
+ * Return black or white, whichever has the higher contrast (WCAG) on a colour.
  * @param {Rgb} rgb
  */
-export function readableOn(rgb) {
+function readableOn(rgb) {
   const luminance = relativeLuminance(rgb);
   return (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) ? BLACK : WHITE;
 }
 
 /**
- * WCAG's relative luminance, 0 to 1.
- *
+ * Return WCAG's relative luminance, 0 to 1.
  * @param {Rgb} rgb
  */
 export function relativeLuminance(rgb) {
@@ -102,7 +100,7 @@ function interpolated(position) {
  * @param {string} color `#rrggbb`
  * @returns {Rgb}
  */
-function channels(color) {
+export function channels(color) {
   /** @param {number} at */
   const channel = (at) => Number.parseInt(color.slice(at, at + 2), 16);
   return [channel(1), channel(3), channel(5)];

@@ -1,19 +1,24 @@
-// Says whether the figures are live; when the planner is away, from when those on the page are.
+// Connection state: live or not, the time of the figures, and the notice of a refused page.
 
-import { byId, setText } from "./elements.js";
+import { byId, make, setChildren, setText } from "./elements.js";
 import { clockTime } from "./format.js";
 
-// A planner that is back within this time gets no banner, ms.
+/**
+ * @import { Follower } from "./event_stream.js"
+ * @import { Shell } from "./main.js"
+ */
+
+// Interruptions shorter than this get no banner.
 const GRACE_MS = 1_000;
 
 /**
  * @typedef {object} Connection
- * @property {() => void} heard the planner has just told something
- * @property {(connected: boolean, text: string) => void} set `text` empty where it is not connected:
- *   nobody has looked, and nothing is wrong
- * @property {(text: string | null) => void} trouble what the planner itself has trouble with
- * @property {() => void} stop nothing is followed any more: the view says why
- * @property {() => void} reset another page: nothing is known yet
+ * @property {() => void} heard records an event as the time of the figures
+ * @property {(connected: boolean, text: string) => void} set `text`: problem; empty: the page was
+ *   hidden and follows nothing
+ * @property {(text: string | null) => void} trouble sets or clears a problem of the planner itself
+ * @property {() => void} stop marks the figures as not live, without a banner: the page says why
+ * @property {() => void} reset forgets everything, for another page
  */
 
 /** @returns {Connection} */
@@ -80,10 +85,76 @@ export function createConnection() {
   };
 }
 
-/**
- * @param {string} text
- * @returns {string}
- */
+/** @param {string} text */
 function withoutDot(text) {
   return text.replace(/\.$/, "");
+}
+
+// By HTTP status.
+const LEADS = new Map([
+  [401, "This planner asks for a token"],
+  [403, "This token does not open this page"],
+  [404, "There is no such job here"],
+]);
+
+/** @typedef {{name: "trouble", data: {detail: string}}} TroubleEvent */
+
+/**
+ * Follow the events of a page, and show the state of the connection meanwhile.
+ * @template {{name: string, data: unknown}} E
+ * @param {Shell} shell
+ * @param {string} path
+ * @param {object} page
+ * @param {(event: Exclude<E, TroubleEvent>) => void} page.onEvent
+ * @param {(status: number, text: string) => void} page.onRefusal gets a final answer
+ * @returns {() => void} ends it
+ */
+export function followPage({ api, connection }, path, { onEvent, onRefusal }) {
+  /** @type {Follower<E | TroubleEvent>} */
+  const follower = {
+    onEvent(event) {
+      if (isTrouble(event)) {
+        connection.trouble(event.data.detail);
+        return;
+      }
+      if (event.name === "overview") connection.trouble(null);
+      connection.heard();
+      onEvent(/** @type {Exclude<E, TroubleEvent>} */ (event));
+    },
+    onState(connected, text, refusal) {
+      if (refusal !== 0) onRefusal(refusal, text);
+      else connection.set(connected, text);
+    },
+  };
+  return api.follow(path, follower);
+}
+
+/** @param {{name: string}} event @returns {event is TroubleEvent} */
+function isTrouble(event) {
+  return event.name === "trouble";
+}
+
+/**
+ * Replace a page by the planner's refusal.
+ * @param {Shell} shell
+ * @param {HTMLElement} main
+ * @param {number} status
+ * @param {string} detail text of the planner
+ */
+export function showRefusal({ connection, reopen }, main, status, detail) {
+  connection.stop();
+  setChildren(
+    main,
+    make(
+      "section.notice",
+      { role: "alert" },
+      make("h1", LEADS.get(status) ?? "The planner refuses this"),
+      make("p", status === 401 ? "Without one it shows no job." : detail),
+      make(
+        "p.buttons",
+        make("button", { onclick: reopen }, status === 401 ? "Enter a token" : "Try again"),
+        make("a.button", { href: "#/" }, "All jobs"),
+      ),
+    ),
+  );
 }

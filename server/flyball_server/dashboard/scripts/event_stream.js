@@ -1,40 +1,48 @@
-// Live events of the planner, read from a streamed answer: EventSource could not send the token.
+// Live events of the planner, read with fetch: EventSource cannot send the token's header.
 
 import { ApiError } from "./api_error.js";
 
-/** How long is waited, ms. */
+/** Waiting times in ms. */
 export const TIMES = {
-  /** The planner sends something every 10 s at least; a stream silent for longer is dead. */
+  /** Silence after which a stream is dead: the planner sends something every 10 s. */
   silence_ms: 35_000,
   firstPause_ms: 500,
   longestPause_ms: 10_000,
-  /** A stream ends by itself after some time, and another follows; not faster than this. */
+  /** Pause before the next stream after one that ended normally. */
   nextStream_ms: 250,
-  /** Between questions where the planner holds no stream. */
+  /** Polling interval where the planner holds no stream open. */
   poll_ms: 5_000,
-  /** After so much asking like that a stream is tried again. */
+  /** Time of polling after which a stream is tried again. */
   heldAgain_ms: 60_000,
-  /** A page that nobody sees for so long follows nothing. */
+  /** Time after which a hidden page follows nothing. */
   hidden_ms: 120_000,
 };
 
-// Why a stream was ended.
-const ASLEEP = "nobody looks";
+// Reason of an abort.
+const ASLEEP = "the page is hidden";
 
 /**
  * @typedef {object} StreamMessage
  * @property {string} name
  * @property {string} data
  * @property {string | null} id
- *
- * @typedef {object} Follower
- * @property {(name: string, data: any) => void} onEvent
- * @property {(connected: boolean, text: string, refusal: number) => void} onState
- *   `text`: what is wrong; empty: nothing. `refusal`: the status of an answer after which nothing is
- *   asked for again; 0: it goes on
  */
 
-/** Puts the lines of an event stream together, however they were cut on their way. */
+/**
+ * Handlers of a subscription.
+ * @template E
+ * @typedef {object} Follower
+ * @property {(event: E) => void} onEvent gets events as `{name, data}`
+ * @property {(connected: boolean, text: string, refusal: number) => void} onState
+ *   `text`: problem; empty: none. `refusal`: HTTP status of a final answer; 0: following goes on
+ */
+
+/**
+ * Request of the stream with a query; rejects with an ApiError.
+ * @typedef {(init: RequestInit, query: string) => Promise<Response>} Open
+ */
+
+/** Parser of an event stream that arrives in pieces of any length. */
 export class StreamParser {
   constructor() {
     this.rest = "";
@@ -46,8 +54,8 @@ export class StreamParser {
   }
 
   /**
-   * @param {string} text the next piece
-   * @returns {StreamMessage[]} what is complete with it
+   * @param {string} text next piece
+   * @returns {StreamMessage[]} messages that it completes
    */
   take(text) {
     const lines = (this.rest + text).split("\n");
@@ -55,10 +63,7 @@ export class StreamParser {
     return lines.flatMap((line) => this.line(line.replace(/\r$/, "")));
   }
 
-  /**
-   * @param {string} line
-   * @returns {StreamMessage[]}
-   */
+  /** @param {string} line @returns {StreamMessage[]} */
   line(line) {
     if (line === "") return this.dispatch();
     const [, field, value] = /^([^:]*):? ?(.*)$/.exec(line) ?? ["", "", ""];
@@ -79,10 +84,10 @@ export class StreamParser {
 }
 
 /**
- * Follow events until stopped: a stream that ends or breaks is taken up again where it was.
- * @param {(init: RequestInit, query: string) => Promise<Response>} open asks for the stream,
- *   `query` put behind its address; rejects with an ApiError
- * @param {Follower} follower
+ * Follow events until stopped; a stream that ends or breaks is resumed after its last event.
+ * @template E
+ * @param {Open} open
+ * @param {Follower<E>} follower
  * @param {typeof TIMES} [times]
  * @returns {() => void} ends it
  */
@@ -92,11 +97,14 @@ export function followEvents(open, follower, times = TIMES) {
   return () => following.stop();
 }
 
-/** One subscription through all of its streams. */
+/**
+ * One subscription through all of its streams.
+ * @template E
+ */
 class Following {
   /**
-   * @param {(init: RequestInit, query: string) => Promise<Response>} open
-   * @param {Follower} follower
+   * @param {Open} open
+   * @param {Follower<E>} follower
    * @param {typeof TIMES} times
    */
   constructor(open, follower, times) {
@@ -107,7 +115,7 @@ class Following {
     /** @type {string | null} */
     this.lastId = null;
     this.pause_ms = times.firstPause_ms;
-    // Where the planner holds no more calls, each is answered at once and asked again later.
+    // A planner that holds no more calls answers at once and is polled.
     this.isHeld = true;
     this.refusedAt_ms = 0;
     this.stream = new AbortController();
@@ -139,7 +147,7 @@ class Following {
   }
 
   /**
-   * One stream to its end.
+   * Read one stream to its end.
    * @returns {Promise<number | null>} ms until the next; null: there is none
    */
   async once() {
@@ -157,41 +165,45 @@ class Following {
     const headers = new Headers({ Accept: "text/event-stream" });
     if (this.lastId !== null) headers.set("Last-Event-ID", this.lastId);
     this.isHeld ||= performance.now() - this.refusedAt_ms >= this.times.heldAgain_ms;
-    const timer = new Silence(this.times.silence_ms, () => this.stream.abort());
+    /** @type {number | undefined} */
+    let timer;
+    const heard = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => this.stream.abort(), this.times.silence_ms);
+    };
+    heard();
     try {
       const query = this.isHeld ? "" : "wait_s=0";
       const answer = await this.open({ headers, signal: this.stream.signal }, query);
       this.pause_ms = this.times.firstPause_ms;
       this.tell(() => this.follower.onState(true, "", 0));
-      await this.readBody(answer, timer);
+      await this.readBody(answer, heard);
     } finally {
-      timer.end();
+      clearTimeout(timer);
     }
   }
 
-  /**
-   * @param {Response} answer
-   * @param {Silence} timer
-   */
-  async readBody(answer, timer) {
+  /** @param {Response} answer @param {() => void} heard */
+  async readBody(answer, heard) {
     const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).getReader();
     const decoder = new TextDecoder();
     const parser = new StreamParser();
     for (;;) {
       const { done, value } = await reader.read();
       if (done || this.isStopped) return;
-      timer.heard();
+      heard();
       this.tell(() => this.follower.onState(true, "", 0));
       for (const message of parser.take(decoder.decode(value, { stream: true }))) {
-        const data = JSON.parse(message.data);
+        /** @type {unknown} */
+        const event = { name: message.name, data: JSON.parse(message.data) };
         if (message.id !== null) this.lastId = message.id;
-        this.tell(() => this.follower.onEvent(message.name, data));
+        this.tell(() => this.follower.onEvent(/** @type {E} */ (event)));
       }
     }
   }
 
   /**
-   * What fails in the page itself is no trouble of the planner's.
+   * Call the follower; its own errors are no problem of the planner.
    * @param {() => void} action
    */
   tell(action) {
@@ -205,7 +217,7 @@ class Following {
 
   /**
    * @param {ApiError} error
-   * @returns {number | null} ms until it is tried again; null: it is not
+   * @returns {number | null} ms until the next try; null: none
    */
   afterFailure(error) {
     const { longestPause_ms, nextStream_ms } = this.times;
@@ -219,29 +231,26 @@ class Following {
     if (error.isFinal) return null;
     const pause_ms = this.pause_ms;
     this.pause_ms = Math.min(2 * pause_ms, longestPause_ms);
-    // Many pages that lost the same planner do not come back in step.
+    // Many pages that lost the same planner do not return at the same moment.
     return pause_ms * (0.75 + 0.5 * Math.random());
   }
 
   /**
-   * At least so long, and as long as nobody looks; who begins to look ends it.
+   * Pause, and go on pausing while the page is hidden; showing it ends the pause.
    * @param {number} pause_ms
    */
   async rest(pause_ms) {
-    await this.pause((resolve) => setTimeout(resolve, pause_ms));
-    while (this.isAsleep && !this.isStopped) await this.pause(() => undefined);
+    await this.pause(pause_ms);
+    while (this.isAsleep && !this.isStopped) await this.pause(null);
   }
 
-  /** @param {(resolve: () => void) => number | undefined} begin returns a timer */
-  async pause(begin) {
+  /** @param {number | null} pause_ms null: until the page is shown */
+  async pause(pause_ms) {
     if (this.isStopped) return;
-    /** @type {number | undefined} */
-    let timer;
-    await new Promise((/** @type {(value?: undefined) => void} */ resolve) => {
-      this.wake = resolve;
-      timer = begin(resolve);
+    await new Promise((resolve) => {
+      this.wake = () => resolve(undefined);
+      if (pause_ms !== null) setTimeout(resolve, pause_ms);
     });
-    clearTimeout(timer);
     this.wake = null;
   }
 
@@ -259,24 +268,5 @@ class Following {
     this.isAsleep = true;
     this.tell(() => this.follower.onState(false, "", 0));
     this.stream.abort(ASLEEP);
-  }
-}
-
-/** Tells when nothing has been heard for too long. */
-class Silence {
-  /** @param {number} silence_ms @param {() => void} onSilence */
-  constructor(silence_ms, onSilence) {
-    this.silence_ms = silence_ms;
-    this.onSilence = onSilence;
-    this.heard();
-  }
-
-  heard() {
-    clearTimeout(this.timer);
-    this.timer = setTimeout(this.onSilence, this.silence_ms);
-  }
-
-  end() {
-    clearTimeout(this.timer);
   }
 }

@@ -1,109 +1,86 @@
-// A job's figures: what was saved, and time, energy and power against the baseline.
+// Figures of a job: its saving, and time, energy and power against the baseline.
 
-import { make, setAttribute, setChildren, setText } from "./elements.js";
+import { make, setChildren, setText } from "./elements.js";
 import { counted, interval, joules, percent, percentAbove, seconds, watts } from "./format.js";
 import { clocksText, isOnPlan } from "./job_words.js";
+import { makeTable } from "./tables.js";
 
 /**
- * @typedef {import("./wire_types.js").JobOverview} JobOverview
- * @typedef {{name: string, measured: string[], predicted: string[]}} FigureRow
+ * @import { Figure } from "./format.js"
+ * @import { Panel } from "./job_page.js"
+ * @import { Estimate, JobOverview, MeasuredIteration } from "./wire_types.js"
  */
 
-/**
- * @param {HTMLElement} element
- * @returns {import("./job_page.js").Panel}
- */
+/** @typedef {{name: string, measured: string[], predicted: string[]}} FigureRow */
+
+const KINDS = ["measured", "predicted"];
+
+/** @param {HTMLElement} element @returns {Panel} */
 export function createFiguresPanel(element) {
-  const heroes = make("div", { class: "heroes" });
-  const head = make("tr");
-  const kinds = make("tr");
-  const body = make("tbody");
-  const table = make(
-    "table",
-    { class: "figures" },
-    make("caption", {}, ""),
-    make("thead", {}, head, kinds),
-    body,
-  );
-  const frame = make(
-    "div",
-    { class: "table-frame", tabindex: "0", role: "group", "aria-label": "Figures of an iteration" },
-    table,
-  );
-  setChildren(element, make("h2", { class: "visually-hidden" }, "Figures"), heroes, frame);
+  const heroes = make("div.heroes");
+  const { frame, table, body } = makeTable("Figures of an iteration", {
+    selector: "table.figures",
+    heads: [],
+  });
+  const caption = make("caption");
+  const head = make("thead");
+  table.querySelector("thead")?.replaceWith(head);
+  table.prepend(caption);
+  setChildren(element, make("h2.visually-hidden", "Figures"), heroes, frame);
   let shown = "";
   return {
     update({ overview }) {
-      const told = JSON.stringify(overview);
-      if (told === shown) return;
-      shown = told;
-      const gpus = overview.emulated ? "emulated GPUs" : "GPUs";
-      setText(
-        /** @type {HTMLElement} */ (table.querySelector("caption")),
-        captionOf(overview, gpus),
-      );
+      const content = JSON.stringify(overview);
+      if (content === shown) return;
+      shown = content;
+      setText(caption, captionOf(overview));
       setChildren(heroes, ...heroFigures(overview));
-      showHead(head, kinds, overview);
+      setChildren(head, ...headRows(overview));
       setChildren(body, ...figureRows(overview).map(rowElement));
     },
     destroy() {},
   };
 }
 
-/**
- * @param {JobOverview} job
- * @param {string} gpus
- * @returns {string}
- */
-function captionOf(job, gpus) {
-  const { measured } = job;
+/** @param {JobOverview} job */
+function captionOf({ measured, emulated }) {
   if (measured === null) return "One iteration; no complete step has been measured yet";
-  const steps = `${counted(measured.num_steps, "step")} (${measured.first_step} to ${measured.last_step})`;
-  return `One iteration; measured: mean of ${steps} on ${gpus}`;
+  const { num_steps, first_step, last_step } = measured;
+  const steps = `${counted(num_steps, "step")} (${first_step} to ${last_step})`;
+  return `One iteration; measured: mean of ${steps} on ${emulated ? "emulated GPUs" : "GPUs"}`;
 }
 
-/**
- * @param {JobOverview} job
- * @returns {HTMLElement[]}
- */
-function heroFigures(job) {
-  const { saving_percent: saving, saved_j: saved, predicted } = job;
-  const gap = predicted?.gap_percent ?? null;
-  const bySaving =
-    saving === null
-      ? hero(
-          "Saving, predicted",
-          predicted === null ? "\u2013" : percent(predicted.saving_percent),
-          "no measured baseline yet",
-          "predicted",
-        )
-      : hero(
-          "Saving, measured",
-          percent(saving.mean),
-          intervalNote(saving, (value) => percent(value)),
-          saving.mean < 0 ? "loss" : "gain",
-        );
+/** @param {JobOverview} job */
+function heroFigures({ saving_percent: saving, saved_j: saved, predicted }) {
+  const isMeasured = saving !== null;
   return [
-    bySaving,
+    hero(
+      isMeasured ? "Saving, measured" : "Saving, predicted",
+      percent(isMeasured ? saving.mean : predicted?.saving_percent),
+      isMeasured ? intervalNote(saving, (value) => percent(value)) : "no measured baseline yet",
+      isMeasured ? gainOrLoss(saving) : "predicted",
+    ),
     hero(
       "Energy saved, measured",
-      saved === null ? "\u2013" : joules(saved.mean),
+      joules(saved?.mean),
       saved === null ? "needs a measured baseline" : intervalNote(saved, joules),
-      saved === null ? "" : saved.mean < 0 ? "loss" : "gain",
+      gainOrLoss(saved),
     ),
     hero(
       "Gap, predicted",
-      gap === null ? "\u2013" : percent(gap, { digits: 2 }),
+      percent(predicted?.gap_percent, { digits: 2 }),
       "above the least energy that any plan could have",
     ),
   ];
 }
 
-/**
- * @param {import("./wire_types.js").Estimate} estimate
- * @param {(value: number) => string} format
- * @returns {string}
- */
+/** @param {Estimate | null} saving */
+function gainOrLoss(saving) {
+  if (saving === null) return "";
+  return saving.mean < 0 ? "loss" : "gain";
+}
+
+/** @param {Estimate} estimate @param {(value: number) => string} format */
 function intervalNote(estimate, format) {
   const bounds = interval(estimate, format);
   const steps = counted(estimate.num_steps, "step");
@@ -115,152 +92,110 @@ function intervalNote(estimate, format) {
  * @param {string} figure
  * @param {string} note
  * @param {string} [kind]
- * @returns {HTMLElement}
  */
 function hero(name, figure, note, kind = "") {
   return make(
     "div",
     { class: `hero ${kind}` },
-    make("span", { class: "hero-name" }, name),
-    make("span", { class: "figure hero-figure" }, figure),
-    make("span", { class: "note" }, note),
+    make("span.hero-name", name),
+    make("span.figure.hero-figure", figure),
+    make("span.note", note),
   );
 }
 
-/**
- * @param {HTMLElement} head
- * @param {HTMLElement} kinds
- * @param {JobOverview} job
- */
-function showHead(head, kinds, job) {
-  const { measured } = job;
-  const groups = [
-    ["", 1],
-    [measured === null ? "On the plan" : `Newest steps, ${nowText(measured)}`, 2],
-    ["Baseline, all at the highest clocks", 2],
-    ["Change", 2],
-  ];
-  setChildren(
-    head,
-    ...groups.map(([text, span]) => {
-      const cell = make(
-        text === "" ? "td" : "th",
-        text === "" ? {} : { scope: "colgroup" },
-        String(text),
-      );
-      setAttribute(cell, "colspan", Number(span) === 1 ? null : span);
-      return cell;
-    }),
-  );
-  const pair = ["measured", "predicted"];
-  setChildren(
-    kinds,
-    make("td"),
-    ...[...pair, ...pair, ...pair].map((kind) =>
-      make("th", { scope: "col", class: `kind ${kind}` }, kind),
+/** @param {JobOverview} job */
+function headRows({ measured }) {
+  const now = measured === null ? "On the plan" : `Newest steps, ${nowText(measured)}`;
+  const groups = [now, "Baseline, all at the highest clocks", "Change"];
+  const kinds = groups.flatMap(() => KINDS);
+  return [
+    make(
+      "tr",
+      make("td"),
+      ...groups.map((text) => make("th", { scope: "colgroup", colspan: KINDS.length }, text)),
     ),
-  );
+    make("tr", make("td"), ...kinds.map((kind) => make(`th.kind.${kind}`, { scope: "col" }, kind))),
+  ];
 }
 
-/**
- * @param {import("./wire_types.js").MeasuredIteration} measured
- * @returns {string}
- */
+/** @param {MeasuredIteration} measured */
 function nowText({ clocks, version }) {
   return version !== null && clocks === "plan" ? `on the plan v${version}` : clocksText(clocks);
 }
 
 /**
+ * Return the rows of the table; each has the figures now, of the baseline, and the change.
  * @param {JobOverview} job
- * @returns {FigureRow[]} each with now, baseline, change
+ * @returns {FigureRow[]}
  */
 export function figureRows(job) {
   const { measured, predicted } = job;
-  const time_s = measured?.iteration_time_s ?? null;
-  const energy_j = measured?.energy_j ?? null;
-  const baseTime_s = job.measured_baseline_time_s?.mean ?? null;
-  const baseEnergy_j = job.measured_baseline_energy_j?.mean ?? null;
   const isPlans = isOnPlan(job);
-  const slower = isPlans ? (job.slowdown_percent?.mean ?? null) : null;
-  const saved = isPlans ? (job.saving_percent?.mean ?? null) : null;
-  const signed = (/** @type {number | null} */ value) => percent(value, { signed: true });
-  const planned =
-    predicted === null
-      ? null
-      : {
-          power_w: predicted.energy_j / predicted.iteration_time_s,
-          base_w: predicted.baseline_energy_j / predicted.baseline_iteration_time_s,
-        };
-  const power_w = ratio(energy_j, time_s);
-  const base_w = ratio(baseEnergy_j, baseTime_s);
+  const slower = isPlans ? job.slowdown_percent?.mean : null;
+  const saved = isPlans ? job.saving_percent?.mean : null;
+  const now = { time_s: measured?.iteration_time_s, energy_j: measured?.energy_j };
+  const base = {
+    time_s: job.measured_baseline_time_s?.mean,
+    energy_j: job.measured_baseline_energy_j?.mean,
+  };
+  const plan = { time_s: predicted?.iteration_time_s, energy_j: predicted?.energy_j };
+  const planBase = {
+    time_s: predicted?.baseline_iteration_time_s,
+    energy_j: predicted?.baseline_energy_j,
+  };
+  const [power, basePower] = [power_w(now), power_w(base)];
+  const [planPower, planBasePower] = [power_w(plan), power_w(planBase)];
+  const longer = change(plan.time_s, planBase.time_s);
+  const planSaved = predicted?.saving_percent;
   return [
     {
       name: "Iteration time",
-      measured: [seconds(time_s), seconds(baseTime_s), signed(slower)],
-      predicted:
-        predicted === null
-          ? none()
-          : [
-              seconds(predicted.iteration_time_s),
-              seconds(predicted.baseline_iteration_time_s),
-              signed(percentAbove(predicted.iteration_time_s, predicted.baseline_iteration_time_s)),
-            ],
+      measured: figures(seconds, now.time_s, base.time_s, slower),
+      predicted: figures(seconds, plan.time_s, planBase.time_s, longer),
     },
     {
       name: "Energy",
-      measured: [joules(energy_j), joules(baseEnergy_j), signed(saved === null ? null : -saved)],
-      predicted:
-        predicted === null
-          ? none()
-          : [
-              joules(predicted.energy_j),
-              joules(predicted.baseline_energy_j),
-              signed(-predicted.saving_percent),
-            ],
+      measured: figures(joules, now.energy_j, base.energy_j, negative(saved)),
+      predicted: figures(joules, plan.energy_j, planBase.energy_j, negative(planSaved)),
     },
     {
       name: "Mean power",
-      measured: [
-        watts(power_w),
-        watts(base_w),
-        signed(
-          power_w === null || base_w === null || !isPlans ? null : percentAbove(power_w, base_w),
-        ),
-      ],
-      predicted:
-        planned === null
-          ? none()
-          : [
-              watts(planned.power_w),
-              watts(planned.base_w),
-              signed(percentAbove(planned.power_w, planned.base_w)),
-            ],
+      measured: figures(watts, power, basePower, isPlans ? change(power, basePower) : null),
+      predicted: figures(watts, planPower, planBasePower, change(planPower, planBasePower)),
     },
   ];
 }
 
 /**
- * @param {FigureRow} row
- * @returns {HTMLElement}
+ * @param {(value: Figure) => string} format
+ * @param {Figure} now
+ * @param {Figure} baseline
+ * @param {Figure} changed in per cent
  */
+function figures(format, now, baseline, changed) {
+  return [format(now), format(baseline), percent(changed, { signed: true })];
+}
+
+/** @param {Figure} value @param {Figure} reference */
+function change(value, reference) {
+  return value == null || reference == null ? null : percentAbove(value, reference);
+}
+
+/** @param {Figure} value */
+function negative(value) {
+  return value == null ? null : -value;
+}
+
+/** @param {{time_s: Figure, energy_j: Figure}} iteration */
+function power_w({ time_s, energy_j }) {
+  return energy_j == null || time_s == null ? null : energy_j / time_s;
+}
+
+/** @param {FigureRow} row */
 function rowElement({ name, measured, predicted }) {
   const cells = measured.flatMap((text, index) => [
-    make("td", { class: "measured" }, text),
-    make("td", { class: "predicted" }, predicted[index]),
+    make("td.measured", text),
+    make("td.predicted", predicted[index]),
   ]);
-  return make("tr", {}, make("th", { scope: "row" }, name), ...cells);
-}
-
-/**
- * @param {number | null} energy_j
- * @param {number | null} time_s
- * @returns {number | null} W
- */
-function ratio(energy_j, time_s) {
-  return energy_j === null || time_s === null ? null : energy_j / time_s;
-}
-
-/** @returns {string[]} */
-function none() {
-  return ["\u2013", "\u2013", "\u2013"];
+  return make("tr", make("th", { scope: "row" }, name), ...cells);
 }

@@ -1,28 +1,38 @@
-// Figures as people read them: SI units with a prefix, per cent, intervals, times of day.
+// Formatting of figures: SI units with a prefix, per cent, intervals, times of day.
+
+/** @import { Estimate } from "./wire_types.js" */
 
 const MINUS = "\u2212";
 const GAP = "\u202f"; // narrow, and no line breaks there
 const NONE = "\u2013";
 
-/** @type {[number, string][]} */
-const ENERGY_UNITS = [
-  [1e9, "GJ"],
-  [1e6, "MJ"],
-  [1e3, "kJ"],
-  [1, "J"],
-];
-/** @type {[number, string][]} */
-const POWER_UNITS = [
-  [1e6, "MW"],
-  [1e3, "kW"],
-  [1, "W"],
-];
+/** @typedef {number | null | undefined} Figure null and undefined are shown as a dash */
+
+const PREFIXES = new Map([
+  ["G", 1e9],
+  ["M", 1e6],
+  ["k", 1e3],
+  ["", 1],
+  ["m", 1e-3],
+  ["\u00b5", 1e-6],
+]);
 
 /**
- * With so many digits after the point, and a minus that is as wide as a plus.
+ * Return multiples of a unit with their size, largest first.
+ * @param {string} unit
+ * @param {number} largest
+ * @param {number} smallest
+ * @returns {[number, string][]}
+ */
+export function unitsOf(unit, largest, smallest) {
+  const sizes = [...PREFIXES].filter(([, size]) => size <= largest && size >= smallest);
+  return sizes.map(([prefix, size]) => [size, prefix + unit]);
+}
+
+/**
+ * Format a number with a fixed number of decimals, and a minus as wide as a plus.
  * @param {number} value
  * @param {number} digits
- * @returns {string}
  */
 export function fixed(value, digits) {
   const text = Math.abs(value).toFixed(digits);
@@ -30,61 +40,46 @@ export function fixed(value, digits) {
 }
 
 /**
- * An iteration's time, to the millisecond; below 0.1 s in ms.
- * @param {number | null | undefined} time_s
- * @returns {string}
+ * Format a time to the millisecond; below 0.1 s in ms.
+ * @param {Figure} time_s
  */
 export function seconds(time_s) {
-  if (time_s === null || time_s === undefined) return NONE;
-  if (Math.abs(time_s) >= 1000) return `${fixed(time_s, 1)}${GAP}s`;
-  return Math.abs(time_s) >= 0.1
-    ? `${fixed(time_s, 3)}${GAP}s`
-    : `${fixed(1e3 * time_s, 2)}${GAP}ms`;
+  if (time_s == null) return NONE;
+  if (Math.abs(time_s) < 0.1) return `${fixed(1e3 * time_s, 2)}${GAP}ms`;
+  return `${fixed(time_s, Math.abs(time_s) < 1000 ? 3 : 1)}${GAP}s`;
 }
 
-/**
- * Energy with four digits that count.
- * @param {number | null | undefined} energy_j
- * @returns {string}
- */
+/** Format an energy with four significant digits. @param {Figure} energy_j */
 export function joules(energy_j) {
-  return scaled(energy_j, ENERGY_UNITS);
+  return scaled(energy_j, unitsOf("J", 1e9, 1));
 }
 
-/**
- * @param {number | null | undefined} power_w
- * @returns {string}
- */
+/** Format a power with four significant digits. @param {Figure} power_w */
 export function watts(power_w) {
-  return scaled(power_w, POWER_UNITS);
+  return scaled(power_w, unitsOf("W", 1e6, 1));
 }
 
-/**
- * @param {number | null | undefined} clock_mhz
- * @returns {string}
- */
+/** @param {Figure} clock_mhz */
 export function megahertz(clock_mhz) {
-  return clock_mhz === null || clock_mhz === undefined ? NONE : `${fixed(clock_mhz, 0)}${GAP}MHz`;
+  return clock_mhz == null ? NONE : `${fixed(clock_mhz, 0)}${GAP}MHz`;
 }
 
 /**
- * A share, `+` written where it is a change.
- * @param {number | null | undefined} value in per cent
+ * Format a share or, signed, a change.
+ * @param {Figure} value in per cent
  * @param {{signed?: boolean, digits?: number}} [how]
- * @returns {string}
  */
 export function percent(value, { signed = false, digits = 1 } = {}) {
-  if (value === null || value === undefined) return NONE;
+  if (value == null) return NONE;
   const text = fixed(value, digits);
-  const sign = signed && Number(Math.abs(value).toFixed(digits)) !== 0 && value > 0 ? "+" : "";
+  const sign = signed && value > 0 && Number(text) !== 0 ? "+" : "";
   return `${sign}${text}${GAP}%`;
 }
 
 /**
- * The interval of an estimate, `11.9 to 12.7 %`; empty where there is none.
- * @param {import("./wire_types.js").Estimate | null} estimate
+ * Format the interval of an estimate as `11.9 to 12.7 %`; empty: it has none.
+ * @param {Estimate | null} estimate
  * @param {(value: number) => string} format
- * @returns {string}
  */
 export function interval(estimate, format) {
   if (estimate === null || estimate.low === null || estimate.high === null) return "";
@@ -95,35 +90,32 @@ export function interval(estimate, format) {
 }
 
 /**
- * By how many per cent `value` is above `reference`.
+ * Return the difference of a value to a reference in per cent.
  * @param {number} value
  * @param {number} reference
- * @returns {number}
  */
 export function percentAbove(value, reference) {
   return 100 * (value / reference - 1);
 }
 
 /**
- * A whole number with its digits in groups of three.
+ * Format an integer with its digits in groups of three.
  * @param {number} value
- * @returns {string}
  */
 export function count(value) {
   return String(value).replace(/\B(?=(\d{3})+$)/g, GAP);
 }
 
 /**
- * `1 step`, `2 steps`.
+ * Return a count with its noun: `1 step`, `2 steps`.
  * @param {number} number
  * @param {string} word
- * @returns {string}
  */
 export function counted(number, word) {
   return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 }
 
-/** What a target's figure is, by its name: its unit, and what it is multiplied with for that. */
+/** Units of targets, and the factor from the API's unit. */
 const TARGET_UNITS = new Map([
   ["slowdown", { unit: "%", factor: 100 }],
   ["deadline", { unit: "s", factor: 1 }],
@@ -131,9 +123,8 @@ const TARGET_UNITS = new Map([
 ]);
 
 /**
- * A target as the API names it, `deadline:2.8837280000000014`, for people: `deadline 2.88373 s`.
+ * Format a target of the API, `deadline:2.8837280000000014`, as `deadline 2.88373 s`.
  * @param {string} target
- * @returns {string}
  */
 export function targetText(target) {
   const [name, figure] = target.split(":");
@@ -144,27 +135,20 @@ export function targetText(target) {
 }
 
 /**
- * Time of day in the reader's zone; with the date where it is not today's.
+ * Format a time of day in the local zone, with the date if it is another day.
  * @param {Date} moment
  * @param {Date} [now]
- * @returns {string}
  */
 export function clockTime(moment, now = new Date()) {
-  const time = [moment.getHours(), moment.getMinutes(), moment.getSeconds()]
-    .map((part) => String(part).padStart(2, "0"))
-    .join(":");
-  if (moment.toDateString() === now.toDateString()) return time;
-  const date = [moment.getFullYear(), moment.getMonth() + 1, moment.getDate()]
-    .map((part) => String(part).padStart(2, "0"))
-    .join("-");
-  return `${date} ${time}`;
+  const isToday = moment.toDateString() === now.toDateString();
+  // The Swedish format is ISO 8601 with a space.
+  return isToday ? moment.toLocaleTimeString("sv") : moment.toLocaleString("sv");
 }
 
 /**
- * How long ago, in the largest unit: `3 min ago`.
+ * Format a past time in its largest unit: `3 min ago`.
  * @param {Date} moment
  * @param {Date} now
- * @returns {string}
  */
 export function ago(moment, now) {
   const passed_s = Math.max(0, (now.getTime() - moment.getTime()) / 1e3);
@@ -174,17 +158,18 @@ export function ago(moment, now) {
   return `${Math.floor(passed_s / 86400)} days ago`;
 }
 
-/**
- * @param {number | null | undefined} value
- * @param {[number, string][]} units
- * @returns {string}
- */
+/** @param {Figure} value @param {[number, string][]} units */
 function scaled(value, units) {
-  if (value === null || value === undefined) return NONE;
+  if (value == null) return NONE;
   const size = Math.abs(value);
   const [factor, unit] =
     units.find(([least]) => size >= 0.99995 * least) ?? units[units.length - 1];
   const shown = value / factor;
   const whole = Math.abs(shown) < 1 ? 0 : Math.floor(Math.log10(Math.abs(shown)) + 1e-9);
   return `${fixed(shown, Math.min(3, Math.max(0, 3 - whole)))}${GAP}${unit}`;
+}
+
+/** @param {number[]} values */
+export function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
 }

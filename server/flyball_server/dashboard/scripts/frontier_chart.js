@@ -1,30 +1,32 @@
-// The frontier to look at and choose from: pointer and keys, and what they tell of its plans.
+// The interactive frontier: pointer and keys choose plans and show their figures.
 
-import { make, setChildren } from "./elements.js";
+import { hasModifier, make, placeTip, setChildren } from "./elements.js";
 import { extentOf, pointSentence } from "./frontier_curve.js";
 import { FrontierPicture } from "./frontier_picture.js";
 
-/** @typedef {import("./wire_types.js").FrontierPointView} FrontierPoint */
-/** @typedef {import("./frontier_curve.js").Mark} Mark */
-/** @typedef {import("./frontier_picture.js").Shown} Shown */
+/**
+ * @import { Mark } from "./frontier_curve.js"
+ * @import { Frame, Shown } from "./frontier_picture.js"
+ * @import { FrontierPointView as FrontierPoint } from "./wire_types.js"
+ */
 
-/** What is told: a point by its number, or a mark. @typedef {{point: number} | {mark: Mark}} Told */
+/** Point by its number, or mark. @typedef {{point: number} | {mark: Mark}} Told */
 
 const HEIGHTS = { wide: 400, narrow: 320 };
 const NARROW = 560;
-const REACH = 22; // px from a point or mark at which the pointer means it
-const POINT_FIRST = 4; // px by which a point is meant before a mark
+const REACH = 22; // px around a point or mark
+const POINT_FIRST = 4; // px by which a point is preferred to a mark
 
 export class FrontierChart {
   /** @param {(point: FrontierPoint) => void} choose */
   constructor(choose) {
     this._choose = choose;
     this._picture = new FrontierPicture();
-    this._tip = make("div", { class: "frontier-tip", hidden: true, "aria-hidden": "true" });
-    this.element = make("div", { class: "frontier-chart" }, this._picture.element, this._tip);
+    this._tip = make("div.frontier-tip", { hidden: true, "aria-hidden": "true" });
+    this.element = make("div.frontier-chart", this._picture.element, this._tip);
     /** @type {Shown | null} */
     this._shown = null;
-    /** @type {import("./frontier_axes.js").Frame | null} */
+    /** @type {Frame | null} */
     this._frame = null;
     this._current = 0;
     /** @type {Told | null} */
@@ -40,7 +42,7 @@ export class FrontierChart {
 
   /**
    * @param {Shown} shown
-   * @returns {Mark[]} those that are too far off to be drawn.
+   * @returns {Mark[]} marks too far away to be drawn
    */
   show(shown) {
     const isOther = this._shown?.frontier !== shown.frontier;
@@ -77,7 +79,7 @@ export class FrontierChart {
     element.addEventListener("focusout", () => this._tell(null));
   }
 
-  /** Which point an event is of; -1: none. @param {Event} event */
+  /** Return the number of the point of an event; -1: none. @param {Event} event */
   _indexOf({ target }) {
     return this._picture.points.findIndex((element) =>
       element.contains(/** @type {Node} */ (target)),
@@ -85,12 +87,11 @@ export class FrontierChart {
   }
 
   /**
-   * The point that a click means; -1: none.
-   *
+   * Return the number of the point that a click chooses; -1: none.
    * @param {MouseEvent} event
    */
   _clicked(event) {
-    // A click that no pointer has made, as assistive technology's, is of its element: it has no place.
+    // A click of assistive technology has no place: only its element counts.
     const near = event.detail > 0 ? this._near(event) : null;
     if (near === null) return this._indexOf(event);
     return "point" in near ? near.point : -1;
@@ -99,7 +100,7 @@ export class FrontierChart {
   /** @param {KeyboardEvent} event */
   _onKey(event) {
     const index = this._indexOf(event);
-    if (index < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (index < 0 || hasModifier(event)) return;
     const last = this._picture.points.length - 1;
     /** @type {Record<string, number>} */
     const moves = {
@@ -141,8 +142,7 @@ export class FrontierChart {
   }
 
   /**
-   * The point or mark nearest to the pointer.
-   *
+   * Return the point or mark nearest to the pointer.
    * @param {MouseEvent} event
    * @returns {Told | null}
    */
@@ -155,17 +155,19 @@ export class FrontierChart {
       ...this._shown.frontier.points.map((_, point) => ({ point })),
       ...this._shown.marks.map((mark) => ({ mark })),
     ];
-    const away = all.map((each) => {
+    let nearest = null;
+    let least = REACH;
+    for (const each of all) {
       const [atX, atY] = this._placeOf(each);
-      return Math.hypot(atX - x, atY - y) - ("point" in each ? POINT_FIRST : 0);
-    });
-    const nearest = away.reduce((least, each, index) => (each < away[least] ? index : least), 0);
-    return away[nearest] < REACH ? all[nearest] : null;
+      const away = Math.hypot(atX - x, atY - y) - ("point" in each ? POINT_FIRST : 0);
+      if (away < least) [nearest, least] = [each, away];
+    }
+    return nearest;
   }
 
   /** @param {Told} told @returns {[number, number]} px */
   _placeOf(told) {
-    const { x, y } = /** @type {import("./frontier_axes.js").Frame} */ (this._frame);
+    const { x, y } = /** @type {Frame} */ (this._frame);
     if ("mark" in told) return [x(told.mark.time_s), y(told.mark.energy_j)];
     const point = /** @type {Shown} */ (this._shown).frontier.points[told.point];
     return [x(point.iteration_time_s), y(point.energy_j)];
@@ -179,13 +181,9 @@ export class FrontierChart {
     if (!told || !this._shown) return;
     const { points, baseline } = this._shown.frontier;
     const words = "mark" in told ? told.mark.words : pointSentence(points[told.point], baseline);
-    setChildren(this._tip, ...words.split("; ").map((part) => make("div", {}, part)));
-    const [x, y] = this._placeOf(told);
-    const { offsetWidth: width, offsetHeight: height } = this._tip;
-    const left = Math.max(0, Math.min(x - width / 2, this.element.clientWidth - width));
-    const above = y - height - 14;
-    this._tip.style.setProperty("left", `${left}px`);
-    this._tip.style.setProperty("top", `${above < 0 ? y + 14 : above}px`);
+    setChildren(this._tip, ...words.split("; ").map((part) => make("div", part)));
+    const [left, top] = this._placeOf(told);
+    placeTip(this._tip, { left, top, width: 0, height: 0 }, 14);
   }
 
   _draw() {
@@ -195,7 +193,7 @@ export class FrontierChart {
     this._frame = this._picture.draw(this._shown, width, height);
     this._picture.setCurrent(this._current);
     const told = this._told;
-    // A mark is another one after each step.
+    // Marks are replaced after each step.
     const isStillThere = told && "point" in told && told.point < this._picture.points.length;
     this._tell(isStillThere ? told : null);
   }

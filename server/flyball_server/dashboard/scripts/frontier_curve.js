@@ -1,47 +1,43 @@
-// What the frontier's chart shows: its marks, its axes, its figures in words; nothing drawn.
+// Content of the frontier's chart: marks, range of the axes, figures as text.
 
 import { joules, percent, percentAbove, seconds } from "./format.js";
 
-/** @typedef {import("./wire_types.js").FrontierPointView} FrontierPoint */
-/** @typedef {import("./wire_types.js").ComparedPlanView} ComparedPlan */
-/** @typedef {import("./wire_types.js").FrontierView} FrontierView */
-/** @typedef {import("./job_state.js").JobPageState} JobPageState */
+/**
+ * @import { JobPageState } from "./job_state.js"
+ * @import { ComparedPlanView as ComparedPlan, FrontierPointView as FrontierPoint, FrontierView,
+ *   JobOverview } from "./wire_types.js"
+ */
 
 /**
- * A plan in the chart beside the frontier's points.
- *
+ * Plan in the chart that is not a point of the frontier.
  * @typedef {object} Mark
  * @property {"baseline" | "envpipe" | "current" | "measured"} kind
- * @property {string} label beside the mark.
- * @property {string} short likewise where there is little room; empty: none.
- * @property {string} words whole.
+ * @property {string} label
+ * @property {string} short label where there is little room; empty: none
+ * @property {string} words label with figures
  * @property {number} time_s
  * @property {number} energy_j
  */
 
-// What was measured is drawn where it is, unless that would squeeze everything else.
+// A measured mark further away than this from the baseline would squeeze everything else.
 const FARTHEST_SHARE = 0.4;
 
-/** Points asked for. */
 export const NUM_POINTS = 30;
 
-/** Above so many instructions the planner may take minutes: it is not asked uninvited. */
+/** Number of instructions above which the frontier is only computed on request. */
 export const MANY_INSTRUCTIONS = 20000;
 
 /**
- * At least so many instructions has an iteration: forwards and backwards.
- *
- * @param {import("./wire_types.js").JobOverview} overview
+ * Return the number of forwards and backwards of an iteration.
+ * @param {JobOverview} overview
  */
 export function numInstructions({ num_stages, num_microbatches }) {
   return 2 * num_stages * num_microbatches;
 }
 
 /**
- * What a frontier is found for, as far as it can be seen: while this stays, it stays.
- *
+ * Return a key of what a frontier depends on, as far as the page has it.
  * @param {JobPageState} state
- * @returns {string}
  */
 export function frontierKey({ overview, history }) {
   const newest = history.filter(({ predicted }) => predicted !== null).at(-1);
@@ -52,8 +48,7 @@ export function frontierKey({ overview, history }) {
 }
 
 /**
- * Everything in the chart but the frontier's points.
- *
+ * Return the marks of baseline, EnvPipe's plans, the job's plan and what was measured.
  * @param {FrontierView} frontier
  * @param {JobPageState} state
  * @returns {Mark[]}
@@ -78,10 +73,7 @@ export function marksOf(frontier, state) {
   return marks;
 }
 
-/**
- * @param {import("./wire_types.js").JobOverview} overview
- * @returns {Mark | null}
- */
+/** @param {JobOverview} overview @returns {Mark | null} */
 function measuredMark({ measured, emulated }) {
   if (measured === null || measured.energy_j === null) return null;
   const { first_step, last_step, iteration_time_s, energy_j, version, clocks } = measured;
@@ -94,7 +86,7 @@ function measuredMark({ measured, emulated }) {
 
 /**
  * @param {Mark["kind"]} kind
- * @param {[string, string]} labels long and short.
+ * @param {[string, string]} labels long and short
  * @param {{iteration_time_s: number, energy_j: number}} plan
  * @param {string} origin
  * @returns {Mark}
@@ -105,8 +97,7 @@ function mark(kind, [label, short], { iteration_time_s, energy_j }, origin) {
 }
 
 /**
- * Plans with the same time and energy together: their marks would hide each other.
- *
+ * Group plans with the same time and energy: their marks would hide each other.
  * @param {ComparedPlan[]} plans
  * @returns {ComparedPlan[][]}
  */
@@ -126,113 +117,84 @@ function alike(plans) {
 }
 
 /**
- * What the axes span.
- *
- * @typedef {object} Extent
- * @property {number} fastest_s
- * @property {number} slowest_s
- * @property {number} least_j
- * @property {number} most_j
+ * Range of the axes.
+ * @typedef {{fastest_s: number, slowest_s: number, least_j: number, most_j: number}} Extent
  */
 
 /**
  * @param {FrontierView} frontier
  * @param {Mark[]} marks
- * @returns {{extent: Extent, outside: Mark[]}} `outside`: marks that are too far off to be drawn.
+ * @returns {{extent: Extent, outside: Mark[]}} `outside`: marks too far away to be drawn
  */
 export function extentOf(frontier, marks) {
   const { baseline, points } = frontier;
+  const times = points.map((point) => point.iteration_time_s);
+  const energies = points.map((point) => point.energy_j);
   const isFar = (/** @type {Mark} */ { kind, time_s, energy_j }) =>
     kind === "measured" &&
-    (Math.abs(percentAbove(time_s, baseline.iteration_time_s)) > 100 * FARTHEST_SHARE ||
-      Math.abs(percentAbove(energy_j, baseline.energy_j)) > 100 * FARTHEST_SHARE) &&
-    !isWithin({ time_s, energy_j }, frontier);
+    (isFarFrom(time_s, baseline.iteration_time_s) || isFarFrom(energy_j, baseline.energy_j)) &&
+    !(
+      isBetween(time_s, [...times, baseline.iteration_time_s]) &&
+      isBetween(energy_j, [...energies, baseline.energy_j])
+    );
   const outside = marks.filter(isFar);
   const inside = marks.filter((each) => !isFar(each));
-  const times = [
-    ...points.map((point) => point.iteration_time_s),
-    ...inside.map((each) => each.time_s),
-  ];
-  const energies = [
-    ...points.flatMap((point) => [point.energy_j, point.lower_bound_j]),
-    ...inside.map((each) => each.energy_j),
-  ];
-  const [fastest_s, slowest_s] = padded(times, 0.13, 0.05);
-  const [least_j, most_j] = padded(energies, 0.16, 0.08);
+  const bounds = points.map((point) => point.lower_bound_j);
+  const [fastest_s, slowest_s] = padded([...times, ...inside.map((each) => each.time_s)], 0.13);
+  const [least_j, most_j] = padded(
+    [...energies, ...bounds, ...inside.map((each) => each.energy_j)],
+    0.16,
+  );
   return { extent: { fastest_s, slowest_s, least_j, most_j }, outside };
 }
 
-/**
- * @param {{time_s: number, energy_j: number}} place
- * @param {FrontierView} frontier
- */
-function isWithin({ time_s, energy_j }, { points, baseline }) {
-  const times = [...points.map((point) => point.iteration_time_s), baseline.iteration_time_s];
-  const energies = [...points.map((point) => point.energy_j), baseline.energy_j];
-  return (
-    time_s >= Math.min(...times) &&
-    time_s <= Math.max(...times) &&
-    energy_j >= Math.min(...energies) &&
-    energy_j <= Math.max(...energies)
-  );
+/** @param {number} value @param {number} reference */
+function isFarFrom(value, reference) {
+  return Math.abs(value / reference - 1) > FARTHEST_SHARE;
+}
+
+/** @param {number} value @param {number[]} values */
+function isBetween(value, values) {
+  return value >= Math.min(...values) && value <= Math.max(...values);
 }
 
 /**
- * Where values lie, with some of their range as room on either side.
- *
+ * Return the range of values with room on both sides.
  * @param {number[]} values
- * @param {number} below share of the range.
- * @param {number} above
+ * @param {number} below share of the range
+ * @param {number} [above]
  * @returns {[number, number]}
  */
-function padded(values, below, above) {
+function padded(values, below, above = below / 2) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const range = Math.max(high - low, 1e-3 * Math.abs(high), 1e-9);
   return [low - below * range, high + above * range];
 }
 
 /**
- * The figures of a point, in parts.
- *
- * @typedef {object} PointWords
- * @property {string} time
- * @property {string} energy
- * @property {string} gap
- * @property {string} saving against the baseline.
- * @property {string} slowdown likewise.
- */
-
-/**
+ * Return the figures of a point, with its saving and slowdown against the baseline.
  * @param {FrontierPoint} point
  * @param {ComparedPlan} baseline
- * @returns {PointWords}
  */
-export function pointWords(point, baseline) {
+export function pointWords({ iteration_time_s, energy_j, gap_percent }, baseline) {
+  const slowdown = percentAbove(iteration_time_s, baseline.iteration_time_s);
   return {
-    time: seconds(point.iteration_time_s),
-    energy: joules(point.energy_j),
-    gap: percent(point.gap_percent, { digits: 2 }),
-    saving: percent(-percentAbove(point.energy_j, baseline.energy_j)),
-    slowdown: percent(percentAbove(point.iteration_time_s, baseline.iteration_time_s), {
-      signed: true,
-      digits: 2,
-    }),
+    time: seconds(iteration_time_s),
+    energy: joules(energy_j),
+    gap: percent(gap_percent, { digits: 2 }),
+    saving: percent(-percentAbove(energy_j, baseline.energy_j)),
+    slowdown: percent(slowdown, { signed: true, digits: 2 }),
   };
 }
 
-/**
- * @param {FrontierPoint} point
- * @param {ComparedPlan} baseline
- * @returns {string}
- */
+/** @param {FrontierPoint} point @param {ComparedPlan} baseline */
 export function pointSentence(point, baseline) {
   const { time, energy, gap, saving, slowdown } = pointWords(point, baseline);
   return `${time}, ${energy}; saves ${saving}, ${slowdown} time; gap ${gap}; predicted`;
 }
 
 /**
- * The target that gives a point's plan.
- *
+ * Return the target that gives a point's plan.
  * @param {FrontierPoint} point
  */
 export function targetOf({ deadline_s }) {

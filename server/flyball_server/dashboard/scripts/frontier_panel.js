@@ -1,48 +1,40 @@
-// The job page's frontier: asks for it when that is cheap or wanted, shows it, lets a plan be chosen.
+// Frontier of a job: computed when cheap or requested, shown as chart and table.
 
 import { ApiError } from "./api_error.js";
-import { make, setChildren, setText } from "./elements.js";
-import { count, counted, seconds } from "./format.js";
+import { make, panelHead, setChildren, setText } from "./elements.js";
+import { count, counted, joules, percent, percentAbove, seconds } from "./format.js";
 import { FrontierChart } from "./frontier_chart.js";
 import {
-  MANY_INSTRUCTIONS,
-  NUM_POINTS,
   frontierKey,
+  MANY_INSTRUCTIONS,
   marksOf,
+  NUM_POINTS,
   numInstructions,
+  pointWords,
 } from "./frontier_curve.js";
-import { showFrontierLegend } from "./frontier_legend.js";
-import { FrontierTable } from "./frontier_table.js";
+import { frontierLegend } from "./frontier_picture.js";
 import { FrontierTarget } from "./frontier_target.js";
 import { isOver } from "./job_words.js";
-
-/** @typedef {import("./job_state.js").JobPageState} JobPageState */
-/** @typedef {import("./wire_types.js").FrontierView} FrontierView */
+import { DetailsTable, makeRow } from "./tables.js";
 
 /**
- * @param {HTMLElement} element
- * @param {import("./job_page.js").PanelContext} context
- * @returns {import("./job_page.js").Panel}
+ * @import { Mark } from "./frontier_curve.js"
+ * @import { PanelContext } from "./job_page.js"
+ * @import { JobPageState } from "./job_state.js"
+ * @import { FrontierView } from "./wire_types.js"
  */
-export function createFrontierPanel(element, context) {
-  const panel = new FrontierPanel(element, context);
-  return { update: (state) => panel.update(state), destroy: () => panel.destroy() };
-}
 
-class FrontierPanel {
-  /**
-   * @param {HTMLElement} element
-   * @param {import("./job_page.js").PanelContext} context
-   */
+export class FrontierPanel {
+  /** @param {HTMLElement} element @param {PanelContext} context */
   constructor(element, context) {
     this._context = context;
     /** @type {JobPageState | null} */
     this._state = null;
     /** @type {FrontierView | null} */
     this._frontier = null;
-    /** What the frontier is wanted for. @type {string | null} */
+    /** Key of the wanted frontier. @type {string | null} */
     this._key = null;
-    /** What the one that is shown was found for. @type {string | null} */
+    /** Key of the frontier that is shown. @type {string | null} */
     this._foundKey = null;
     this._question = new AbortController();
     this._timer = 0;
@@ -54,28 +46,28 @@ class FrontierPanel {
       () => this._chart.focus(),
       (point) => this._chart.setChosen(point),
     );
-    this._table = new FrontierTable();
+    const label = "Figures of the frontier";
+    this._table = make("details.frontier-figures", { hidden: true });
+    this._rows = new DetailsTable(this._table, `${label} as a table`, label, {
+      caption: "One iteration; predicted unless marked as measured",
+      heads: ["Plan", "Iteration time", "Energy", "Saving", "Time against baseline", "Gap"],
+    });
     this._drawn = "";
-    this._note = make("span", { class: "note" });
-    this._hint = make("p", { class: "note frontier-hint" });
-    this._message = make("p", { class: "frontier-message" });
-    this._ask = make(
-      "button",
-      { type: "button", hidden: true, onclick: () => void this._solve() },
-      "Compute the frontier",
-    );
-    this._legend = make("ul", { class: "frontier-legend" });
+    this._note = make("span.note");
+    this._hint = make("p.note.frontier-hint");
+    this._message = make("p.frontier-message");
+    this._ask = make("button", { hidden: true, onclick: () => void this._solve() });
+    this._legend = make("ul.frontier-legend");
     this._content = make("div", { hidden: true }, this._hint, this._legend, this._chart.element);
     setChildren(
       element,
-      make("div", { class: "panel-head" }, make("h2", {}, "Frontier"), this._note),
+      panelHead("Frontier", this._note),
       this._message,
       this._ask,
       this._content,
       this._target.element,
-      this._table.element,
+      this._table,
     );
-    this._table.element.hidden = true;
   }
 
   destroy() {
@@ -91,7 +83,7 @@ class FrontierPanel {
     this._target.update(state, !isOver(state.overview));
     const reason = reasonForNone(state);
     if (reason !== null) {
-      // Empty: which frontier there is will be known in a moment.
+      // Empty: the history comes in a moment.
       if (reason !== "") this._clear();
       if (this._frontier === null) this._tell(reason);
     } else if (frontierKey(state) !== this._key) {
@@ -101,7 +93,7 @@ class FrontierPanel {
     this._show();
   }
 
-  /** Nothing is shown. */
+  /** Show nothing. */
   _clear() {
     this._question.abort();
     this._stopTimer();
@@ -111,11 +103,11 @@ class FrontierPanel {
     this._frontier = null;
     this._ask.hidden = true;
     this._content.hidden = true;
-    this._table.element.hidden = true;
+    this._table.hidden = true;
     setText(this._note, "");
   }
 
-  /** Whether something has changed since the frontier that is shown was found. */
+  /** Return whether the job has changed since the shown frontier was computed. */
   _isStale() {
     return this._frontier !== null && this._foundKey !== this._key;
   }
@@ -124,22 +116,23 @@ class FrontierPanel {
     return this._state !== null && !isOver(this._state.overview) && !this._isStale();
   }
 
-  /** Solve at once, or offer it. @param {JobPageState} state */
+  /** Compute the frontier, or offer that where it takes long. @param {JobPageState} state */
   _consider(state) {
     const instructions = numInstructions(state.overview);
     const isTooLate = isOver(state.overview);
     this._question.abort();
-    // What was about to be confirmed is none of the plans that there are now.
+    // The plan to be confirmed is not one of the current plans.
     if (this._isStale()) this._target.drop();
     if (instructions <= MANY_INSTRUCTIONS && !isTooLate) {
       void this._solve();
       return;
     }
     this._stopTimer();
+    const size = `An iteration has ${count(instructions)} instructions or more`;
     this._offer(
       isTooLate
         ? "The job has ended; its frontier is computed on request."
-        : `An iteration has ${count(instructions)} instructions or more: computing the frontier may take minutes.`,
+        : `${size}: computing the frontier may take minutes.`,
       "Compute the frontier",
     );
   }
@@ -151,42 +144,37 @@ class FrontierPanel {
     const key = this._key;
     this._ask.hidden = true;
     this._startTimer();
-    const path = `api/v1/jobs/${encodeURIComponent(this._context.jobId)}/frontier?points=${NUM_POINTS}`;
-    /** @type {FrontierView} */
-    let frontier;
+    const { api, path, guard } = this._context;
     try {
-      frontier = await this._context.api.get(path, { signal });
+      /** @type {FrontierView} */
+      const frontier = await api.get(`${path}/frontier?points=${NUM_POINTS}`, { signal });
+      if (signal.aborted) return;
+      this._stopTimer();
+      this._frontier = frontier;
+      this._foundKey = key;
+      this._tell("");
+      guard(() => this._show());
     } catch (error) {
       if (!signal.aborted) this._refuse(ApiError.from(error));
-      return;
     }
-    if (signal.aborted) return;
-    this._stopTimer();
-    this._frontier = frontier;
-    this._foundKey = key;
-    this._tell("");
-    this._context.guard(() => this._show());
   }
 
   /** @param {ApiError} error */
   _refuse({ status, detail }) {
     this._stopTimer();
-    // Once the planner is there again, it is asked again.
+    // Request it again once the planner responds.
     if (status === 0) this._key = null;
     this._offer(`The frontier could not be computed: ${detail}`, "Try again");
   }
 
-  /** Says for how long it has been solving; not to screen readers, second by second. */
+  /** Show how long computing has taken, once a second. */
   _startTimer() {
     this._stopTimer();
     const begin_ms = Date.now();
     const tell = () => {
       const passed_s = Math.floor((Date.now() - begin_ms) / 1e3);
-      this._tell(
-        passed_s < 2
-          ? "Computing the frontier\u2026"
-          : `Computing the frontier\u2026 ${count(passed_s)} s so far`,
-      );
+      const passed = passed_s < 2 ? "" : ` ${count(passed_s)} s so far`;
+      this._tell(`Computing the frontier\u2026${passed}`);
     };
     tell();
     this._timer = setInterval(tell, 1000);
@@ -197,34 +185,27 @@ class FrontierPanel {
   }
 
   _show() {
-    if (!this._frontier || !this._state) return;
-    const marks = marksOf(this._frontier, this._state);
+    const { _frontier: frontier, _state: state } = this;
+    if (!frontier || !state) return;
+    const { points, solve_s } = frontier;
+    const { emulated } = state.overview;
+    const marks = marksOf(frontier, state);
     const canChoose = this._canChoose();
-    const drawn = JSON.stringify([
-      this._key,
-      this._frontier.points[0],
-      this._frontier.points.length,
-      marks,
-      canChoose,
-    ]);
+    const drawn = JSON.stringify([this._key, points[0], points.length, marks, canChoose]);
     if (drawn === this._drawn) return;
     this._drawn = drawn;
     this._content.hidden = false;
-    this._table.element.hidden = false;
-    const outside = this._chart.show({ frontier: this._frontier, marks, canChoose });
-    showFrontierLegend(this._legend, marks, this._state.overview.emulated);
-    this._table.show(this._frontier, marks);
-    const gpus = this._state.overview.emulated ? ", emulated GPUs" : "";
-    setText(
-      this._note,
-      `${counted(this._frontier.points.length, "plan")}, computed in ${seconds(this._frontier.solve_s)}; predicted${gpus}`,
-    );
-    const choose = canChoose ? "Each point is a plan: choose one to run it. " : "";
-    setText(
-      this._hint,
-      choose + outside.map(({ words }) => `Outside the chart: ${words}.`).join(" "),
-    );
-    this._hint.hidden = this._hint.textContent === "";
+    this._table.hidden = false;
+    const outside = this._chart.show({ frontier, marks, canChoose });
+    setChildren(this._legend, ...frontierLegend(marks, emulated));
+    this._rows.show(() => tableRows(frontier, marks));
+    const gpus = emulated ? ", emulated GPUs" : "";
+    const plans = counted(points.length, "plan");
+    setText(this._note, `${plans}, computed in ${seconds(solve_s)}; predicted${gpus}`);
+    const hints = outside.map(({ words }) => `Outside the chart: ${words}.`);
+    if (canChoose) hints.unshift("Each point is a plan: choose one to run it.");
+    setText(this._hint, hints.join(" "));
+    this._hint.hidden = hints.length === 0;
   }
 
   /** @param {string} words @param {string} button */
@@ -243,17 +224,36 @@ class FrontierPanel {
 }
 
 /**
- * Why there is no frontier to ask for yet; null: there is one.
- *
+ * Return why no frontier can be requested yet; null: one can.
  * @param {JobPageState} state
- * @returns {string | null}
  */
 function reasonForNone({ overview, history }) {
   if (overview.state === "awaiting-profile")
     return "The frontier can be computed once the job has a profile.";
   if (overview.state === "profiling")
     return "The job is being profiled; its frontier can be computed afterwards.";
-  // What it is found for is told by the history, which comes right after the overview.
+  // The history comes right after the overview.
   if (overview.newest_version !== null && history.length === 0) return "";
   return null;
+}
+
+/**
+ * Return the figures of marks and plans as rows of a table.
+ * @param {FrontierView} frontier
+ * @param {Mark[]} marks
+ */
+function tableRows({ points, baseline }, marks) {
+  const compared = marks.map(({ label, time_s, energy_j }) => [
+    label,
+    seconds(time_s),
+    joules(energy_j),
+    percent(-percentAbove(energy_j, baseline.energy_j)),
+    percent(percentAbove(time_s, baseline.iteration_time_s), { signed: true, digits: 2 }),
+    "",
+  ]);
+  const plans = points.map((point, index) => {
+    const { time, energy, saving, slowdown, gap } = pointWords(point, baseline);
+    return [`frontier ${index + 1}`, time, energy, saving, slowdown, gap];
+  });
+  return [...compared, ...plans].map((texts) => makeRow(texts));
 }

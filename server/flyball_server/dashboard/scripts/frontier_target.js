@@ -1,53 +1,32 @@
-// Changing the target from the frontier: confirm a point, or name a target; then follow the plan.
+// Changing the target from the frontier: confirm a point or name a target, then follow the plan.
 
 import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
-import { targetText } from "./format.js";
+import { counted, targetText } from "./format.js";
 import { pointSentence, pointWords, targetOf } from "./frontier_curve.js";
-import { progressOf } from "./target_progress.js";
-
-/** @typedef {import("./job_state.js").JobPageState} JobPageState */
-/** @typedef {import("./wire_types.js").FrontierPointView} FrontierPoint */
-/** @typedef {import("./wire_types.js").ComparedPlanView} ComparedPlan */
+import { isOver } from "./job_words.js";
 
 /**
- * The targets by name; those with a unit take a figure.
- *
- * @type {{name: string, words: string, unit: string, target: (figure: number) => string}[]}
+ * @import { PanelContext } from "./job_page.js"
+ * @import { JobPageState } from "./job_state.js"
+ * @import { ComparedPlanView as ComparedPlan, FrontierPointView as FrontierPoint, JobOverview,
+ *   JobView, TimetableView } from "./wire_types.js"
  */
+
+/** Targets by name; those with a unit take a figure in it, `factor` of the API's unit. */
 const TARGETS = [
-  { name: "fastest", words: "as fast as the baseline", unit: "", target: () => "fastest" },
-  {
-    name: "slowdown",
-    words: "at most slower by",
-    unit: "%",
-    target: (percent) => `slowdown:${Number((percent / 100).toFixed(8))}`,
-  },
-  {
-    name: "deadline",
-    words: "at most this iteration time",
-    unit: "s",
-    target: (time_s) => `deadline:${time_s}`,
-  },
-  {
-    name: "power",
-    words: "at most this mean power",
-    unit: "W",
-    target: (power_w) => `power:${power_w}`,
-  },
-  {
-    name: "least-energy",
-    words: "least energy, whatever the time",
-    unit: "",
-    target: () => "least-energy",
-  },
+  { name: "fastest", words: "as fast as the baseline", unit: "", factor: 1 },
+  { name: "slowdown", words: "at most slower by", unit: "%", factor: 0.01 },
+  { name: "deadline", words: "at most this iteration time", unit: "s", factor: 1 },
+  { name: "power", words: "at most this mean power", unit: "W", factor: 1 },
+  { name: "least-energy", words: "least energy, whatever the time", unit: "", factor: 1 },
 ];
 
 export class FrontierTarget {
   /**
-   * @param {import("./job_page.js").PanelContext} context
-   * @param {() => void} onLeft the confirmation was left: the focus goes back to the chart.
-   * @param {(point: FrontierPoint | null) => void} onPoint which point is to be confirmed.
+   * @param {PanelContext} context
+   * @param {() => void} onLeft moves the focus back to the chart
+   * @param {(point: FrontierPoint | null) => void} onPoint marks the point to be confirmed
    */
   constructor(context, onLeft, onPoint) {
     this._context = context;
@@ -55,31 +34,21 @@ export class FrontierTarget {
     this._onPoint = onPoint;
     /** @type {JobPageState | null} */
     this._state = null;
-    /** @type {import("./target_progress.js").Asked | null} */
+    /** @type {Asked | null} */
     this._asked = null;
-    /** What is to be confirmed. @type {FrontierPoint | null} */
+    /** Point to be confirmed. @type {FrontierPoint | null} */
     this._point = null;
     this._isBusy = false;
     this._isGone = false;
-    this._strip = make("div", {
-      class: "frontier-confirm",
-      role: "group",
-      "aria-label": "Confirm the plan",
-      hidden: true,
-    });
+    const label = { role: "group", "aria-label": "Confirm the plan" };
+    this._strip = make("div.frontier-confirm", { ...label, hidden: true });
     this._strip.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.leave();
     });
-    this._progress = make("p", { class: "frontier-progress", role: "status" });
-    this._inForce = make("span", { class: "note" });
+    this._progress = make("p.frontier-progress", { role: "status" });
+    this._inForce = make("span.note");
     this._form = this._makeForm();
-    this.element = make(
-      "div",
-      { class: "frontier-target" },
-      this._strip,
-      this._progress,
-      this._form,
-    );
+    this.element = make("div.frontier-target", this._strip, this._progress, this._form);
   }
 
   destroy() {
@@ -91,39 +60,24 @@ export class FrontierTarget {
     this._state = state;
     this._form.hidden = !canChange;
     if (!canChange) this.drop();
-    setText(
-      this._inForce,
-      `In force: policy ${state.overview.policy}, target ${targetText(state.overview.target)}`,
-    );
+    const { policy, target } = state.overview;
+    setText(this._inForce, `In force: policy ${policy}, target ${targetText(target)}`);
     this._tellProgress();
   }
 
   /**
    * Ask whether to run a point's plan.
-   *
    * @param {FrontierPoint} point
    * @param {ComparedPlan} baseline
    */
   confirm(point, baseline) {
     const { time, energy, saving, slowdown } = pointWords(point, baseline);
-    const run = make(
-      "button",
-      {
-        type: "button",
-        class: "primary",
-        disabled: this._isBusy,
-        onclick: () => this._run(point),
-      },
-      "Run this plan",
-    );
-    const cancel = make("button", { type: "button", onclick: () => this.leave() }, "Cancel");
-    const words = make(
-      "p",
-      {},
-      make("strong", {}, "Run this: "),
-      `${time}, ${energy}, saves ${saving}, ${slowdown} time against the baseline (predicted)`,
-    );
-    setChildren(this._strip, words, run, cancel);
+    const action = { disabled: this._isBusy, onclick: () => this._run(point) };
+    const run = make("button.primary", action, "Run this plan");
+    const cancel = make("button", { onclick: () => this.leave() }, "Cancel");
+    const change = `saves ${saving}, ${slowdown} time against the baseline (predicted)`;
+    const words = `${time}, ${energy}, ${change}`;
+    setChildren(this._strip, make("p", make("strong", "Run this: "), words), run, cancel);
     this._strip.hidden = false;
     this._point = point;
     this._onPoint(point);
@@ -132,14 +86,14 @@ export class FrontierTarget {
     this._context.announce(`Run this plan? ${pointSentence(point, baseline)}`);
   }
 
-  /** Without a change. */
+  /** Close the confirmation without a change. */
   leave() {
     if (this._strip.hidden) return;
     this.drop();
     this._onLeft();
   }
 
-  /** Likewise, the focus staying where it is. */
+  /** Close the confirmation; the focus stays where it is. */
   drop() {
     this._strip.hidden = true;
     if (this._point === null) return;
@@ -165,22 +119,22 @@ export class FrontierTarget {
 
   /**
    * @param {string} target
-   * @returns {Promise<boolean>} whether the planner has taken it.
+   * @returns {Promise<boolean>} true: the planner has accepted it
    */
   async _put(target) {
-    const path = `api/v1/jobs/${encodeURIComponent(this._context.jobId)}`;
+    const { api, path } = this._context;
     const overview = this._state?.overview;
     const versionBefore = overview?.newest_version ?? null;
-    // Named again, the job's policy would count as a change.
+    // A policy that is named counts as a change.
     const policy = overview?.policy === "frontier" ? {} : { policy: "frontier" };
     this._setBusy(true);
     this._asked = null;
     this._tell(`Planning for ${targetText(target)}\u2026`);
     try {
-      /** @type {import("./wire_types.js").JobView} */
-      const job = await this._context.api.put(`${path}/target`, { ...policy, target });
+      /** @type {JobView} */
+      const job = await api.put(`${path}/target`, { ...policy, target });
       const version = job.newest_version;
-      const inForce = await this._otherTarget(path, target);
+      const inForce = await this._otherTarget(target);
       this._asked = { target, versionBefore, version, inForce };
     } catch (error) {
       this._tell(refusal(targetText(target), ApiError.from(error)), true);
@@ -193,17 +147,15 @@ export class FrontierTarget {
   }
 
   /**
-   * The target that a timetable has in force in the place of the job's own; null: none has;
-   * undefined: it cannot be had. The job has its new target whatever comes of this question.
-   *
-   * @param {string} path of the job
+   * Request the target that a timetable has in force instead of the job's own; null: none;
+   * undefined: not known.
    * @param {string} target
-   * @returns {Promise<string | null | undefined>}
    */
-  async _otherTarget(path, target) {
+  async _otherTarget(target) {
+    const { api, path } = this._context;
     try {
-      /** @type {import("./wire_types.js").TimetableView} */
-      const { timetable, target_in_force } = await this._context.api.get(`${path}/timetable`);
+      /** @type {TimetableView} */
+      const { timetable, target_in_force } = await api.get(`${path}/timetable`);
       return timetable !== null && target_in_force !== target ? target_in_force : null;
     } catch {
       return undefined;
@@ -232,27 +184,15 @@ export class FrontierTarget {
     }
   }
 
-  /** @returns {HTMLElement} */
   _makeForm() {
-    const select = /** @type {HTMLSelectElement} */ (
-      make(
-        "select",
-        { name: "target" },
-        ...TARGETS.map(({ name, words }) => make("option", { value: name }, `${name}: ${words}`)),
-      )
+    const options = TARGETS.map(({ name, words }) =>
+      make("option", { value: name }, `${name}: ${words}`),
     );
-    const figure = /** @type {HTMLInputElement} */ (
-      make("input", {
-        type: "number",
-        name: "figure",
-        min: 0,
-        step: "any",
-        required: true,
-        autocomplete: "off",
-      })
-    );
-    const unit = make("span", {});
-    const figureLabel = make("label", { class: "frontier-figure" }, figure, unit);
+    const select = make("select", { name: "target" }, ...options);
+    const range = { min: 0, step: "any", required: true };
+    const figure = make("input", { type: "number", name: "figure", ...range, autocomplete: "off" });
+    const unit = make("span");
+    const figureLabel = make("label.frontier-figure", figure, unit);
     const onSelect = () => {
       const chosen = TARGETS[select.selectedIndex];
       figureLabel.hidden = chosen.unit === "";
@@ -263,17 +203,13 @@ export class FrontierTarget {
     select.addEventListener("change", onSelect);
     onSelect();
     const submit = make("button", { type: "submit" }, "Plan for it");
-    const form = make(
-      "form",
-      { class: "frontier-form" },
-      make("label", {}, "Target ", select),
-      figureLabel,
-      submit,
-      this._inForce,
-    );
+    const selectLabel = make("label", "Target ", select);
+    const form = make("form.frontier-form", selectLabel, figureLabel, submit, this._inForce);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (!this._isBusy) void this._put(TARGETS[select.selectedIndex].target(figure.valueAsNumber));
+      const { name, unit, factor } = TARGETS[select.selectedIndex];
+      const value = Number((figure.valueAsNumber * factor).toPrecision(12));
+      if (!this._isBusy) void this._put(unit === "" ? name : `${name}:${value}`);
     });
     return form;
   }
@@ -284,8 +220,65 @@ function refusal(target, { status, detail }) {
   if (status === 422)
     return `No plan for ${target}: ${detail}. The older plan holds.`.replaceAll("..", ".");
   if (status === 403) return `This token may not change the target: ${detail}`;
-  // Nobody has answered, or a proxy has not waited until the planner was done.
-  if ([0, 502, 504].includes(status))
-    return `The target may or may not have changed: ${detail}`;
+  // No answer, or a proxy's timeout.
+  if ([0, 502, 504].includes(status)) return `The target may or may not have changed: ${detail}`;
   return `The target was not changed: ${detail}`;
+}
+
+/**
+ * Target that the planner has accepted.
+ * @typedef {object} Asked
+ * @property {string} target
+ * @property {number | null} versionBefore newest version before the request
+ * @property {number | null} version newest version in the planner's answer
+ * @property {string | null | undefined} inForce target that a timetable has in force instead;
+ *   null: none; undefined: not known
+ */
+
+/**
+ * @param {Asked} asked
+ * @param {JobPageState} state
+ * @returns {{words: string, isOver: boolean}} `isOver`: nothing more follows
+ */
+export function progressOf(asked, { overview, history }) {
+  const { versionBefore, version, inForce } = asked;
+  const target = targetText(asked.target);
+  if (typeof inForce === "string") {
+    const other = `The timetable has ${targetText(inForce)} in force`;
+    return over(
+      `${target} is the job's own target now. ${other}; outside its windows the new one holds.`,
+    );
+  }
+  if (version === null)
+    return over(`${target} is the job's target now. It is planned as soon as there is a profile.`);
+  if (version === versionBefore) {
+    return over(
+      inForce === null
+        ? `The job was planned for ${target} already: version ${version} stays.`
+        : `${target} is the job's own target now: version ${version} stays.`,
+    );
+  }
+  const plan = history.find((each) => each.version === version);
+  if (plan && plan.first_step !== null) {
+    return over(`Version ${version} holds from step ${plan.first_step}.`);
+  }
+  if (overview.active_version !== null && overview.active_version > version) {
+    return over(`Version ${overview.active_version} has replaced version ${version}.`);
+  }
+  if (isOver(overview)) return over(`The job has ended; version ${version} was never active.`);
+  return { words: `Version ${version} is made. ${waitingWords(overview)}`, isOver: false };
+}
+
+/** @param {JobOverview} overview */
+function waitingWords({ num_ranks, num_present }) {
+  const ranks = counted(num_ranks, "rank");
+  if (num_present < num_ranks) {
+    return `It takes effect when ${ranks} have it; of these, ${num_present} were heard of lately.`;
+  }
+  return `It waits until ${ranks} have it.`;
+}
+
+/** @param {string} words */
+function over(words) {
+  return { words, isOver: true };
 }

@@ -1,111 +1,65 @@
-// Every version of a job's plan, newest first, with what is predicted of it.
+// All versions of a job's plan, newest first, with their predicted figures.
 
-import { make, setAttribute, setChildren, setText } from "./elements.js";
+import { make, panelHead, setAttribute, setChildren, setText } from "./elements.js";
 import { clockTime, count, counted, joules, percent, seconds, targetText } from "./format.js";
 import { isOver } from "./job_words.js";
+import { KeyedRows, makeTable } from "./tables.js";
 
 /**
- * @typedef {import("./wire_types.js").PlanSummary} PlanSummary
- * @typedef {import("./wire_types.js").JobOverview} JobOverview
+ * @import { Panel, PanelContext } from "./job_page.js"
+ * @import { JobPageState } from "./job_state.js"
+ * @import { JobOverview, PlanSummary, PredictedIteration } from "./wire_types.js"
  */
 
 const FIRST_ROWS = 12;
-const HEADS = [
-  "Version",
-  "Kind",
-  "Policy, target",
-  "From step",
-  "Made",
-  "Iteration time",
-  "Energy",
-  "Saving",
-  "Gap",
-  "",
-];
+const PREDICTED = ["Iteration time", "Energy", "Saving", "Gap"];
+const HEADS = ["Version", "Kind", "Policy, target", "From step", "Made", ...PREDICTED, ""];
 
 /**
  * @param {HTMLElement} element
- * @param {import("./job_page.js").PanelContext} context
- * @returns {import("./job_page.js").Panel}
+ * @param {PanelContext} context
+ * @returns {Panel}
  */
 export function createHistoryPanel(element, { announce }) {
-  const note = make("span", { class: "note" });
-  const body = make("tbody");
-  const more = make("button", { type: "button", class: "quiet", hidden: true });
-  const heads = HEADS.map((text) =>
-    text === "" ? make("td") : make("th", { scope: "col" }, text),
-  );
-  const table = make(
-    "table",
-    { class: "history" },
-    make("thead", {}, make("tr", {}, ...heads)),
-    body,
-  );
-  let all = false;
-  /** @type {import("./job_state.js").JobPageState | null} */
-  let last = null;
-  /** By version: who reads a row, or is on its button, stays there. @type {Map<number, Row>} */
-  const rows = new Map();
-  setChildren(
-    element,
-    make("div", { class: "panel-head" }, make("h2", {}, "Plans"), note),
-    make(
-      "div",
-      { class: "table-frame", tabindex: "0", role: "group", "aria-label": "Versions of the plan" },
-      table,
-    ),
-    more,
-  );
-  more.addEventListener("click", () => {
-    all = true;
-    if (last !== null) show(last);
+  const note = make("span.note");
+  const more = make("button.quiet", { hidden: true, onclick: () => showAll() });
+  const { frame, table, body } = makeTable("Versions of the plan", {
+    selector: "table.history",
+    heads: HEADS,
   });
+  const rows = new KeyedRows(body);
+  let isAllShown = false;
+  /** @type {JobPageState | null} */
+  let last = null;
+  setChildren(element, panelHead("Plans", note), frame, more);
 
-  /** @param {import("./job_state.js").JobPageState} state */
-  function show(state) {
-    const { history, overview } = state;
-    const versions = [...history].reverse();
-    const shown = all ? versions : versions.slice(0, FIRST_ROWS);
-    setText(
-      note,
-      history.length === 0
-        ? "No version yet."
-        : `${counted(history.length, "version")}; all figures predicted`,
-    );
-    table.hidden = history.length === 0;
-    const kept = new Set(shown.map(({ version }) => version));
-    for (const [version, { element: row }] of rows) {
-      if (!kept.has(version)) {
-        row.remove();
-        rows.delete(version);
-      }
-    }
-    shown.forEach((plan, index) => {
-      const row = rowOf(plan, overview);
-      if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
-    });
-    more.hidden = shown.length === versions.length;
-    setText(more, `Show all ${count(versions.length)}`);
+  function showAll() {
+    isAllShown = true;
+    if (last !== null) show(last);
   }
 
-  /**
-   * The version's row, filled anew only where it says something else than before.
-   * @param {PlanSummary} plan
-   * @param {JobOverview} overview
-   * @returns {HTMLElement}
-   */
-  function rowOf(plan, overview) {
-    const known = rows.get(plan.version) ?? newRow(plan, showVersion);
-    rows.set(plan.version, known);
-    fillRow(known, plan, overview);
-    return known.element;
+  /** @param {JobPageState} state */
+  function show({ history, overview }) {
+    const versions = [...history].reverse();
+    const shown = isAllShown ? versions : versions.slice(0, FIRST_ROWS);
+    const total = `${counted(history.length, "version")}; all figures predicted`;
+    setText(note, history.length === 0 ? "No version yet." : total);
+    table.hidden = history.length === 0;
+    rows.show(
+      shown.map((plan) => ({
+        key: String(plan.version),
+        content: JSON.stringify([plan, isActive(plan, overview), firstStep(plan, overview)]),
+        fill: (row) => fillRow(row, plan, overview, () => showVersion(plan.version)),
+      })),
+    );
+    more.hidden = shown.length === versions.length;
+    setText(more, `Show all ${count(versions.length)}`);
   }
 
   /** @param {number} version */
   function showVersion(version) {
     document.dispatchEvent(new CustomEvent("flyball:show-version", { detail: { version } }));
-    const timeline = document.getElementById("panel-timeline");
-    timeline?.scrollIntoView({ block: "start" });
+    document.getElementById("panel-timeline")?.scrollIntoView({ block: "start" });
     announce(`Version ${version} is shown in the timeline`);
   }
 
@@ -123,82 +77,55 @@ export function createHistoryPanel(element, { announce }) {
 }
 
 /**
- * @typedef {object} Row
- * @property {HTMLElement} element
- * @property {HTMLElement} last its last cell, with what can be pressed
- * @property {string} told what it says now
- */
-
-/**
- * @param {PlanSummary} plan
- * @param {(version: number) => void} showVersion
- * @returns {Row} that is still empty but for its button
- */
-function newRow({ version, kind }, showVersion) {
-  const button = make(
-    "button",
-    {
-      type: "button",
-      class: "quiet",
-      onclick: () => showVersion(version),
-      "aria-label": `Show version ${version} in the timeline`,
-    },
-    "Show",
-  );
-  const last = make("td", {}, kind === "probe" ? null : button);
-  return { element: make("tr", {}, last), last, told: "" };
-}
-
-/**
- * @param {Row} row
+ * @param {HTMLElement} row
  * @param {PlanSummary} plan
  * @param {JobOverview} overview
+ * @param {() => void} onShow
  */
-function fillRow(row, plan, overview) {
-  const isActive = plan.version === overview.active_version;
-  const first = plan.first_step === null ? notHeld(plan, overview) : count(plan.first_step);
-  const told = JSON.stringify([plan, isActive, first]);
-  if (told === row.told) return;
-  row.told = told;
-  while (row.element.firstChild !== row.last) row.element.firstChild?.remove();
-  row.last.before(
+function fillRow(row, plan, overview, onShow) {
+  const { version, kind, policy, target, created_at, predicted } = plan;
+  const active = isActive(plan, overview);
+  const label = `Show version ${version} in the timeline`;
+  setChildren(
+    row,
+    make("th", { scope: "row" }, `v${version}`, active && make("span.badge.tone-good", "active")),
+    make("td", kind),
+    make("td", [policy, targetText(target)].filter(Boolean).join(", ")),
+    make("td.number", firstStep(plan, overview)),
+    make("td.number", clockTime(new Date(created_at))),
+    ...figures(predicted).map((text) => make("td.number.predicted", text)),
     make(
-      "th",
-      { scope: "row" },
-      `v${plan.version}`,
-      isActive ? make("span", { class: "badge tone-good" }, "active") : null,
+      "td",
+      kind !== "probe" && make("button.quiet", { onclick: onShow, "aria-label": label }, "Show"),
     ),
-    make("td", {}, plan.kind),
-    make("td", {}, [plan.policy, targetText(plan.target)].filter(Boolean).join(", ")),
-    make("td", { class: "number" }, first),
-    make("td", { class: "number" }, clockTime(new Date(plan.created_at))),
-    ...figures(plan.predicted).map((text) => make("td", { class: "number predicted" }, text)),
   );
-  row.element.classList.toggle("active", isActive);
-  setAttribute(row.element, "aria-current", isActive ? "true" : null);
+  row.classList.toggle("active", active);
+  setAttribute(row, "aria-current", active ? "true" : null);
+}
+
+/** @param {PlanSummary} plan @param {JobOverview} overview */
+function isActive({ version }, { active_version }) {
+  return version === active_version;
 }
 
 /**
+ * Return the step from which a version holds, or why it holds from none.
  * @param {PlanSummary} plan
  * @param {JobOverview} overview
- * @returns {string}
  */
-function notHeld(plan, overview) {
+function firstStep({ first_step, version }, overview) {
   const { active_version } = overview;
-  if (active_version !== null && plan.version < active_version) return "overtaken";
+  if (first_step !== null) return count(first_step);
+  if (active_version !== null && version < active_version) return "overtaken";
   return isOver(overview) ? "never held" : "waits for ranks";
 }
 
-/**
- * @param {import("./wire_types.js").PredictedIteration | null} predicted
- * @returns {string[]}
- */
+/** @param {PredictedIteration | null} predicted */
 function figures(predicted) {
-  if (predicted === null) return ["\u2013", "\u2013", "\u2013", "\u2013"];
   return [
-    seconds(predicted.iteration_time_s),
-    joules(predicted.energy_j),
-    percent(predicted.saving_percent),
-    percent(predicted.gap_percent, { digits: 2 }),
+    seconds(predicted?.iteration_time_s),
+    joules(predicted?.energy_j),
+    percent(predicted?.saving_percent),
+    percent(predicted?.gap_percent, { digits: 2 }),
   ];
 }

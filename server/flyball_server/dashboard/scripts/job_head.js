@@ -1,4 +1,4 @@
-// The head of a job's page: its name and state, what it is planned for, what it waits for.
+// Head of a job's page: name, state, target, plan and notes.
 
 import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
@@ -6,43 +6,27 @@ import { clockTime, count, joules, percent, seconds, targetText } from "./format
 import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js";
 
 /**
- * @typedef {import("./job_state.js").JobPageState} JobPageState
- * @typedef {import("./wire_types.js").JobOverview} JobOverview
- * @typedef {import("./wire_types.js").JobView} JobView
- * @typedef {import("./wire_types.js").TimetableView} TimetableView
+ * @import { PanelContext } from "./job_page.js"
+ * @import { JobPageState } from "./job_state.js"
+ * @import { ComparisonView, JobOverview, JobView, ProfilingView,
+ *   TimetableView } from "./wire_types.js"
  */
 
-// The notes may change without an event: a rank falls silent, say.
+// Polling interval: notes change without an event, as when a rank falls silent.
 const NOTES_PERIOD_MS = 30_000;
 
-/**
- * @param {HTMLElement} element
- * @param {import("./job_page.js").PanelContext} context
- * @returns {import("./job_page.js").Panel}
- */
-export function createJobHead(element, context) {
-  const head = new JobHead(element, context);
-  return {
-    update: (state) => head.update(state),
-    destroy: () => head.destroy(),
-  };
-}
-
-class JobHead {
-  /**
-   * @param {HTMLElement} element
-   * @param {import("./job_page.js").PanelContext} context
-   */
-  constructor(element, { api, jobId, guard }) {
+export class JobHead {
+  /** @param {HTMLElement} element @param {PanelContext} context */
+  constructor(element, { api, jobId, path, guard }) {
     this.api = api;
     this.guard = guard;
-    this.path = `api/v1/jobs/${encodeURIComponent(jobId)}`;
-    this.title = make("h1", {}, jobId);
-    this.badges = make("span", { class: "badges" });
-    this.progress = make("span", { class: "note" });
-    this.facts = make("dl", { class: "facts" });
-    this.problem = make("p", { class: "problem", role: "alert", hidden: true });
-    this.notes = make("ul", { class: "notes", "aria-label": "Notes", hidden: true });
+    this.path = path;
+    this.title = make("h1", jobId);
+    this.badges = make("span.badges");
+    this.progress = make("span.note");
+    this.facts = make("dl.facts");
+    this.problem = make("p.problem", { role: "alert", hidden: true });
+    this.notes = make("ul.notes", { "aria-label": "Notes", hidden: true });
     /** @type {TimetableView | null} */
     this.timetable = null;
     this.asked = "";
@@ -50,7 +34,7 @@ class JobHead {
     this.question = new AbortController();
     setChildren(
       element,
-      make("div", { class: "job-title" }, this.title, this.badges, this.progress),
+      make("div.job-title", this.title, this.badges, this.progress),
       this.problem,
       this.facts,
       this.notes,
@@ -73,22 +57,9 @@ class JobHead {
     this.problem.hidden = overview.problem === null;
     setText(this.problem, overview.problem ?? "");
     this.showFacts();
-    const {
-      state: name,
-      newest_version,
-      active_version,
-      num_registered,
-      num_present,
-      target,
-    } = overview;
-    const asked = JSON.stringify([
-      name,
-      newest_version,
-      active_version,
-      num_registered,
-      num_present,
-      target,
-    ]);
+    const { newest_version, active_version, num_registered, num_present, target } = overview;
+    const ranks = [num_registered, num_present];
+    const asked = JSON.stringify([overview.state, newest_version, active_version, ranks, target]);
     if (asked !== this.asked) {
       this.asked = asked;
       void this.ask();
@@ -105,42 +76,40 @@ class JobHead {
     setChildren(this.badges, stateBadge(overview), overview.emulated ? emulatedBadge() : null);
     setChildren(
       this.facts,
-      ...entries.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text))),
+      ...entries.map(([name, text]) => make("div", make("dt", name), make("dd", text))),
     );
   }
 
-  /** What no event tells: the notes, and what the timetable does next. */
+  /** Request what no event tells: the notes, and the next change of the timetable. */
   async ask() {
     if (document.hidden) return;
     this.question.abort();
     this.question = new AbortController();
     const { signal } = this.question;
-    /** @type {[JobView, TimetableView]} */
-    let answers;
+    /** @type {Promise<JobView>} */
+    const asked = this.api.get(this.path, { signal });
+    /** @type {Promise<TimetableView>} */
+    const askedTimetable = this.api.get(`${this.path}/timetable`, { signal });
     try {
-      answers = await Promise.all([
-        this.api.get(this.path, { signal }),
-        this.api.get(`${this.path}/timetable`, { signal }),
-      ]);
+      const [job, timetable] = await Promise.all([asked, askedTimetable]);
+      if (signal.aborted) return;
+      this.guard(() => {
+        this.timetable = timetable;
+        this.showNotes(job.notes ?? []);
+        this.showFacts();
+      });
     } catch (error) {
-      if (signal.aborted || error instanceof ApiError) return; // the connection's sign tells it
-      throw error;
+      // The connection's sign shows that the planner does not answer.
+      if (!signal.aborted && !(error instanceof ApiError)) throw error;
     }
-    if (signal.aborted) return;
-    const [job, timetable] = answers;
-    this.guard(() => {
-      this.timetable = timetable;
-      this.showNotes(job.notes ?? []);
-      this.showFacts();
-    });
   }
 
   /** @param {string[]} notes */
   showNotes(notes) {
     this.notes.hidden = notes.length === 0;
-    if (notes.join("\n") === [...this.notes.children].map((line) => line.textContent).join("\n"))
-      return;
-    setChildren(this.notes, ...notes.map((note) => make("li", {}, note)));
+    const shown = [...this.notes.children].map((line) => line.textContent);
+    if (notes.join("\n") === shown.join("\n")) return;
+    setChildren(this.notes, ...notes.map((note) => make("li", note)));
   }
 }
 
@@ -151,13 +120,11 @@ class JobHead {
  */
 function facts(state, timetable) {
   const job = state.overview;
+  const size = `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches`;
   /** @type {[string, string][]} */
   const found = [
     ["GPUs present", `${count(job.num_present)} of ${count(job.num_ranks)}`],
-    [
-      "Pipeline",
-      `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches, ${job.schedule}`,
-    ],
+    ["Pipeline", `${size}, ${job.schedule}`],
     ["Policy", job.policy],
     ["Target", targetFact(job, timetable)],
     ["Plan", planText(job, state)],
@@ -172,11 +139,7 @@ function facts(state, timetable) {
   return found;
 }
 
-/**
- * @param {JobOverview} job
- * @param {TimetableView | null} timetable
- * @returns {string}
- */
+/** @param {JobOverview} job @param {TimetableView | null} timetable */
 function targetFact(job, timetable) {
   const target = targetText(job.target);
   if (timetable === null || timetable.timetable === null) return target;
@@ -184,35 +147,25 @@ function targetFact(job, timetable) {
   return `${target} (timetable; may change at ${clockTime(new Date(timetable.next_change))})`;
 }
 
-/**
- * @param {JobOverview} job
- * @param {JobPageState} state
- * @returns {string}
- */
+/** @param {JobOverview} job @param {JobPageState} state */
 function planText(job, state) {
   if (job.newest_version === null) return "none yet";
   const active = state.history.find((plan) => plan.version === job.active_version);
-  const since =
-    active === undefined || active.first_step === null
-      ? ""
-      : ` from step ${count(active.first_step)}`;
+  const first = active?.first_step ?? null;
+  const since = first === null ? "" : ` from step ${count(first)}`;
   const wait = isOver(job) ? "never held" : "waits for its ranks";
   const next = job.newest_version === job.active_version ? "" : `v${job.newest_version} ${wait}`;
   if (job.active_version === null) return next;
   return `v${job.active_version}${since}${next && `; ${next}`}`;
 }
 
-/**
- * @param {import("./wire_types.js").ProfilingView} profiling
- * @returns {string}
- */
+/** @param {ProfilingView} profiling */
 function profilingText(profiling) {
   const parts = [profiling.state, `${count(profiling.num_steps)} steps profiled`];
   if (profiling.problem !== null) parts.push(profiling.problem);
   if (profiling.largest_slowdown !== null) {
-    parts.push(
-      `at most ${percent(100 * profiling.largest_slowdown)} slower (limit ${percent(100 * profiling.slowdown_limit)})`,
-    );
+    const limit = percent(100 * profiling.slowdown_limit);
+    parts.push(`at most ${percent(100 * profiling.largest_slowdown)} slower (limit ${limit})`);
   }
   if (profiling.extra_time_s !== null)
     parts.push(`added ${seconds(profiling.extra_time_s)}, measured`);
@@ -221,10 +174,7 @@ function profilingText(profiling) {
   return parts.join("; ");
 }
 
-/**
- * @param {import("./wire_types.js").ComparisonView} comparison
- * @returns {string}
- */
+/** @param {ComparisonView} comparison */
 function comparisonText(comparison) {
   const { num_measured_pairs, num_pairs, state } = comparison;
   return `${state}, ${count(num_measured_pairs)} pairs measured, ${count(num_pairs)} asked for`;

@@ -1,84 +1,67 @@
-// The view of one job: follows its live events and hands what it knows to the panels.
+// The page of one job: follows its live events and passes its state to the panels.
 
-import { ApiError } from "./api.js";
+import { ApiError } from "./api_error.js";
+import { followPage, showRefusal } from "./connection.js";
 import { make, setChildren } from "./elements.js";
 import { createFiguresPanel } from "./figures_panel.js";
-import { createFrontierPanel } from "./frontier_panel.js";
+import { FrontierPanel } from "./frontier_panel.js";
 import { createHistoryPanel } from "./history_panel.js";
-import { createJobHead } from "./job_head.js";
+import { JobHead } from "./job_head.js";
 import { afterEvent, withSteps } from "./job_state.js";
-import { troubleText } from "./jobs_page.js";
-import { createLiveCharts } from "./live_charts.js";
-import { refusalNotice } from "./refusal_notice.js";
+import { LiveCharts } from "./live_charts.js";
 import { createStragglersPanel } from "./stragglers_panel.js";
-import { createTimelinePanel } from "./timeline_panel.js";
+import { TimelinePanel } from "./timeline_panel.js";
 
 /**
- * @typedef {import("./job_state.js").JobPageState} JobPageState
- * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
- *
- * Arguments of a panel beside its element.
- * @typedef {object} PanelContext
- * @property {import("./api.js").Api} api
- * @property {string} jobId
- * @property {(text: string) => void} announce
- * @property {(action: () => void) => void} guard runs what is done later than in an update: where it
- *   throws, the panel says that it has failed
- *
- * @typedef {{update(state: JobPageState): void, destroy(): void}} Panel
- *
- * @typedef {object} Gap
- * @property {number} after steps after this one are to be asked for
- * @property {number} last the newest that was known
- * @property {number} told from this step on the events have told
+ * @import { Api } from "./api.js"
+ * @import { JobEvent, JobPageState } from "./job_state.js"
+ * @import { Shell } from "./main.js"
+ * @import { StagesOfStep } from "./wire_types.js"
  */
 
-// So many steps of single stages are asked for beside those that the events begin with.
-const FIRST_STAGE_STEPS = 16_000;
+/**
+ * Arguments of a panel beside its element.
+ * @typedef {object} PanelContext
+ * @property {Api} api
+ * @property {string} jobId
+ * @property {string} path of the job in the API
+ * @property {(text: string) => void} announce
+ * @property {(action: () => void) => void} guard runs code outside of an update: if it
+ *   throws, the panel shows that it has failed
+ * @typedef {{update(state: JobPageState): void, destroy(): void}} Panel
+ * @typedef {object} Gap
+ * Steps that events have left out.
+ * @property {number} after last step before the requested ones
+ * @property {number} last newest known step
+ * @property {number} told first step that the events have told
+ */
+
+// Older steps that are requested beside the newest ones, which come with the events.
 const FIRST_STEPS = 2000;
+const FIRST_STAGE_STEPS = 16_000;
 
 /** @type {[string, (element: HTMLElement, context: PanelContext) => Panel][]} */
 const PANELS = [
-  ["job", createJobHead],
+  ["job", (element, context) => new JobHead(element, context)],
   ["figures", createFiguresPanel],
-  ["frontier", createFrontierPanel],
+  ["frontier", (element, context) => new FrontierPanel(element, context)],
   ["stragglers", createStragglersPanel],
-  ["charts", createLiveCharts],
-  ["timeline", createTimelinePanel],
+  ["charts", (element, context) => new LiveCharts(element, context)],
+  ["timeline", (element, context) => new TimelinePanel(element, context)],
   ["history", createHistoryPanel],
 ];
 
-/**
- * @param {HTMLElement} main
- * @param {import("./main.js").Shell} shell
- * @param {string} jobId
- * @returns {{destroy(): void}}
- */
-export function createJobPage(main, shell, jobId) {
-  const page = new JobPage(main, shell, jobId);
-  // As parts of an address these mean another one.
-  if (jobId === "." || jobId === "..") {
-    page.refuse(404, "No job has such a name.");
-    return page;
-  }
-  const path = `api/v1/jobs/${encodeURIComponent(jobId)}/events`;
-  page.stop = shell.api.follow(path, {
-    onEvent: (name, data) => page.take(name, data),
-    onState: (connected, text, refusal) => page.connected(connected, text, refusal),
-  });
-  return page;
-}
-
-class JobPage {
+export class JobPage {
   /**
    * @param {HTMLElement} main
-   * @param {import("./main.js").Shell} shell
+   * @param {Shell} shell
    * @param {string} jobId
    */
   constructor(main, shell, jobId) {
     this.main = main;
     this.shell = shell;
     this.jobId = jobId;
+    this.path = `api/v1/jobs/${encodeURIComponent(jobId)}`;
     /** @type {JobPageState | null} */
     this.state = null;
     /** @type {{panel: Panel, element: HTMLElement}[]} */
@@ -86,11 +69,25 @@ class JobPage {
     this.frame = 0;
     this.stop = () => {};
     this.questions = new AbortController();
-    // Steps may be numbered with gaps: none is missing where two lie no further apart than this.
+    // Largest usual distance of two steps: a job may measure every tenth.
     this.usualGap = 1;
-    /** @type {Gap | null} asked for in vain */
+    /** @type {Gap | null} steps that were requested in vain */
     this.missing = null;
-    setChildren(main, make("p", { class: "note page" }, "Loading\u2026"));
+    setChildren(main, make("p.note.page", "Loading\u2026"));
+    // In a path these two name another resource.
+    if (jobId === "." || jobId === "..") this.refuse(404, "No job has such a name.");
+    else this.follow();
+  }
+
+  follow() {
+    this.stop = followPage(this.shell, `${this.path}/events`, {
+      onEvent: (/** @type {JobEvent} */ event) => this.take(event),
+      onRefusal: (status, text) => {
+        // A stream that broke as the job was deleted is answered 404 instead of "gone".
+        if (status === 404 && this.state !== null) this.showDeleted();
+        else this.refuse(status, text);
+      },
+    });
   }
 
   destroy() {
@@ -98,7 +95,7 @@ class JobPage {
     this.close();
   }
 
-  /** Nothing is shown or asked for any more. */
+  /** Destroy the panels and abort requests. */
   close() {
     this.questions.abort();
     cancelAnimationFrame(this.frame);
@@ -107,28 +104,18 @@ class JobPage {
     this.panels = [];
   }
 
-  /**
-   * @param {string} name
-   * @param {any} data
-   */
-  take(name, data) {
-    const { connection } = this.shell;
-    if (name === "trouble") {
-      connection.trouble(troubleText(data));
-      return;
-    }
-    if (name === "overview") connection.trouble(null);
-    connection.heard();
-    if (name === "gone") {
+  /** @param {JobEvent} event */
+  take(event) {
+    if (event.name === "gone") {
       this.showDeleted();
       return;
     }
     const before = this.state;
-    this.state = afterEvent(before, name, data);
+    this.state = afterEvent(before, event);
     if (this.state === null) return;
-    // Another run under the same name: nothing that was chosen or asked for is of it.
+    // Nothing that was chosen or requested belongs to a new run under the same name.
     if (before?.overview.created_at !== this.state.overview.created_at) this.open(this.state);
-    else if (name === "steps") void this.fillGap(before, data);
+    else if (event.name === "steps") this.fillGap(before, event.data);
     this.show();
   }
 
@@ -139,36 +126,36 @@ class JobPage {
     this.usualGap = 1;
     this.missing = null;
     const { api, announce } = this.shell;
-    const page = make("div", { class: "page job-page" });
+    const page = make("div.page.job-page");
     setChildren(this.main, page);
     for (const [name, create] of PANELS) {
       const element = make("section", { class: `panel panel-${name}`, id: `panel-${name}` });
       const guard = (/** @type {() => void} */ action) => this.guard(element, action);
-      const context = { api, jobId: this.jobId, announce, guard };
+      const context = { api, jobId: this.jobId, path: this.path, announce, guard };
       page.append(element);
       guard(() => this.panels.push({ element, panel: create(element, context) }));
     }
-    // Those before the first that the events tell.
+    // Steps before the first of the events.
     void this.fill({ after: -1, last: -1, told: 0 }, state.overview.num_stages);
   }
 
   /**
-   * Ask for what has been missed, as while nobody looked: the events begin with the newest steps.
-   * What was asked for in vain is asked for again, with all that came after it.
+   * Request steps that events have left out, as while the page was hidden; steps that were
+   * requested in vain are requested again, with all later ones.
    * @param {JobPageState} before
    * @param {StagesOfStep[]} told
    */
-  async fillGap(before, told) {
+  fillGap(before, told) {
     const gap = this.gapAfter(before, told);
     const missing = this.missing ?? gap;
     this.missing = null;
-    if (missing !== null) await this.fill(missing, before.overview.num_stages);
+    if (missing !== null) void this.fill(missing, before.overview.num_stages);
   }
 
   /**
    * @param {JobPageState} before
    * @param {StagesOfStep[]} told
-   * @returns {Gap | null} null: nothing lies between
+   * @returns {Gap | null} null: none is missing
    */
   gapAfter({ steps, overview }, told) {
     const last = steps[steps.length - 1]?.step;
@@ -176,51 +163,33 @@ class JobPage {
     if (last === undefined || first === undefined || first <= last) return null;
     this.usualGap = Math.min(this.usualGap, first - last);
     if (first - last <= this.usualGap) return null;
-    // Some of the last ones may have been heard of before all ranks had posted them.
+    // The last steps may have come before all ranks had posted them.
     const whole = steps.filter(({ num_ranks }) => num_ranks === overview.num_ranks);
     return { after: whole[whole.length - 1]?.step ?? -1, last, told: first };
   }
 
-  /**
-   * @param {Gap} gap
-   * @param {number} num_stages
-   */
+  /** @param {Gap} gap @param {number} num_stages */
   async fill(gap, num_stages) {
     const { signal } = this.questions;
-    const asked = await this.askForSteps(gap, num_stages, signal);
-    if (signal.aborted) return;
-    if (asked === null) {
-      if (this.missing === null || gap.after < this.missing.after) this.missing = gap;
-    } else if (!asked.some(({ step }) => step > gap.last && step < gap.told)) {
-      this.usualGap = Math.max(this.usualGap, gap.told - gap.last);
-    }
-  }
-
-  /**
-   * @param {Gap} gap
-   * @param {number} num_stages
-   * @param {AbortSignal} signal
-   * @returns {Promise<StagesOfStep[] | null>} null: they did not come
-   */
-  async askForSteps({ after, told }, num_stages, signal) {
+    const { after, last, told } = gap;
     const limit = Math.max(1, Math.min(FIRST_STEPS, Math.floor(FIRST_STAGE_STEPS / num_stages)));
-    const job = encodeURIComponent(this.jobId);
-    const path = `api/v1/jobs/${job}/steps/stages?limit=${limit}&after_step=${after}`;
+    const path = `${this.path}/steps/stages?limit=${limit}&after_step=${after}`;
     try {
       /** @type {StagesOfStep[]} */
       const steps = await this.shell.api.get(path, { signal });
-      if (signal.aborted || this.state === null) return null;
+      if (signal.aborted || this.state === null) return;
       this.state = withSteps(this.state, steps, told);
       this.show();
-      return steps;
+      const isNoneBetween = !steps.some(({ step }) => step > last && step < told);
+      if (isNoneBetween) this.usualGap = Math.max(this.usualGap, told - last);
     } catch (error) {
-      // The newest come with the events; why these did not, is for who looks.
-      if (!signal.aborted) console.warn(`older steps: ${ApiError.from(error).detail}`);
-      return null;
+      if (signal.aborted) return;
+      console.warn(`older steps: ${ApiError.from(error).detail}`);
+      if (this.missing === null || after < this.missing.after) this.missing = gap;
     }
   }
 
-  /** All that has come since the last picture is shown in the next. */
+  /** Update the panels with the next frame. */
   show() {
     if (this.frame !== 0) return;
     this.frame = requestAnimationFrame(() => {
@@ -232,7 +201,7 @@ class JobPage {
   }
 
   /**
-   * A panel that fails, at once or in what it asked for, does not take the others with it.
+   * Run a panel's code; a panel that fails is replaced by a message, the others stay.
    * @param {HTMLElement} element
    * @param {() => void} action
    */
@@ -244,41 +213,18 @@ class JobPage {
       const failed = this.panels.find((entry) => entry.element === element);
       this.panels = this.panels.filter((entry) => entry !== failed);
       failed?.panel.destroy();
-      setChildren(
-        element,
-        make(
-          "p",
-          { class: "problem" },
-          "This part of the page has failed; the browser's console says why.",
-        ),
-      );
+      const text = "This part of the page has failed; the browser's console says why.";
+      setChildren(element, make("p.problem", text));
     }
   }
 
-  /**
-   * @param {boolean} connected
-   * @param {string} text
-   * @param {number} refusal status of an answer that stays; 0: none
-   */
-  connected(connected, text, refusal) {
-    // A stream that broke just then is answered 404 instead of "gone".
-    if (refusal === 404 && this.state !== null) this.showDeleted();
-    else if (refusal !== 0) this.refuse(refusal, text);
-    else this.shell.connection.set(connected, text);
-  }
-
-  /** The job that was shown here exists no more. */
   showDeleted() {
     this.refuse(404, `Job ${this.jobId} has been deleted on this planner`);
   }
 
-  /**
-   * @param {number} status
-   * @param {string} text
-   */
+  /** @param {number} status @param {string} text */
   refuse(status, text) {
     this.destroy();
-    this.shell.connection.stop();
-    setChildren(this.main, refusalNotice(status, text, this.shell.reopen));
+    showRefusal(this.shell, this.main, status, text);
   }
 }

@@ -1,67 +1,74 @@
-// What the page knows of one job, put together from its live events.
+// State of a job's page, built from its live events.
 
 /**
- * @typedef {import("./wire_types.js").JobOverview} JobOverview
- * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
- *
- * The latest answers about one job; panels get it whole after every event.
+ * @import { ComparisonView, JobOverview, PlanSummary, ProfilingView, StagesOfStep,
+ *   StragglerView } from "./wire_types.js"
+ */
+
+/**
+ * Newest data of one job, passed to the panels after every event.
  * @typedef {object} JobPageState
  * @property {JobOverview} overview
- * @property {import("./wire_types.js").PlanSummary[]} history rising
- * @property {import("./wire_types.js").StragglerView[]} stragglers
+ * @property {PlanSummary[]} history rising
+ * @property {StragglerView[]} stragglers
  * @property {StagesOfStep[]} steps the newest 2000 at most, rising
- * @property {import("./wire_types.js").ProfilingView | null} profiling
- * @property {import("./wire_types.js").ComparisonView | null} comparison
+ * @property {ProfilingView | null} profiling
+ * @property {ComparisonView | null} comparison
  */
 
 const MOST_STEPS = 2000;
-// Of all the steps that are kept together: those of many stages are fewer.
+// Steps times stages that are kept.
 const MOST_STAGES = 128_000;
 
 /**
- * The state after an event; null as long as the overview has not come.
+ * An event of a job's page.
+ * @typedef {{name: "overview", data: JobOverview}
+ *   | {name: "history", data: PlanSummary[]}
+ *   | {name: "stragglers", data: StragglerView[]}
+ *   | {name: "profiling", data: ProfilingView}
+ *   | {name: "comparison", data: ComparisonView}
+ *   | {name: "steps", data: StagesOfStep[]}
+ *   | {name: "gone", data: unknown}} JobEvent
+ */
+
+/**
+ * Return the state after an event; null until the overview has come.
  * @param {JobPageState | null} state
- * @param {string} name of the event
- * @param {any} data
+ * @param {JobEvent} event
  * @returns {JobPageState | null}
  */
-export function afterEvent(state, name, data) {
+export function afterEvent(state, { name, data }) {
   if (name === "overview") {
-    // Made at another time it is another run under the same name: nothing known is of it.
+    // Another time of creation is another run under the same name: it starts from nothing.
     const isSame = state !== null && state.overview.created_at === data.created_at;
     return { ...(isSame ? state : empty()), overview: data };
   }
-  if (state === null) return null;
-  if (name === "history") return { ...state, history: data };
-  if (name === "stragglers") return { ...state, stragglers: data };
-  if (name === "profiling") return { ...state, profiling: data };
-  if (name === "comparison") return { ...state, comparison: data };
-  if (name === "steps")
-    return { ...state, steps: mergedSteps(state.steps, data, mostSteps(state)) };
-  return state;
+  if (state === null || name === "gone") return state;
+  if (name === "steps") return withSteps(state, data);
+  return { ...state, [name]: data };
 }
 
 /**
- * The state with steps that were asked for, while newer ones came with the events.
+ * Return the state with more steps.
  * @param {JobPageState} state
- * @param {StagesOfStep[]} asked rising
- * @param {number} told from this step on the events have told: what they said is newer
+ * @param {StagesOfStep[]} steps rising
+ * @param {number} told first step of which events have told meanwhile: they are newer than `steps`
  * @returns {JobPageState}
  */
-export function withSteps(state, asked, told) {
+export function withSteps(state, steps, told = Number.POSITIVE_INFINITY) {
   const newer = state.steps.filter(({ step }) => step >= told);
   const most = mostSteps(state);
-  return { ...state, steps: mergedSteps(mergedSteps(state.steps, asked, most), newer, most) };
+  return { ...state, steps: mergedSteps(mergedSteps(state.steps, steps, most), newer, most) };
 }
 
 /**
- * Both in rising order; a step that comes again replaces what was known of it.
+ * Merge steps in rising order; one that comes again replaces the one before.
  * @param {StagesOfStep[]} known rising
  * @param {StagesOfStep[]} told rising
  * @param {number} most
- * @returns {StagesOfStep[]} the newest of them
+ * @returns {StagesOfStep[]} the newest `most`
  */
-export function mergedSteps(known, told, most) {
+function mergedSteps(known, told, most) {
   if (told.length === 0) return known;
   const last = known[known.length - 1]?.step ?? -1;
   if (told[0].step > last) return [...known, ...told].slice(-most);
@@ -72,7 +79,7 @@ export function mergedSteps(known, told, most) {
 
 /**
  * @param {JobPageState} state
- * @returns {number} steps that are kept
+ * @returns {number} steps to keep
  */
 function mostSteps({ overview: { num_stages } }) {
   return Math.max(1, Math.min(MOST_STEPS, Math.floor(MOST_STAGES / num_stages)));

@@ -1,9 +1,9 @@
-// A job's state and what its figures are of, in words that the table and the job's page share.
+// A job's state, progress and clocks as text, for the table and the job's page.
 
 import { make } from "./elements.js";
 import { ago } from "./format.js";
 
-/** @typedef {import("./wire_types.js").JobOverview} JobOverview */
+/** @import { JobOverview } from "./wire_types.js" */
 
 /** @type {Map<string, {tone: string, sign: string}>} */
 const STATES = new Map([
@@ -22,61 +22,50 @@ const CLOCKS = new Map([
   ["profiling", "while profiling"],
 ]);
 
-/**
- * @param {JobOverview} job
- * @returns {boolean} whether its ranks are there
- */
+/** Return whether ranks of a job are present. @param {JobOverview} job */
 export function isRunning(job) {
   return job.num_present > 0 && !isOver(job);
 }
 
-/**
- * @param {JobOverview} job
- * @returns {boolean}
- */
+/** @param {JobOverview} job */
 export function isOver(job) {
   return job.state === "ended" || job.state === "expired";
 }
 
 /**
- * Whether the newest figures are of the plan, as its changes against the baseline are: not while it
- * runs at other clocks.
+ * Return whether the newest figures are of the plan: only these are compared with the baseline.
  * @param {JobOverview} job
- * @returns {boolean}
  */
 export function isOnPlan({ measured }) {
   return measured === null || measured.clocks === "plan";
 }
 
 /**
- * The state with a sign of its own shape.
+ * Create the badge of a state, each with a sign of its own shape.
  * @param {JobOverview} job
- * @returns {HTMLElement}
  */
 export function stateBadge(job) {
   const { tone, sign } = STATES.get(job.state) ?? { tone: "wait", sign: "?" };
   return make(
     "span",
     { class: `badge tone-${tone}` },
-    make("span", { "aria-hidden": "true", class: "badge-sign" }, sign),
+    make("span.badge-sign", { "aria-hidden": "true" }, sign),
     job.state,
   );
 }
 
-/** @returns {HTMLElement} */
 export function emulatedBadge() {
   return make(
-    "span",
-    { class: "badge emulated", title: "Its GPUs are emulated; no figure comes from a real GPU" },
+    "span.badge.emulated",
+    { title: "Its GPUs are emulated; no figure comes from a real GPU" },
     "emulated",
   );
 }
 
 /**
- * What a job does or waits for, beside its state; empty: nothing to add.
+ * Return what a job does or waits for, beside its state.
  * @param {JobOverview} job
  * @param {Date} now
- * @returns {string}
  */
 export function progressText(job, now) {
   if (!isOver(job) && job.num_registered === 0) return "no rank has registered";
@@ -90,10 +79,7 @@ export function progressText(job, now) {
   return job.active_version === null ? "" : `runs v${job.active_version}`;
 }
 
-/**
- * @param {string} clocks of MeasuredIteration
- * @returns {string}
- */
+/** @param {string} clocks of MeasuredIteration */
 export function clocksText(clocks) {
   return CLOCKS.get(clocks) ?? clocks;
 }

@@ -1,13 +1,14 @@
-// Which jobs the table shows and in which order: searched by words, sorted by a column.
+// Search and order of the table of jobs.
 
 import { targetText } from "./format.js";
 import { isRunning } from "./job_words.js";
 
+/** @import { JobOverview } from "./wire_types.js" */
+
 /**
- * @typedef {import("./wire_types.js").JobOverview} JobOverview
  * @typedef {"name" | "state" | "gpus" | "time" | "energy" | "saving" | "gap"} Column
  * @typedef {{column: Column | null, falling: boolean}} Order
- *   `column` null: those on a plan first, then the newest
+ *   `column` null: jobs on a plan first, then the newest
  */
 
 /** @type {Record<Column, (job: JobOverview) => string | number | null>} */
@@ -22,7 +23,7 @@ const KEYS = {
 };
 
 /**
- * Those that have every word somewhere in what the table says of them.
+ * Return the jobs whose row contains every word.
  * @param {JobOverview[]} jobs
  * @param {string} words
  * @returns {JobOverview[]}
@@ -31,47 +32,37 @@ export function searched(jobs, words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   return jobs.filter((job) => {
     const kind = job.emulated ? "emulated" : "real";
-    // As it is written in the table, and as it is put.
+    // As shown, and as in the API.
     const targets = [targetText(job.target).replace("\u202f", " "), job.target];
-    const text = [job.job_id, job.state, job.schedule, job.policy, ...targets, kind]
-      .join(" ")
-      .toLowerCase();
+    const texts = [job.job_id, job.state, job.schedule, job.policy, ...targets, kind];
+    const text = texts.join(" ").toLowerCase();
     return wanted.every((word) => text.includes(word));
   });
 }
 
 /**
- * In order; a job without a value of that column comes last, whichever way it is sorted.
+ * Sort jobs; one without a value in the column comes last in both directions.
  * @param {JobOverview[]} jobs
  * @param {Order} order
  * @returns {JobOverview[]}
  */
 export function sorted(jobs, { column, falling }) {
-  if (column === null) return [...jobs].sort(asTheyMatter);
+  const byName = [...jobs].sort((one, other) => compareText(one.job_id, other.job_id));
+  if (column === null) {
+    // Not by the last heartbeat: rows of running jobs would change places all the time.
+    return byName.sort(
+      (one, other) =>
+        standing(one) - standing(other) || compareText(other.created_at, one.created_at),
+    );
+  }
   const key = KEYS[column];
-  return [...jobs].sort((one, other) => {
+  return byName.sort((one, other) => {
     const a = key(one);
     const b = key(other);
-    if (a === null || b === null) {
-      return Number(a === null) - Number(b === null) || compareText(one.job_id, other.job_id);
-    }
+    if (a === null || b === null) return Number(a === null) - Number(b === null);
     const rising = typeof a === "string" ? compareText(a, String(b)) : a - Number(b);
-    return (falling ? -rising : rising) || compareText(one.job_id, other.job_id);
+    return falling ? -rising : rising;
   });
-}
-
-/**
- * Not by when they were heard of: rows of running jobs would change places all the time.
- * @param {JobOverview} one
- * @param {JobOverview} other
- * @returns {number}
- */
-function asTheyMatter(one, other) {
-  return (
-    standing(one) - standing(other) ||
-    compareText(other.created_at, one.created_at) ||
-    compareText(one.job_id, other.job_id)
-  );
 }
 
 /**
@@ -83,13 +74,4 @@ function standing(job) {
   return job.active_version === null ? 1 : 0;
 }
 
-const COLLATOR = new Intl.Collator("en", { numeric: true });
-
-/**
- * @param {string} one
- * @param {string} other
- * @returns {number}
- */
-function compareText(one, other) {
-  return COLLATOR.compare(one, other);
-}
+const compareText = new Intl.Collator("en", { numeric: true }).compare;

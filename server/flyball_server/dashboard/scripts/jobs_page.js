@@ -1,21 +1,23 @@
-// The first view: all jobs in a table, searched and sorted, with totals above, live.
+// The page of all jobs: a live table, searched and sorted, with totals above.
 
-import { make, setAttribute, setChildren, setText } from "./elements.js";
+import { followPage, showRefusal } from "./connection.js";
+import { byId, hasModifier, make, setAttribute, setChildren, setText } from "./elements.js";
 import { count, counted } from "./format.js";
 import { progressText } from "./job_words.js";
 import { searched, sorted } from "./jobs_order.js";
 import { jobCells } from "./jobs_row.js";
 import { showTotals } from "./jobs_totals.js";
-import { refusalNotice } from "./refusal_notice.js";
+import { KeyedRows } from "./tables.js";
 
 /**
- * @typedef {import("./wire_types.js").JobOverview} JobOverview
- * @typedef {import("./jobs_order.js").Column} Column
+ * @import { Column, Order } from "./jobs_order.js"
+ * @import { Shell } from "./main.js"
+ * @import { JobOverview } from "./wire_types.js"
  */
 
-// More rows than these are shown when somebody asks for them.
+// Rows shown before "Show more".
 const FIRST_ROWS = 200;
-// What is said of time passed is renewed, ms.
+// Refresh interval of texts such as "5 min ago".
 const RENEW_MS = 30_000;
 
 /** @type {{column: Column, text: string, note: string, falling: boolean}[]} */
@@ -29,151 +31,81 @@ const COLUMNS = [
   { column: "gap", text: "Gap", note: "predicted, above the bound", falling: true },
 ];
 
-/**
- * @param {HTMLElement} main
- * @param {import("./main.js").Shell} shell
- * @returns {{destroy(): void}}
- */
-export function createJobsPage(main, shell) {
-  const page = new JobsPage(main, shell);
-  const stop = shell.api.follow("api/v1/events", {
-    onEvent: (name, data) => page.take(name, data),
-    onState: (connected, text, refusal) => page.connected(connected, text, refusal),
-  });
-  const timer = setInterval(() => page.renew(), RENEW_MS);
-  return {
-    destroy() {
-      stop();
-      clearInterval(timer);
-      page.destroy();
-    },
-  };
-}
+/** @typedef {{name: "overview", data: {jobs: JobOverview[]}}} JobsEvent */
 
-class JobsPage {
-  /**
-   * @param {HTMLElement} main
-   * @param {import("./main.js").Shell} shell
-   */
+export class JobsPage {
+  /** @param {HTMLElement} main @param {Shell} shell */
   constructor(main, shell) {
-    this.main = main;
-    this.shell = shell;
     /** @type {JobOverview[]} */
     this.jobs = [];
-    /** @type {import("./jobs_order.js").Order} */
+    /** @type {Order} */
     this.order = { column: null, falling: false };
     this.numRows = FIRST_ROWS;
-    /** @type {Map<string, {row: HTMLElement, told: string}>} */
-    this.rows = new Map();
     this.isThere = false;
-    this.search = /** @type {HTMLInputElement} */ (
-      make("input", {
-        type: "search",
-        id: "search",
-        placeholder: "Search ( / )",
-        "aria-label": "Search jobs by name, state, schedule, policy, target, real or emulated",
-        oninput: () => this.showRows(),
-        onkeydown: (/** @type {KeyboardEvent} */ event) => this.clearByKey(event),
-      })
-    );
-    this.found = make("span", { class: "note", role: "status" });
-    this.totals = make("div", { class: "totals-strips" });
+    this.search = make("input", {
+      id: "search",
+      type: "search",
+      placeholder: "Search ( / )",
+      "aria-label": "Search jobs by name, state, schedule, policy, target, real or emulated",
+      oninput: () => this.showRows(),
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this.clearByKey(event),
+    });
+    this.found = make("span.note", { role: "status" });
+    this.totals = make("div.totals-strips");
     this.heads = COLUMNS.map((column) => this.head(column));
-    this.body = make("tbody", { class: "job-rows" });
-    this.more = make("button", { type: "button", hidden: true, onclick: () => this.showMore() });
-    this.table = make(
-      "table",
-      { class: "jobs" },
-      make("thead", {}, make("tr", {}, ...this.heads)),
-      this.body,
-    );
-    this.place = make(
-      "div",
-      { class: "page jobs-page" },
-      make("p", { class: "note" }, "Loading\u2026"),
-    );
-    setChildren(this.main, this.place);
-    this.onKey = (/** @type {KeyboardEvent} */ event) => this.searchByKey(event);
-    document.addEventListener("keydown", this.onKey);
+    const body = make("tbody.job-rows");
+    this.rows = new KeyedRows(body);
+    this.more = make("button", { hidden: true, onclick: () => this.showMore() });
+    this.table = make("table.jobs", make("thead", make("tr", ...this.heads)), body);
+    this.place = make("div.page.jobs-page", make("p.note", "Loading\u2026"));
+    setChildren(main, this.place);
+    this.ended = new AbortController();
+    const { signal } = this.ended;
+    document.addEventListener("keydown", (event) => this.searchByKey(event), { signal });
+    this.timer = setInterval(() => this.renew(), RENEW_MS);
+    this.stop = followPage(shell, "api/v1/events", {
+      onEvent: (/** @type {JobsEvent} */ event) => this.show(event.data.jobs),
+      onRefusal: (status, text) => showRefusal(shell, main, status, text),
+    });
   }
 
   destroy() {
-    document.removeEventListener("keydown", this.onKey);
+    this.stop();
+    this.ended.abort();
+    clearInterval(this.timer);
   }
 
-  /**
-   * @param {(typeof COLUMNS)[number]} column
-   * @returns {HTMLElement}
-   */
+  /** @param {(typeof COLUMNS)[number]} column */
   head({ column, text, note, falling }) {
     const sortButton = make(
-      "button",
-      { type: "button", class: "sort", onclick: () => this.sortBy(column, falling) },
+      "button.sort",
+      { onclick: () => this.sortBy(column, falling) },
       text,
-      make("span", { class: "sort-sign", "aria-hidden": "true" }),
+      make("span.sort-sign", { "aria-hidden": "true" }),
     );
     return make(
       "th",
       { scope: "col", "data-column": column },
       sortButton,
-      note ? make("small", { class: "note" }, note) : null,
+      note ? make("small.note", note) : null,
     );
   }
 
-  /**
-   * @param {string} name
-   * @param {any} data
-   */
-  take(name, data) {
-    if (name === "trouble") {
-      this.shell.connection.trouble(troubleText(data));
-      return;
-    }
-    if (name !== "overview") return;
-    this.shell.connection.trouble(null);
-    this.shell.connection.heard();
-    this.jobs = data.jobs;
-    this.show();
-  }
-
-  /**
-   * @param {boolean} connected
-   * @param {string} text
-   * @param {number} refusal status of an answer that stays; 0: none
-   */
-  connected(connected, text, refusal) {
-    if (refusal !== 0) {
-      this.shell.connection.stop();
-      setChildren(this.main, refusalNotice(refusal, text, this.shell.reopen));
-      return;
-    }
-    this.shell.connection.set(connected, text);
-  }
-
-  show() {
-    if (this.jobs.length === 0) {
+  /** @param {JobOverview[]} jobs */
+  show(jobs) {
+    this.jobs = jobs;
+    if (jobs.length === 0) {
       this.isThere = false;
       setChildren(this.place, emptyState());
       return;
     }
     if (!this.isThere) {
       this.isThere = true;
-      const tools = make(
-        "div",
-        { class: "page-head" },
-        make("h1", {}, "Jobs"),
-        this.search,
-        this.found,
-      );
-      setChildren(
-        this.place,
-        this.totals,
-        tools,
-        make("div", { class: "table-frame" }, this.table),
-        this.more,
-      );
+      const head = make("div.page-head", make("h1", "Jobs"), this.search, this.found);
+      const frame = make("div.table-frame", this.table);
+      setChildren(this.place, this.totals, head, frame, this.more);
     }
-    showTotals(this.totals, this.jobs);
+    showTotals(this.totals, jobs);
     this.showRows();
   }
 
@@ -181,54 +113,21 @@ class JobsPage {
     const found = sorted(searched(this.jobs, this.search.value), this.order);
     const shown = found.slice(0, this.numRows);
     const now = new Date();
-    const kept = new Set(shown.map((job) => job.job_id));
-    for (const [jobId, { row }] of this.rows) {
-      if (!kept.has(jobId)) {
-        row.remove();
-        this.rows.delete(jobId);
-      }
-    }
-    shown.forEach((job, index) => this.put(this.row(job, now), index));
-    setText(
-      this.found,
-      this.search.value === ""
-        ? ""
-        : `${count(found.length)} of ${counted(this.jobs.length, "job")}`,
+    this.rows.show(
+      shown.map((job) => ({
+        key: job.job_id,
+        content: JSON.stringify(job) + progressText(job, now),
+        fill: (row) => setChildren(row, ...jobCells(job, now)),
+      })),
     );
+    const total = `${count(found.length)} of ${counted(this.jobs.length, "job")}`;
+    setText(this.found, this.search.value === "" ? "" : total);
     this.more.hidden = found.length <= shown.length;
     setText(this.more, `Show ${count(found.length - shown.length)} more`);
   }
 
   /**
-   * @param {HTMLElement} row
-   * @param {number} index
-   */
-  put(row, index) {
-    const there = this.body.children[index] ?? null;
-    if (there !== row) this.body.insertBefore(row, there);
-  }
-
-  /**
-   * The job's row, made anew only where what it tells has changed.
-   * @param {JobOverview} job
-   * @param {Date} now
-   * @returns {HTMLElement}
-   */
-  row(job, now) {
-    const known = this.rows.get(job.job_id);
-    const row = known?.row ?? make("tr");
-    const told = JSON.stringify(job) + progressText(job, now);
-    if (known?.told !== told) {
-      const hadFocus = row.contains(document.activeElement);
-      setChildren(row, ...jobCells(job, now));
-      if (hadFocus) row.querySelector("a")?.focus({ preventScroll: true });
-      this.rows.set(job.job_id, { row, told });
-    }
-    return row;
-  }
-
-  /**
-   * A click sorts by the column, another turns it round, a third brings back the first order.
+   * Sort by a column; a second click reverses the order, a third restores the first one.
    * @param {Column} column
    * @param {boolean} falling
    */
@@ -256,17 +155,9 @@ class JobsPage {
   /** @param {KeyboardEvent} event */
   searchByKey(event) {
     const isTyping = event.target instanceof HTMLInputElement;
-    if (
-      event.key === "/" &&
-      !isTyping &&
-      !event.ctrlKey &&
-      !event.metaKey &&
-      !event.altKey &&
-      this.isThere
-    ) {
-      event.preventDefault();
-      this.search.focus();
-    }
+    if (event.key !== "/" || isTyping || hasModifier(event) || !this.isThere) return;
+    event.preventDefault();
+    this.search.focus();
   }
 
   /** @param {KeyboardEvent} event */
@@ -277,54 +168,11 @@ class JobsPage {
   }
 }
 
-/**
- * @param {{detail?: string} | null} data of a `trouble` event
- * @returns {string}
- */
-export function troubleText(data) {
-  return String(data?.detail ?? "its log says why");
-}
-
-/** @returns {HTMLElement} */
+/** Return the notice of a planner without jobs, from a template of the page. */
 function emptyState() {
-  const code = (/** @type {string} */ text) => make("code", {}, text);
-  return make(
-    "section",
-    { class: "notice empty" },
-    make("h1", {}, "No job here yet"),
-    make(
-      "p",
-      {},
-      "A job appears here as soon as one of its ranks, or you, registers it with this planner.",
-    ),
-    make(
-      "ol",
-      {},
-      make(
-        "li",
-        {},
-        "On emulated GPUs: ",
-        code("make demo"),
-        ", in a clone of the repository, trains a small model with a planner of its own.",
-      ),
-      make(
-        "li",
-        {},
-        "In a training script, on every rank: ",
-        code(`flyball.attach(engine, job_id="my-job", planner_url="${plannerUrl()}")`),
-      ),
-      make(
-        "li",
-        {},
-        "The job's stage profile is put with one call, or measured in its first steps with ",
-        code('profiling="online"'),
-        ".",
-      ),
-    ),
-  );
-}
-
-/** @returns {string} this page's address, which is the planner's */
-function plannerUrl() {
-  return location.href.replace(/[#?].*$/, "").replace(/\/$/, "");
+  const { content } = byId("no-jobs", HTMLTemplateElement);
+  const notice = /** @type {DocumentFragment} */ (content.cloneNode(true));
+  const address = notice.querySelector(".planner-url");
+  if (address) address.textContent = location.href.replace(/[#?].*$/, "").replace(/\/$/, "");
+  return notice;
 }

@@ -1,26 +1,21 @@
-// One row of the table of jobs: each figure says whether it was measured or is predicted.
+// One row of the table of jobs; each figure is marked as measured or predicted.
 
-import { make } from "./elements.js";
+import { make, makeSvg } from "./elements.js";
 import { count, interval, joules, percent, seconds, targetText } from "./format.js";
 import { clocksText, emulatedBadge, isOnPlan, progressText, stateBadge } from "./job_words.js";
-import { savingBar } from "./saving_bar.js";
 
-/** @typedef {import("./wire_types.js").JobOverview} JobOverview */
+/** @import { Estimate, JobOverview } from "./wire_types.js" */
 
 /**
- * The cells in the order of the table's columns.
+ * Create the cells of a job in the order of the table's columns.
  * @param {JobOverview} job
  * @param {Date} now
- * @returns {HTMLElement[]}
  */
 export function jobCells(job, now) {
+  const progress = job.problem ?? progressText(job, now);
   return [
     nameCell(job),
-    cell(
-      "State",
-      stateBadge(job),
-      note(job.problem ?? progressText(job, now), job.problem ? "problem" : ""),
-    ),
+    cell("State", stateBadge(job), note(progress, job.problem ? "problem" : "")),
     cell("GPUs", figure(`${count(job.num_present)} of ${count(job.num_ranks)}`), note("present")),
     timeCell(job),
     energyCell(job),
@@ -29,178 +24,165 @@ export function jobCells(job, now) {
   ];
 }
 
-/**
- * @param {JobOverview} job
- * @returns {HTMLElement}
- */
+/** @param {JobOverview} job */
 function nameCell(job) {
-  const href = `#/jobs/${encodeURIComponent(job.job_id)}`;
+  const { job_id, num_stages, num_microbatches, schedule, policy, target } = job;
+  const pipeline = `${num_stages} stages \u00d7 ${num_microbatches} microbatches, ${schedule}`;
   return make(
-    "th",
-    { scope: "row", class: "job-name" },
-    make("a", { href }, job.job_id),
-    job.emulated ? emulatedBadge() : null,
-    note(
-      `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches, ${job.schedule}; ` +
-        `${job.policy}, ${targetText(job.target)}`,
-    ),
+    "th.job-name",
+    { scope: "row" },
+    make("a", { href: `#/jobs/${encodeURIComponent(job_id)}` }, job_id),
+    job.emulated && emulatedBadge(),
+    note(`${pipeline}; ${policy}, ${targetText(target)}`),
   );
 }
 
-/**
- * @param {JobOverview} job
- * @returns {HTMLElement}
- */
+/** @param {JobOverview} job */
 function timeCell(job) {
-  const { measured, predicted } = job;
-  if (measured !== null) {
-    return cell(
-      "Iteration time",
-      figure(seconds(measured.iteration_time_s)),
-      clocksNote(measured),
-      baselineNote(
-        job.measured_baseline_time_s,
-        isOnPlan(job) ? job.slowdown_percent : null,
-        seconds,
-      ),
-    );
-  }
-  if (predicted === null) return cell("Iteration time", nothing());
-  return cell(
-    "Iteration time",
-    predictedFigure(seconds(predicted.iteration_time_s)),
-    note(`baseline ${seconds(predicted.baseline_iteration_time_s)}`),
-  );
+  return iterationCell("Iteration time", job, {
+    format: seconds,
+    measured: job.measured?.iteration_time_s ?? null,
+    baseline: job.measured_baseline_time_s,
+    change: job.slowdown_percent?.mean ?? null,
+    predicted: job.predicted?.iteration_time_s,
+    predictedBaseline: job.predicted?.baseline_iteration_time_s,
+  });
 }
 
-/**
- * @param {JobOverview} job
- * @returns {HTMLElement}
- */
+/** @param {JobOverview} job */
 function energyCell(job) {
-  const { measured, predicted } = job;
-  if (measured !== null) {
-    const saving = job.saving_percent;
-    const change = saving === null || !isOnPlan(job) ? null : { ...saving, mean: -saving.mean };
-    return cell(
-      "Energy",
-      figure(joules(measured.energy_j)),
-      clocksNote(measured),
-      measured.energy_j === null ? note("not read by all ranks") : null,
-      baselineNote(job.measured_baseline_energy_j, change, joules),
-    );
-  }
-  if (predicted === null) return cell("Energy", nothing());
-  return cell(
-    "Energy",
-    predictedFigure(joules(predicted.energy_j)),
-    note(`baseline ${joules(predicted.baseline_energy_j)}`),
-  );
+  const saving = job.saving_percent;
+  return iterationCell("Energy", job, {
+    format: joules,
+    measured: job.measured?.energy_j ?? null,
+    baseline: job.measured_baseline_energy_j,
+    change: saving && -saving.mean,
+    predicted: job.predicted?.energy_j,
+    predictedBaseline: job.predicted?.baseline_energy_j,
+  });
 }
 
 /**
+ * Create a cell of a figure beside its baseline: measured if any step was, else predicted.
+ * @param {string} label
  * @param {JobOverview} job
- * @returns {HTMLElement}
+ * @param {object} figures
+ * @param {(value: number | null | undefined) => string} figures.format
+ * @param {number | null} figures.measured null: not read by all ranks
+ * @param {Estimate | null} figures.baseline
+ * @param {number | null} figures.change against the measured baseline, in per cent
+ * @param {number | undefined} figures.predicted
+ * @param {number | undefined} figures.predictedBaseline
  */
-function savedCell(job) {
-  const saving = job.saving_percent;
+function iterationCell(label, job, figures) {
+  const { format, measured, baseline, change } = figures;
+  if (job.measured !== null) {
+    const { clocks } = job.measured;
+    const isChangeShown = change !== null && isOnPlan(job);
+    const changed = isChangeShown ? `, ${percent(change, { signed: true })}` : "";
+    return cell(
+      label,
+      figure(format(measured)),
+      clocks !== "plan" && note(clocksText(clocks)),
+      measured === null && note("not read by all ranks"),
+      note(baseline ? `baseline ${format(baseline.mean)}${changed}` : "no measured baseline"),
+    );
+  }
+  if (job.predicted === null) return cell(label, nothing());
+  return cell(
+    label,
+    predictedFigure(format(figures.predicted)),
+    note(`baseline ${format(figures.predictedBaseline)}`),
+  );
+}
+
+/** @param {JobOverview} job */
+function savedCell({ saving_percent: saving, saved_j, predicted, is_caught_up }) {
   if (saving !== null) {
     const bounds = interval(saving, (value) => percent(value));
+    const total = saved_j && `${joules(saved_j.mean)} in all`;
+    const mean = figure(percent(saving.mean), saving.mean >= 0 ? "gain" : "loss");
     return cell(
       "Saved",
-      make(
-        "span",
-        { class: "saving" },
-        figure(percent(saving.mean), saving.mean >= 0 ? "gain" : "loss"),
-        savingBar(saving),
-      ),
-      note(
-        [bounds, job.saved_j === null ? "" : `${joules(job.saved_j.mean)} in all`]
-          .filter(Boolean)
-          .join("; "),
-      ),
-      make("span", { class: "caught-up note" }, job.is_caught_up ? "" : "still counting"),
+      make("span.saving", mean, savingBar(saving)),
+      note([bounds, total].filter(Boolean).join("; ")),
+      make("span.caught-up.note", is_caught_up ? "" : "still counting"),
     );
   }
-  if (job.predicted === null) return cell("Saved", nothing());
+  if (predicted === null) return cell("Saved", nothing());
   return cell(
     "Saved",
-    predictedFigure(percent(job.predicted.saving_percent)),
+    predictedFigure(percent(predicted.saving_percent)),
     note("no measured baseline"),
   );
 }
 
-/**
- * @param {JobOverview} job
- * @returns {HTMLElement}
- */
-function gapCell(job) {
-  const gap = job.predicted?.gap_percent ?? null;
+/** @param {JobOverview} job */
+function gapCell({ predicted }) {
+  const gap = predicted?.gap_percent ?? null;
   return cell("Gap", gap === null ? nothing() : figure(percent(gap, { digits: 2 })));
 }
 
 /**
- * At which clocks a figure was measured, where these are not the plan's.
- * @param {import("./wire_types.js").MeasuredIteration} measured
- * @returns {HTMLElement | null}
- */
-function clocksNote({ clocks }) {
-  return clocks === "plan" ? null : note(clocksText(clocks));
-}
-
-/**
- * @param {import("./wire_types.js").Estimate | null} baseline
- * @param {import("./wire_types.js").Estimate | null} change in per cent; null: none is to be told
- * @param {(value: number) => string} format
- * @returns {HTMLElement | null}
- */
-function baselineNote(baseline, change, format) {
-  if (baseline === null) return note("no measured baseline");
-  const changed = change === null ? "" : `, ${percent(change.mean, { signed: true })}`;
-  return note(`baseline ${format(baseline.mean)}${changed}`);
-}
-
-/**
- * @param {string} label told on narrow screens, where there is no head
- * @param {...(HTMLElement | null)} children
- * @returns {HTMLElement}
+ * @param {string} label shown on narrow screens, where the table has no head
+ * @param {...(HTMLElement | false)} children
  */
 function cell(label, ...children) {
   return make("td", { "data-label": label }, ...children);
 }
 
-/**
- * @param {string} text
- * @param {string} [kind]
- * @returns {HTMLElement}
- */
+/** @param {string} text @param {string} [kind] */
 function figure(text, kind = "") {
   return make("span", { class: `figure ${kind}` }, text);
 }
 
-/**
- * @param {string} text
- * @returns {HTMLElement}
- */
+/** @param {string} text */
 function predictedFigure(text) {
-  return make(
-    "span",
-    { class: "figure predicted" },
-    text,
-    make("small", { class: "tag" }, "predicted"),
-  );
+  return make("span.figure.predicted", text, make("small.tag", "predicted"));
 }
 
-/**
- * @param {string} text
- * @param {string} [kind]
- * @returns {HTMLElement}
- */
+/** @param {string} text @param {string} [kind] */
 function note(text, kind = "") {
   return make("span", { class: `note ${kind}` }, text);
 }
 
-/** @returns {HTMLElement} */
 function nothing() {
-  return make("span", { class: "figure none", "aria-label": "none yet" }, "\u2013");
+  return make("span.figure.none", { "aria-label": "none yet" }, "\u2013");
+}
+
+const WIDTH = 104;
+const HEIGHT = 12;
+// Range of the bar in per cent; a saving beyond it ends at the edge.
+const LEAST = -5;
+const MOST = 35;
+
+/**
+ * Create a small bar of a saving with its interval, hidden from screen readers.
+ * @param {Estimate} saving in per cent
+ */
+export function savingBar({ mean, low, high }) {
+  const [zero, end] = [place(0), place(mean)];
+  const [x, width] = [Math.min(zero, end), Math.abs(end - zero)];
+  const attributes = { width: WIDTH, height: HEIGHT, "aria-hidden": "true" };
+  const picture = makeSvg(
+    mean < 0 ? "svg.saving-bar.loss" : "svg.saving-bar",
+    attributes,
+    makeSvg("rect.bar-track", { x: 0, y: 3, width: WIDTH, height: 6, rx: 1 }),
+    makeSvg("rect.bar-value", { x, y: 3, width, height: 6 }),
+    makeSvg("path.bar-zero", { d: `M${zero} 0V${HEIGHT}` }),
+  );
+  if (low !== null && high !== null) {
+    const [from, to] = [place(low), place(high)];
+    picture.append(makeSvg("path.bar-interval", { d: `M${from} 2V10M${to} 2V10M${from} 6H${to}` }));
+  }
+  return picture;
+}
+
+/**
+ * @param {number} percent
+ * @returns {number} px from the left
+ */
+function place(percent) {
+  const share = (Math.min(MOST, Math.max(LEAST, percent)) - LEAST) / (MOST - LEAST);
+  return Math.round(10 * share * WIDTH) / 10;
 }

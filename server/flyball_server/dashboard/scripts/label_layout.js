@@ -1,56 +1,43 @@
-// Places for labels beside marks, so that none lies on another or on a mark.
-
-/** The upper left corner and size, px. @typedef {{x: number, y: number, width: number, height: number}} Rectangle */
+// Placement of labels beside marks, without overlaps.
 
 /**
- * A mark and the size of its label, px.
- *
+ * Upper left corner and size, px.
+ * @typedef {{x: number, y: number, width: number, height: number}} Rectangle
+ */
+
+/**
+ * Mark with the size of its label, px.
  * @typedef {object} Labelled
- * @property {number} x middle of the mark.
+ * @property {number} x middle of the mark
  * @property {number} y
- * @property {number} radius of the mark.
- * @property {number} width of the label.
+ * @property {number} radius of the mark
+ * @property {number} width of the label
  * @property {number} height
- * @property {[number, number]} [prefers] the direction it is best in, as [0, 1] for below.
+ * @property {[number, number]} [prefers] preferred direction; [0, 1]: below
  */
 
 /** @typedef {{x: number, y: number, radius: number}} Spot */
 
 /**
- * A label's place.
- *
- * @typedef {object} Placed
- * @property {number} x upper left corner.
- * @property {number} y
- * @property {boolean} isFar from its mark: a line should lead there.
+ * Upper left corner of a label; `isFar`: a line should lead to it.
+ * @typedef {{x: number, y: number, isFar: boolean}} Placed
  */
 
-/** Right, left, above, below, then askew; as multiples of the label's width and height. */
-const DIRECTIONS = [
+// Right, left, above, below, then diagonally.
+const STRAIGHT = [
   [1, 0],
   [-1, 0],
   [0, -1],
   [0, 1],
-  [1, -1],
-  [1, 1],
-  [-1, -1],
-  [-1, 1],
 ];
+const DIRECTIONS = [...STRAIGHT, [1, -1], [1, 1], [-1, -1], [-1, 1]];
 const DISTANCES = [5, 12, 24, 38, 56, 78, 104, 134, 170];
 const FAR = 16;
-const COSTS = {
-  spot: 40,
-  notPreferred: 25,
-  nearOther: 80,
-  mark: 60,
-  crossing: 400,
-  label: 1e5,
-  outside: 1e6,
-};
+const COSTS = { spot: 40, notPreferred: 25, nearOther: 80, mark: 60, crossing: 400 };
+const IMPOSSIBLE = { overlap: 1e5, outside: 1e6 };
 
 /**
- * A label's place and the line from its mark to it.
- *
+ * Possible place of a label; `leader`: line from its mark.
  * @typedef {object} Candidate
  * @property {Rectangle} rectangle
  * @property {number} distance
@@ -61,25 +48,26 @@ const COSTS = {
 /** From x1, y1 to x2, y2. @typedef {[number, number, number, number]} Line */
 
 /**
- * @param {Labelled[]} marks the first ones choose first.
- * @param {Spot[]} spots that labels should keep off, the marks' own not counted.
+ * @param {Labelled[]} marks in the order of choice
+ * @param {Spot[]} spots to avoid, beside the marks
  * @param {Rectangle} room
- * @returns {Placed[]} in the order of the marks.
+ * @returns {Placed[]} in the order of the marks
  */
 export function placeLabels(marks, spots, room) {
   const all = [...marks, ...spots];
   /** @type {Candidate[]} */
   const taken = [];
   return marks.map((mark) => {
-    const best = candidates(mark, room)
-      .map((candidate) => ({
-        candidate,
-        cost:
-          cost(candidate, all, taken, room) +
-          (isNearOther(candidate, mark, marks) ? COSTS.nearOther : 0) +
-          (marks.some((other) => strikes(candidate, other)) ? COSTS.mark : 0),
-      }))
-      .reduce((least, each) => (each.cost < least.cost ? each : least)).candidate;
+    const costs = new Map();
+    for (const candidate of candidates(mark, room)) {
+      let sum = cost(candidate, all, taken, room);
+      if (isNearOther(candidate, mark, marks)) sum += COSTS.nearOther;
+      if (marks.some((other) => strikes(candidate, other))) sum += COSTS.mark;
+      costs.set(candidate, sum);
+    }
+    const best = [...costs.keys()].reduce((least, each) =>
+      costs.get(each) < costs.get(least) ? each : least,
+    );
     taken.push(best);
     return { x: best.rectangle.x, y: best.rectangle.y, isFar: best.leader !== null };
   });
@@ -102,12 +90,8 @@ function candidates({ x, y, radius, width, height, prefers }, room) {
         height,
       };
       const isPreferred = !prefers || (prefers[0] === toX && prefers[1] === toY);
-      return {
-        rectangle,
-        distance,
-        isPreferred,
-        leader: distance < FAR ? null : leaderTo(rectangle, x, y),
-      };
+      const leader = distance < FAR ? null : leaderTo(rectangle, x, y);
+      return { rectangle, distance, isPreferred, leader };
     }),
   );
 }
@@ -122,18 +106,16 @@ function cost({ rectangle, distance, isPreferred, leader }, spots, taken, room) 
   let sum = distance + (isPreferred ? 0 : COSTS.notPreferred);
   for (const spot of spots) if (covers(rectangle, spot)) sum += COSTS.spot;
   for (const other of taken) {
-    if (overlap(rectangle, other.rectangle)) sum += COSTS.label;
+    if (overlap(rectangle, other.rectangle)) sum += IMPOSSIBLE.overlap;
     if (leader && crosses(leader, other.rectangle)) sum += COSTS.crossing;
     if (other.leader && crosses(other.leader, rectangle)) sum += COSTS.crossing;
   }
-  if (!isInside(rectangle, room)) sum += COSTS.outside;
+  if (!isInside(rectangle, room)) sum += IMPOSSIBLE.outside;
   return sum;
 }
 
 /**
- * Whether a label could be taken for another mark's: no line leads to it, and it is as near to
- * that one.
- *
+ * Return whether a label without a line is as near to another mark as to its own.
  * @param {Candidate} candidate
  * @param {Labelled} mark
  * @param {Labelled[]} marks
@@ -146,15 +128,18 @@ function isNearOther({ rectangle, leader }, mark, marks) {
   );
 }
 
-/** How far a spot is from a rectangle. @param {Rectangle} rectangle @param {{x: number, y: number}} spot */
+/**
+ * Return the distance of a spot to a rectangle.
+ * @param {Rectangle} rectangle
+ * @param {{x: number, y: number}} spot
+ */
 function awayFrom(rectangle, { x, y }) {
   const [, , toX, toY] = leaderTo(rectangle, x, y);
   return Math.hypot(x - toX, y - toY);
 }
 
 /**
- * From a mark to the nearest place of its label.
- *
+ * Return the line from a mark to the nearest place of its label.
  * @param {Rectangle} rectangle
  * @param {number} x
  * @param {number} y
@@ -169,7 +154,7 @@ export function leaderTo(rectangle, x, y) {
   ];
 }
 
-/** Whether a line meets a rectangle. @param {Line} line @param {Rectangle} rectangle */
+/** Return whether a line meets a rectangle. @param {Line} line @param {Rectangle} rectangle */
 export function crosses([x1, y1, x2, y2], { x, y, width, height }) {
   let [from, until] = [0, 1];
   const sides = [
@@ -187,7 +172,7 @@ export function crosses([x1, y1, x2, y2], { x, y, width, height }) {
 }
 
 /** @param {Rectangle} one @param {Rectangle} other */
-export function overlap(one, other) {
+function overlap(one, other) {
   return (
     one.x < other.x + other.width &&
     other.x < one.x + one.width &&
@@ -201,7 +186,11 @@ function covers(rectangle, spot) {
   return awayFrom(rectangle, spot) < spot.radius;
 }
 
-/** Whether a label or its line is on another mark. @param {Candidate} candidate @param {Labelled} mark */
+/**
+ * Return whether a label or its line lies on another mark.
+ * @param {Candidate} candidate
+ * @param {Labelled} mark
+ */
 function strikes({ rectangle, leader }, mark) {
   const { x, y, radius } = mark;
   if (covers(rectangle, mark)) return true;

@@ -1,34 +1,20 @@
 // Live charts of a job's measured steps: time, energy, power and planned clocks of each stage.
 
-import { ChartWindow, WINDOWS } from "./chart_window.js";
-import { make, setAttribute, setChildren, setText } from "./elements.js";
+import { hasModifier, make, panelHead, setAttribute, setChildren, setText } from "./elements.js";
 import { counted, fixed } from "./format.js";
 import { StepCharts } from "./step_charts.js";
-import { stepsTable } from "./step_table.js";
-import { stageText, stepText } from "./step_words.js";
+import { stageText, stepsTable, stepText } from "./step_words.js";
 
-/** @typedef {import("./job_state.js").JobPageState} JobPageState */
+/**
+ * @import { PanelContext } from "./job_page.js"
+ * @import { JobPageState } from "./job_state.js"
+ * @import { StagesOfStep } from "./wire_types.js"
+ */
 
 const ANNOUNCE_MS = 400;
 
-/**
- * @param {HTMLElement} element
- * @param {import("./job_page.js").PanelContext} context
- * @returns {import("./job_page.js").Panel}
- */
-export function createLiveCharts(element, context) {
-  const panel = new LiveCharts(element, context);
-  return {
-    update: (state) => panel.update(state),
-    destroy: () => panel.destroy(),
-  };
-}
-
-class LiveCharts {
-  /**
-   * @param {HTMLElement} element
-   * @param {import("./job_page.js").PanelContext} context
-   */
+export class LiveCharts {
+  /** @param {HTMLElement} element @param {PanelContext} context */
   constructor(element, { announce }) {
     this.element = element;
     this.announce = announce;
@@ -41,25 +27,16 @@ class LiveCharts {
     this.cursor = null;
     /** @type {number | null} */
     this.stage = null;
-    this.note = make("span", { class: "note" });
+    this.note = make("span.note");
     this.windowButtons = WINDOWS.map((num_steps) =>
-      make(
-        "button",
-        { type: "button", class: "choice", onclick: () => this.follow(num_steps) },
-        String(num_steps),
-      ),
+      make("button.choice", { onclick: () => this.follow(num_steps) }, String(num_steps)),
     );
-    const choices = make(
-      "div",
-      { class: "choices", role: "group", "aria-label": "Newest steps shown" },
-      "newest ",
-      ...this.windowButtons,
-    );
-    this.readout = make("p", { class: "readout" });
-    this.slow = make("p", { class: "stragglers-note", hidden: true });
-    this.none = make("p", { class: "note" }, "No step has been measured yet.");
-    this.place = make("div", {
-      class: "charts",
+    const label = { role: "group", "aria-label": "Newest steps shown" };
+    const choices = make("div.choices", label, "newest ", ...this.windowButtons);
+    this.readout = make("p.readout");
+    this.slow = make("p.stragglers-note", { hidden: true });
+    this.none = make("p.note", "No step has been measured yet.");
+    this.place = make("div.charts", {
       tabindex: "0",
       role: "application",
       "aria-label":
@@ -71,7 +48,7 @@ class LiveCharts {
     this.table = stepsTable();
     setChildren(
       this.element,
-      make("div", { class: "panel-head" }, make("h2", {}, "Measured steps"), this.note, choices),
+      panelHead("Measured steps", this.note, choices),
       this.slow,
       this.readout,
       this.none,
@@ -88,31 +65,24 @@ class LiveCharts {
 
   /** @param {JobPageState} state */
   update(state) {
-    const old = this.state;
+    const old = this.state && shownParts(this.state);
     this.state = state;
-    const isSame =
-      old !== null &&
-      old.steps === state.steps &&
-      old.history === state.history &&
-      old.stragglers === state.stragglers &&
-      old.overview.measured_baseline_time_s?.mean ===
-        state.overview.measured_baseline_time_s?.mean &&
-      old.overview.num_stages === state.overview.num_stages;
-    if (!isSame) this.show();
+    if (!shownParts(state).every((part, index) => part === old?.[index])) this.show();
   }
 
   show() {
     const { state } = this;
     if (state === null) return;
     const shown = this.window.shown(state.steps);
+    const isEmpty = state.steps.length === 0;
     this.showChoice();
-    this.none.hidden = state.steps.length > 0;
-    this.readout.hidden = state.steps.length === 0;
-    this.place.hidden = state.steps.length === 0;
-    setText(this.note, state.steps.length === 0 ? "" : noteOf(state));
+    this.none.hidden = !isEmpty;
+    this.readout.hidden = isEmpty;
+    this.place.hidden = isEmpty;
+    setText(this.note, isEmpty ? "" : noteOf(state));
     this.showStragglers(state);
     this.table.update(state);
-    if (state.steps.length === 0) return;
+    if (isEmpty) return;
     const charts = this.chartsFor(state.overview.num_stages);
     charts.show(shown, state);
     if (this.cursor !== null && !shown.some(({ step }) => step === this.cursor)) this.cursor = null;
@@ -120,16 +90,16 @@ class LiveCharts {
     this.showReadout();
   }
 
-  /**
-   * @param {number} num_stages
-   * @returns {StepCharts}
-   */
+  /** @param {number} num_stages */
   chartsFor(num_stages) {
     if (this.charts !== null && this.charts.num_stages === num_stages) return this.charts;
     this.charts?.destroy();
     this.charts = new StepCharts(this.place, num_stages, {
       onCursor: (step, stage) => this.pointAt(step, stage, false),
-      onSelect: (from, to) => this.select(from, to),
+      onSelect: (from, to) => {
+        this.window.choose(from, to, this.state?.steps ?? []);
+        this.show();
+      },
     });
     return this.charts;
   }
@@ -146,16 +116,16 @@ class LiveCharts {
 
   /**
    * @param {number | null} step
-   * @param {number | null} stage that the pointer is on
-   * @param {boolean} isTold to screen readers too
+   * @param {number | null} stage under the pointer
+   * @param {boolean} isAnnounced to screen readers
    */
-  pointAt(step, stage, isTold) {
+  pointAt(step, stage, isAnnounced) {
     if (this.cursor === step && this.stage === stage) return;
     this.cursor = step;
     this.stage = stage;
     this.charts?.setCursor(step);
     this.showReadout();
-    if (!isTold) return;
+    if (!isAnnounced) return;
     clearTimeout(this.speaking);
     this.speaking = setTimeout(() => this.announce(this.readout.textContent ?? ""), ANNOUNCE_MS);
   }
@@ -177,16 +147,6 @@ class LiveCharts {
     this.show();
   }
 
-  /**
-   * @param {number} from
-   * @param {number} to
-   */
-  select(from, to) {
-    if (this.state === null) return;
-    this.window.choose(from, to, this.state.steps);
-    this.show();
-  }
-
   showChoice() {
     this.windowButtons.forEach((button, index) => {
       const isChosen = this.window.chosen === null && this.window.num_steps === WINDOWS[index];
@@ -196,8 +156,8 @@ class LiveCharts {
 
   /** @param {KeyboardEvent} event */
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || this.state === null) return;
-    if (event.target !== this.place) return; // a legend's button
+    // Other targets are buttons of legends.
+    if (hasModifier(event) || this.state === null || event.target !== this.place) return;
     const { steps } = this.state;
     const shown = this.window.shown(steps);
     const here = shown.findIndex(({ step }) => step === this.cursor);
@@ -226,17 +186,80 @@ class LiveCharts {
 
   /** @param {number} factor */
   zoom(factor) {
-    if (this.state === null) return;
-    this.window.zoom(factor, this.cursor, this.state.steps);
+    this.window.zoom(factor, this.cursor, this.state?.steps ?? []);
     this.show();
   }
 }
 
 /**
+ * Return the parts of the state that the charts show.
  * @param {JobPageState} state
- * @returns {string}
  */
+function shownParts({ steps, history, stragglers, overview }) {
+  const { measured_baseline_time_s, num_stages } = overview;
+  return [steps, history, stragglers, measured_baseline_time_s?.mean, num_stages];
+}
+
+/** @param {JobPageState} state */
 function noteOf({ steps, overview }) {
   const gpus = overview.emulated ? "on emulated GPUs" : "on the ranks' GPUs";
   return `measured ${gpus}; ${counted(steps.length, "step")} here`;
+}
+
+export const WINDOWS = [100, 500, 2000];
+const LEAST_STEPS = 4;
+
+export class ChartWindow {
+  constructor() {
+    this.num_steps = WINDOWS[1];
+    /** @type {[number, number] | null} null: the newest */
+    this.chosen = null;
+  }
+
+  /** @param {number} num_steps */
+  followNewest(num_steps = this.num_steps) {
+    this.num_steps = num_steps;
+    this.chosen = null;
+  }
+
+  /**
+   * @param {number} from step, perhaps between two
+   * @param {number} to
+   * @param {StagesOfStep[]} steps rising
+   */
+  choose(from, to, steps) {
+    const inside = steps.filter(({ step }) => step >= from && step <= to);
+    if (inside.length < LEAST_STEPS) return;
+    this.chosen = [inside[0].step, inside[inside.length - 1].step];
+  }
+
+  /**
+   * Zoom in or out.
+   * @param {number} factor below 1: closer
+   * @param {number | null} around step; null: the middle
+   * @param {StagesOfStep[]} steps rising
+   */
+  zoom(factor, around, steps) {
+    const shown = this.shown(steps);
+    if (shown.length === 0) return;
+    const first = shown[0].step;
+    const last = shown[shown.length - 1].step;
+    const centre = around ?? (first + last) / 2;
+    this.choose(centre - factor * (centre - first), centre + factor * (last - centre), steps);
+  }
+
+  /**
+   * Return the steps to show.
+   * @param {StagesOfStep[]} steps rising
+   * @returns {StagesOfStep[]}
+   */
+  shown(steps) {
+    if (this.chosen === null) return steps.slice(-this.num_steps);
+    const [from, to] = this.chosen;
+    const inside = steps.filter(({ step }) => step >= from && step <= to);
+    if (inside.length > 0) return inside;
+    // The chosen steps are too old: the page has dropped them.
+    this.followNewest();
+    return this.shown(steps);
+  }
 }

@@ -1,20 +1,26 @@
-// The page's begin: theme, token, connection, and which of its two views the address asks for.
+// Start of the page: theme, token, connection, and the view that the address names.
 
 import { createApi } from "./api.js";
 import { createConnection } from "./connection.js";
 import { byId, make, setChildren, setText } from "./elements.js";
-import { createJobPage } from "./job_page.js";
-import { createJobsPage } from "./jobs_page.js";
+import { JobPage } from "./job_page.js";
+import { JobsPage } from "./jobs_page.js";
 import { bindThemeButton } from "./theme.js";
 import { createTokenPrompt } from "./token_prompt.js";
 
 /**
- * What the views are given.
+ * @import { Api } from "./api.js"
+ * @import { Connection } from "./connection.js"
+ * @import { Health } from "./wire_types.js"
+ */
+
+/**
+ * Context of the views.
  * @typedef {object} Shell
- * @property {import("./api.js").Api} api
- * @property {import("./connection.js").Connection} connection
- * @property {(text: string) => void} announce tells screen readers, politely
- * @property {() => void} reopen begins the view anew
+ * @property {Api} api
+ * @property {Connection} connection
+ * @property {(text: string) => void} announce passes a text to screen readers
+ * @property {() => void} reopen creates the view again
  */
 
 const JOB_PREFIX = "#/jobs/";
@@ -23,14 +29,10 @@ function begin() {
   const main = byId("main", HTMLElement);
   const connection = createConnection();
   const announcer = byId("announcer", HTMLElement);
-  const tokens = createTokenPrompt({ onForget: () => open() });
+  const tokens = createTokenPrompt({ onForget: open });
+  const announce = (/** @type {string} */ text) => setText(announcer, text);
   /** @type {Shell} */
-  const shell = {
-    api: createApi(tokens),
-    connection,
-    announce: (text) => setText(announcer, text),
-    reopen: () => open(),
-  };
+  const shell = { api: createApi(tokens), connection, announce, reopen: open };
   /** @type {{destroy(): void} | null} */
   let view = null;
 
@@ -41,13 +43,13 @@ function begin() {
     const jobId = namedJob();
     document.title = jobId === null ? "Flyball" : `${jobId} \u2013 Flyball`;
     setChildren(byId("trail", HTMLElement), ...trail(jobId));
-    view = jobId === null ? createJobsPage(main, shell) : createJobPage(main, shell, jobId);
+    view = jobId === null ? new JobsPage(main, shell) : new JobPage(main, shell, jobId);
     window.scrollTo(0, 0);
   }
 
   bindThemeButton(byId("theme-button", HTMLButtonElement));
   byId("skip-link", HTMLAnchorElement).addEventListener("click", (event) => {
-    event.preventDefault(); // the address says which view it is
+    event.preventDefault(); // the fragment names the view
     main.focus();
   });
   window.addEventListener("hashchange", () => {
@@ -58,7 +60,7 @@ function begin() {
   void showVersion(shell.api);
 }
 
-/** @returns {string | null} the job that the address names; null: it asks for all */
+/** Return the job that the address names; null: all jobs. */
 function namedJob() {
   if (!location.hash.startsWith(JOB_PREFIX)) return null;
   const name = location.hash.slice(JOB_PREFIX.length);
@@ -69,24 +71,21 @@ function namedJob() {
   }
 }
 
-/**
- * @param {string | null} jobId
- * @returns {Node[]}
- */
+/** @param {string | null} jobId */
 function trail(jobId) {
   const all = make("a", { href: "#/", "aria-current": jobId === null ? "page" : null }, "Jobs");
   if (jobId === null) return [all];
-  return [all, make("span", { class: "trail-job", "aria-current": "page" }, jobId)];
+  return [all, make("span.trail-job", { "aria-current": "page" }, jobId)];
 }
 
-/** @param {import("./api.js").Api} api */
+/** @param {Api} api */
 async function showVersion(api) {
   try {
-    /** @type {import("./wire_types.js").Health} */
+    /** @type {Health} */
     const health = await api.get("healthz");
     setText(byId("planner-version", HTMLElement), `Flyball ${health.version}`);
   } catch {
-    // The banner tells it when the planner is away.
+    // The banner shows that the planner is away.
   }
 }
 

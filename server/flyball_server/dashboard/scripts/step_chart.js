@@ -1,61 +1,50 @@
-// One chart over steps: uPlot in this page's colours, with the cursor and the range kept outside.
+// A chart over steps: uPlot in the theme's colours; the page keeps cursor and range.
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
-import { make, setChildren } from "./elements.js";
-import { makeSvg } from "./svg_elements.js";
-import { themeColors } from "./theme_colors.js";
+import { fontFamily, make, makeSvg, setChildren, watchLooks } from "./elements.js";
+import { Pen } from "./step_marks.js";
+import { themeColors } from "./theme.js";
 
-/** Width of the vertical axis, so that charts one above the other have their steps in line, px. */
-export const AXIS_WIDTH = 56;
+/** @import { Column } from "./step_series.js" */
+
+// Width of the vertical axis in px, the same for all charts: their steps are in line.
+const AXIS_WIDTH = 56;
 const X_AXIS_HEIGHT = 26;
 const X_LABEL_HEIGHT = 16;
 const TOP = 8;
+const STEP_INCREMENTS = Array.from({ length: 9 }, (_, power) => 10 ** power).flatMap((unit) => [
+  unit,
+  2 * unit,
+  5 * unit,
+]);
 
 /**
  * @typedef {object} ChartLine
- * @property {string} label says measured or predicted
+ * @property {string} label with `measured` or `predicted`
  * @property {number} color of `--series-N`
  * @property {number[]} [dash]
  * @property {boolean} [stepped] a value holds until the next
  * @property {number} [width] px
- *
  * @typedef {object} ChartOptions
  * @property {string} title
  * @property {number} height px of the plot
  * @property {ChartLine[]} lines
- * @property {boolean} [hasSteps] whether the axis of steps is written below
+ * @property {boolean} [hasSteps] labels at the axis of steps
  * @property {[number, number][]} [bands] pairs of lines with a tint between them, upper line first
- * @property {(columns: import("./step_series.js").Column[]) => [number, number]} range of the axis
- * @property {(values: number[]) => string[]} ticks what is written at the vertical axis
- * @property {() => number[]} [splits] where the vertical axis is written; else where it suits
+ * @property {(columns: Column[]) => [number, number]} range of the axis
+ * @property {(values: number[]) => string[]} ticks labels of the vertical axis
+ * @property {() => number[]} [splits] ticks of the vertical axis; left out: chosen by uPlot
  * @property {boolean} [falling] the vertical axis begins at the top
- * @property {(plot: Plot, colors: ChartColors) => void} [drawBelow] under the lines
- * @property {(plot: Plot, colors: ChartColors) => void} [drawAbove]
+ * @property {(pen: Pen) => void} [drawBelow] under the lines
+ * @property {(pen: Pen) => void} [drawAbove]
  * @property {(index: number | null, y: number | null) => void} onCursor
  * @property {(from: number, to: number) => void} onSelect steps
- *
  * @typedef {Record<string, string>} ChartColors
  * @typedef {uPlot} Plot
  */
 
-const COLOR_NAMES = /** @type {const} */ ([
-  "text",
-  "text-muted",
-  "grid",
-  "border",
-  "surface",
-  "warn",
-  "bad",
-  "accent",
-  "series-1",
-  "series-2",
-  "series-3",
-  "series-4",
-  "series-5",
-  "series-6",
-  "series-7",
-  "series-8",
-]);
+const SERIES_COLORS = Array.from({ length: 8 }, (_, index) => `series-${index + 1}`);
+const COLORS = ["text", "text-muted", "grid", "border", "surface", "warn", "bad", ...SERIES_COLORS];
 
 export class StepChart {
   /**
@@ -64,42 +53,38 @@ export class StepChart {
    */
   constructor(place, options) {
     this.options = options;
-    this.colors = /** @type {ChartColors} */ (themeColors(...COLOR_NAMES));
-    this.title = make("h3", { class: "chart-title" }, options.title);
-    this.legend = make("div", { class: "legend" });
-    this.frame = make("div", { class: "chart-frame" });
-    this.head = make("div", { class: "chart-head" }, this.title, this.legend);
-    this.element = make("div", { class: "chart" }, this.head, this.frame);
+    this.colors = themeColors(...COLORS);
+    this.title = make("h3.chart-title", options.title);
+    this.legend = make("div.legend");
+    this.frame = make("div.chart-frame");
+    this.head = make("div.chart-head", this.title, this.legend);
+    this.element = make("div.chart", this.head, this.frame);
     place.append(this.element);
     this.isQuiet = false;
-    // Where the legend is no list of the lines, who made it fills it.
     this.hasOwnLegend = false;
     this.plot = new uPlot(this.plotOptions(), [[], ...options.lines.map(() => [])], this.frame);
     this.showLegend();
-    this.observer = new ResizeObserver(() => this.fit());
-    this.observer.observe(this.frame);
-    this.onTheme = () => this.recolor();
-    document.addEventListener("themechange", this.onTheme);
+    this.unwatch = watchLooks(this.frame, {
+      onResize: () => this.fit(),
+      onTheme: () => this.recolor(),
+    });
   }
 
   destroy() {
-    document.removeEventListener("themechange", this.onTheme);
-    this.observer.disconnect();
+    this.unwatch();
     this.plot.destroy();
     this.element.remove();
   }
 
   /**
    * @param {number[]} steps rising
-   * @param {import("./step_series.js").Column[]} columns one of each line
+   * @param {Column[]} columns one of each line
    */
   setData(steps, columns) {
     this.quietly(() => this.plot.setData([steps, ...columns]));
   }
 
-  /**
-   * @param {number | null} step
-   */
+  /** @param {number | null} step */
   setCursor(step) {
     this.isQuiet = true;
     const left = step === null ? -10 : this.plot.valToPos(step, "x");
@@ -116,14 +101,13 @@ export class StepChart {
   }
 
   recolor() {
-    this.colors = /** @type {ChartColors} */ (themeColors(...COLOR_NAMES));
+    this.colors = themeColors(...COLORS);
     this.showLegend();
     this.quietly(() => this.plot.redraw(true));
   }
 
   /**
-   * Change the plot and draw it, without a word of its cursor: that is where the page has put it.
-   * In a batch, as the plot would else be drawn, and tell of its cursor, when this has returned.
+   * Change and draw the plot without calling `onCursor`. A batch draws before it returns.
    * @param {() => void} change
    */
   quietly(change) {
@@ -132,7 +116,6 @@ export class StepChart {
     this.isQuiet = false;
   }
 
-  /** @returns {number} */
   totalHeight() {
     return this.options.height + TOP + (this.options.hasSteps ? X_AXIS_HEIGHT + X_LABEL_HEIGHT : 8);
   }
@@ -140,20 +123,16 @@ export class StepChart {
   /** @returns {uPlot.Options} */
   plotOptions() {
     const { lines, bands = [], drawBelow, drawAbove } = this.options;
+    /** @type {(draw?: (pen: Pen) => void) => ((plot: Plot) => void)[]} */
+    const drawing = (draw) =>
+      draw ? [(plot) => clipped(plot, () => draw(new Pen(plot, this.colors)))] : [];
     return {
       width: Math.max(100, this.frame.clientWidth || 600),
       height: this.totalHeight(),
       padding: [TOP, 10, 0, 0],
       legend: { show: false },
       scales: {
-        x: {
-          time: false,
-          range: (
-            /** @type {Plot} */ _plot,
-            /** @type {number} */ low,
-            /** @type {number} */ high,
-          ) => [low - 0.5, high + 0.5],
-        },
+        x: { time: false, range: (_plot, low, high) => [low - 0.5, high + 0.5] },
         y: {
           dir: this.options.falling ? -1 : 1,
           range: () => this.options.range(this.shownColumns()),
@@ -165,28 +144,17 @@ export class StepChart {
         series: [pair[0] + 1, pair[1] + 1],
         fill: () => `${this.colors[`series-${lines[pair[0]].color}`]}26`,
       })),
-      cursor: {
-        y: false,
-        points: { size: 7 },
-        drag: { x: true, y: false, setScale: false },
-      },
+      cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false, setScale: false } },
       hooks: {
-        drawClear: drawBelow
-          ? [(plot) => clipped(plot, () => drawBelow(plot, this.colors))]
-          : [],
-        draw: drawAbove
-          ? [(plot) => clipped(plot, () => drawAbove(plot, this.colors))]
-          : [],
+        drawClear: drawing(drawBelow),
+        draw: drawing(drawAbove),
         setCursor: [(plot) => this.cursorMoved(plot)],
         setSelect: [(plot) => this.selected(plot)],
       },
     };
   }
 
-  /**
-   * @param {ChartLine} line
-   * @returns {uPlot.Series}
-   */
+  /** @param {ChartLine} line @returns {uPlot.Series} */
   series({ color, dash, stepped, width }) {
     const paths = stepped ? uPlot.paths.stepped?.({ align: 1 }) : undefined;
     return {
@@ -199,50 +167,39 @@ export class StepChart {
   }
 
   /** @returns {uPlot.Axis} */
-  stepAxis() {
-    const { hasSteps } = this.options;
+  axis() {
     return {
       stroke: () => this.colors["text-muted"],
       font: `11px ${fontFamily()}`,
-      size: hasSteps ? X_AXIS_HEIGHT : 8,
-      ...(hasSteps
-        ? {
-            label: "step",
-            labelSize: X_LABEL_HEIGHT,
-            labelGap: 0,
-            labelFont: `11px ${fontFamily()}`,
-          }
-        : {}),
-      incrs: [
-        1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7, 1e8,
-      ],
-      values: (/** @type {Plot} */ _plot, /** @type {number[]} */ ticks) =>
-        ticks.map((tick) => (hasSteps ? String(tick) : "")),
+      labelFont: `11px ${fontFamily()}`,
       grid: { stroke: () => this.colors.grid, width: 1 },
       ticks: { stroke: () => this.colors.border, width: 1, size: 4 },
     };
   }
 
   /** @returns {uPlot.Axis} */
-  valueAxis() {
-    const { ticks, splits } = this.options;
-    return {
-      stroke: () => this.colors["text-muted"],
-      font: `11px ${fontFamily()}`,
-      size: AXIS_WIDTH,
-      ...(splits ? { splits } : {}),
-      space: 26,
-      values: (/** @type {Plot} */ _plot, /** @type {number[]} */ values) => ticks(values),
-      grid: { stroke: () => this.colors.grid, width: 1 },
-      ticks: { stroke: () => this.colors.border, width: 1, size: 4 },
-    };
+  stepAxis() {
+    const incrs = STEP_INCREMENTS;
+    if (!this.options.hasSteps) {
+      return { ...this.axis(), size: 8, incrs, values: (_plot, ticks) => ticks.map(() => "") };
+    }
+    const label = { label: "step", labelSize: X_LABEL_HEIGHT, labelGap: 0 };
+    const values = (/** @type {Plot} */ _plot, /** @type {number[]} */ ticks) => ticks.map(String);
+    return { ...this.axis(), ...label, size: X_AXIS_HEIGHT, incrs, values };
   }
 
-  /** @returns {import("./step_series.js").Column[]} of the lines that are shown */
+  /** @returns {uPlot.Axis} */
+  valueAxis() {
+    const { ticks, splits } = this.options;
+    const places = splits ? { splits } : {};
+    const values = (/** @type {Plot} */ _plot, /** @type {number[]} */ shown) => ticks(shown);
+    return { ...this.axis(), ...places, size: AXIS_WIDTH, space: 26, values };
+  }
+
+  /** Return the columns of the lines that are shown. */
   shownColumns() {
-    return this.options.lines.flatMap((_line, index) =>
-      this.plot?.series[index + 1].show ? [/** @type {import("./step_series.js").Column} */ (this.plot.data[index + 1])] : [],
-    );
+    const columns = /** @type {Column[]} */ (this.plot?.data.slice(1) ?? []);
+    return columns.filter((_column, index) => this.plot.series[index + 1].show);
   }
 
   /** @param {Plot} plot */
@@ -265,64 +222,45 @@ export class StepChart {
     this.options.onSelect(from, to);
   }
 
-  showLegend() {
-    if (this.hasOwnLegend) return;
-    setChildren(
-      this.legend,
-      ...this.options.lines.map((line, index) => this.legendEntry(line, index + 1)),
-    );
+  /**
+   * Replace the legend, which is a list of the lines otherwise.
+   * @param {...HTMLElement} entries
+   */
+  setLegend(...entries) {
+    this.hasOwnLegend = true;
+    setChildren(this.legend, ...entries);
   }
 
-  /**
-   * @param {ChartLine} line
-   * @param {number} index
-   * @returns {HTMLElement}
-   */
+  showLegend() {
+    if (this.hasOwnLegend) return;
+    const entries = this.options.lines.map((line, index) => this.legendEntry(line, index + 1));
+    setChildren(this.legend, ...entries);
+  }
+
+  /** @param {ChartLine} line @param {number} index */
   legendEntry(line, index) {
     const isShown = this.plot.series[index].show === true;
-    const button = make(
-      "button",
-      { type: "button", class: "legend-entry", "aria-pressed": String(isShown) },
-      lineSample(this.colors[`series-${line.color}`], line.dash),
-      line.label,
-    );
-    button.addEventListener("click", () => {
+    const onclick = () => {
       const show = this.plot.series[index].show !== true;
       this.quietly(() => this.plot.setSeries(index, { show }));
       button.setAttribute("aria-pressed", String(show));
-    });
+    };
+    const sample = lineSample(this.colors[`series-${line.color}`], line.dash ?? []);
+    const attributes = { "aria-pressed": String(isShown), onclick };
+    const button = make("button.legend-entry", attributes, sample, line.label);
     return button;
   }
 }
 
-/**
- * @param {string} color
- * @param {number[] | undefined} dash
- * @returns {Node}
- */
-export function lineSample(color, dash) {
-  return makeSvg(
-    "svg",
-    { width: 24, height: 8, "aria-hidden": "true" },
-    makeSvg("line", {
-      x1: 0,
-      x2: 24,
-      y1: 4,
-      y2: 4,
-      stroke: color,
-      "stroke-width": 2,
-      "stroke-dasharray": (dash ?? []).join(" "),
-    }),
-  );
-}
-
-/** @returns {string} */
-export function fontFamily() {
-  return getComputedStyle(document.body).fontFamily;
+/** @param {string} stroke @param {number[]} dash */
+function lineSample(stroke, dash) {
+  const style = { stroke, "stroke-width": 2, "stroke-dasharray": dash.join(" ") };
+  const line = makeSvg("line", { x1: 0, x2: 24, y1: 4, y2: 4, ...style });
+  return makeSvg("svg", { width: 24, height: 8, "aria-hidden": "true" }, line);
 }
 
 /**
- * Draw within the plot's area alone.
+ * Draw only within the plot's area.
  * @param {Plot} plot
  * @param {() => void} draw
  */

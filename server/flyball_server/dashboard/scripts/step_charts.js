@@ -1,42 +1,44 @@
-// The charts of measured steps one above the other, with one cursor and one range of steps.
+// Charts of measured steps, one above the other, with a common cursor and range of steps.
 
-import { drawClockStrip, scaleOf, stripHeight } from "./clock_strip.js";
+import { jouleTicks, secondTicks } from "./axis_ticks.js";
 import { make, setChildren } from "./elements.js";
-import { jouleTicks, secondTicks } from "./axis_units.js";
 import { megahertz } from "./format.js";
-import { StageClockChart } from "./stage_clock_chart.js";
-import { StagePowerChart } from "./stage_power_chart.js";
+import { StageClockChart, StagePowerChart } from "./stage_charts.js";
 import { StepChart } from "./step_chart.js";
 import {
   drawBeyond,
+  drawClockStrip,
   drawHeldBack,
   drawStragglers,
   drawVersions,
   nameStragglers,
   nameVersions,
   REASONS,
+  scaleOf,
+  stripHeight,
 } from "./step_marks.js";
 import { plannedStragglers, stepSeries, usualRange } from "./step_series.js";
 
 /**
- * @typedef {import("./job_state.js").JobPageState} JobPageState
- * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
- * @typedef {import("./step_series.js").StepSeries} StepSeries
- *
- * @typedef {object} ChartsOptions
- * @property {(step: number | null, stage: number | null) => void} onCursor `stage`: where the
- *   pointer is on one
- * @property {(from: number, to: number) => void} onSelect steps
- *
- * @typedef {object} Common what charts tell
- * @property {(index: number | null, y: number | null) => void} onCursor
- * @property {(from: number, to: number) => void} onSelect
+ * @import { JobPageState } from "./job_state.js"
+ * @import { ChartLine, ChartOptions } from "./step_chart.js"
+ * @import { StepSeries } from "./step_series.js"
+ * @import { Estimate, StagesOfStep } from "./wire_types.js"
  */
+
+/**
+ * Listeners of all charts: `onCursor` gets the step and the stage under the pointer.
+ * @typedef {object} ChartsOptions
+ * @property {(step: number | null, stage: number | null) => void} onCursor
+ * @property {(from: number, to: number) => void} onSelect gets steps
+ */
+
+/** @typedef {Pick<ChartOptions, "onCursor" | "onSelect">} Listeners of one chart */
 
 const PLOT_HEIGHT = 118;
 const LANE_HEIGHT = 15;
 
-/** @type {import("./step_chart.js").ChartLine[]} */
+/** @type {ChartLine[]} */
 const LINES = [
   { label: "measured", color: 1, width: 1.6 },
   { label: "predicted, of the step's version", color: 2, dash: [3, 3], stepped: true },
@@ -56,9 +58,9 @@ export class StepCharts {
     this.series = stepSeries([], [], { num_stages, num_ranks: 0 });
     /** @type {JobPageState | null} */
     this.state = null;
-    const pointAt = (/** @type {number | null} */ index, /** @type {number | null} */ stage) =>
-      onCursor(index === null ? null : this.stepAt(index), stage);
-    /** @type {Common} */
+    /** @type {(index: number | null, stage: number | null) => void} */
+    const pointAt = (index, stage) => onCursor(index === null ? null : this.stepAt(index), stage);
+    /** @type {Listeners} */
     const common = { onCursor: (index) => pointAt(index, null), onSelect };
     this.time = this.lineChart("Iteration time", true, common);
     this.energy = this.lineChart("Energy per iteration", false, common);
@@ -77,10 +79,8 @@ export class StepCharts {
     this.clocks.frame.addEventListener("click", () => {
       if (row !== null) this.clock.choice.choose(row);
     });
-    this.all = [
-      ...[this.time, this.heldBack, this.energy],
-      ...[this.power.chart, this.clock.chart, this.clocks],
-    ];
+    const byStage = [this.power.chart, this.clock.chart, this.clocks];
+    this.all = [this.time, this.heldBack, this.energy, ...byStage];
   }
 
   destroy() {
@@ -98,18 +98,12 @@ export class StepCharts {
     const series = stepSeries(shown, history, overview);
     this.series = series;
     this.planned = plannedStragglers(state.stragglers, history);
-    const baseline = (/** @type {import("./wire_types.js").Estimate | null} */ estimate) =>
+    const baseline = (/** @type {Estimate | null} */ estimate) =>
       series.step.map(() => estimate?.mean ?? null);
-    this.time.setData(series.step, [
-      series.time_s,
-      series.predicted_time_s,
-      baseline(overview.measured_baseline_time_s),
-    ]);
-    this.energy.setData(series.step, [
-      series.energy_j,
-      series.predicted_energy_j,
-      baseline(overview.measured_baseline_energy_j),
-    ]);
+    const time_s = baseline(overview.measured_baseline_time_s);
+    const energy_j = baseline(overview.measured_baseline_energy_j);
+    this.time.setData(series.step, [series.time_s, series.predicted_time_s, time_s]);
+    this.energy.setData(series.step, [series.energy_j, series.predicted_energy_j, energy_j]);
     const isHeldBack = series.heldBack.some((held) => held.stages.length > 0);
     this.heldBack.element.hidden = !isHeldBack;
     if (isHeldBack) this.heldBack.fit();
@@ -122,7 +116,7 @@ export class StepCharts {
 
   /**
    * @param {number} index
-   * @returns {number | null} null: none was measured there
+   * @returns {number | null} null: no step was measured there
    */
   stepAt(index) {
     return this.series.time_s[index] == null ? null : this.series.step[index];
@@ -136,7 +130,7 @@ export class StepCharts {
   /**
    * @param {string} title
    * @param {boolean} isTime
-   * @param {Common} common
+   * @param {Listeners} common
    * @returns {StepChart}
    */
   lineChart(title, isTime, common) {
@@ -148,23 +142,20 @@ export class StepCharts {
       lines: LINES,
       range: usualRange,
       ticks: isTime ? secondTicks : jouleTicks,
-      drawBelow: (plot, colors) => {
-        if (isTime) drawStragglers(plot, colors, this.planned ?? []);
-        drawVersions(plot, colors, this.series);
+      drawBelow: (pen) => {
+        if (isTime) drawStragglers(pen, this.planned ?? []);
+        drawVersions(pen, this.series);
       },
-      drawAbove: (plot, colors) => {
-        drawBeyond(plot, colors, this.series.step, values());
+      drawAbove: (pen) => {
+        drawBeyond(pen, this.series.step, values());
         if (!isTime) return;
-        nameVersions(plot, colors, this.series);
-        nameStragglers(plot, colors, this.planned ?? []);
+        nameVersions(pen, this.series);
+        nameStragglers(pen, this.planned ?? []);
       },
     });
   }
 
-  /**
-   * @param {Common} common
-   * @returns {StepChart}
-   */
+  /** @param {Listeners} common */
   heldBackChart(common) {
     const chart = new StepChart(this.place, {
       ...common,
@@ -174,33 +165,20 @@ export class StepCharts {
       range: () => [0, REASONS.length],
       splits: () => [],
       ticks: () => [],
-      drawAbove: (plot, colors) => drawHeldBack(plot, colors, this.series),
+      drawAbove: (pen) => drawHeldBack(pen, this.series),
     });
-    setChildren(
-      chart.legend,
-      ...REASONS.map(({ label, sign, color }) =>
-        make(
-          "span",
-          { class: `legend-entry tone-${color}` },
-          make("span", { "aria-hidden": "true" }, `${sign} `),
-          label,
-        ),
-      ),
-    );
-    chart.hasOwnLegend = true;
+    const entries = REASONS.map(({ label, sign, color }) => {
+      const sample = make("span", { "aria-hidden": "true" }, `${sign} `);
+      return make(`span.legend-entry.tone-${color}`, sample, label);
+    });
+    chart.setLegend(...entries);
     return chart;
   }
 
-  /**
-   * @param {Common} common
-   * @returns {StepChart}
-   */
+  /** @param {Listeners} common */
   clockChart(common) {
     const every = Math.max(1, Math.ceil(this.num_stages / 10));
-    const stages = Array.from(
-      { length: Math.ceil(this.num_stages / every) },
-      (_, index) => index * every,
-    );
+    const stages = [...Array(this.num_stages).keys()].filter((stage) => stage % every === 0);
     const chart = new StepChart(this.place, {
       ...common,
       title: "Clock by stage, planned, mean of its instructions",
@@ -211,12 +189,11 @@ export class StepCharts {
       range: () => [0, this.num_stages],
       splits: () => stages.map((stage) => stage + 0.5),
       ticks: (values) => values.map((value) => `stage ${Math.floor(value)}`),
-      drawAbove: (plot, colors) =>
-        drawClockStrip(plot, colors, this.series, this.state?.history ?? [], this.num_stages),
+      drawAbove: (pen) =>
+        drawClockStrip(pen, this.series, this.state?.history ?? [], this.num_stages),
     });
-    chart.hasOwnLegend = true;
-    this.scaleKey = make("span", { class: "scale-key" });
-    setChildren(chart.legend, this.scaleKey);
+    this.scaleKey = make("span.scale-key");
+    chart.setLegend(this.scaleKey);
     return chart;
   }
 
@@ -224,22 +201,15 @@ export class StepCharts {
   showScale({ history }) {
     const scale = scaleOf(history);
     if (scale === null || this.scaleKey === undefined) return;
-    const told = `${scale.slowest_mhz} ${scale.fastest_mhz}`;
-    if (this.scaleKey.dataset.told === told) return;
-    this.scaleKey.dataset.told = told;
-    const steps = Array.from(
-      { length: 7 },
-      (_, index) => scale.slowest_mhz + (index / 6) * (scale.fastest_mhz - scale.slowest_mhz),
-    );
-    setChildren(
-      this.scaleKey,
-      megahertz(scale.slowest_mhz),
-      ...steps.map((mhz) => {
-        const patch = make("span", { class: "scale-patch", "aria-hidden": "true" });
-        patch.style.background = scale.color(mhz);
-        return patch;
-      }),
-      megahertz(scale.fastest_mhz),
-    );
+    const { slowest_mhz, fastest_mhz } = scale;
+    const shown = `${slowest_mhz} ${fastest_mhz}`;
+    if (this.scaleKey.dataset.shown === shown) return;
+    this.scaleKey.dataset.shown = shown;
+    const patches = scale.samples(7).map((color) => {
+      const patch = make("span.scale-patch", { "aria-hidden": "true" });
+      patch.style.background = color;
+      return patch;
+    });
+    setChildren(this.scaleKey, megahertz(slowest_mhz), ...patches, megahertz(fastest_mhz));
   }
 }

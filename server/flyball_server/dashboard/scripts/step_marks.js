@@ -1,229 +1,323 @@
-// What is drawn on charts of steps beside their lines: versions, stragglers, held-back clocks.
+// Marks on charts of steps: versions, stragglers, held-back clocks, planned clocks.
 
-import { fontFamily } from "./step_chart.js";
+import { createClockScale } from "./clock_scale.js";
+import { fontFamily } from "./elements.js";
 import { versionRuns } from "./step_series.js";
 
 /**
- * @typedef {import("./step_series.js").StepSeries} StepSeries
- * @typedef {import("./step_chart.js").Plot} Plot
- * @typedef {"power" | "thermal" | "other"} Reason
- * @typedef {import("./step_chart.js").ChartColors} ChartColors
+ * @import { ClockScale } from "./clock_scale.js"
+ * @import { ChartColors, Plot } from "./step_chart.js"
+ * @import { Column, PlannedStraggler, StepSeries, VersionRun } from "./step_series.js"
+ * @import { PlanSummary } from "./wire_types.js"
  */
 
-/** @type {{reason: Reason, label: string, sign: string, color: string}[]} */
+/** @typedef {"power" | "thermal" | "other"} Reason */
+
+export const DISC = new Path2D("M0.8 0A0.8 0.8 0 1 1 -0.8 0A0.8 0.8 0 1 1 0.8 0Z");
+const UPWARDS = new Path2D("M0 -1L-1 1H1Z");
+const DIAMOND = new Path2D("M0 -1L1 0L0 1L-1 0Z");
+const DOWNWARDS = new Path2D("M0 1L-1 -1H1Z");
+
+/** @type {{reason: Reason, label: string, sign: string, shape: Path2D, color: string}[]} */
 export const REASONS = [
-  { reason: "power", label: "power limit", sign: "\u25b2", color: "warn" },
-  { reason: "thermal", label: "heat", sign: "\u25c6", color: "bad" },
-  { reason: "other", label: "other reason", sign: "\u25cf", color: "text-muted" },
+  { reason: "power", label: "power limit", sign: "\u25b2", shape: UPWARDS, color: "warn" },
+  { reason: "thermal", label: "heat", sign: "\u25c6", shape: DIAMOND, color: "bad" },
+  { reason: "other", label: "other reason", sign: "\u25cf", shape: DISC, color: "text-muted" },
 ];
 
-// Marks nearer to each other than this are one, px.
+// Marks nearer to each other than this are drawn as one, px.
 const SPACE = 8;
 const MOST_NAMED = 3;
-// A run of steps that is narrower has no name of its own, px.
+// Width below which a run of steps has no name, px.
 const LEAST_NAMED = 12;
 
+/** Drawing on a chart in its theme's colours; lengths are device px. */
+export class Pen {
+  /** @param {Plot} plot @param {ChartColors} colors */
+  constructor(plot, colors) {
+    const { left, top, width, height } = plot.bbox;
+    this.plot = plot;
+    this.context = plot.ctx;
+    this.colors = colors;
+    this.ratio = devicePixelRatio;
+    this.edges = { left, top, right: left + width, bottom: top + height };
+  }
+
+  /** @param {number} step */
+  x(step) {
+    return this.plot.valToPos(step, "x", true);
+  }
+
+  /** @param {number} value */
+  y(value) {
+    return this.plot.valToPos(value, "y", true);
+  }
+
+  /**
+   * Left and right of a run of steps.
+   * @param {StepSeries} series
+   * @param {VersionRun} run
+   */
+  span({ step }, { from, to }) {
+    return { left: this.x(step[from] - 0.5), right: this.x(step[to] + 0.5) };
+  }
+
+  /** @param {string} text @param {number} [size] CSS px */
+  textWidth(text, size = 11) {
+    this.context.font = `${size * this.ratio}px ${fontFamily()}`;
+    return this.context.measureText(text).width;
+  }
+
+  /**
+   * Write a text on a ground that hides lines below it.
+   * @param {string} text
+   * @param {{x: number, y: number, height: number, padding: number}} box
+   * @param {string} color
+   * @param {string} [ground]
+   * @returns {number} width
+   */
+  write(text, { x, y, height, padding }, color, ground = this.colors.surface) {
+    const { context } = this;
+    const width = context.measureText(text).width + 2 * padding;
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.fillStyle = ground;
+    context.fillRect(x, y, width, height);
+    context.fillStyle = color;
+    context.fillText(text, x + padding, y + height / 2);
+    return width;
+  }
+
+  /**
+   * @param {Path2D} path around 0, 0, from -1 to 1
+   * @param {number} x
+   * @param {number} y
+   * @param {number} size half of its width
+   */
+  shape(path, x, y, size) {
+    this.context.save();
+    this.context.translate(x, y);
+    this.context.scale(size, size);
+    this.context.fill(path);
+    this.context.restore();
+  }
+}
+
 /**
- * Thin lines where another version begins.
- * @param {Plot} plot
- * @param {ChartColors} colors
+ * Draw a thin line where another version begins.
+ * @param {Pen} pen
  * @param {StepSeries} series
  */
-export function drawVersions(plot, colors, series) {
+export function drawVersions(pen, series) {
+  const { context, edges, ratio } = pen;
+  context.strokeStyle = pen.colors["text-muted"];
+  context.lineWidth = ratio;
+  context.setLineDash([2 * ratio, 3 * ratio]);
+  context.beginPath();
   for (const run of versionRuns(series).slice(1)) {
-    const x = Math.round(plot.valToPos(series.step[run.from] - 0.5, "x", true));
-    verticalLine(plot.ctx, x, plot.bbox, colors["text-muted"], devicePixelRatio);
+    const x = Math.round(pen.span(series, run).left);
+    context.moveTo(x, edges.top);
+    context.lineTo(x, edges.bottom);
   }
+  context.stroke();
+  context.setLineDash([]);
 }
 
 /**
- * The versions' names at their lines, where there is room.
- * @param {Plot} plot
- * @param {ChartColors} colors
+ * Name the versions at their lines, where there is room.
+ * @param {Pen} pen
  * @param {StepSeries} series
  */
-export function nameVersions(plot, colors, series) {
-  const { ctx, bbox } = plot;
-  const ratio = devicePixelRatio;
-  let freeFrom = bbox.left;
+export function nameVersions(pen, series) {
+  const { edges, ratio } = pen;
+  let freeFrom = edges.left;
   for (const run of versionRuns(series)) {
-    const x = Math.round(plot.valToPos(series.step[run.from] - 0.5, "x", true));
-    const end = plot.valToPos(series.step[run.to] + 0.5, "x", true);
-    if (x < freeFrom - ratio || end - x < LEAST_NAMED * ratio) continue;
+    const { left, right } = pen.span(series, run);
+    const x = Math.round(left);
+    if (x < freeFrom - ratio || right - x < LEAST_NAMED * ratio) continue;
     const name = run.version === null ? "no plan" : `v${run.version}`;
-    const from = Math.max(x, bbox.left) + 2 * ratio;
-    const width = writeOn(ctx, name, from, bbox.top + ratio, colors.surface, colors["text-muted"]);
-    freeFrom = from + width + 4 * ratio;
+    pen.textWidth(name);
+    const from = Math.max(x, edges.left) + 2 * ratio;
+    const box = { x: from, y: edges.top + ratio, height: 14 * ratio, padding: 2 * ratio };
+    freeFrom = from + pen.write(name, box, pen.colors["text-muted"]) + 4 * ratio;
   }
 }
 
 /**
- * A tint over the steps that ran a plan made for a straggler.
- * @param {Plot} plot
- * @param {ChartColors} colors
- * @param {ReturnType<typeof import("./step_series.js").plannedStragglers>} planned
+ * Tint the steps that ran a plan made for a straggler.
+ * @param {Pen} pen
+ * @param {PlannedStraggler[]} planned
  */
-export function drawStragglers(plot, colors, planned) {
-  const { ctx, bbox } = plot;
+export function drawStragglers(pen, planned) {
+  const { left, right, top, bottom } = pen.edges;
+  pen.context.fillStyle = `${pen.colors.warn}1c`;
   for (const { first_step } of planned) {
-    const x = Math.max(bbox.left, plot.valToPos(first_step - 0.5, "x", true));
-    const right = bbox.left + bbox.width;
-    if (x >= right) continue;
-    ctx.fillStyle = `${colors.warn}1c`;
-    ctx.fillRect(x, bbox.top, right - x, bbox.height);
+    const x = Math.max(left, pen.x(first_step - 0.5));
+    if (x < right) pen.context.fillRect(x, top, right - x, bottom - top);
   }
 }
 
 /**
- * Who the tinted steps were planned for.
- * @param {Plot} plot
- * @param {ChartColors} colors
- * @param {ReturnType<typeof import("./step_series.js").plannedStragglers>} planned
+ * Name the stragglers that the tinted steps were planned for.
+ * @param {Pen} pen
+ * @param {PlannedStraggler[]} planned
  */
-export function nameStragglers(plot, colors, planned) {
-  const { ctx, bbox } = plot;
-  const tinted = planned.filter(({ first_step }) => first_step <= (plot.scales.x.max ?? -1));
-  const ratio = devicePixelRatio;
+export function nameStragglers(pen, planned) {
+  const { edges, ratio } = pen;
+  const tinted = planned.filter(({ first_step }) => first_step <= (pen.plot.scales.x.max ?? -1));
   tinted.slice(0, MOST_NAMED).forEach(({ straggler }, index) => {
     const isLast = index === MOST_NAMED - 1 && tinted.length > MOST_NAMED;
     const name = `planned for slow rank ${straggler.rank}, ${straggler.slowdown.toFixed(2)}\u00d7`;
     const text = isLast ? `${name}, and ${tinted.length - MOST_NAMED} more` : name;
-    ctx.font = `${11 * ratio}px ${fontFamily()}`;
-    const from = bbox.left + bbox.width - ctx.measureText(text).width - 6 * ratio;
-    writeOn(
-      ctx,
-      text,
-      from,
-      bbox.top + bbox.height - 15 * (index + 1) * ratio,
-      colors.surface,
-      colors.warn,
-    );
+    const x = edges.right - pen.textWidth(text) - 6 * ratio;
+    const y = edges.bottom - 15 * (index + 1) * ratio;
+    pen.write(text, { x, y, height: 14 * ratio, padding: 2 * ratio }, pen.colors.warn);
   });
 }
 
 /**
- * Small text on a ground of its own, so that no line runs through it.
- * @param {CanvasRenderingContext2D} context
- * @param {string} text
- * @param {number} x
- * @param {number} y
- * @param {string} ground
- * @param {string} color
- * @returns {number} its width
- */
-function writeOn(context, text, x, y, ground, color) {
-  const ratio = devicePixelRatio;
-  context.font = `${11 * ratio}px ${fontFamily()}`;
-  context.textAlign = "left";
-  context.textBaseline = "middle";
-  const width = context.measureText(text).width + 4 * ratio;
-  context.fillStyle = ground;
-  context.fillRect(x, y, width, 14 * ratio);
-  context.fillStyle = color;
-  context.fillText(text, x + 2 * ratio, y + 7.5 * ratio);
-  return width;
-}
-
-/**
- * Small arrows at the edge for values beyond the axis.
- * @param {Plot} plot
- * @param {ChartColors} colors
+ * Draw small arrows at the edge for values beyond the axis.
+ * @param {Pen} pen
  * @param {number[]} steps
- * @param {import("./step_series.js").Column} values
+ * @param {Column} values
  */
-export function drawBeyond(plot, colors, steps, values) {
-  const { ctx, bbox } = plot;
-  const ratio = devicePixelRatio;
-  const { min = 0, max = 0 } = plot.scales.y;
-  ctx.fillStyle = colors.text;
+export function drawBeyond(pen, steps, values) {
+  const { min = 0, max = 0 } = pen.plot.scales.y;
+  pen.context.fillStyle = pen.colors.text;
   values.forEach((value, index) => {
     if (value === null || (value >= min && value <= max)) return;
-    const x = plot.valToPos(steps[index], "x", true);
-    const isAbove = value > max;
-    const tip = isAbove ? bbox.top : bbox.top + bbox.height;
-    const foot = tip + (isAbove ? 6 : -6) * ratio;
-    polygon(ctx, [
-      [x, tip],
-      [x - 3 * ratio, foot],
-      [x + 3 * ratio, foot],
-    ]);
+    const size = 3 * pen.ratio;
+    const x = pen.x(steps[index]);
+    if (value > max) pen.shape(UPWARDS, x, pen.edges.top + size, size);
+    else pen.shape(DOWNWARDS, x, pen.edges.bottom - size, size);
   });
 }
 
 /**
- * One lane a reason, a mark a step; each reason has a shape of its own.
- * @param {Plot} plot
- * @param {ChartColors} colors
+ * Draw a lane for each reason, with a mark for each step.
+ * @param {Pen} pen
  * @param {StepSeries} series
  */
-export function drawHeldBack(plot, colors, series) {
-  REASONS.forEach(({ reason, color }, lane) => {
-    const y = plot.valToPos(REASONS.length - 0.5 - lane, "y", true);
-    plot.ctx.fillStyle = colors[color];
+export function drawHeldBack(pen, series) {
+  REASONS.forEach(({ reason, shape, color }, lane) => {
+    const y = pen.y(REASONS.length - 0.5 - lane);
+    pen.context.fillStyle = pen.colors[color];
     let last = Number.NEGATIVE_INFINITY;
     series.heldBack.forEach((held, index) => {
-      if (held[reason] === 0) return;
-      const x = plot.valToPos(series.step[index], "x", true);
-      if (x - last < SPACE * devicePixelRatio) return;
+      const x = pen.x(series.step[index]);
+      if (held[reason] === 0 || x - last < SPACE * pen.ratio) return;
       last = x;
-      drawSign(plot.ctx, reason, x, y, 4 * devicePixelRatio);
+      pen.shape(shape, x, y, 4 * pen.ratio);
+    });
+  });
+}
+
+const LEAST_ROW = 4;
+const MOST_ROW = 18;
+const WANTED_HEIGHT = 144;
+
+/**
+ * @param {number} num_stages
+ * @returns {number} px of the strip
+ */
+export function stripHeight(num_stages) {
+  const row = Math.min(MOST_ROW, Math.max(LEAST_ROW, Math.floor(WANTED_HEIGHT / num_stages)));
+  return Math.min(row * num_stages, 512);
+}
+
+/**
+ * Return the scale over all clocks of these plans; null: they ask for none.
+ * @param {PlanSummary[]} history
+ */
+export function scaleOf(history) {
+  const clocks_mhz = history.flatMap((plan) => plan.stage_clock_mhz).filter((mhz) => mhz > 0);
+  if (clocks_mhz.length === 0) return null;
+  // Too many to be arguments of one call.
+  const slowest_mhz = clocks_mhz.reduce((least, mhz) => Math.min(least, mhz));
+  const fastest_mhz = clocks_mhz.reduce((most, mhz) => Math.max(most, mhz));
+  return createClockScale(slowest_mhz, fastest_mhz);
+}
+
+/**
+ * Draw the planned clocks: a box for each stage and each run of steps on one version.
+ * @param {Pen} pen
+ * @param {StepSeries} series
+ * @param {PlanSummary[]} history
+ * @param {number} num_stages
+ */
+export function drawClockStrip(pen, series, history, num_stages) {
+  const scale = scaleOf(history);
+  const boxes = clockBoxes(pen, series, history, num_stages);
+  for (const { mhz, x, y, width, height } of boxes) {
+    pen.context.fillStyle = mhz && scale ? scale.color(mhz) : pen.colors.grid;
+    pen.context.fillRect(x, y, width, height);
+  }
+  drawHeldBackStages(pen, series);
+  for (const box of boxes) {
+    if (box.mhz && scale) writeClock(pen, scale, box.mhz, box);
+  }
+}
+
+/** @typedef {{x: number, y: number, width: number, height: number}} Box */
+
+/**
+ * @param {Pen} pen
+ * @param {StepSeries} series
+ * @param {PlanSummary[]} history
+ * @param {number} num_stages
+ * @returns {(Box & {mhz: number | undefined})[]} undefined: the driver chose the clock
+ */
+function clockBoxes(pen, series, history, num_stages) {
+  const plans = new Map(history.map((plan) => [plan.version, plan]));
+  return versionRuns(series).flatMap((run) => {
+    const { left, right } = pen.span(series, run);
+    const clocks_mhz = run.version === null ? undefined : plans.get(run.version)?.stage_clock_mhz;
+    return Array.from({ length: num_stages }, (_, stage) => {
+      const [top, bottom] = [pen.y(stage), pen.y(stage + 1)];
+      const space = bottom - top > 6 * pen.ratio ? pen.ratio : 0;
+      const [width, height] = [right - left, bottom - top - space];
+      return { mhz: clocks_mhz?.[stage], x: left, y: top, width, height };
     });
   });
 }
 
 /**
- * @param {CanvasRenderingContext2D} context
- * @param {Reason} reason
- * @param {number} x
- * @param {number} y
- * @param {number} size half of its width
+ * Write a clock at the left of its box, where there is room.
+ * @param {Pen} pen
+ * @param {ClockScale} scale
+ * @param {number} mhz
+ * @param {Box} box
  */
-export function drawSign(context, reason, x, y, size) {
-  if (reason === "power")
-    polygon(context, [
-      [x, y - size],
-      [x - size, y + size],
-      [x + size, y + size],
-    ]);
-  else if (reason === "thermal")
-    polygon(context, [
-      [x, y - size],
-      [x + size, y],
-      [x, y + size],
-      [x - size, y],
-    ]);
-  else {
-    context.beginPath();
-    context.arc(x, y, 0.8 * size, 0, 2 * Math.PI);
-    context.fill();
-  }
+function writeClock(pen, scale, mhz, { x, y, width, height }) {
+  const { ratio } = pen;
+  const text = mhz.toFixed(0);
+  if (height < 11 * ratio) return;
+  if (pen.textWidth(text, Math.min(11, height / ratio - 1)) + 8 * ratio > width) return;
+  pen.write(text, { x, y, height, padding: 4 * ratio }, scale.textOn(mhz), scale.color(mhz));
 }
 
 /**
- * @param {CanvasRenderingContext2D} context
- * @param {[number, number][]} corners
+ * Mark the stages whose clocks were held back.
+ * @param {Pen} pen
+ * @param {StepSeries} series
  */
-function polygon(context, corners) {
-  context.beginPath();
-  corners.forEach(([x, y], index) => (index === 0 ? context.moveTo(x, y) : context.lineTo(x, y)));
-  context.closePath();
-  context.fill();
-}
-
-/**
- * @param {CanvasRenderingContext2D} context
- * @param {number} x
- * @param {{top: number, height: number}} bbox
- * @param {string} color
- * @param {number} ratio
- */
-function verticalLine(context, x, bbox, color, ratio) {
-  context.strokeStyle = color;
-  context.lineWidth = ratio;
-  context.setLineDash([2 * ratio, 3 * ratio]);
-  context.beginPath();
-  context.moveTo(x, bbox.top);
-  context.lineTo(x, bbox.top + bbox.height);
-  context.stroke();
-  context.setLineDash([]);
+function drawHeldBackStages(pen, series) {
+  const size = Math.min(4 * pen.ratio, 0.4 * (pen.y(1) - pen.y(0)));
+  /** @type {Map<string, number>} */
+  const lastOf = new Map();
+  series.heldBack.forEach(({ stages }, index) => {
+    const x = pen.x(series.step[index]);
+    for (const held of stages) {
+      const known = REASONS.find(({ reason }) => held[reason] > 0);
+      const key = `${held.stage} ${known?.reason}`;
+      const last = lastOf.get(key) ?? Number.NEGATIVE_INFINITY;
+      if (known === undefined || x - last < 3 * size) continue;
+      lastOf.set(key, x);
+      const y = pen.y(held.stage + 0.5);
+      pen.context.fillStyle = pen.colors.surface;
+      pen.shape(known.shape, x, y, size + pen.ratio);
+      pen.context.fillStyle = pen.colors[known.color];
+      pen.shape(known.shape, x, y, size);
+    }
+  });
 }

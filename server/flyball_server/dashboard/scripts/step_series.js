@@ -1,13 +1,13 @@
-// Measured steps as columns for charts: time, energy, power and clocks by stage, what was held back.
+// Measured steps as columns for charts: time, energy, and by stage power, clocks, held-back clocks.
+
+import { sum } from "./format.js";
+
+/** @import { PlanSummary, StageOfStep, StagesOfStep, StragglerView } from "./wire_types.js" */
 
 /**
- * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
- * @typedef {import("./wire_types.js").PlanSummary} PlanSummary
- * @typedef {import("./wire_types.js").StragglerView} StragglerView
  * @typedef {(number | null)[]} Column
- *
  * @typedef {object} StepSeries all columns as long as `step`
- * @property {number[]} step rising; one between two others stands for steps that are missing there
+ * @property {number[]} step rising; one between two others stands for missing steps
  * @property {Column} version of the plan; null: none, or several in one step
  * @property {Column} time_s null where steps are missing
  * @property {Column} energy_j
@@ -17,15 +17,12 @@
  * @property {Column[]} clock_mhz by stage, measured
  * @property {Column[]} planned_mhz by stage, of the step's version
  * @property {HeldBack[]} heldBack
- *
- * @typedef {object} HeldBack how often a step's clocks were below those that were set
- * @property {number} power because of power
- * @property {number} thermal because of heat
- * @property {number} other for another reason
- * @property {StageHeldBack[]} stages where
- *
+ * @typedef {object} HeldBack counts of clocks below those that were set
+ * @property {number} power
+ * @property {number} thermal
+ * @property {number} other
+ * @property {StageHeldBack[]} stages
  * @typedef {{stage: number, power: number, thermal: number, other: number}} StageHeldBack
- *
  * @typedef {Omit<StagesOfStep, "time_s"> & {time_s: null}} Hole in the place of missing steps
  */
 
@@ -42,34 +39,34 @@ export function stepSeries(known, history, { num_stages, num_ranks }) {
   const steps = withHoles(known);
   const plans = new Map(history.map((plan) => [plan.version, plan]));
   const version = steps.map(versionOf);
-  const predicted = version.map((each) =>
-    each === null ? null : (plans.get(each)?.predicted ?? null),
-  );
+  const ran = version.map((each) => (each === null ? undefined : plans.get(each)));
   return {
     step: steps.map((each) => each.step),
     version,
     time_s: steps.map((each) => each.time_s),
-    // What some ranks drew is no iteration's energy: the others' are still to come.
+    // The energy of some ranks is not the energy of an iteration.
     energy_j: steps.map((each) => (each.num_ranks < num_ranks ? null : each.energy_j)),
-    predicted_time_s: predicted.map((each) => each?.iteration_time_s ?? null),
-    predicted_energy_j: predicted.map((each) => each?.energy_j ?? null),
+    predicted_time_s: ran.map((plan) => plan?.predicted?.iteration_time_s ?? null),
+    predicted_energy_j: ran.map((plan) => plan?.predicted?.energy_j ?? null),
     power_w: byStage(steps, num_stages, ({ energy_j, time_s }) =>
       energy_j !== null && time_s > 0 ? energy_j / time_s : null,
     ),
     clock_mhz: byStage(steps, num_stages, ({ sm_clock_mhz }) => sm_clock_mhz ?? null),
-    planned_mhz: plannedClocks(version, plans, num_stages),
+    planned_mhz: Array.from({ length: num_stages }, (_, stage) =>
+      ran.map((plan) => plan?.stage_clock_mhz[stage] ?? null),
+    ),
     heldBack: steps.map(heldBackIn),
   };
 }
 
 /**
- * With an empty step wherever some are missing, so that no line is drawn over what is not known.
+ * Add an empty step where some are missing: no line is drawn over it.
  * @param {StagesOfStep[]} steps rising
  * @returns {(StagesOfStep | Hole)[]}
  */
 function withHoles(steps) {
   const distances = steps.slice(1).map(({ step }, index) => step - steps[index].step);
-  // Not each job numbers its steps one by one.
+  // A job may measure every tenth step.
   const usual = [...distances].sort((one, other) => one - other)[(distances.length - 1) >> 1];
   return steps.flatMap((each, index) => {
     if (index === 0 || distances[index - 1] <= usual) return [each];
@@ -79,10 +76,7 @@ function withHoles(steps) {
   });
 }
 
-/**
- * @param {{plan_versions: (number | null)[]}} step
- * @returns {number | null}
- */
+/** @param {{plan_versions: (number | null)[]}} step */
 export function versionOf({ plan_versions }) {
   return plan_versions.length === 1 ? plan_versions[0] : null;
 }
@@ -90,7 +84,7 @@ export function versionOf({ plan_versions }) {
 /**
  * @param {(StagesOfStep | Hole)[]} steps
  * @param {number} num_stages
- * @param {(stage: import("./wire_types.js").StageOfStep) => number | null} valueOf
+ * @param {(stage: StageOfStep) => number | null} valueOf
  * @returns {Column[]}
  */
 function byStage(steps, num_stages, valueOf) {
@@ -104,39 +98,15 @@ function byStage(steps, num_stages, valueOf) {
   return columns;
 }
 
-/**
- * @param {Column} version of each step
- * @param {Map<number, PlanSummary>} plans
- * @param {number} num_stages
- * @returns {Column[]}
- */
-function plannedClocks(version, plans, num_stages) {
-  const clocks_mhz = version.map((each) =>
-    each === null ? undefined : plans.get(each)?.stage_clock_mhz,
-  );
-  return Array.from({ length: num_stages }, (_, stage) =>
-    clocks_mhz.map((of_step) => of_step?.[stage] ?? null),
-  );
-}
-
-/**
- * @param {StagesOfStep | Hole} step
- * @returns {HeldBack}
- */
+/** @param {StagesOfStep | Hole} step @returns {HeldBack} */
 function heldBackIn(step) {
-  const stages = step.stages.flatMap((each) => {
-    if (each.num_clock_misses === 0) return [];
-    const power = each.num_power_capped;
-    const thermal = each.num_thermally_capped;
-    return [
-      {
-        stage: each.stage,
-        power,
-        thermal,
-        other: otherMisses(each),
-      },
-    ];
-  });
+  const missed = step.stages.filter(({ num_clock_misses }) => num_clock_misses > 0);
+  const stages = missed.map((each) => ({
+    stage: each.stage,
+    power: each.num_power_capped,
+    thermal: each.num_thermally_capped,
+    other: otherMisses(each),
+  }));
   return {
     power: sum(stages.map((each) => each.power)),
     thermal: sum(stages.map((each) => each.thermal)),
@@ -146,21 +116,21 @@ function heldBackIn(step) {
 }
 
 /**
- * How often a stage's clocks were held back and nobody knows why.
- * @param {import("./wire_types.js").StageOfStep} stage
- * @returns {number}
+ * Return how often a stage's clocks were held back for no known reason.
+ * @param {StageOfStep} stage
  */
 export function otherMisses({ num_clock_misses, num_power_capped, num_thermally_capped }) {
   return Math.max(0, num_clock_misses - num_power_capped - num_thermally_capped);
 }
 
 /**
- * Neighbouring steps that ran the same version.
- * @param {StepSeries} series
- * @returns {{from: number, to: number, version: number | null}[]} indices, both included
+ * Neighbouring steps that ran the same version; both indices included.
+ * @typedef {{from: number, to: number, version: number | null}} VersionRun
  */
+
+/** @param {StepSeries} series @returns {VersionRun[]} */
 export function versionRuns({ version }) {
-  /** @type {{from: number, to: number, version: number | null}[]} */
+  /** @type {VersionRun[]} */
   const runs = [];
   version.forEach((each, index) => {
     const last = runs[runs.length - 1];
@@ -171,7 +141,7 @@ export function versionRuns({ version }) {
 }
 
 /**
- * Lowest, middle and highest of all stages, step by step; null where no stage has a value.
+ * Return the range and median over all stages by step; null: no stage has a value.
  * @param {Column[]} byStage
  * @param {number} length of the columns
  * @returns {{lowest: Column, middle: Column, highest: Column}}
@@ -179,7 +149,7 @@ export function versionRuns({ version }) {
 export function spread(byStage, length) {
   /** @type {{lowest: Column, middle: Column, highest: Column}} */
   const found = { lowest: [], middle: [], highest: [] };
-  // Sorted as numbers, which is many times as fast as with a function that compares.
+  // Typed arrays sort numbers many times faster.
   const room = new Float64Array(byStage.length);
   for (let index = 0; index < length; index += 1) {
     let filled = 0;
@@ -199,7 +169,7 @@ export function spread(byStage, length) {
 }
 
 /**
- * What a vertical axis shows: all that is usual; a few steps far out do not press the rest flat.
+ * Return the range of a vertical axis without outliers: they do not press the rest flat.
  * @param {Column[]} columns
  * @returns {[number, number]} low below high
  */
@@ -215,16 +185,15 @@ export function usualRange(columns) {
 }
 
 /**
- * What a vertical axis shows of values that have bounds of their own: all of them.
+ * Return the range of a vertical axis over all values.
  * @param {Column[]} columns
  * @returns {[number, number]} low below high
  */
 export function wholeRange(columns) {
   const values = /** @type {number[]} */ (columns.flat().filter((value) => value !== null));
   if (values.length === 0) return [0, 1];
-  const low = values.reduce((one, other) => Math.min(one, other));
-  const high = values.reduce((one, other) => Math.max(one, other));
-  return widened(low, high);
+  values.sort((one, other) => one - other);
+  return widened(values[0], values[values.length - 1]);
 }
 
 /**
@@ -237,30 +206,21 @@ function widened(low, high) {
   return [low - margin, high + margin];
 }
 
+/** @typedef {{straggler: StragglerView, first_step: number}} PlannedStraggler */
+
 /**
- * From which step on a plan made for each straggler ran: that of the first version after it began.
+ * Return the first step that ran a plan made for each straggler: of the first version after it.
  * @param {StragglerView[]} stragglers
  * @param {PlanSummary[]} history rising
- * @returns {{straggler: StragglerView, first_step: number}[]}
+ * @returns {PlannedStraggler[]}
  */
 export function plannedStragglers(stragglers, history) {
   return stragglers.flatMap((straggler) => {
     if (!straggler.is_in_force) return [];
     const { from_time } = straggler;
     const since = from_time === null ? 0 : Date.parse(from_time);
-    const plan = history.find(
-      (each) => each.first_step !== null && Date.parse(each.created_at) >= since,
-    );
-    return plan === undefined || plan.first_step === null
-      ? []
-      : [{ straggler, first_step: plan.first_step }];
+    const later = history.filter(({ created_at }) => Date.parse(created_at) >= since);
+    const first_step = later.map((plan) => plan.first_step).find((step) => step !== null);
+    return first_step == null ? [] : [{ straggler, first_step }];
   });
-}
-
-/**
- * @param {number[]} values
- * @returns {number}
- */
-function sum(values) {
-  return values.reduce((total, value) => total + value, 0);
 }

@@ -1,18 +1,49 @@
-// One measured step in words, for the readout, screen readers and the table of steps.
+// Measured steps as text: a step's figures in a sentence, the newest steps as a table.
 
+import { make } from "./elements.js";
 import { count, joules, megahertz, seconds, watts } from "./format.js";
 import { otherMisses, versionOf } from "./step_series.js";
+import { DetailsTable, makeRow } from "./tables.js";
 
 /**
- * @typedef {import("./wire_types.js").StagesOfStep} StagesOfStep
- * @typedef {import("./job_state.js").JobPageState} JobPageState
+ * @import { JobPageState } from "./job_state.js"
+ * @import { StagesOfStep } from "./wire_types.js"
  */
 
-/**
- * @param {StagesOfStep} step
- * @param {JobPageState} state
- * @returns {string}
- */
+const ROWS = 20;
+const CELLS = ["td", "td.number", "td.number", "td.number", "td"];
+/** @returns {{element: HTMLElement, update(state: JobPageState): void}} */
+export function stepsTable() {
+  const summary = `The newest ${ROWS} steps as a table, measured`;
+  const table = new DetailsTable(make("details.steps-table"), summary, "Newest steps", {
+    selector: "table.steps",
+    heads: ["Step", "Plan", "Time", "Energy", "Mean power", "Held back"],
+  });
+  return {
+    element: table.element,
+    update(state) {
+      table.element.hidden = state.steps.length === 0;
+      const newest = state.steps.slice(-ROWS).reverse();
+      table.show(() => newest.map((step) => makeRow(rowTexts(step, state), CELLS)));
+    },
+  };
+}
+
+/** @param {StagesOfStep} step @param {JobPageState} state */
+function rowTexts(step, state) {
+  // The energy of some ranks is not the energy of an iteration.
+  const energy_j = step.num_ranks < state.overview.num_ranks ? null : step.energy_j;
+  return [
+    count(step.step),
+    versionText(step, state),
+    seconds(step.time_s),
+    joules(energy_j),
+    watts(energy_j === null ? null : energy_j / step.time_s),
+    heldBackText(step) || "\u2013",
+  ];
+}
+
+/** @param {StagesOfStep} step @param {JobPageState} state */
 export function stepText(step, state) {
   const parts = [`${count(step.step)}: ${versionText(step, state)}`, seconds(step.time_s)];
   if (step.num_ranks < state.overview.num_ranks) {
@@ -24,12 +55,8 @@ export function stepText(step, state) {
   return parts.join("; ");
 }
 
-/**
- * @param {StagesOfStep} step
- * @param {JobPageState} state
- * @returns {string}
- */
-export function versionText(step, { history }) {
+/** @param {StagesOfStep} step @param {JobPageState} state */
+function versionText(step, { history }) {
   if (step.plan_versions.length > 1) {
     const names = step.plan_versions.map((each) => (each === null ? "no plan" : `v${each}`));
     return `mixed, ${names.join(" and ")}`;
@@ -41,11 +68,10 @@ export function versionText(step, { history }) {
 }
 
 /**
- * Which stages' clocks were held back, how often and why; empty: none.
+ * Return the stages whose clocks were held back, with count and reason; empty: none.
  * @param {StagesOfStep} step
- * @returns {string}
  */
-export function heldBackText({ stages }) {
+function heldBackText({ stages }) {
   return stages
     .flatMap((each) => {
       const { stage, num_power_capped, num_thermally_capped } = each;
@@ -61,11 +87,10 @@ export function heldBackText({ stages }) {
 }
 
 /**
- * One stage in a step: power, and its clock as it was read back and as the plan asks for it.
+ * Return the figures of one stage in a step: power, planned and measured clock.
  * @param {StagesOfStep} step
  * @param {number} stage
  * @param {JobPageState} state
- * @returns {string}
  */
 export function stageText(step, stage, { history }) {
   const measured = step.stages.find((each) => each.stage === stage);

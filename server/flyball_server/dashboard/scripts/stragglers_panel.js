@@ -1,75 +1,53 @@
-// The GPUs that are slower than the profile says, and whether the plan is made for them.
+// Stragglers: GPUs slower than their profile, and the plan's adaptation to them.
 
-import { make, setChildren, setText } from "./elements.js";
+import { make, panelHead, setChildren, setText } from "./elements.js";
 import { clockTime, fixed } from "./format.js";
+import { makeRow, makeTable } from "./tables.js";
 
-/** @typedef {import("./wire_types.js").StragglerView} StragglerView */
+/**
+ * @import { Panel } from "./job_page.js"
+ * @import { StragglerView } from "./wire_types.js"
+ */
 
 const REASONS = new Map([
   ["power", "held down by its power limit"],
   ["thermal", "held down by heat"],
   ["slow", "slow, cause unknown"],
 ]);
-const HEADS = ["Rank", "How slow", "Known", "Plan"];
 
-/**
- * @param {HTMLElement} element
- * @returns {import("./job_page.js").Panel}
- */
+const CELLS = ["td", "td", "td"];
+
+/** @param {HTMLElement} element @returns {Panel} */
 export function createStragglersPanel(element) {
-  const body = make("tbody");
-  const none = make("p", { class: "note" }, "No stragglers.");
-  const heads = HEADS.map((text) => make("th", { scope: "col" }, text));
-  const frame = make(
-    "div",
-    {
-      class: "table-frame",
-      tabindex: "0",
-      role: "group",
-      "aria-label": "Stragglers",
-      hidden: true,
-    },
-    make("table", { class: "stragglers" }, make("thead", {}, make("tr", {}, ...heads)), body),
-  );
-  const note = make("span", { class: "note" });
-  setChildren(
-    element,
-    make("div", { class: "panel-head" }, make("h2", {}, "Stragglers"), note),
-    none,
-    frame,
-  );
-  let told = "";
+  const none = make("p.note", "No stragglers.");
+  const note = make("span.note");
+  const heads = ["Rank", "How slow", "Known", "Plan"];
+  const { frame, body } = makeTable("Stragglers", { selector: "table.stragglers", heads });
+  setChildren(element, panelHead("Stragglers", note), none, frame);
+  let shown = "";
   return {
     update({ stragglers, overview }) {
-      const now = JSON.stringify([stragglers, overview.emulated]);
-      if (now === told) return;
-      told = now;
-      none.hidden = stragglers.length > 0;
-      frame.hidden = stragglers.length === 0;
-      setText(note, stragglers.length === 0 ? "" : overview.emulated ? "on emulated GPUs" : "");
-      setChildren(body, ...stragglers.map(row));
+      const content = JSON.stringify([stragglers, overview.emulated]);
+      if (content === shown) return;
+      shown = content;
+      const isEmpty = stragglers.length === 0;
+      none.hidden = !isEmpty;
+      frame.hidden = isEmpty;
+      setText(note, !isEmpty && overview.emulated ? "on emulated GPUs" : "");
+      setChildren(body, ...stragglers.map((each) => makeRow(rowTexts(each), CELLS)));
     },
     destroy() {},
   };
 }
 
-/**
- * @param {StragglerView} straggler
- * @returns {HTMLElement}
- */
-function row(straggler) {
-  const { rank, slowdown, reason, source, from_time, until_time, is_in_force } = straggler;
+/** @param {StragglerView} straggler */
+function rowTexts({ rank, slowdown, reason, source, from_time, until_time, is_in_force }) {
   const since = from_time === null ? "" : `, since ${clockTime(new Date(from_time))}`;
   const until = until_time === null ? "" : ` until ${clockTime(new Date(until_time))}`;
-  const cells = [
+  return [
+    String(rank),
     `${fixed(slowdown, 2)}\u00d7 as long; ${REASONS.get(reason) ?? reason}`,
     source + since + until,
     is_in_force ? "adapted to it" : "not yet adapted to it",
   ];
-  return make(
-    "tr",
-    {},
-    make("th", { scope: "row" }, String(rank)),
-    ...cells.map((text) => make("td", {}, text)),
-  );
 }

@@ -1,10 +1,10 @@
-// Light, dark or as the system has it; tells canvases by `themechange` when their colours change.
+// Theme of the page: light, dark or system, and its colours for canvases.
 
 const KEY = "flyball-theme";
 const CHOICES = ["system", "light", "dark"];
 
 /**
- * Let a button go round the themes.
+ * Let a button switch between the themes.
  * @param {HTMLButtonElement} button
  */
 export function bindThemeButton(button) {
@@ -32,11 +32,36 @@ function choose(theme) {
     if (theme === "system") localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, theme);
   } catch {
-    // It holds until the page is left.
+    // Without storage it holds until the page is left.
   }
   tell();
 }
 
+/** Announce a change to canvases. */
 function tell() {
   document.dispatchEvent(new CustomEvent("themechange"));
+}
+
+/**
+ * Return the current values of tokens as `#rrggbb`; two more digits make them transparent.
+ * @template {string} Name
+ * @param {...Name} names of `styles/tokens.css`, without the dashes: `text-muted`
+ * @returns {Record<Name, string>}
+ */
+export function themeColors(...names) {
+  // A token has a light and a dark colour: the computed one is read from an element.
+  const probe = document.createElement("span");
+  document.documentElement.append(probe);
+  const colors = names.map((name) => {
+    probe.style.color = `var(--${name}, #808080)`;
+    return [name, hexOf(getComputedStyle(probe).color)];
+  });
+  probe.remove();
+  return Object.fromEntries(colors);
+}
+
+/** @param {string} color `rgb(1, 2, 3)` */
+function hexOf(color) {
+  const channels = color.match(/\d+/g) ?? [];
+  return `#${channels.map((channel) => Number(channel).toString(16).padStart(2, "0")).join("")}`;
 }

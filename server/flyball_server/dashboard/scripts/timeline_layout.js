@@ -1,16 +1,12 @@
-// The instructions of a predicted iteration as typed arrays, and where their boxes lie; no drawing.
-//
-// Across is time in s, downwards rows; a box's bottom and height are shares of its row's height.
+// The instructions of a predicted iteration and the place of their boxes, in s and rows.
 
-/** @typedef {import("./wire_types.js").TimelineRow} TimelineRow */
-/** @typedef {import("./wire_types.js").TimelineOfPlan} TimelineOfPlan */
+/** @import { TimelineOfPlan, TimelineRow } from "./wire_types.js" */
 
 /**
- * What tells a kind of instruction without colour.
- *
+ * Signs of a kind of instruction beside its colour.
  * @typedef {object} Look
  * @property {string} letter
- * @property {number} height share of the box's full height.
+ * @property {number} height share of the full height
  * @property {"" | "/" | "\\"} hatch
  * @property {string} words
  */
@@ -35,8 +31,7 @@ export function lookOf(kind) {
 }
 
 /**
- * Where boxes of one kind and chunk stand in a row, from 0 (its top) to 1.
- *
+ * Place of boxes of one kind and chunk in a row, from 0 (top) to 1.
  * @typedef {object} Slot
  * @property {string} kind
  * @property {number} chunk
@@ -45,27 +40,19 @@ export function lookOf(kind) {
  */
 
 /**
- * One row, ready to be drawn; all arrays as long, in the order of execution.
- *
- * @typedef {object} RowLayout
- * @property {number} stage
- * @property {number} dpRank
- * @property {string} name `stage 3`, or `dp 1, stage 3` of several pipelines.
- * @property {number} blockingPower_w of the row's GPUs together while they wait.
+ * Row of the timeline with what drawing needs, in the order of execution.
+ * @typedef {object} RowPlaces
+ * @property {string} name `stage 3`, or `dp 1, stage 3` of several pipelines
  * @property {number} count
- * @property {Float64Array} start_s
- * @property {Float64Array} end_s
- * @property {Int32Array} clock_mhz
- * @property {Int32Array} microbatch
- * @property {Uint16Array} slot index into the layout's slots.
- * @property {Float64Array} energy_j
- * @property {Float64Array} float_s
- * @property {Uint8Array} isCritical
+ * @property {number[]} end_s
+ * @property {number[]} slot index into the layout's slots
+ * @property {boolean[]} isCritical
  */
 
+/** @typedef {TimelineRow & RowPlaces} RowLayout */
+
 /**
- * Instructions of the critical path that run on end in one row.
- *
+ * Consecutive instructions of the critical path in one row.
  * @typedef {object} CriticalRun
  * @property {number} row
  * @property {number} start_s
@@ -73,8 +60,7 @@ export function lookOf(kind) {
  */
 
 /**
- * Where the critical path goes from one row to another.
- *
+ * Step of the critical path from one row to another.
  * @typedef {object} CriticalLink
  * @property {number} time_s
  * @property {number} fromRow
@@ -91,24 +77,19 @@ export function lookOf(kind) {
  * @property {number} numChunks
  * @property {number} slowest_mhz
  * @property {number} fastest_mhz
- * @property {number} shortest_s the shortest instruction's time.
- * @property {CriticalRun[]} criticalRuns in the order of the path.
+ * @property {number} shortest_s time of the shortest instruction
+ * @property {CriticalRun[]} criticalRuns in the order of the path
  * @property {CriticalLink[]} criticalLinks
  */
 
-/**
- * @param {TimelineOfPlan} timeline
- * @returns {Layout}
- */
+/** @param {TimelineOfPlan} timeline @returns {Layout} */
 export function layOut(timeline) {
   const slots = slotsOf(timeline.rows);
   const places = new Map(slots.map((slot, index) => [`${slot.kind} ${slot.chunk}`, index]));
   const hasPipelines = timeline.rows.some((row) => row.dp_rank > 0);
   const rows = timeline.rows.map((row) => rowLayout(row, places, hasPipelines));
-  for (const [row, position] of timeline.critical_path) rows[row].isCritical[position] = 1;
-  const clocks = rows.flatMap((row) =>
-    row.count ? [row.clock_mhz.reduce(least), row.clock_mhz.reduce(most)] : [],
-  );
+  for (const [row, position] of timeline.critical_path) rows[row].isCritical[position] = true;
+  const clocks = rows.flatMap((row) => row.clock_mhz);
   return {
     iterationTime_s: timeline.iteration_time_s,
     energy_j: timeline.energy_j,
@@ -116,28 +97,26 @@ export function layOut(timeline) {
     rows,
     slots,
     numChunks: 1 + slots.reduce((highest, slot) => Math.max(highest, slot.chunk), 0),
-    slowest_mhz: clocks.length ? clocks.reduce(least) : 0,
-    fastest_mhz: clocks.length ? clocks.reduce(most) : 0,
-    shortest_s: rows.map(shortestTime_s).reduce(least, timeline.iteration_time_s),
+    slowest_mhz: clocks.reduce(least, clocks[0] ?? 0),
+    fastest_mhz: clocks.reduce(most, 0),
+    shortest_s: rows.flatMap((row) => row.duration_s).reduce(least, timeline.iteration_time_s),
     ...criticalPath(rows, timeline.critical_path),
   };
 }
 
 /**
- * Kind and microbatch, as `F3`; `F3.1` in model chunk 1.
- *
+ * Return kind and microbatch as `F3`; `F3.1` in model chunk 1.
  * @param {Layout} layout
  * @param {RowLayout} row
  * @param {number} position
  */
 export function instructionLabel(layout, row, position) {
   const { kind, chunk } = layout.slots[row.slot[position]];
-  return `${lookOf(kind).letter}${row.microbatch[position]}${chunk ? `.${chunk}` : ""}`;
+  return `${lookOf(kind).letter}${row.microbatches[position]}${chunk ? `.${chunk}` : ""}`;
 }
 
 /**
- * The position in the row of the instruction that runs at a time, or -1 while it waits.
- *
+ * Return the position of the instruction that runs at a time; -1: a wait.
  * @param {RowLayout} row
  * @param {number} time_s
  */
@@ -147,8 +126,7 @@ export function positionAt(row, time_s) {
 }
 
 /**
- * The position in the row of the instruction nearest to a time, -1 in an empty row.
- *
+ * Return the position of the instruction nearest to a time; -1: the row is empty.
  * @param {RowLayout} row
  * @param {number} time_s
  */
@@ -161,8 +139,7 @@ export function nearestPosition(row, time_s) {
 }
 
 /**
- * The last instruction that has started by a time, or -1.
- *
+ * Return the position of the last instruction that has started by a time; -1: none.
  * @param {RowLayout} row
  * @param {number} time_s
  */
@@ -183,38 +160,19 @@ export function lastStartedBy(row, time_s) {
  * @returns {RowLayout}
  */
 function rowLayout(row, places, hasPipelines) {
-  const start_s = Float64Array.from(row.start_s);
+  const { kinds, chunks, start_s, duration_s, dp_rank, stage } = row;
   return {
-    stage: row.stage,
-    dpRank: row.dp_rank,
-    name: hasPipelines ? `dp ${row.dp_rank}, stage ${row.stage}` : `stage ${row.stage}`,
-    blockingPower_w: row.blocking_power_w,
+    ...row,
+    name: hasPipelines ? `dp ${dp_rank}, stage ${stage}` : `stage ${stage}`,
     count: start_s.length,
-    start_s,
-    end_s: start_s.map((start, position) => start + row.duration_s[position]),
-    clock_mhz: Int32Array.from(row.clock_mhz),
-    microbatch: Int32Array.from(row.microbatches),
-    slot: Uint16Array.from(
-      row.kinds,
-      (kind, position) => places.get(`${kind} ${row.chunks[position]}`) ?? 0,
-    ),
-    energy_j: Float64Array.from(row.energy_j),
-    float_s: Float64Array.from(row.float_s),
-    isCritical: new Uint8Array(start_s.length),
+    end_s: start_s.map((start, position) => start + duration_s[position]),
+    slot: kinds.map((kind, position) => places.get(`${kind} ${chunks[position]}`) ?? 0),
+    isCritical: start_s.map(() => false),
   };
 }
 
-/** @param {RowLayout} row */
-function shortestTime_s({ start_s, end_s }) {
-  return end_s.reduce(
-    (shortest, end, at) => Math.min(shortest, end - start_s[at]),
-    Number.POSITIVE_INFINITY,
-  );
-}
-
 /**
- * Where each kind and chunk stands: heights tell kinds, later chunks stand higher.
- *
+ * Place each kind and chunk: heights show kinds, later chunks stand higher.
  * @param {TimelineRow[]} rows
  * @returns {Slot[]}
  */
@@ -253,8 +211,8 @@ function criticalPath(rows, path) {
       last.end_s = end_s;
       continue;
     }
-    // Of several pipelines each has a path of its own: none goes from one to another.
-    if (last && rows[last.row].dpRank === rows[row].dpRank) {
+    // Each of several pipelines has a path of its own.
+    if (last && rows[last.row].dp_rank === rows[row].dp_rank) {
       criticalLinks.push({ time_s: last.end_s, fromRow: last.row, toRow: row });
     }
     criticalRuns.push({ row, start_s: rows[row].start_s[position], end_s });

@@ -1,41 +1,37 @@
-// One iteration on a canvas: row names to the left, boxes, both iterations' ends, the time axis.
+// One iteration on a canvas: row names, boxes, the ends of both iterations, the time axis.
 
-import { rowHeight_px } from "./timeline_view.js";
+import { channels } from "./clock_scale.js";
+import { fontFamily } from "./elements.js";
+import { themeColors } from "./theme.js";
 import {
-  across,
-  boxOf,
   drawCriticalPath,
   drawHatching,
   drawLabels,
   drawTimeAxis,
+  Projection,
 } from "./timeline_marks.js";
-import { createPalette } from "./timeline_columns.js";
-import { rasterize } from "./timeline_raster.js";
-
-/** @typedef {import("./timeline_layout.js").Layout} Layout */
-/** @typedef {import("./timeline_marks.js").Projection} Projection */
-/** @typedef {import("./timeline_view.js").View} View */
-/** @typedef {import("./timeline_view.js").Bounds} Bounds */
-/** @typedef {import("./clock_scale.js").ClockScale} ClockScale */
+import { createPalette, rasterize } from "./timeline_raster.js";
 
 /**
- * Colours and font of the theme.
- *
- * @typedef {object} PaneStyle
- * @property {import("./clock_scale.js").Rgb} waiting
- * @property {string} text
- * @property {string} muted
- * @property {string} line
- * @property {string} critical
- * @property {string} halo
- * @property {string} family
+ * @import { ClockScale } from "./clock_scale.js"
+ * @import { Layout } from "./timeline_layout.js"
+ * @import { Drawing } from "./timeline_marks.js"
+ * @import { Palette } from "./timeline_raster.js"
+ * @import { View } from "./timeline_view.js"
  */
 
-/** An iteration's end as it is marked. @typedef {{time_s: number, words: string}} EndMark */
+/** @typedef {ReturnType<typeof paneStyle>} PaneStyle */
+
+/** Return the colours and the font of the theme. */
+export function paneStyle() {
+  const colors = themeColors("surface", "surface-2", "text", "text-muted", "border", "critical");
+  return { ...colors, waiting: channels(colors["surface-2"]), family: fontFamily() };
+}
+
+/** Mark of an iteration's end. @typedef {{time_s: number, words: string}} EndMark */
 
 /**
- * What a pane shows.
- *
+ * Content of a pane.
  * @typedef {object} Shown
  * @property {Layout} layout
  * @property {ClockScale} scale
@@ -52,15 +48,9 @@ export class TimelinePane {
   /** @param {HTMLCanvasElement} canvas */
   constructor(canvas) {
     this.canvas = canvas;
-    const context = canvas.getContext("2d", { alpha: true });
-    if (!context) throw new Error("this browser draws on no canvas");
-    this._context = context;
-    /** @type {Shown | null} */
+    this._context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    /** @type {(Shown & {style: PaneStyle, palette: Palette}) | null} */
     this._shown = null;
-    /** @type {PaneStyle | null} */
-    this._style = null;
-    /** @type {import("./timeline_columns.js").Palette | null} */
-    this._palette = null;
     /** @type {ImageData | null} */
     this._pixels = null;
     this._size = { width: 0, plotHeight: 0, gutter: 0, ratio: 1 };
@@ -68,18 +58,16 @@ export class TimelinePane {
 
   /** @param {Shown} shown @param {PaneStyle} style */
   show(shown, style) {
-    this._shown = shown;
-    this._style = style;
-    this._palette = createPalette(shown.scale, style.waiting);
+    this._shown = { ...shown, style, palette: createPalette(shown.scale, style.waiting) };
   }
 
   /**
-   * @param {number} width of the canvas, CSS px.
-   * @param {number} plotHeight of the rows alone, CSS px.
-   * @param {number} ratio device pixels of a CSS px.
+   * @param {number} width of the canvas, CSS px
+   * @param {number} plotHeight of the rows, CSS px
    */
-  resize(width, plotHeight, ratio) {
-    const hasPipelines = this._shown?.layout.rows.some((row) => row.dpRank > 0);
+  resize(width, plotHeight) {
+    const ratio = devicePixelRatio;
+    const hasPipelines = this._shown?.layout.rows.some((row) => row.dp_rank > 0);
     const gutter = width < 560 ? 34 : hasPipelines ? 112 : 86;
     this._size = { width, plotHeight, gutter, ratio };
     const height = plotHeight + TOP + AXIS;
@@ -89,7 +77,7 @@ export class TimelinePane {
     this.canvas.style.height = `${height}px`;
   }
 
-  /** Where rows and time are on the canvas, CSS px. */
+  /** Area of rows and times on the canvas, CSS px. */
   get plot() {
     const { width, plotHeight, gutter } = this._size;
     return {
@@ -100,133 +88,100 @@ export class TimelinePane {
     };
   }
 
-  /**
-   * @param {View} view
-   * @param {Bounds} bounds
-   * @returns {Projection}
-   */
-  projection(view, bounds) {
-    return {
-      start_s: view.start_s,
-      end_s: view.start_s + view.span_s,
-      width: this.plot.width,
-      height: this.plot.height,
-      firstRow: view.firstRow,
-      rowHeight: rowHeight_px(view, bounds),
-    };
+  /** @param {View} view */
+  projection(view) {
+    return new Projection(view, this.plot.width, this.plot.height);
   }
 
   /**
-   * Where an instruction is on the canvas, CSS px, cut to the plot.
-   *
+   * Return the visible part of an instruction's box on the canvas, CSS px.
    * @param {number} row
    * @param {number} position
    * @param {View} view
-   * @param {Bounds} bounds
    */
-  placeOf(row, position, view, bounds) {
+  placeOf(row, position, view) {
     if (!this._shown) return null;
-    const { left, top, width, height } = boxOf(
+    const { plot } = this;
+    const { left, top, width, height } = this.projection(view).box(
       this._shown.layout,
       row,
       position,
-      this.projection(view, bounds),
     );
     const upper = Math.max(0, top);
-    const lower = Math.min(this.plot.height, top + height);
+    const lower = Math.min(plot.height, top + height);
     if (width <= 0 || lower <= upper) return null;
-    return {
-      left: left + this.plot.left,
-      top: upper + this.plot.top,
-      width,
-      height: lower - upper,
-    };
+    return { left: left + plot.left, top: upper + plot.top, width, height: lower - upper };
   }
 
-  /** @param {View} view @param {Bounds} bounds */
-  draw(view, bounds) {
-    const { _context: context, _shown: shown, _style: style } = this;
-    if (!shown || !style || this.plot.width <= 1) return;
-    const to = this.projection(view, bounds);
+  /** @param {View} view */
+  draw(view) {
+    const { _context: context, _shown: shown } = this;
+    if (!shown || this.plot.width <= 1) return;
+    const to = this.projection(view);
+    const drawing = { ...shown, context, to };
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
-    this._drawPixels(view, to);
+    this._drawPixels(drawing);
     context.setTransform(this._size.ratio, 0, 0, this._size.ratio, 0, 0);
-    this._drawRowNames(to);
+    this._drawRowNames(drawing);
     context.translate(this.plot.left, this.plot.top);
     context.save();
     context.beginPath();
     context.rect(0, 0, to.width, to.height);
     context.clip();
-    drawHatching(context, shown.layout, to, shown.scale);
-    drawLabels(context, shown.layout, to, shown.scale, style.family);
-    drawCriticalPath(context, shown.layout, to, { line: style.critical, halo: style.halo });
+    drawHatching(drawing);
+    drawLabels(drawing);
+    drawCriticalPath(drawing);
     context.restore();
-    this._drawEnds(to);
-    drawTimeAxis(context, to, { text: style.muted, line: style.line, family: style.family });
+    this._drawEnds(drawing);
+    drawTimeAxis(drawing);
   }
 
-  /** @param {View} view @param {Projection} to */
-  _drawPixels(view, to) {
+  /** @param {Drawing & {palette: Palette}} drawing */
+  _drawPixels({ context, layout, to, palette }) {
     const { ratio } = this._size;
     const width = Math.round(to.width * ratio);
     const height = Math.round(to.height * ratio);
     if (!this._pixels || this._pixels.width !== width || this._pixels.height !== height) {
       this._pixels = new ImageData(width, height);
     }
-    const shown = /** @type {Shown} */ (this._shown);
-    rasterize(
-      shown.layout,
-      { start_s: view.start_s, span_s: view.span_s, count: width },
-      { firstRow: to.firstRow, rowHeight: to.rowHeight * ratio },
-      /** @type {import("./timeline_columns.js").Palette} */ (this._palette),
-      new Uint32Array(this._pixels.data.buffer),
-    );
-    this._context.putImageData(
-      this._pixels,
-      Math.round(this.plot.left * ratio),
-      Math.round(this.plot.top * ratio),
-    );
+    const columns = { start_s: to.start_s, span_s: to.end_s - to.start_s, count: width };
+    const rows = { firstRow: to.firstRow, rowHeight: to.rowHeight * ratio };
+    rasterize(layout, columns, rows, palette, new Uint32Array(this._pixels.data.buffer));
+    const { left, top } = this.plot;
+    context.putImageData(this._pixels, Math.round(left * ratio), Math.round(top * ratio));
   }
 
-  /** @param {Projection} to */
-  _drawRowNames(to) {
-    const context = this._context;
-    const { layout } = /** @type {Shown} */ (this._shown);
-    const style = /** @type {PaneStyle} */ (this._style);
+  /** @param {Drawing} drawing */
+  _drawRowNames({ context, layout, to, style }) {
     const every = Math.max(1, Math.ceil((ROW_NAME_FONT + 2) / to.rowHeight));
     context.font = `${ROW_NAME_FONT}px ${style.family}`;
-    context.fillStyle = style.muted;
+    context.fillStyle = style["text-muted"];
     context.textAlign = "right";
     context.textBaseline = "middle";
     const isNarrow = this.plot.left < 60;
     for (let row = Math.floor(to.firstRow); row < layout.rows.length; row += 1) {
       if (row % every) continue;
-      const y = (row + 0.5 - to.firstRow) * to.rowHeight;
+      const y = to.y(row + 0.5);
       if (y > to.height) break;
       if (y < 0) continue;
-      const { name, dpRank, stage } = layout.rows[row];
-      const short = name.startsWith("dp") ? `${dpRank}.${stage}` : String(stage);
+      const { name, dp_rank, stage } = layout.rows[row];
+      const short = name.startsWith("dp") ? `${dp_rank}.${stage}` : String(stage);
       context.fillText(isNarrow ? short : name, this.plot.left - 6, y + this.plot.top);
     }
   }
 
-  /** @param {Projection} to */
-  _drawEnds(to) {
-    const { own, other } = /** @type {Shown} */ (this._shown);
-    const style = /** @type {PaneStyle} */ (this._style);
-    const context = this._context;
+  /** @param {Drawing & Shown} drawing */
+  _drawEnds({ context, to, style, own, other }) {
     context.font = `${ROW_NAME_FONT}px ${style.family}`;
     context.textBaseline = "bottom";
     /** @type {[number, number] | null} */
     let taken = null;
-    for (const [mark, isOwn] of /** @type {[EndMark, boolean][]} */ ([
-      [own, true],
-      [other, false],
-    ])) {
-      const x = across(to, mark.time_s);
+    for (const mark of [own, other]) {
+      const isOwn = mark === own;
+      const x = to.x(mark.time_s);
       if (x < 0 || x > to.width + 1) continue;
-      context.strokeStyle = isOwn ? style.text : style.muted;
+      context.strokeStyle = isOwn ? style.text : style["text-muted"];
       context.fillStyle = context.strokeStyle;
       context.lineWidth = isOwn ? 1.5 : 1;
       context.setLineDash(isOwn ? [] : [4, 3]);

@@ -1,33 +1,24 @@
-// The job page's timeline: asks for a version's iteration and shows it beside the highest clocks.
+// Timeline of a job: one predicted iteration of a version beside the highest clocks.
 
 import { ApiError } from "./api_error.js";
 import { createClockScale } from "./clock_scale.js";
-import { make, setChildren, setText } from "./elements.js";
-import { count, counted } from "./format.js";
+import { make, panelHead, setChildren, setText } from "./elements.js";
+import { count, counted, megahertz } from "./format.js";
 import { layOut } from "./timeline_layout.js";
-import { showLegend } from "./timeline_legend.js";
 import { TimelineTable } from "./timeline_table.js";
 import { TimelineViewer } from "./timeline_viewer.js";
-import { comparisonWords, figuresWords } from "./timeline_words.js";
-
-/** @typedef {import("./job_state.js").JobPageState} JobPageState */
-/** @typedef {import("./wire_types.js").TimelineView} TimelineView */
+import { comparisonWords, figuresWords, kindWords } from "./timeline_words.js";
 
 /**
- * @param {HTMLElement} element
- * @param {import("./job_page.js").PanelContext} context
- * @returns {import("./job_page.js").Panel}
+ * @import { ClockScale } from "./clock_scale.js"
+ * @import { PanelContext } from "./job_page.js"
+ * @import { JobPageState } from "./job_state.js"
+ * @import { Iterations } from "./timeline_viewer.js"
+ * @import { JobOverview, TimelineView } from "./wire_types.js"
  */
-export function createTimelinePanel(element, context) {
-  const panel = new TimelinePanel(element, context);
-  return { update: (state) => panel.update(state), destroy: () => panel.destroy() };
-}
 
-class TimelinePanel {
-  /**
-   * @param {HTMLElement} element
-   * @param {import("./job_page.js").PanelContext} context
-   */
+export class TimelinePanel {
+  /** @param {HTMLElement} element @param {PanelContext} context */
   constructor(element, context) {
     this._context = context;
     /** @type {JobPageState | null} */
@@ -38,16 +29,33 @@ class TimelinePanel {
     this._question = new AbortController();
     this._viewer = new TimelineViewer(context.announce, () => this._tellTable());
     this._table = new TimelineTable();
-    /** @type {import("./timeline_viewer.js").Iterations | null} */
+    /** @type {Iterations | null} */
     this._iterations = null;
     /** @type {TimelineView | null} */
     this._view = null;
-    this._elements = makePanelElements(element, this._viewer, this._table, {
-      follow: () => this._choose(null),
-      again: () => this._askAgain(),
-    });
+    this._note = make("span.note");
+    this._follow = make("button.quiet", { hidden: true, onclick: () => this._choose(null) });
+    this._again = make("button", { hidden: true, onclick: () => this._askAgain() }, "Try again");
+    this._message = make("p.timeline-message", { role: "status" });
+    this._words = make("p.timeline-words");
+    this._warning = make("p.timeline-warning", { hidden: true });
+    this._legend = make("div.timeline-legend");
+    this._content = make(
+      "div.timeline-content",
+      { hidden: true },
+      make("div.timeline-above", this._words, this._viewer.tools),
+      this._warning,
+      this._legend,
+      this._viewer.element,
+      this._table.element,
+    );
+    this._follow.append("Follow the active version");
+    const head = panelHead("Timeline", this._note, this._follow);
+    setChildren(element, head, this._message, this._again, this._content);
     /** @param {Event} event */
-    this._onVersion = (event) => this._choose(event);
+    this._onVersion = (event) => {
+      if (event instanceof CustomEvent) this._choose(event.detail.version);
+    };
     document.addEventListener("flyball:show-version", this._onVersion);
   }
 
@@ -68,17 +76,16 @@ class TimelinePanel {
       this._tell(waitingText(state));
       return;
     }
-    // A new version is made when profile or stragglers change: the iteration is predicted anew.
+    // With a new version profile or stragglers may have changed, and with them the prediction.
     const question = `${version} ${state.overview.newest_version}`;
     if (question === this._asked) return;
     this._asked = question;
     void this._ask(version);
   }
 
-  /** @param {Event | null} event of a version to show; null: the active one. */
-  _choose(event) {
-    const version = event instanceof CustomEvent ? Number(event.detail?.version) : null;
-    this._chosen = Number.isInteger(version) ? version : null;
+  /** @param {number | null} version null: the active one */
+  _choose(version) {
+    this._chosen = version;
     if (this._state) this.update(this._state);
   }
 
@@ -92,18 +99,16 @@ class TimelinePanel {
     this._question.abort();
     this._question = new AbortController();
     const { signal } = this._question;
-    this._elements.again.hidden = true;
+    this._again.hidden = true;
     if (this._iterations === null) this._tell(`Loading version ${version}\u2026`);
-    const path = `api/v1/jobs/${encodeURIComponent(this._context.jobId)}/timeline?version=${version}`;
-    /** @type {TimelineView} */
-    let view;
+    const { api, path, guard } = this._context;
     try {
-      view = await this._context.api.get(path, { signal });
+      /** @type {TimelineView} */
+      const view = await api.get(`${path}/timeline?version=${version}`, { signal });
+      if (!signal.aborted) guard(() => this._show(view));
     } catch (error) {
       if (!signal.aborted) this._refuse(version, ApiError.from(error));
-      return;
     }
-    if (!signal.aborted) this._context.guard(() => this._show(view));
   }
 
   /** @param {TimelineView} view */
@@ -123,14 +128,15 @@ class TimelinePanel {
     };
     this._view = view;
     this._tell("");
-    this._elements.content.hidden = false;
-    setText(this._elements.words, comparisonWords(plan, baseline));
-    this._elements.warning.hidden = view.is_as_planned;
+    this._content.hidden = false;
+    setText(this._words, comparisonWords(plan, baseline));
+    this._warning.hidden = view.is_as_planned;
     setText(
-      this._elements.warning,
-      `The profile has changed since version ${view.version} was planned: this is what the version takes on the profile as it is now.`,
+      this._warning,
+      `The profile has changed since version ${view.version} was planned: ` +
+        "this is what the version takes on the profile as it is now.",
     );
-    showLegend(this._elements.legend, this._iterations);
+    setChildren(this._legend, ...legend(this._iterations));
     this._viewer.show(this._iterations);
     this._tellVersion();
   }
@@ -139,113 +145,67 @@ class TimelinePanel {
   _refuse(version, error) {
     const asked = this._asked;
     this._clear();
-    // Once the planner is there again, it is asked again.
+    // Request it again once the planner responds.
     if (error.status !== 0) this._asked = asked;
     this._tell(`Version ${version} cannot be shown: ${error.detail}`);
-    this._elements.again.hidden = error.status === 409 || error.status === 404;
+    this._again.hidden = error.status === 409 || error.status === 404;
   }
 
-  /** Nothing is shown. */
+  /** Show nothing. */
   _clear() {
     this._question.abort();
     this._asked = "";
     this._iterations = null;
-    this._elements.content.hidden = true;
-    setText(this._elements.note, "");
+    this._content.hidden = true;
+    setText(this._note, "");
   }
 
   _tellVersion() {
     const overview = this._state?.overview;
     const active = overview?.active_version ?? null;
-    this._elements.follow.hidden = this._chosen === null || this._chosen === active;
+    this._follow.hidden = this._chosen === null || this._chosen === active;
     if (!this._view || !this._iterations || !overview) return;
-    setText(this._elements.note, versionWords(this._view, overview));
+    setText(this._note, versionWords(this._view, overview));
   }
 
   _tellTable() {
-    if (this._iterations)
-      this._table.update(
-        this._iterations.plan,
-        this._iterations.baseline,
-        this._viewer.visibleRows(),
-      );
+    if (this._iterations === null) return;
+    const { plan, baseline } = this._iterations;
+    this._table.update(plan, baseline, this._viewer.visibleRows());
   }
 
   /** @param {string} text */
   _tell(text) {
-    this._elements.message.hidden = text === "";
-    setText(this._elements.message, text);
+    this._message.hidden = text === "";
+    setText(this._message, text);
   }
 }
 
 /**
- * @param {HTMLElement} element
- * @param {TimelineViewer} viewer
- * @param {TimelineTable} table
- * @param {{follow: () => void, again: () => void}} actions
- */
-function makePanelElements(element, viewer, table, actions) {
-  const note = make("span", { class: "note" });
-  const follow = make(
-    "button",
-    { type: "button", class: "quiet", hidden: true, onclick: actions.follow },
-    "Follow the active version",
-  );
-  const again = make(
-    "button",
-    { type: "button", hidden: true, onclick: actions.again },
-    "Try again",
-  );
-  const message = make("p", { class: "timeline-message", role: "status" });
-  const words = make("p", { class: "timeline-words" });
-  const warning = make("p", { class: "timeline-warning", hidden: true });
-  const legend = make("div", { class: "timeline-legend" });
-  const above = make("div", { class: "timeline-above" }, words, viewer.tools);
-  const content = make(
-    "div",
-    { class: "timeline-content", hidden: true },
-    above,
-    warning,
-    legend,
-    viewer.element,
-    table.element,
-  );
-  const head = make("div", { class: "panel-head" }, make("h2", {}, "Timeline"), note, follow);
-  setChildren(element, head, message, again, content);
-  return { note, follow, again, message, words, warning, legend, content };
-}
-
-/**
- * The active version; as long as there is none, the newest that is no probe.
- *
+ * Return the active version; while there is none, the newest that is no probe.
  * @param {JobPageState} state
- * @returns {number | null}
  */
 function versionToShow({ overview, history }) {
   const isProbe = (/** @type {number} */ version) =>
     history.some((plan) => plan.version === version && plan.kind === "probe");
   const { active_version, newest_version } = overview;
-  // Which versions are probes the history tells, which comes right after the overview.
+  // The history, which names the probes, comes right after the overview.
   if (history.length === 0) return null;
   if (active_version !== null && !isProbe(active_version)) return active_version;
   const known = history.filter(({ kind }) => kind !== "probe").at(-1)?.version;
   return known ?? (newest_version !== null && !isProbe(newest_version) ? newest_version : null);
 }
 
-/**
- * @param {TimelineView} view
- * @param {import("./wire_types.js").JobOverview} overview
- */
+/** @param {TimelineView} view @param {JobOverview} overview */
 function versionWords({ version, schedule, num_microbatches, emulated, plan }, overview) {
-  const isNewest = version === overview.newest_version;
-  const role =
-    version === overview.active_version ? "active" : isNewest ? "newest" : "not in force";
+  const { active_version, newest_version } = overview;
+  const other = version === newest_version ? "newest" : "not in force";
+  const role = version === active_version ? "active" : other;
   const isData = plan.rows.some((row) => row.dp_rank > 0);
   const stages = isData
     ? `${count(plan.rows.length)} stages of several pipelines`
     : counted(plan.rows.length, "stage");
-  const microbatches =
-    num_microbatches === 1 ? "1 microbatch" : `${count(num_microbatches)} microbatches`;
+  const microbatches = `${count(num_microbatches)} microbatch${num_microbatches === 1 ? "" : "es"}`;
   const gpus = emulated ? ", emulated GPUs" : "";
   return `version ${version} (${role}), ${schedule}, ${stages}, ${microbatches}; predicted${gpus}`;
 }
@@ -256,4 +216,39 @@ function waitingText({ overview, history }) {
   if (overview.state === "profiling")
     return "The job is being profiled: the timeline comes with its first plan.";
   return "There is no plan yet: the timeline comes with the first one.";
+}
+
+const NUM_STOPS = 24;
+
+/**
+ * Create the legend: colours of clocks, heights and hatching of kinds, lines.
+ * @param {Iterations} iterations
+ */
+function legend({ plan, scale }) {
+  const isData = plan.rows.some((row) => row.dp_rank > 0);
+  const kinds = kindWords(plan).map(({ kind, words }) => entry(kind, words));
+  const chunks = plan.numChunks > 1 && make("li", "F3.1 is of chunk 1; later chunks stand higher");
+  const path = isData ? "each pipeline's longest path" : "critical path";
+  const lines = [entry("critical", path), entry("waiting", "waiting")];
+  return [clockBar(scale), make("ul.timeline-keys", ...kinds, chunks, ...lines)];
+}
+
+/** @param {string} key @param {string} words */
+function entry(key, words) {
+  const sample = make(`span.timeline-key.timeline-key-${key}`, { "aria-hidden": "true" });
+  return make("li", sample, words);
+}
+
+/** @param {ClockScale} scale */
+function clockBar(scale) {
+  const { slowest_mhz, fastest_mhz } = scale;
+  const bar = make("span.timeline-clock-bar", { "aria-hidden": "true" });
+  bar.style.backgroundImage = `linear-gradient(to right, ${scale.samples(NUM_STOPS).join(", ")})`;
+  return make(
+    "p.timeline-clocks",
+    "Planned SM clock ",
+    make("span", megahertz(slowest_mhz)),
+    bar,
+    make("span", megahertz(fastest_mhz)),
+  );
 }

@@ -1,34 +1,30 @@
-// The rows of the timeline as pixels: a box's height tells its kind, and nothing is after the end.
+// Timeline rows as pixels: the height of a box encodes the kind of its instruction.
 
-import { addBoxes, colorLine, emptyAggregate } from "./timeline_columns.js";
-import { ROW_FILL } from "./timeline_layout.js";
+import { lastStartedBy, ROW_FILL } from "./timeline_layout.js";
 
-/** @typedef {import("./timeline_layout.js").Layout} Layout */
-/** @typedef {import("./timeline_layout.js").RowLayout} RowLayout */
-/** @typedef {import("./timeline_columns.js").Columns} Columns */
-/** @typedef {import("./timeline_columns.js").Palette} Palette */
-/** @typedef {import("./timeline_columns.js").Aggregate} Aggregate */
+/**
+ * @import { ClockScale, Rgb } from "./clock_scale.js"
+ * @import { Layout, RowLayout } from "./timeline_layout.js"
+ */
 
-/** Rows of fewer lines tell no kinds; of fewer than the others, they have no margins. */
+/** Heights in lines below which rows show no kinds, have no gaps, have no margins. */
 const FEW_LINES = { kinds: 4, apart: 5, margins: 8 };
 
 /**
- * Heights of a row between which lines cross the same slots.
- *
+ * Range of heights in a row whose lines cross the same slots; it begins where the last one ends.
  * @typedef {object} Band
- * @property {number} until 0 is the row's upper edge, 1 the lower one; it begins where the last ends.
- * @property {Uint8Array | null} isShown per slot; null: between rows, nothing is drawn.
+ * @property {number} until from 0 (top of the row) to 1
+ * @property {Uint8Array | null} isShown by slot; null: nothing, between rows
  */
 
 /**
  * Draw rows into the pixels of a picture.
- *
  * @param {Layout} layout
  * @param {Columns} columns
- * @param {{firstRow: number, rowHeight: number}} rows the row at the upper edge, and how many lines
- *   a row has; both may be fractions.
+ * @param {{firstRow: number, rowHeight: number}} rows first row and height of a row in lines, both
+ *   perhaps fractions
  * @param {Palette} palette
- * @param {Uint32Array} pixels line after line, `columns.count` each.
+ * @param {Uint32Array} pixels by line, `columns.count` each
  */
 export function rasterize(layout, columns, rows, palette, pixels) {
   pixels.fill(0);
@@ -45,7 +41,7 @@ export function rasterize(layout, columns, rows, palette, pixels) {
   }
 }
 
-/** Paints the lines of one row after the other; those that cross the same slots are alike. */
+/** Painter of one row after the other; lines that cross the same slots are copied. */
 class RowPainter {
   /**
    * @param {Columns} columns
@@ -60,7 +56,7 @@ class RowPainter {
     this._aggregate = emptyAggregate(count);
     /** @type {RowLayout | null} */
     this._row = null;
-    /** What the aggregate holds of the row. @type {Uint8Array | null} */
+    /** Slots in the aggregate. @type {Uint8Array | null} */
     this._held = null;
     /** @type {Map<Uint8Array, Uint32Array>} */
     this._painted = new Map();
@@ -88,7 +84,7 @@ class RowPainter {
   /** @param {Uint8Array} isShown */
   _hold(isShown) {
     const held = this._held;
-    // Where lower lines only have more boxes, these are added to those that are there.
+    // Lower lines often have only more boxes: these are added.
     const isMore = held !== null && held.every((each, slot) => !each || isShown[slot] === 1);
     if (!isMore) {
       this._aggregate.busy.fill(0);
@@ -101,12 +97,11 @@ class RowPainter {
 }
 
 /**
- * The lines of a row that are in the picture, and which slots they cross.
- *
+ * Return the lines of a row in the picture, with the slots that they cross.
  * @param {Band[]} bands
- * @param {number} top of the row, in lines.
- * @param {number} height likewise.
- * @param {number} numLines of the picture.
+ * @param {number} top of the row in lines
+ * @param {number} height of the row in lines
+ * @param {number} numLines of the picture
  * @returns {[number, Uint8Array][]}
  */
 function linesOf(bands, top, height, numLines) {
@@ -128,7 +123,7 @@ function linesOf(bands, top, height, numLines) {
 /**
  * @param {Layout} layout
  * @param {number} rowHeight lines
- * @returns {Band[]} from the upper edge down.
+ * @returns {Band[]} from the top
  */
 function bandsOf({ slots }, rowHeight) {
   if (rowHeight < FEW_LINES.kinds)
@@ -146,4 +141,133 @@ function bandsOf({ slots }, rowHeight) {
   });
   if (rowHeight < FEW_LINES.margins) return bands;
   return [{ until: margin, isShown: null }, ...bands, { until: 1, isShown: null }];
+}
+
+/** Width in columns from which boxes end one column early, to keep neighbours apart. */
+const WIDE_COLUMNS = 5;
+/** Share above which waiting in a column is invisible. */
+const ALL_BUSY = 0.997;
+
+/**
+ * Time range of the columns of a picture.
+ * @typedef {object} Columns
+ * @property {number} start_s
+ * @property {number} span_s
+ * @property {number} count
+ */
+
+/**
+ * Content of the columns of a row.
+ * @typedef {object} Aggregate
+ * @property {Float32Array} busy share, 0 to 1
+ * @property {Float32Array} clock sum of MHz times share
+ */
+
+/** @param {number} count @returns {Aggregate} */
+export function emptyAggregate(count) {
+  return { busy: new Float32Array(count), clock: new Float32Array(count) };
+}
+
+/**
+ * Add the boxes of a row that are in view.
+ * @param {RowLayout} row
+ * @param {Uint8Array} isAdded by slot
+ * @param {Columns} columns
+ * @param {Aggregate} into
+ */
+export function addBoxes(row, isAdded, columns, into) {
+  const perSecond = columns.count / columns.span_s;
+  const until_s = columns.start_s + columns.span_s;
+  const { start_s, end_s, slot, clock_mhz } = row;
+  for (let at = Math.max(0, lastStartedBy(row, columns.start_s)); at < row.count; at += 1) {
+    if (start_s[at] >= until_s) break;
+    if (!isAdded[slot[at]]) continue;
+    const left = (start_s[at] - columns.start_s) * perSecond;
+    let right = (end_s[at] - columns.start_s) * perSecond;
+    if (right - left >= WIDE_COLUMNS) right -= 1;
+    cover(into, Math.max(0, left), Math.min(columns.count, right), clock_mhz[at]);
+  }
+}
+
+/**
+ * @param {Aggregate} into
+ * @param {number} left
+ * @param {number} right
+ * @param {number} mhz
+ */
+function cover({ busy, clock }, left, right, mhz) {
+  if (right <= left) return;
+  const first = Math.floor(left);
+  const last = Math.ceil(right) - 1;
+  if (first === last) {
+    busy[first] += right - left;
+    clock[first] += (right - left) * mhz;
+    return;
+  }
+  busy[first] += first + 1 - left;
+  clock[first] += (first + 1 - left) * mhz;
+  for (let column = first + 1; column < last; column += 1) {
+    busy[column] += 1;
+    clock[column] += mhz;
+  }
+  busy[last] += right - last;
+  clock[last] += (right - last) * mhz;
+}
+
+/**
+ * Colours of columns.
+ * @typedef {object} Palette
+ * @property {Rgb[]} colors of busy columns, by MHz above `slowest_mhz`
+ * @property {Uint32Array} full the same as pixels
+ * @property {number} slowest_mhz
+ * @property {Rgb} waiting
+ */
+
+/**
+ * @param {ClockScale} scale
+ * @param {Rgb} waiting colour of waiting
+ * @returns {Palette}
+ */
+export function createPalette(scale, waiting) {
+  const count = Math.round(scale.fastest_mhz - scale.slowest_mhz) + 1;
+  const colors = Array.from({ length: count }, (_, above) => scale.rgb(scale.slowest_mhz + above));
+  return {
+    colors,
+    full: Uint32Array.from(colors, packed),
+    slowest_mhz: scale.slowest_mhz,
+    waiting,
+  };
+}
+
+/**
+ * Set the pixels of one line of a row.
+ * @param {Aggregate} from
+ * @param {Palette} palette
+ * @param {Uint32Array} into
+ */
+export function colorLine(from, palette, into) {
+  const { colors, full, slowest_mhz } = palette;
+  const [red, green, blue] = palette.waiting;
+  const waiting = packed(palette.waiting);
+  const last = colors.length - 1;
+  for (let column = 0; column < into.length; column += 1) {
+    const busy = from.busy[column];
+    if (busy <= 0) {
+      into[column] = waiting;
+      continue;
+    }
+    const above = (from.clock[column] / busy - slowest_mhz + 0.5) | 0;
+    const at = above < 0 ? 0 : above > last ? last : above;
+    if (busy > ALL_BUSY) into[column] = full[at];
+    else {
+      const [r, g, b] = colors[at];
+      const mixed = [red + busy * (r - red), green + busy * (g - green), blue + busy * (b - blue)];
+      into[column] = packed(mixed);
+    }
+  }
+}
+
+/** Return a colour as a pixel of ImageData: RGBA, little-endian. @param {number[]} rgb */
+function packed([red, green, blue]) {
+  return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
 }

@@ -1,20 +1,21 @@
-// Which box of the timeline is being read, by the pointer or by keys.
+// The box of the timeline that is read, by pointer or keys.
 
+import { hasModifier } from "./elements.js";
 import { lastStartedBy, nearestPosition, positionAt } from "./timeline_layout.js";
 import { showing } from "./timeline_view.js";
 import { instructionWords, waitWords } from "./timeline_words.js";
 
-/** @typedef {import("./timeline_layout.js").Layout} Layout */
-/** @typedef {import("./timeline_view.js").View} View */
-/** @typedef {import("./timeline_view.js").Bounds} Bounds */
+/**
+ * @import { Layout } from "./timeline_layout.js"
+ * @import { View } from "./timeline_view.js"
+ */
 
 /**
- * A place in the iteration.
- *
+ * Place in the iteration.
  * @typedef {object} Spot
  * @property {number} pane
  * @property {number} row
- * @property {number} position of the instruction in its row; -1: it waits there.
+ * @property {number} position of the instruction in its row; -1: a wait
  * @property {number} time_s
  */
 
@@ -24,11 +25,11 @@ export class TimelineReader {
     this._layouts = [];
     /** @type {Spot | null} */
     this.spot = null;
-    /** Whether keys go from box to box. */
+    /** True while keys go from box to box. */
     this.isReading = false;
   }
 
-  /** @param {Layout[]} layouts of the panes: the plan's, the baseline's. */
+  /** @param {Layout[]} layouts of the plan and the baseline */
   show(layouts) {
     this._layouts = layouts;
     this.stop();
@@ -41,20 +42,15 @@ export class TimelineReader {
 
   /** @param {{pane: number, row: number, time_s: number} | null} place */
   pointAt(place) {
-    if (!place) {
-      this.spot = null;
-      return;
-    }
+    this.spot = null;
+    if (!place) return;
     const layout = this._layouts[place.pane];
     const row = layout?.rows[place.row];
-    if (!row || place.time_s < 0 || place.time_s > layout.iterationTime_s) {
-      this.spot = null;
-      return;
-    }
+    if (!row || place.time_s < 0 || place.time_s > layout.iterationTime_s) return;
     this.spot = { ...place, position: positionAt(row, place.time_s) };
   }
 
-  /** The lines that tell what is read. @returns {string[]} */
+  /** Return what is read in lines. @returns {string[]} */
   words() {
     if (!this.spot) return [];
     const { pane, row, position, time_s } = this.spot;
@@ -65,42 +61,29 @@ export class TimelineReader {
     const { start_s, end_s, count } = layout.rows[row];
     const before = lastStartedBy(layout.rows[row], time_s);
     const from_s = before >= 0 ? end_s[before] : 0;
-    return waitWords(
-      layout,
-      row,
-      from_s,
-      before + 1 < count ? start_s[before + 1] : layout.iterationTime_s,
-    );
+    const until_s = before + 1 < count ? start_s[before + 1] : layout.iterationTime_s;
+    return waitWords(layout, row, from_s, until_s);
   }
 
-  /** The instruction that is read, in time and rows; null while none is. */
-  box() {
-    if (!this.spot || this.spot.position < 0) return null;
+  /**
+   * Return the view moved to the instruction that is read.
+   * @param {View} view
+   */
+  viewFor(view) {
+    if (!this.spot || this.spot.position < 0) return view;
     const { pane, row, position } = this.spot;
     const { start_s, end_s } = this._layouts[pane].rows[row];
-    return { start_s: start_s[position], end_s: end_s[position], row };
+    return showing(view, { start_s: start_s[position], end_s: end_s[position], row });
   }
 
   /**
-   * The view moved so that what is read is seen.
-   *
-   * @param {View} view
-   * @param {Bounds} bounds
-   */
-  viewFor(view, bounds) {
-    const box = this.box();
-    return box ? showing(view, bounds, box) : view;
-  }
-
-  /**
-   * Enter begins, Escape ends, arrows go on; false: the key is none of the reader's.
-   *
+   * Handle a key: Enter begins, Escape ends, arrows go on; false: it has no meaning here.
    * @param {KeyboardEvent} event
    * @param {View} view
    * @param {[number, number]} visibleRows
    */
   onKey(event, view, visibleRows) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return false;
+    if (hasModifier(event)) return false;
     if (event.key === "Escape" && this.spot) {
       this.stop();
       this.spot = null;
@@ -136,7 +119,10 @@ export class TimelineReader {
     return true;
   }
 
-  /** To the box that runs at the same time there; over the edge into the other pane. @param {number} row */
+  /**
+   * Go to the box at the same time in another row, or beyond the edge in the other pane.
+   * @param {number} row
+   */
   _goToRow(row) {
     const spot = /** @type {Spot} */ (this.spot);
     let { pane } = spot;

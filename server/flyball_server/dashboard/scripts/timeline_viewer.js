@@ -1,27 +1,34 @@
-// The timeline's two panes with one view: zoom, pan, and what is read of it.
+// The timeline: two panes, minimap, tooltip and their view, moved by pointer and keys.
 
-import { make, setText } from "./elements.js";
+import { make, placeTip, setChildren, setText, watchLooks } from "./elements.js";
 import { seconds } from "./format.js";
-import { channelsOf, themeColors } from "./theme_colors.js";
-import { TimelineTip, makeTimelineElements } from "./timeline_elements.js";
-import { bindGestures, moveByKey } from "./timeline_gestures.js";
 import { TimelineMinimap } from "./timeline_minimap.js";
-import { TimelinePane } from "./timeline_pane.js";
+import { paneStyle, TimelinePane } from "./timeline_pane.js";
 import { TimelineReader } from "./timeline_reader.js";
-import { fitted, isSameView, rowHeight_px, rowsShown, within, zoomed } from "./timeline_view.js";
-
-/** @typedef {import("./timeline_layout.js").Layout} Layout */
-/** @typedef {import("./timeline_view.js").View} View */
-/** @typedef {import("./timeline_view.js").Bounds} Bounds */
-/** @typedef {import("./timeline_gestures.js").Place} Place */
+import {
+  bindGestures,
+  fitted,
+  isSameView,
+  moveByKey,
+  rowsShown,
+  within,
+  zoomed,
+} from "./timeline_view.js";
 
 /**
- * What is shown: the plan in the upper pane, the baseline in the lower one.
- *
+ * @import { ClockScale } from "./clock_scale.js"
+ * @import { Layout } from "./timeline_layout.js"
+ * @import { Box } from "./timeline_marks.js"
+ * @import { Spot } from "./timeline_reader.js"
+ * @import { Bounds, Place, Surface, View } from "./timeline_view.js"
+ */
+
+/**
+ * Iterations that are shown: the plan in the upper pane, the baseline in the lower one.
  * @typedef {object} Iterations
  * @property {Layout} plan
  * @property {Layout} baseline
- * @property {import("./clock_scale.js").ClockScale} scale
+ * @property {ClockScale} scale
  * @property {string} planTitle
  * @property {string} baselineTitle
  */
@@ -30,47 +37,68 @@ import { fitted, isSameView, rowHeight_px, rowsShown, within, zoomed } from "./t
 const READABLE_ROW_PX = 36;
 const PANE_PX = { least: 56, most: 384 };
 const BUTTON_ZOOM = 1.6;
-// Right of the longer iteration's end some room is left for its mark.
+// Room right of the longer iteration's end, for its mark.
 const END_ROOM = 1.01;
+
+const HELP_ID = "timeline-help";
+const HELP =
+  "Wheel, pinch, + and \u2212 zoom; dragging and arrow keys pan; 0 shows all. Enter reads boxes:" +
+  " then arrow keys go from box to box, and Escape ends it.";
 
 export class TimelineViewer {
   /**
    * @param {(text: string) => void} announce
-   * @param {() => void} onView after the view has changed.
+   * @param {() => void} onView gets called after a change of the view
    */
   constructor(announce, onView) {
     this._announce = announce;
     this._onView = onView;
     /** @type {Iterations | null} */
     this._iterations = null;
-    /** @type {Bounds} */
-    this.bounds = { end_s: 1, shortestSpan_s: 1, numRows: 1, paneHeight_px: 1, readableRow_px: 1 };
-    this.view = fitted(this.bounds);
+    const bounds = { end_s: 1, shortestSpan_s: 1, numRows: 1, paneHeight_px: 1, readableRow_px: 1 };
+    this.view = fitted(bounds);
     this._frame = 0;
-    this._elements = makeTimelineElements({
-      zoomOut: () => this.change(zoomed(this.view, this.bounds, 1 / BUTTON_ZOOM)),
-      zoomIn: () => this.change(zoomed(this.view, this.bounds, BUTTON_ZOOM)),
-      showAll: () => this.change(fitted(this.bounds)),
-    });
-    const { surface, canvases, tools, help } = this._elements;
-    this._panes = canvases.map((canvas) => new TimelinePane(canvas));
-    this._tip = new TimelineTip(surface);
+    this.tools = make(
+      "div.timeline-tools",
+      { role: "group", "aria-label": "Zoom" },
+      this._button("\u2212", (view) => zoomed(view, 1 / BUTTON_ZOOM), "Zoom out"),
+      this._button("+", (view) => zoomed(view, BUTTON_ZOOM), "Zoom in"),
+      this._button("Show all", (view) => fitted(view.bounds)),
+    );
+    this._titles = [0, 1].map(() => make("h3.timeline-title"));
+    this._panes = this._titles.map(() => new TimelinePane(make("canvas")));
+    const role = { role: "application", "aria-roledescription": "timeline" };
+    this._surface = make(
+      "div.timeline-surface",
+      { tabindex: 0, ...role, "aria-describedby": HELP_ID },
+      ...this._panes.flatMap(({ canvas }, pane) => [this._titles[pane], canvas]),
+    );
+    this._tip = new TimelineTip(this._surface);
     this._reader = new TimelineReader();
     this._minimap = new TimelineMinimap(
       (view) => this.change(view),
       () => this.view,
     );
-    this.tools = tools;
-    this.element = make("div", { class: "timeline-viewer" }, surface, this._minimap.element, help);
-    this._letGo = this._listen(surface);
+    const help = make("p.timeline-help", { id: HELP_ID }, HELP);
+    this.element = make("div.timeline-viewer", this._surface, this._minimap.element, help);
+    this._letGo = this._listen(this._surface);
+  }
+
+  /**
+   * @param {string} text
+   * @param {(view: View) => View} move
+   * @param {string} [label]
+   */
+  _button(text, move, label) {
+    const onclick = () => this.change(move(this.view));
+    return make("button", { onclick, "aria-label": label }, text);
   }
 
   /** @param {HTMLElement} surface */
   _listen(surface) {
-    /** @type {import("./timeline_gestures.js").Surface} */
+    /** @type {Surface} */
     const gestures = {
       view: () => this.view,
-      bounds: () => this.bounds,
       change: (view) => this.change(view),
       placeAt: (x, y) => this._placeAt(x, y),
       point: (place) => this._point(place),
@@ -81,39 +109,36 @@ export class TimelineViewer {
       if (this._readByKey(event) || moveByKey(event, gestures)) event.preventDefault();
     });
     surface.addEventListener("blur", () => this._read(null));
-    const observer = new ResizeObserver(() => this._resize());
-    observer.observe(this.element);
-    const onTheme = () => this._restyle();
-    document.addEventListener("themechange", onTheme);
+    const unwatch = watchLooks(this.element, {
+      onResize: () => this._resize(),
+      onTheme: () => this._restyle(),
+    });
     return () => {
       letGo();
-      observer.disconnect();
-      document.removeEventListener("themechange", onTheme);
+      unwatch();
       cancelAnimationFrame(this._frame);
     };
   }
 
   destroy() {
     this._letGo();
-    this._minimap.destroy();
   }
 
   /** @param {Iterations} iterations */
   show(iterations) {
-    const before = this.bounds;
+    const { bounds: before } = this.view;
+    const { planTitle, baselineTitle } = iterations;
     this._iterations = iterations;
-    this.bounds = boundsOf(iterations);
-    // Another version of the same job is looked at where the last one was.
+    const bounds = boundsOf(iterations);
+    // The view stays where it was for another version of the same job.
     const isAlike =
-      before.numRows === this.bounds.numRows &&
-      Math.abs(before.end_s / this.bounds.end_s - 1) < 0.5;
-    this.view = isAlike ? within(this.view, this.bounds) : fitted(this.bounds);
+      before.numRows === bounds.numRows && Math.abs(before.end_s / bounds.end_s - 1) < 0.5;
+    this.view = isAlike ? within({ ...this.view, bounds }) : fitted(bounds);
     this._reader.show([iterations.plan, iterations.baseline]);
     this._tip.hide();
-    const { titles, surface } = this._elements;
-    setText(titles[0], iterations.planTitle);
-    setText(titles[1], iterations.baselineTitle);
-    surface.setAttribute("aria-label", `${iterations.planTitle}. ${iterations.baselineTitle}`);
+    setText(this._titles[0], planTitle);
+    setText(this._titles[1], baselineTitle);
+    this._surface.setAttribute("aria-label", `${planTitle}. ${baselineTitle}`);
     this._restyle();
     this._resize();
   }
@@ -126,18 +151,17 @@ export class TimelineViewer {
     this._onView();
   }
 
-  /** Rows that are seen: the first, and the one after the last. @returns {[number, number]} */
+  /** Return the first visible row, and the one after the last. @returns {[number, number]} */
   visibleRows() {
-    const first = Math.floor(this.view.firstRow + 1e-6);
-    const last = Math.ceil(this.view.firstRow + rowsShown(this.view, this.bounds) - 1e-6);
-    return [first, Math.min(this.bounds.numRows, last)];
+    const { firstRow, bounds } = this.view;
+    const last = Math.ceil(firstRow + rowsShown(this.view) - 1e-6);
+    return [Math.floor(firstRow + 1e-6), Math.min(bounds.numRows, last)];
   }
 
   _resize() {
     const width = this.element.clientWidth;
     if (!this._iterations || !width) return;
-    const ratio = window.devicePixelRatio || 1;
-    for (const pane of this._panes) pane.resize(width, this.bounds.paneHeight_px, ratio);
+    for (const pane of this._panes) pane.resize(width, this.view.bounds.paneHeight_px);
     this._minimap.resize(this._panes[0].plot.left, this._panes[0].plot.width);
     this._draw();
     this._onView();
@@ -146,17 +170,12 @@ export class TimelineViewer {
   _restyle() {
     if (!this._iterations) return;
     const { plan, baseline, scale } = this._iterations;
-    const style = paneStyle(this.element);
-    const ends = [
-      { time_s: plan.iterationTime_s, words: `plan ends, ${seconds(plan.iterationTime_s)}` },
-      {
-        time_s: baseline.iterationTime_s,
-        words: `baseline ends, ${seconds(baseline.iterationTime_s)}`,
-      },
-    ];
-    this._panes[0].show({ layout: plan, scale, own: ends[0], other: ends[1] }, style);
-    this._panes[1].show({ layout: baseline, scale, own: ends[1], other: ends[0] }, style);
-    this._minimap.show(plan, scale, style.waiting, this.bounds);
+    const style = paneStyle();
+    const planEnd = endMark("plan", plan);
+    const baselineEnd = endMark("baseline", baseline);
+    this._panes[0].show({ layout: plan, scale, own: planEnd, other: baselineEnd }, style);
+    this._panes[1].show({ layout: baseline, scale, own: baselineEnd, other: planEnd }, style);
+    this._minimap.show(plan, scale, style.waiting, this.view.bounds.end_s);
     this._schedule();
   }
 
@@ -167,8 +186,8 @@ export class TimelineViewer {
   _draw() {
     cancelAnimationFrame(this._frame);
     this._frame = 0;
-    for (const pane of this._panes) pane.draw(this.view, this.bounds);
-    this._minimap.draw(this.view, this.bounds);
+    for (const pane of this._panes) pane.draw(this.view);
+    this._minimap.draw(this.view);
     this._placeTip();
   }
 
@@ -207,7 +226,7 @@ export class TimelineViewer {
   /** @param {Place} place */
   _spotAt({ across, down, pane }) {
     if (across < 0 || across > 1 || down < 0 || down > 1) return null;
-    const row = Math.floor(this.view.firstRow + down * rowsShown(this.view, this.bounds));
+    const row = Math.floor(this.view.firstRow + down * rowsShown(this.view));
     return { pane, row, time_s: this.view.start_s + across * this.view.span_s };
   }
 
@@ -216,52 +235,44 @@ export class TimelineViewer {
     const before = this._reader.spot;
     if (!this._iterations || !this._reader.onKey(event, this.view, this.visibleRows()))
       return false;
-    this.change(this._reader.viewFor(this.view, this.bounds));
+    this.change(this._reader.viewFor(this.view));
     this._placeTip();
     if (this._reader.isReading && this._reader.spot !== before) {
       this._announce(this._reader.words().join(". "));
-      this._showPane(this._reader.spot?.pane ?? 0);
+      this._panes[this._reader.spot?.pane ?? 0].canvas.scrollIntoView({ block: "nearest" });
     }
     return true;
   }
 
-  /** @param {number} pane */
-  _showPane(pane) {
-    this._panes[pane].canvas.scrollIntoView({ block: "nearest" });
-  }
-
   _placeTip() {
     const { spot } = this._reader;
-    const pane = spot && this._panes[spot.pane];
-    const place =
-      pane && this._placeOf(/** @type {import("./timeline_reader.js").Spot} */ (spot), pane);
-    if (!spot || !place) {
-      this._tip.hide();
-      return;
-    }
-    const top = place.top + pane.canvas.offsetTop;
-    this._tip.show(this._reader.words(), { ...place, top }, spot.position >= 0);
+    const place = spot && this._placeOf(spot, this._panes[spot.pane]);
+    if (place) this._tip.show(this._reader.words(), place, spot.position >= 0);
+    else this._tip.hide();
   }
 
   /**
-   * Of an instruction its box, of a wait the row at that time; null: it is not in view.
-   *
-   * @param {import("./timeline_reader.js").Spot} spot
+   * Return the place of a spot in the surface: of a wait, its row at that time; null: not in view.
+   * @param {Spot} spot
    * @param {TimelinePane} pane
    */
-  _placeOf(spot, pane) {
-    if (spot.position >= 0) return pane.placeOf(spot.row, spot.position, this.view, this.bounds);
-    const height = rowHeight_px(this.view, this.bounds);
-    const left = ((spot.time_s - this.view.start_s) / this.view.span_s) * pane.plot.width;
-    const top = (spot.row - this.view.firstRow) * height;
-    return { left: left + pane.plot.left, top: Math.max(0, top) + pane.plot.top, width: 0, height };
+  _placeOf({ row, position, time_s }, pane) {
+    const to = pane.projection(this.view);
+    const { left, top } = pane.plot;
+    const place =
+      position >= 0
+        ? pane.placeOf(row, position, this.view)
+        : {
+            left: left + to.x(time_s),
+            top: top + Math.max(0, to.y(row)),
+            width: 0,
+            height: to.rowHeight,
+          };
+    return place && { ...place, top: place.top + pane.canvas.offsetTop };
   }
 }
 
-/**
- * @param {Iterations} iterations
- * @returns {Bounds}
- */
+/** @param {Iterations} iterations @returns {Bounds} */
 function boundsOf({ plan, baseline }) {
   const numRows = Math.max(1, plan.rows.length);
   const end_s = END_ROOM * Math.max(plan.iterationTime_s, baseline.iterationTime_s, 1e-9);
@@ -274,19 +285,41 @@ function boundsOf({ plan, baseline }) {
   };
 }
 
-/**
- * @param {HTMLElement} element
- * @returns {import("./timeline_pane.js").PaneStyle}
- */
-function paneStyle(element) {
-  const colors = themeColors("surface", "surface-2", "text", "text-muted", "border", "critical");
-  return {
-    waiting: channelsOf(colors["surface-2"]),
-    text: colors.text,
-    muted: colors["text-muted"],
-    line: colors.border,
-    critical: colors.critical,
-    halo: colors.surface,
-    family: getComputedStyle(element).fontFamily || "sans-serif",
-  };
+/** @param {string} name @param {Layout} layout */
+function endMark(name, { iterationTime_s: time_s }) {
+  return { time_s, words: `${name} ends, ${seconds(time_s)}` };
+}
+
+/** Frame around a box, and its figures beside it. */
+class TimelineTip {
+  /** @param {HTMLElement} surface */
+  constructor(surface) {
+    this._frame = make("div.timeline-frame", { hidden: true });
+    // Hidden from assistive technology: the same words are announced.
+    this._words = make("div.timeline-tip", { hidden: true, "aria-hidden": "true" });
+    surface.append(this._frame, this._words);
+  }
+
+  hide() {
+    this._frame.hidden = true;
+    this._words.hidden = true;
+  }
+
+  /**
+   * @param {string[]} lines
+   * @param {Box} place
+   * @param {boolean} isFramed
+   */
+  show(lines, place, isFramed) {
+    this._frame.hidden = !isFramed;
+    this._words.hidden = false;
+    if (isFramed) {
+      for (const [side, px] of Object.entries(place))
+        this._frame.style.setProperty(side, `${px}px`);
+    }
+    if (this._words.textContent !== lines.join("")) {
+      setChildren(this._words, ...lines.map((line) => make("div", line)));
+    }
+    placeTip(this._words, place, 6);
+  }
 }

@@ -1,75 +1,69 @@
-// What the timeline shows, in words: a box, a wait, a stage's figures, plan beside baseline.
+// The timeline as text: a box, a wait, the figures of a stage, plan beside baseline.
 
-import { fixed, joules, megahertz, percent, percentAbove, seconds } from "./format.js";
+import { fixed, joules, megahertz, percent, percentAbove, seconds, sum } from "./format.js";
 import { lookOf } from "./timeline_layout.js";
 
-/** @typedef {import("./timeline_layout.js").Layout} Layout */
+/** @import { Layout } from "./timeline_layout.js" */
 
-/** Times that differ by less of the baseline's are called equal: they are rounded to 1 us. */
+/** Relative difference below which times are called equal: they are rounded to 1 us. */
 const SAME_TIME = 2e-5;
 
 /**
- * A box in lines: what it is, then its figures. All of it is predicted.
- *
+ * Describe a box in lines; all figures are predicted.
  * @param {Layout} layout
  * @param {number} row
  * @param {number} position
- * @param {Layout | null} [highest] the same order at the highest clocks.
- * @returns {string[]}
+ * @param {Layout | null} [highest] same order at the highest clocks
  */
 export function instructionWords(layout, row, position, highest = null) {
   const at = layout.rows[row];
   const { kind, chunk } = layout.slots[at.slot[position]];
   const chunks = layout.numChunks > 1 ? `, chunk ${chunk}` : "";
-  const duration_s = at.end_s[position] - at.start_s[position];
   const float_s = at.float_s[position];
+  const clock = megahertz(at.clock_mhz[position]);
   const lines = [
-    `${at.name}: ${kind.replaceAll("_", " ")} of microbatch ${at.microbatch[position]}${chunks}`,
-    `${megahertz(at.clock_mhz[position])}, ${milliseconds(duration_s)}, ${joules(at.energy_j[position])}`,
-    `starts at ${moment(at.start_s[position])}; ${floatWords(float_s, at.isCritical[position] === 1)}`,
+    `${at.name}: ${kind.replaceAll("_", " ")} of microbatch ${at.microbatches[position]}${chunks}`,
+    `${clock}, ${milliseconds(at.duration_s[position])}, ${joules(at.energy_j[position])}`,
+    `starts at ${moment(at.start_s[position])}; ${floatWords(float_s, at.isCritical[position])}`,
   ];
   const other = highest?.rows[row];
   if (other && other.clock_mhz[position] !== at.clock_mhz[position]) {
-    lines.push(
-      `at ${megahertz(other.clock_mhz[position])}: ` +
-        `${milliseconds(other.end_s[position] - other.start_s[position])}, ` +
-        `${joules(other.energy_j[position])}`,
-    );
+    const time = milliseconds(other.duration_s[position]);
+    const otherClock = megahertz(other.clock_mhz[position]);
+    lines.push(`at ${otherClock}: ${time}, ${joules(other.energy_j[position])}`);
   }
   return lines;
 }
 
 /**
- * A wait in lines.
- *
+ * Describe a wait in lines.
  * @param {Layout} layout
  * @param {number} row
  * @param {number} from_s
  * @param {number} until_s
- * @returns {string[]}
  */
 export function waitWords(layout, row, from_s, until_s) {
-  const { name, blockingPower_w } = layout.rows[row];
+  const { name, blocking_power_w } = layout.rows[row];
   return [
     `${name} waits for ${milliseconds(until_s - from_s)}`,
-    `its GPUs draw ${fixed(blockingPower_w, 1)}\u202fW together meanwhile`,
+    `its GPUs draw ${fixed(blocking_power_w, 1)}\u202fW together meanwhile`,
   ];
 }
 
 /**
- * Plan beside baseline.
- *
+ * Compare plan and baseline.
  * @param {Layout} plan
  * @param {Layout} baseline
- * @returns {string}
  */
 export function comparisonWords(plan, baseline) {
   const longer_s = plan.iterationTime_s - baseline.iterationTime_s;
   const isSame = Math.abs(longer_s) <= SAME_TIME * baseline.iterationTime_s;
+  const difference = `${milliseconds(Math.abs(longer_s))} ${longer_s > 0 ? "longer" : "less"}`;
+  const above_percent = percentAbove(plan.iterationTime_s, baseline.iterationTime_s);
+  const change = percent(above_percent, { signed: true, digits: 2 });
   const time = isSame
     ? `takes as long as at the highest clocks, ${seconds(baseline.iterationTime_s)},`
-    : `takes ${milliseconds(Math.abs(longer_s))} ${longer_s > 0 ? "longer" : "less"} than at the highest clocks` +
-      ` (${percent(percentAbove(plan.iterationTime_s, baseline.iterationTime_s), { signed: true, digits: 2 })})`;
+    : `takes ${difference} than at the highest clocks (${change})`;
   const saved_j = baseline.energy_j - plan.energy_j;
   const share = Math.abs(100 * (saved_j / baseline.energy_j));
   const energy =
@@ -79,46 +73,30 @@ export function comparisonWords(plan, baseline) {
   return `Predicted: the plan ${time} and needs ${energy}.`;
 }
 
-/**
- * @param {Layout} layout
- * @returns {string}
- */
+/** @param {Layout} layout */
 export function figuresWords(layout) {
   const bubbles = percent(100 * layout.bubbleFraction);
-  return `${seconds(layout.iterationTime_s)}, ${joules(layout.energy_j)}, bubbles ${bubbles}, predicted`;
+  const time = seconds(layout.iterationTime_s);
+  return `${time}, ${joules(layout.energy_j)}, bubbles ${bubbles}, predicted`;
 }
 
 /**
- * A stage's iteration in figures.
- *
- * @typedef {object} StageFigures
- * @property {number} busy_s
- * @property {number} meanClock_mhz weighted by time; NaN where nothing runs.
- * @property {number} busyEnergy_j while it computes.
- * @property {number} bubble_percent share of the iteration in which it waits.
- */
-
-/**
+ * Return the figures of a row: time and energy of computing, the mean clock by time, and the
+ * share of waiting.
  * @param {Layout} layout
  * @param {number} row
- * @returns {StageFigures}
  */
 export function stageFigures(layout, row) {
-  const { count, start_s, end_s, clock_mhz, energy_j } = layout.rows[row];
-  let [busy_s, cycles, busyEnergy_j] = [0, 0, 0];
-  for (let at = 0; at < count; at += 1) {
-    const duration_s = end_s[at] - start_s[at];
-    busy_s += duration_s;
-    cycles += duration_s * clock_mhz[at];
-    busyEnergy_j += energy_j[at];
-  }
+  const { duration_s, clock_mhz, energy_j } = layout.rows[row];
+  const busy_s = sum(duration_s);
+  const cycles = sum(duration_s.map((time_s, at) => time_s * clock_mhz[at]));
   const bubble_percent = 100 * Math.max(0, 1 - busy_s / layout.iterationTime_s);
-  return { busy_s, meanClock_mhz: cycles / busy_s, busyEnergy_j, bubble_percent };
+  const meanClock_mhz = busy_s > 0 ? cycles / busy_s : null;
+  return { busy_s, meanClock_mhz, busyEnergy_j: sum(energy_j), bubble_percent };
 }
 
 /**
- * The kinds in a timeline, told as in its legend.
- *
+ * Describe the kinds of instructions in a timeline.
  * @param {Layout} layout
  * @returns {{kind: string, words: string}[]}
  */
@@ -130,10 +108,7 @@ export function kindWords(layout) {
   });
 }
 
-/**
- * @param {number} time_s
- * @returns {string}
- */
+/** @param {number} time_s */
 export function milliseconds(time_s) {
   const time_ms = 1e3 * time_s;
   const digits = Math.abs(time_ms) < 1 ? 3 : Math.abs(time_ms) < 10 ? 2 : 1;
@@ -141,18 +116,14 @@ export function milliseconds(time_s) {
 }
 
 /**
- * A moment of the iteration, to what boxes tell apart.
- *
+ * Format a moment of the iteration.
  * @param {number} time_s
  */
 function moment(time_s) {
   return time_s < 1 ? milliseconds(time_s) : `${fixed(time_s, 4)}\u202fs`;
 }
 
-/**
- * @param {number} float_s
- * @param {boolean} isCritical
- */
+/** @param {number} float_s @param {boolean} isCritical */
 function floatWords(float_s, isCritical) {
   if (isCritical) return "on the critical path";
   return float_s < 1e-6 ? "no float" : `float ${milliseconds(float_s)}`;

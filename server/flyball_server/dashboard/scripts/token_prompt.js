@@ -1,20 +1,21 @@
-// Asks for a token when the planner wants one, and keeps it until the tab is closed.
+// Dialog for a token of the planner, which is kept until the tab is closed.
 
 import { byId, setText } from "./elements.js";
 
-// Planners below other paths of the same host have tokens of their own.
+/** @import { ApiError } from "./api_error.js" */
+
+// Planners below other paths of the same host have other tokens.
 const KEY = `flyball-token ${new URL(".", location.href).pathname}`;
 
 /**
  * @typedef {object} TokenKeeper
  * @property {string | null} token
- * @property {(refused: string | null, error: import("./api_error.js").ApiError) => Promise<void>} ask
- *   returns when there is another token than the refused one; rejects with the error where none
- *   is given
+ * @property {(refused: string | null, error: ApiError) => Promise<void>} ask
+ *   resolves once the token differs from the refused one; rejects with the error if none is given
  */
 
 /**
- * The dialog of the page, and what was put into it.
+ * Bind the dialog and the button of the page.
  * @param {{onForget: () => void}} options
  * @returns {TokenKeeper}
  */
@@ -35,16 +36,14 @@ export function createTokenPrompt({ onForget }) {
     forget.hidden = value === null;
   }
 
-  /** @returns {Promise<boolean>} whether a token was given */
+  /** @returns {Promise<boolean>} true: a token was given */
   function open() {
     input.value = "";
     dialog.returnValue = "";
     dialog.showModal();
     input.focus();
     return new Promise((resolve) => {
-      dialog.addEventListener("close", () => resolve(dialog.returnValue === "given"), {
-        once: true,
-      });
+      dialog.onclose = () => resolve(dialog.returnValue === "given");
     });
   }
 
@@ -72,7 +71,7 @@ export function createTokenPrompt({ onForget }) {
       return token;
     },
     async ask(refused, error) {
-      if (token !== refused) return; // another call has asked meanwhile
+      if (token !== refused) return; // another call has asked
       if (asking === null) {
         setText(problem, refused === null ? "" : "The planner does not accept this token.");
         asking = open().finally(() => {
@@ -90,10 +89,11 @@ export function createTokenPrompt({ onForget }) {
  */
 function whyUnusable(token) {
   if (token === "") return "Enter a token.";
-  return /^[\x21-\x7e]+$/.test(token) ? "" : "A token contains only ASCII characters and no spaces.";
+  return /^[\x21-\x7e]+$/.test(token)
+    ? ""
+    : "A token contains only ASCII characters and no spaces.";
 }
 
-/** @returns {string | null} */
 function stored() {
   try {
     return sessionStorage.getItem(KEY);
@@ -108,6 +108,6 @@ function store(token) {
     if (token === null) sessionStorage.removeItem(KEY);
     else sessionStorage.setItem(KEY, token);
   } catch {
-    // It holds until the page is left.
+    // Without storage it holds until the page is left.
   }
 }
