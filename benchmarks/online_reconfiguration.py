@@ -22,7 +22,7 @@ from drifting_cell import (
 )
 from emulated_loop import Course, EmulatedPipeline, reconfigure_from_waits
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.jobs.activation.plan_versions import margin_steps
+from flyball_server.jobs.versions.plan_versions import margin_steps
 from flyball_server.planning.model.pipeline_model import Assignment
 from flyball_server.planning.policies.measured_reconfigure import MeasuredLoop
 from flyball_server.planning.warm_up import warm_up

@@ -31,7 +31,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     make_slowed_plan,
 )
 from flyball_server.planning.warm_up import warm_up
-from flyball_wire.closed_loop import StragglerReport
+from flyball_wire.closed_loop import StragglerAnnouncement
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
@@ -267,7 +267,7 @@ def _served(profile: StageProfile) -> Iterator[Served]:
                 num_pipelines=num_pipelines,
             )
             began_s = time.perf_counter()
-            client.post_straggler(job_id, StragglerReport(rank=NUM_STAGES // 2, slowdown=1.2))
+            client.post_straggler(job_id, StragglerAnnouncement(rank=NUM_STAGES // 2, slowdown=1.2))
             answered_s = time.perf_counter() - began_s
             plan = client.get_rank_plan(job_id, 0, after_version=1, wait_s=SERVE_PATIENCE_S)
             if plan is None:

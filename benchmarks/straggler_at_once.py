@@ -29,7 +29,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     make_slowed_plan,
 )
 from flyball_server.planning.warm_up import warm_up
-from flyball_wire.closed_loop import StragglerReport
+from flyball_wire.closed_loop import StragglerAnnouncement
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
 from tiled_profile import tile_profile
@@ -182,7 +182,7 @@ def _served(profile: StageProfile, num_microbatches: int) -> Iterator[Served]:
             num_microbatches=num_microbatches,
             blocking_power_w=BLOCKING_POWER_W,
         )
-        report = StragglerReport(rank=rank, slowdown=SLOWDOWN)
+        report = StragglerAnnouncement(rank=rank, slowdown=SLOWDOWN)
         calls: dict[str, Callable[[], object]] = {
             "slow": lambda: client.post_straggler("job", report),
             "back": lambda: client.delete_straggler("job", rank),

@@ -13,7 +13,7 @@ from flyball_wire.strictness import Sent
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerReport(Sent):
+class StragglerAnnouncement(Sent):
     """A GPU is slower than its profile, or will be; a later report of the rank replaces it.
 
     Attributes:
@@ -74,15 +74,15 @@ class ComparisonRequest(Sent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerView:
-    """A GPU that is planned as slower than its profile.
+class Straggler:
+    """A GPU that is slower than its profile.
 
     Attributes:
         source: `announced` or `detected`.
-        reason: what slows it where that is known: `power`, `thermal`; else `slow`.
-        slowdown: how many times as long its instructions take.
+        reason: cause of the slowdown: `power`, `thermal`, or `slow` (cause unknown).
+        slowdown: slowdown factor: measured time of its instructions over the profile's.
         from_time, until_time: ISO 8601, UTC; null: no such end.
-        is_in_force: whether the newest plan is made for it.
+        is_planned: true if the newest plan is made for it.
     """
 
     rank: int
@@ -91,43 +91,43 @@ class StragglerView:
     slowdown: float
     from_time: str | None
     until_time: str | None
-    is_in_force: bool
+    is_planned: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimetableView:
-    """The timetable and what it makes of the target now.
+class TimetableStatus:
+    """Timetable of a job with its current target.
 
     Attributes:
-        target_in_force: what the job is planned for now.
-        next_change: when that may change, ISO 8601, UTC; null: never.
+        current_target: target of the newest plan.
+        next_change: time of the next possible change of target, ISO 8601, UTC; null: none.
     """
 
     timetable: Timetable | None
-    target_in_force: str
+    current_target: str
     next_change: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonView:
+class ComparisonStatus:
     """Progress of a comparison.
 
     Attributes:
         state: `none`, `running`, `done`, or `ended`: another plan came before enough was measured,
             or the steps could not be used.
         version: the plan version that it runs as; null: none yet.
-        num_pairs: asked for.
-        num_measured_pairs: measured so far by all ranks, as planned.
+        num_pairs: requested number of pairs.
+        num_measured_pairs: number of pairs that all ranks have measured as planned.
     """
 
     state: str
-    version: int | None
-    num_pairs: int
-    num_measured_pairs: int
+    version: int | None = None
+    num_pairs: int = 0
+    num_measured_pairs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbedPointView:
+class ProbedPoint:
     """Knowledge of one operating point of one stage during online profiling.
 
     Attributes:
@@ -147,36 +147,48 @@ class ProbedPointView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfilingView:
-    """Online profiling of a job: how far it is, and what it found and cost.
+class ProfilingResult:
+    """Progress or outcome of online profiling.
 
     Attributes:
-        state: `off`, `waiting` (for ranks, or their first steps), `probing`, `finished`,
-            `refused`.
-        problem: why it was refused; null otherwise.
-        num_steps: that it has looked at.
-        points: as found, by stage, instruction, chunk and falling frequency; empty before the end.
-        blocking_power_w, blocking_power_error_w: per stage, measured; null where it was given,
-            or is not known yet.
+        state: `probing`, `finished` or `refused`.
+        problem: reason of the refusal; null otherwise.
+        num_steps: number of steps that were evaluated.
+        points: operating points by stage, instruction, chunk and falling frequency; empty before
+            the end.
+        blocking_power_w, blocking_power_error_w: per stage, measured; null: given, or not known
+            yet.
+        largest_slowdown: largest slowdown of a probing step against the steps at the highest
+            clocks, as a share; null: none yet.
+        extra_time_s: iteration time added by profiling, measured, s; null: not known.
+        extra_energy_j: energy added by profiling (below zero: saved), measured, J; null: not
+            known.
+    """
+
+    state: str
+    problem: str | None = None
+    num_steps: int = 0
+    points: tuple[ProbedPoint, ...] = ()
+    blocking_power_w: tuple[float, ...] | None = None
+    blocking_power_error_w: tuple[float, ...] | None = None
+    largest_slowdown: float | None = None
+    extra_time_s: float | None = None
+    extra_energy_j: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingStatus(ProfilingResult):
+    """Online profiling of a job.
+
+    Its `state` may also be `off`, or `waiting` (for ranks, or their first steps).
+
+    Attributes:
         slowdown_limit: the cap, as a share.
-        largest_slowdown: of a step of probing against the steps at the highest clocks, as a share;
-            null: none yet.
-        extra_time_s: iteration time that profiling added, measured, s; null: not known.
-        extra_energy_j: energy that it added (below zero: it saved some), measured, J; likewise.
-        emulated: whether the GPUs are.
+        emulated: true if the GPUs are emulated.
     """
 
     job_id: str
-    state: str
-    problem: str | None
-    num_steps: int
-    points: tuple[ProbedPointView, ...]
-    blocking_power_w: tuple[float, ...] | None
-    blocking_power_error_w: tuple[float, ...] | None
     slowdown_limit: float
-    largest_slowdown: float | None
-    extra_time_s: float | None
-    extra_energy_j: float | None
     emulated: bool
 
 
@@ -185,8 +197,8 @@ class Estimate:
     """A mean of measured steps with its 95 % confidence interval, in the unit of the field.
 
     Attributes:
-        low, high: null where too few steps were measured for an interval.
-        num_steps: that it is made of; of a comparison those of the smaller side.
+        low, high: bounds of the interval; null: too few steps were measured.
+        num_steps: number of measured steps; of a comparison those of the smaller side.
     """
 
     mean: float
@@ -196,56 +208,66 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavingView:
+class MeasuredSavings:
     """Measured effect of one plan version against a measured baseline.
 
     Attributes:
-        policy, target: that it was planned with.
         time_s, energy_j: of an iteration on the plan, measured; null: no step was, or not its
             energy.
         baseline_time_s, baseline_energy_j: at the highest clocks, measured; null: never measured.
-        baseline: how that was measured: `interleaved` with the plan's steps; `apart`, in the
+        baseline: origin of the baseline: `interleaved` with the plan's steps; `apart`, in the
             nearest steps of the job at default or highest clocks (drift in between counts as
             saving); `itself`: the version is all at the highest clocks; or `none`.
         slowdown_percent, saving_percent: of the plan against that baseline; null without one.
         saved_j: in `num_steps` steps, J; null without a baseline.
-        num_steps: measured on the plan by all ranks, and counted.
-        num_left_out: of the version's steps: not run as planned, of several versions, not posted by
-            all ranks, or directly after a change of version.
-        predicted_time_s, predicted_energy_j, predicted_saving_percent: the planner's.
+        num_steps: number of steps measured on the plan by all ranks, and counted.
+        num_left_out: number of other steps of the version: not run as planned, of several
+            versions, not posted by all ranks, or directly after a change of version.
     """
 
     version: int
+    time_s: Estimate | None = None
+    energy_j: Estimate | None = None
+    baseline_time_s: Estimate | None = None
+    baseline_energy_j: Estimate | None = None
+    baseline: str = "none"
+    slowdown_percent: Estimate | None = None
+    saving_percent: Estimate | None = None
+    saved_j: Estimate | None = None
+    num_steps: int = 0
+    num_left_out: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionSavings(MeasuredSavings):
+    """Measured and predicted effect of one plan version.
+
+    Attributes:
+        policy, target: policy and target that it was planned with.
+        predicted_time_s, predicted_energy_j, predicted_saving_percent: the planner's prediction.
+    """
+
     policy: str
     target: str
-    time_s: Estimate | None
-    energy_j: Estimate | None
-    baseline_time_s: Estimate | None
-    baseline_energy_j: Estimate | None
-    baseline: str
-    slowdown_percent: Estimate | None
-    saving_percent: Estimate | None
-    saved_j: Estimate | None
-    num_steps: int
-    num_left_out: int
     predicted_time_s: float
     predicted_energy_j: float
     predicted_saving_percent: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportView:
+class JobReport:
     """Measurements of a job so far.
 
     Attributes:
-        emulated: whether its GPUs are: then all that is called measured was measured there.
-        num_steps: of the job, measured by all ranks, on whatever clocks.
+        emulated: true if some of its GPUs are emulated; all measurements are then emulated.
+        num_ranks: number of ranks of a complete step.
+        num_steps: number of steps measured by all ranks, at any clocks.
         time_s, energy_j: of all these steps together, measured; energy null where a rank could
             not read it.
-        saved_j: by all versions that have a measured baseline, J; null where none has. The
+        saved_j: saved by all versions with a measured baseline, J; null: none has one. The
             versions' bounds are added up, as they share baselines.
-        profiling_time_s, profiling_energy_j: that online profiling added, measured; null: none was,
-            or its energy could not be read.
+        profiling_time_s, profiling_energy_j: added by online profiling, measured; null: none, or
+            its energy could not be read.
         versions: per plan version that was run, rising; those of profiling are not among them.
     """
 
@@ -258,4 +280,4 @@ class ReportView:
     saved_j: Estimate | None
     profiling_time_s: float | None
     profiling_energy_j: float | None
-    versions: tuple[SavingView, ...]
+    versions: tuple[VersionSavings, ...]

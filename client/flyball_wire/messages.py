@@ -366,7 +366,7 @@ class RankPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Activation:
+class PlanVersion:
     """From which step a plan version holds; `first_step` null: not all ranks have it yet."""
 
     version: int
@@ -374,7 +374,7 @@ class Activation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepView:
+class JobStep:
     """One step of a job as measured by its ranks.
 
     Attributes:

@@ -44,14 +44,10 @@ class TokenView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewToken:
+class NewToken(TokenView):
     """A token that was made; `token` is shown this once."""
 
     token: str
-    token_id: str
-    job_id: str | None
-    note: str
-    created_at: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +101,7 @@ class JobOverview:
         measured_baseline_time_s, measured_baseline_energy_j: at the highest clocks, measured, that
             the newest version which has steps is compared with; null: never measured.
         slowdown_percent, saving_percent: of that version against that baseline, measured.
-        saved_j: by all versions with a measured baseline, as in ReportView; null where none has.
+        saved_j: by all versions with a measured baseline, as in JobReport; null where none has.
         num_steps: that all ranks have posted.
         is_caught_up: whether all of its steps are in these figures.
         heard_at: when it was last heard of, ISO 8601, UTC.
@@ -172,7 +168,7 @@ class StagesOfStep:
     """One step by stages, rising; a stage that nobody has posted of is missing.
 
     Attributes:
-        plan_versions: as in StepView.
+        plan_versions: as in JobStep.
         time_s: the slowest rank's, s.
         energy_j: of all ranks that posted it, J; null where one could not read it.
     """
@@ -256,7 +252,7 @@ class TimelineOfPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimelineView:
+class PlanTimeline:
     """A plan version's iteration and that of the highest clocks in the same order, predicted.
 
     Attributes:
@@ -276,7 +272,7 @@ class TimelineView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontierPointView:
+class FrontierPoint:
     """A plan of the frontier, predicted, and the bound on all plans that meet its deadline.
 
     Where the job has a reserve the bound is on those that keep it and are no faster.
@@ -294,7 +290,7 @@ class FrontierPointView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedPlanView:
+class ComparedPlan:
     """A plan to compare a frontier with, predicted: `baseline`, `envelope, balanced`, ..."""
 
     name: str
@@ -303,18 +299,23 @@ class ComparedPlanView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontierView:
-    """A job's time-energy frontier.
+class Frontier:
+    """A time-energy frontier with the plans to compare it with.
 
     Attributes:
         points: in rising time and falling energy.
-        solve_s: how long it took to find, s.
-        reserve: that the points were planned with, a share; as in JobRegistration.
+        reserve: reserve that the points were planned with, a share; as in JobRegistration.
     """
 
-    job_id: str
-    points: tuple[FrontierPointView, ...]
-    baseline: ComparedPlanView
-    envpipe: tuple[ComparedPlanView, ...]
-    solve_s: float
+    points: tuple[FrontierPoint, ...]
+    baseline: ComparedPlan
+    envpipe: tuple[ComparedPlan, ...]
     reserve: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFrontier(Frontier):
+    """A job's time-energy frontier; `solve_s` is the time that planning it took, s."""
+
+    job_id: str
+    solve_s: float

@@ -25,7 +25,7 @@ from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_wire.closed_loop import ComparisonRequest, StragglerView
+from flyball_wire.closed_loop import ComparisonRequest, Straggler
 from flyball_wire.messages import JobRegistration, TargetChange
 
 NOISE = 0.01
@@ -152,9 +152,9 @@ def _train_on_last_version(training: EmulatedTraining, num_steps: int) -> None:
         training.train(num_steps)
 
 
-def _in_force(training: EmulatedTraining) -> list[StragglerView]:
+def _in_force(training: EmulatedTraining) -> list[Straggler]:
     stragglers = training.planner.list_stragglers(training.job_id)
-    return [straggler for straggler in stragglers if straggler.is_in_force]
+    return [straggler for straggler in stragglers if straggler.is_planned]
 
 
 def _show_profiled(planner_url: str, running: ExitStack, say: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.pipeline_model import Assignment
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_wire.closed_loop import StragglerReport
+from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.messages import JobRegistration
 
 JOB = "loop"
@@ -126,7 +126,7 @@ def let_a_straggler_come_and_go(training: EmulatedTraining) -> int:
     before = training.train(STEPS_EACH)
     training.gpus[SLOW_RANK].set_slowdown(SLOWDOWN)
     left_alone = training.train(STEPS_EACH)
-    training.planner.post_straggler(JOB, StragglerReport(rank=SLOW_RANK, slowdown=SLOWDOWN))
+    training.planner.post_straggler(JOB, StragglerAnnouncement(rank=SLOW_RANK, slowdown=SLOWDOWN))
     training.train_until_newest_in_force(
         lambda: training.predicted_time_s() > usual_s * (1 + SLOWDOWN) / 2
     )

@@ -470,7 +470,7 @@ def test_of_two_questions_for_a_jobs_notes_the_newer_one_is_answered(modules: Mo
         tell("overview", { ...job, num_present: 1 });
         await drawn();
         const second = asked.filter(isNote).at(-1);
-        const timetable = { timetable: null, target_in_force: "fastest", next_change: null };
+        const timetable = { timetable: null, current_target: "fastest", next_change: null };
         for (const { path, resolve } of asked) if (path.endsWith("timetable")) resolve(timetable);
         second.resolve({ notes: ["the newer"] });
         first.resolve({ notes: ["the older"] });

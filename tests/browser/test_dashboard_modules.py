@@ -397,12 +397,12 @@ def test_a_straggler_is_planned_for_from_the_first_version_made_after_it_began(
         "slowdown": 1.12,
         "from_time": "2026-01-05T10:00:00+00:00",
         "until_time": None,
-        "is_in_force": True,
+        "is_planned": True,
     }
     body = "return m.plannedStragglers(stragglers, history);"
     (found,) = modules.run("step_series", body, stragglers=[straggler], history=history)
     assert (found["straggler"]["rank"], found["first_step"]) == (5, 30)
-    waiting = {**straggler, "is_in_force": False}
+    waiting = {**straggler, "is_planned": False}
     assert modules.run("step_series", body, stragglers=[waiting], history=history) == []
     late = {**straggler, "from_time": "2026-01-05T12:00:00+00:00"}
     assert modules.run("step_series", body, stragglers=[late], history=history) == []

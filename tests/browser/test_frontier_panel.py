@@ -304,7 +304,7 @@ def test_a_plan_that_is_chosen_while_another_is_planned_can_be_run_after_it(
         run();
         question("target").resolve({ newest_version: 4 });
         await rest();
-        question("timetable").resolve({ timetable: null, target_in_force: "deadline:2" });
+        question("timetable").resolve({ timetable: null, current_target: "deadline:2" });
         await rest();
         look();
         run();

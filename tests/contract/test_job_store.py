@@ -19,18 +19,17 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.loop_state import (
+    AnnouncedSlowdown,
     Comparison,
     JobLoopState,
     PlanningInputs,
-    ProfilingResult,
     RankSlowdown,
-    Straggler,
 )
 from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_wire.closed_loop import Timetable, TimetableWindow
+from flyball_wire.closed_loop import ProfilingResult, Timetable, TimetableWindow
 
 
 class TestJobStore:
@@ -45,7 +44,7 @@ class TestJobStore:
             assert not reader.has_profile("job")
             assert reader.find_plan("job", 1) is None
             assert reader.list_plans("job") == ()
-            assert reader.list_activations("job") == ()
+            assert reader.list_versions("job") == ()
             assert reader.list_newest_steps("job", 10) == ()
             assert reader.list_steps("job", 0, 10) == ()
             assert reader.list_step_totals("job", after_step=-1, limit=10) == ()
@@ -173,7 +172,7 @@ class TestJobStore:
         with store_with_job.reading() as reader:
             assert reader.list_plans("job") == plans
             assert reader.find_plan("job", 2) == plans[1]
-            assert [entry.version for entry in reader.list_activations("job")] == [1, 2, 3]
+            assert [entry.version for entry in reader.list_versions("job")] == [1, 2, 3]
 
     @pytest.mark.parametrize("version", [1, 3, 0])
     def test_only_the_next_version_can_be_added(
@@ -196,7 +195,7 @@ class TestJobStore:
             writer.name_first_step("job", 2, 18)
         with store_with_job.reading() as reader:
             assert reader.find_plan("job", 1) == plan_record(1, first_step=17)
-            assert reader.list_activations("job")[0].first_step == 17
+            assert reader.list_versions("job")[0].first_step == 17
 
     def test_the_newest_steps_come_out_by_step_then_rank(self, store_with_job: JobStore) -> None:
         steps = tuple(step_record(step, rank) for step in (1, 5, 9) for rank in (0, 1))
@@ -348,7 +347,7 @@ class TestJobStore:
     def test_what_steers_a_job_comes_out_as_it_went_in(self, store_with_job: JobStore) -> None:
         loop_state = JobLoopState(
             job_id="job",
-            stragglers=(Straggler(rank=3, slowdown=1.2, from_unix_s=1.5),),
+            stragglers=(AnnouncedSlowdown(rank=3, slowdown=1.2, from_unix_s=1.5),),
             detected=(RankSlowdown(rank=1, slowdown=0.1 + 0.2, reason="thermal"),),
             timetable=Timetable(
                 windows=(TimetableWindow(from_time="22:00", until_time="06:00", target="power:9"),)
@@ -400,7 +399,7 @@ class TestJobStore:
         with store_with_job.reading() as reader:
             assert reader.list_ranks("other") == ()
             assert reader.find_profile("other") is None
-            assert reader.list_activations("other") == ()
+            assert reader.list_versions("other") == ()
             assert reader.list_newest_steps("other", 10) == ()
 
     def test_nothing_can_belong_to_a_job_that_is_not_there(self, store: JobStore) -> None:

@@ -132,7 +132,7 @@ class TestJobStoreThroughRest:
     ) -> None:
         job.fill()
         assert job.acknowledge(0, 1)["first_step"] is None
-        assert job.get(routes.ACTIVATION, version=1)["first_step"] is None
+        assert job.get(routes.FIRST_STEP, version=1)["first_step"] is None
         named = job.acknowledge(1, 1, current_step=9)["first_step"]
         assert named > 9
         # Whoever repeats it, from whatever step, hears the same.

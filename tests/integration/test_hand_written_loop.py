@@ -25,7 +25,7 @@ from flyball_lab.demo.options import child_environment
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire import routes
-from flyball_wire.closed_loop import ProfilingView
+from flyball_wire.closed_loop import ProfilingStatus
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"
@@ -128,13 +128,13 @@ def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(tmp_path: Pa
 def test_the_progress_of_profiling_is_printed_where_it_changes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers: list[ProfilingView | PlannerError] = [
+    answers: list[ProfilingStatus | PlannerError] = [
         *(PlannerError("away"), PlannerError("away"), _probing(3), _probing(3), _probing(8)),
         PlannerError("away"),
     ]
 
     class Answering:
-        def get_profiling(self, job_id: str) -> ProfilingView:
+        def get_profiling(self, job_id: str) -> ProfilingStatus:
             assert job_id == "another"
             answer = answers.pop(0)
             if isinstance(answer, PlannerError):
@@ -153,8 +153,8 @@ def test_the_progress_of_profiling_is_printed_where_it_changes(
     ]
 
 
-def _probing(num_steps: int) -> ProfilingView:
-    return ProfilingView(
+def _probing(num_steps: int) -> ProfilingStatus:
+    return ProfilingStatus(
         job_id="another",
         state="probing",
         problem=None,

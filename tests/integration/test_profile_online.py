@@ -12,8 +12,7 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import profile_csv
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.loop_state import ProfilingResult
-from flyball_wire.closed_loop import ProbedPointView
+from flyball_wire.closed_loop import ProbedPoint, ProfilingResult
 
 
 @pytest.fixture
@@ -39,8 +38,8 @@ def found(planner: LivePlanner, result: ProfilingResult) -> None:
         writer.save_loop_state(writer.find_loop_state("job").evolve(profiling=result))
 
 
-def point(frequency_mhz: int, num_probes: int) -> ProbedPointView:
-    return ProbedPointView(
+def point(frequency_mhz: int, num_probes: int) -> ProbedPoint:
+    return ProbedPoint(
         stage=0,
         instruction="forward",
         chunk=0,

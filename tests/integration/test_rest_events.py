@@ -31,7 +31,7 @@ from flyball_server.views import history
 from flyball_server.views.history import summary_of
 from flyball_server.views.stage_steps import KEPT_STEPS
 from flyball_wire import routes
-from flyball_wire.closed_loop import ComparisonView, ProfilingView, StragglerView
+from flyball_wire.closed_loop import ComparisonStatus, ProfilingStatus, Straggler
 from flyball_wire.codec import decode, decode_list
 from flyball_wire.messages import TOKEN_HEADER
 from flyball_wire.read_models import JobOverview, Overview, PlanSummary, StagesOfStep
@@ -96,8 +96,8 @@ def test_a_stream_of_no_time_tells_what_there_is_and_ends(planner: LivePlanner) 
     assert list(events) == ["overview", "history", "stragglers", "comparison", "steps"]
     assert decode(JobOverview, events["overview"].data).newest_version == 1
     assert decode_list(PlanSummary, events["history"].data)[0].version == 1
-    assert decode_list(StragglerView, events["stragglers"].data) == ()
-    assert decode(ComparisonView, events["comparison"].data).state == "none"
+    assert decode_list(Straggler, events["stragglers"].data) == ()
+    assert decode(ComparisonStatus, events["comparison"].data).state == "none"
     assert [step.step for step in decode_list(StagesOfStep, events["steps"].data)] == [0, 1]
     assert events["steps"].event_id == "1"
     wait_until(lambda: planner.state.live_events.num_followed == 0)
@@ -133,7 +133,7 @@ def test_profiling_is_told_without_its_points_where_it_is_on(planner: LivePlanne
     planner.put_job(profiling="online", blocking_power_w=None).raise_for_status()
     events = parse_events(planner.http.get(EVENTS, params={"wait_s": "0"}).text)
     (data,) = (told.data for told in events if told.name == "profiling")
-    view = decode(ProfilingView, data)
+    view = decode(ProfilingStatus, data)
     assert (view.state, view.points) == ("waiting", ())
 
 
@@ -440,7 +440,7 @@ def planner_reads_no_history(planner: LivePlanner) -> Iterator[socket.socket]:
     """A stream of no time of `job` that does not begin as long as the block lasts."""
     may_go_on = threading.Event()
 
-    def slowly(record: PlanRecord, profile: StageProfile | None) -> history.PlanSummary:
+    def slowly(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
         assert may_go_on.wait(60)
         return summary_of(record, profile)
 

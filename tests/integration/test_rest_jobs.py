@@ -17,10 +17,11 @@ from tests.planner.samples import (
 from flyball_profiles.stage_profile_csv import stage_profile_rows
 from flyball_server.jobs.services import frontier_lock, planning_lock
 from flyball_server.planning.documents.plan_document import plan_from_document
-from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
+from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.views import frontier
 from flyball_wire import routes
+from flyball_wire.read_models import Frontier
 
 JOB = routes.fill(routes.JOB, job_id="job")
 PROFILE = routes.fill(routes.PROFILE, job_id="job")
@@ -173,7 +174,7 @@ def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
 ) -> None:
     found: list[str] = []
 
-    def noted(request: PlanRequest, num_points: int) -> FrontierCurve:
+    def noted(request: PlanRequest, num_points: int) -> Frontier:
         found.append(request.effort)
         return make_frontier(request, num_points)
 
@@ -268,7 +269,7 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
     assert named == {"version": 1, "first_step": 15}
     assert planner.http.get(plan_path).json()["first_step"] == 15
     assert planner.http.get(JOB).json()["active_version"] == 1
-    assert planner.http.get(f"{PLANS}/1/activation").json() == named
+    assert planner.http.get(f"{PLANS}/1/first-step").json() == named
 
 
 def test_a_registered_rank_is_shown_with_what_it_acknowledged(planner: LivePlanner) -> None:

@@ -13,7 +13,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from flyball_wire import routes
 
 RANK_PLAN = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
-ACTIVATION = routes.fill(routes.ACTIVATION, job_id="job", version=1)
+FIRST_STEP = routes.fill(routes.FIRST_STEP, job_id="job", version=1)
 TARGET = routes.fill(routes.TARGET, job_id="job")
 # Longer than anything here is waited for: an answer comes from being woken.
 LONG = {"wait_s": "500"}
@@ -68,7 +68,7 @@ def test_an_activation_is_answered_when_the_last_rank_acknowledges(
 ) -> None:
     planner.put_planned_job()
     planner.acknowledge(0, 1, 4)
-    poll = threads.submit(planner.http.get, ACTIVATION, params=LONG)
+    poll = threads.submit(planner.http.get, FIRST_STEP, params=LONG)
     wait_for(planner, 1)
     named = planner.acknowledge(1, 1, 4).json()
     assert named["first_step"] is not None
@@ -79,7 +79,7 @@ def test_a_poll_that_nothing_happens_in_ends_with_nothing(planner: LivePlanner) 
     planner.put_planned_job()
     answer = planner.http.get(RANK_PLAN, params={"wait_s": "0.01", "after_version": "1"})
     assert (answer.status_code, answer.content) == (204, b"")
-    answer = planner.http.get(ACTIVATION, params={"wait_s": "0.01"})
+    answer = planner.http.get(FIRST_STEP, params={"wait_s": "0.01"})
     assert answer.json() == {"version": 1, "first_step": None}
 
 
@@ -89,7 +89,7 @@ def test_a_wait_beyond_the_planners_limit_is_granted_up_to_it(wait_s: str) -> No
         live.put_planned_job()
         query = {"wait_s": wait_s, "after_version": "1"}
         assert live.http.get(RANK_PLAN, params=query).status_code == 204
-        assert live.http.get(ACTIVATION, params=query).json()["first_step"] is None
+        assert live.http.get(FIRST_STEP, params=query).json()["first_step"] is None
 
 
 def test_an_unknown_rank_does_not_wait(planner: LivePlanner) -> None:

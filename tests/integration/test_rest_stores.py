@@ -148,7 +148,7 @@ def test_what_is_put_at_one_planner_wakes_the_ranks_that_wait_at_the_other(
     put_profile(first, "woken")
     assert [answer.result(PATIENCE_S).json()["version"] for answer in waiting] == [1, 1]
     # One acknowledges here, one there; who waits for the activation is told by either.
-    activation = routes.fill(routes.ACTIVATION, job_id="woken", version=1)
+    activation = routes.fill(routes.FIRST_STEP, job_id="woken", version=1)
     named = threads.submit(first.http.get, activation, params={"wait_s": LONG_S})
     acknowledge(first.http, 0, 1, "woken")
     first_step = acknowledge(second.http, 1, 1, "woken")["first_step"]

@@ -16,10 +16,10 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_wire import routes
 from flyball_wire.closed_loop import (
-    StragglerReport,
-    StragglerView,
+    Straggler,
+    StragglerAnnouncement,
     Timetable,
-    TimetableView,
+    TimetableStatus,
     TimetableWindow,
 )
 
@@ -68,7 +68,7 @@ def test_an_announcement_is_answered_at_once_and_the_plan_follows(planner: LiveP
     assert after["baseline"]["iteration_time_s"] > before["baseline"]["iteration_time_s"]
     assert after["lower_bound_j"] <= after["energy_j"]
     [listed] = planner.http.get(STRAGGLERS).json()
-    assert listed == {**view, "is_in_force": True}
+    assert listed == {**view, "is_planned": True}
 
 
 def test_withdrawn_the_older_plan_comes_back_and_again_nothing_happens(
@@ -90,7 +90,7 @@ def test_a_straggler_of_tomorrow_changes_nothing_today(planner: LivePlanner) -> 
     view = announced(planner, from_time=tomorrow.isoformat()).json()
     assert datetime.fromisoformat(view["from_time"]) == tomorrow
     wait_until(lambda: len(planner.http.get(STRAGGLERS).json()) == 1)
-    assert planner.http.get(STRAGGLERS).json()[0]["is_in_force"] is False
+    assert planner.http.get(STRAGGLERS).json()[0]["is_planned"] is False
     assert len(plans(planner)) == 1
 
 
@@ -149,7 +149,7 @@ def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
 ) -> None:
     assert planner.http.get(TIMETABLE).json() == {
         "timetable": None,
-        "target_in_force": "fastest",
+        "current_target": "fastest",
         "next_change": None,
     }
     answer = planner.http.put(TIMETABLE, json={"windows": [ALWAYS]})
@@ -157,7 +157,7 @@ def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
     assert answer.json()["timetable"]["windows"][0] == {**ALWAYS, "days": None}
     wait_until(lambda: len(plans(planner)) == 2)
     view = planner.http.get(TIMETABLE).json()
-    assert (view["target_in_force"], view["next_change"]) == ("slowdown:0.1", None)
+    assert (view["current_target"], view["next_change"]) == ("slowdown:0.1", None)
     assert plans(planner)[1]["target"] == "slowdown:0.1"
     assert planner.http.delete(TIMETABLE).status_code == 204
     wait_until(lambda: len(plans(planner)) == 3)
@@ -182,14 +182,14 @@ def test_a_window_that_cannot_be_used_is_named(planner: LivePlanner) -> None:
 
 def test_the_client_speaks_of_stragglers_and_timetables(planner: LivePlanner) -> None:
     with PlannerClient(str(planner.http.base_url)) as client:
-        view = client.post_straggler("job", StragglerReport(rank=0, slowdown=1.2))
-        assert isinstance(view, StragglerView)
+        view = client.post_straggler("job", StragglerAnnouncement(rank=0, slowdown=1.2))
+        assert isinstance(view, Straggler)
         assert [one.rank for one in client.list_stragglers("job")] == [0]
         client.delete_straggler("job", 0)
         assert client.list_stragglers("job") == ()
         window = TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy")
         timetable = Timetable(windows=(window,), timezone="Europe/Berlin")
         assert client.put_timetable("job", timetable).timetable == timetable
-        assert isinstance(client.get_timetable("job"), TimetableView)
+        assert isinstance(client.get_timetable("job"), TimetableStatus)
         client.delete_timetable("job")
         assert client.get_timetable("job").timetable is None

@@ -25,9 +25,9 @@ from flyball_wire import routes
 from flyball_wire.codec import decode
 from flyball_wire.read_models import (
     PlanSummary,
+    PlanTimeline,
     TimelineOfPlan,
     TimelineRow,
-    TimelineView,
 )
 
 SHIPPED = Path(flyball_profiles.__file__).parent / "stages" / "gpt3-175b-a100-sxm-fitted.csv"
@@ -48,11 +48,11 @@ def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
     return in_process(capsys)
 
 
-def timeline(planner: LivePlanner, version: int | None = None) -> TimelineView:
+def timeline(planner: LivePlanner, version: int | None = None) -> PlanTimeline:
     asked = {} if version is None else {"version": version}
     answer = planner.http.get(PATH, params=asked)
     assert answer.status_code == 200, answer.text
-    return decode(TimelineView, answer.json())
+    return decode(PlanTimeline, answer.json())
 
 
 def history(planner: LivePlanner) -> list[PlanSummary]:
@@ -119,7 +119,7 @@ def test_two_stages_and_two_microbatches_are_as_on_paper(planner: LivePlanner) -
     4 - 0.7 J and 8 - 1.4 J less the 70 W that it would draw while it waits.
     """
     planner.put_planned_job()
-    assert timeline(planner) == TimelineView(
+    assert timeline(planner) == PlanTimeline(
         job_id="job",
         version=1,
         emulated=True,
@@ -425,7 +425,7 @@ def test_a_token_of_the_job_opens_both_and_one_of_another_neither() -> None:
 
 
 def test_a_planner_that_starts_on_the_database_of_another_says_the_same(tmp_path: Path) -> None:
-    said: list[tuple[list[PlanSummary], TimelineView]] = []
+    said: list[tuple[list[PlanSummary], PlanTimeline]] = []
     with live_planner(store=SqliteJobStore(tmp_path / "planner.sqlite")) as planner:
         planner.put_planned_job()
         said.append((history(planner), timeline(planner)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flyball_client.cli.top.reading import JobReading
-from flyball_wire.closed_loop import Estimate, StragglerView
+from flyball_wire.closed_loop import Estimate, Straggler
 from flyball_wire.read_models import (
     JobOverview,
     MeasuredIteration,
@@ -96,14 +96,14 @@ HISTORY = tuple(
     for version, policy in ((1, "baseline"), (2, "frontier"))
 )
 MEASURED_MHZ = (1410.0, 1305.0, 1215.0, None)
-STRAGGLER = StragglerView(
+STRAGGLER = Straggler(
     rank=3,
     source="detected",
     reason="power",
     slowdown=1.25,
     from_time="2026-01-05T09:20:00Z",
     until_time=None,
-    is_in_force=True,
+    is_planned=True,
 )
 
 

@@ -9,7 +9,7 @@ from tests.planner.live import LivePlanner
 from tests.planner.patience import wait_until
 
 from flyball_wire import routes
-from flyball_wire.closed_loop import ComparisonView
+from flyball_wire.closed_loop import ComparisonStatus
 from flyball_wire.messages import RankPlan
 
 REPORT = routes.fill(routes.REPORT, job_id="job")
@@ -83,10 +83,10 @@ class MeasuringRanks:
         path = routes.fill(routes.JOB, job_id="job")
         wait_until(lambda: self._http.get(path).json()["newest_version"] == version)
 
-    def wait_for_comparison(self, state: str) -> ComparisonView:
+    def wait_for_comparison(self, state: str) -> ComparisonStatus:
         """Until the comparison is in this state."""
         wait_until(lambda: self._http.get(COMPARISON).json()["state"] == state)
-        return ComparisonView(**self._http.get(COMPARISON).json())
+        return ComparisonStatus(**self._http.get(COMPARISON).json())
 
     def _step(self, step: int) -> dict[str, object]:
         energy_j = BASELINE_J if self.is_baseline(step) else PLAN_J

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from flyball_server.jobs.activation.plan_versions import (
-    HeldVersion,
-    acknowledge_together,
-    activation_of,
-    list_activations,
-)
-from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
-from flyball_server.jobs.records import ActivationRecord, RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.versions.plan_versions import (
+    HeldVersion,
+    acknowledge_together,
+    list_versions,
+    version_of,
+)
+from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
+from flyball_wire.messages import PlanVersion, RankPlan
 
 _UNTOLD = Launch()
 Outcome = TypeVar("Outcome")
@@ -38,11 +39,11 @@ def register_rank(services: JobServices, rank: RankRecord, launch: Launch = _UNT
 
 def newer_plan(
     services: JobServices, job_id: str, rank: int, *, after_version: int
-) -> StagePlan | None:
+) -> RankPlan | None:
     """Its part of the newest version, if that is newer."""
-    parts: list[StagePlan] = []
+    parts: list[RankPlan] = []
 
-    def render(part: StagePlan) -> bytes:
+    def render(part: RankPlan) -> bytes:
         parts.append(part)
         return b"rendered"
 
@@ -53,15 +54,15 @@ def newer_plan(
 
 def acknowledge(
     services: JobServices, job_id: str, rank: int, *, version: int, current_step: int
-) -> ActivationRecord:
+) -> PlanVersion:
     """It holds a version; from which step that does so."""
     held = HeldVersion(rank=rank, version=version, current_step=current_step)
     return unwrap_one(acknowledge_together(services, job_id, (held,)))
 
 
-def get_activation(services: JobServices, job_id: str, version: int) -> ActivationRecord:
+def get_first_step(services: JobServices, job_id: str, version: int) -> PlanVersion:
     """From which step a version holds."""
-    return activation_of(list_activations(services, job_id), job_id, version)
+    return version_of(list_versions(services, job_id), job_id, version)
 
 
 def store_measurements(
@@ -73,4 +74,4 @@ def store_measurements(
 ) -> int:
     """Keep what it measured; how many steps."""
     post = RankPost(rank=rank, steps=tuple(steps), details=tuple(details))
-    return unwrap_one(store_together(services, job_id, (post,))).num_steps
+    return unwrap_one(store_together(services, job_id, (post,))).stored

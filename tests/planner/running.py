@@ -13,21 +13,21 @@ from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.activation.rank_plans import rank_instructions
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
-from flyball_server.jobs.stragglers.detector import clock_times
-from flyball_server.jobs.stragglers.reports import (
-    Announcement,
+from flyball_server.jobs.stragglers.announcements import (
     announce_straggler,
 )
+from flyball_server.jobs.stragglers.detector import clock_times
+from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.closed_loop import StragglerAnnouncement
 
 NUM_STAGES, NUM_MICROBATCHES = 2, 4
 Factor = Callable[[int], float]
@@ -167,15 +167,16 @@ class Running:
         for_s: float | None = None,
     ) -> None:
         """A straggler from some seconds on, and for so long."""
-        from_s = self.now.timestamp() + (after_s or 0.0)
+        from_time = self.now + timedelta(seconds=after_s or 0.0)
+        until_time = None if for_s is None else from_time + timedelta(seconds=for_s)
         announce_straggler(
             self.services,
             "job",
-            Announcement(
+            StragglerAnnouncement(
                 rank=rank,
                 slowdown=slowdown,
-                from_unix_s=None if after_s is None else from_s,
-                until_unix_s=None if for_s is None else from_s + for_s,
+                from_time=None if after_s is None else from_time.isoformat(),
+                until_time=None if until_time is None else until_time.isoformat(),
             ),
         )
 

@@ -6,32 +6,32 @@ from flyball_client.api.connection import MAX_WAIT_S, PlannerConnection, Retries
 from flyball_wire import routes
 from flyball_wire.closed_loop import (
     ComparisonRequest,
-    ComparisonView,
-    ProfilingView,
-    ReportView,
-    StragglerReport,
-    StragglerView,
+    ComparisonStatus,
+    JobReport,
+    ProfilingStatus,
+    Straggler,
+    StragglerAnnouncement,
     Timetable,
-    TimetableView,
+    TimetableStatus,
 )
 from flyball_wire.messages import (
     Accepted,
     Acknowledgement,
-    Activation,
     Health,
     JobRegistration,
+    JobStep,
     JobView,
     JsonProfile,
     MeasurementBatch,
+    PlanVersion,
     PlanView,
     ProfileRow,
     RankPlan,
     RankRegistration,
     RegisteredRank,
-    StepView,
     TargetChange,
 )
-from flyball_wire.read_models import FrontierView, JobOverview, Overview, PlanSummary, StagesOfStep
+from flyball_wire.read_models import JobFrontier, JobOverview, Overview, PlanSummary, StagesOfStep
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]
 
@@ -121,10 +121,10 @@ class PlannerClient(PlannerConnection):
 
     def acknowledge(
         self, job_id: str, rank: int, acknowledgement: Acknowledgement, *, wait_s: float = 0.0
-    ) -> Activation:
+    ) -> PlanVersion:
         """Acknowledge a plan version; wait up to `wait_s` (at most 60) for its first step."""
         return self.one(
-            Activation,
+            PlanVersion,
             "POST",
             routes.RANK_ACKNOWLEDGEMENT,
             job_id=job_id,
@@ -134,12 +134,12 @@ class PlannerClient(PlannerConnection):
             wait_s=wait_s,
         )
 
-    def get_activation(self, job_id: str, version: int, *, wait_s: float = 0.0) -> Activation:
+    def get_first_step(self, job_id: str, version: int, *, wait_s: float = 0.0) -> PlanVersion:
         """Return a version's first step; wait up to `wait_s` (at most 60) for it."""
         return self.one(
-            Activation,
+            PlanVersion,
             "GET",
-            routes.ACTIVATION,
+            routes.FIRST_STEP,
             job_id=job_id,
             version=version,
             query={"wait_s": wait_s},
@@ -167,7 +167,7 @@ class PlannerClient(PlannerConnection):
 
     def get_frontier(
         self, job_id: str, *, points: int | None = None, wait_s: float = 60.0
-    ) -> FrontierView:
+    ) -> JobFrontier:
         """Return a job's time-energy frontier.
 
         Args:
@@ -177,12 +177,12 @@ class PlannerClient(PlannerConnection):
         """
         query = {"points": points}
         return self.one(
-            FrontierView, "GET", routes.FRONTIER, job_id=job_id, query=query, wait_s=wait_s
+            JobFrontier, "GET", routes.FRONTIER, job_id=job_id, query=query, wait_s=wait_s
         )
 
-    def list_steps(self, job_id: str, *, limit: int | None = None) -> tuple[StepView, ...]:
+    def list_steps(self, job_id: str, *, limit: int | None = None) -> tuple[JobStep, ...]:
         """Return measured steps of a job in rising order; limit None: the planner's default."""
-        return self.many(StepView, "GET", routes.STEPS, job_id=job_id, query={"limit": limit})
+        return self.many(JobStep, "GET", routes.STEPS, job_id=job_id, query={"limit": limit})
 
     # ------------------------------------------------------------------ the closed loop
 
@@ -190,49 +190,49 @@ class PlannerClient(PlannerConnection):
         """Return the profile that a job is planned from, given or measured, as CSV."""
         return self.send("GET", routes.PROFILE, job_id=job_id).text
 
-    def get_profiling(self, job_id: str) -> ProfilingView:
+    def get_profiling(self, job_id: str) -> ProfilingStatus:
         """Return the progress of a job's online profiling."""
-        return self.one(ProfilingView, "GET", routes.PROFILING, job_id=job_id)
+        return self.one(ProfilingStatus, "GET", routes.PROFILING, job_id=job_id)
 
-    def post_straggler(self, job_id: str, report: StragglerReport) -> StragglerView:
+    def post_straggler(self, job_id: str, report: StragglerAnnouncement) -> Straggler:
         """Announce a straggler, from now or from a later time."""
-        return self.one(StragglerView, "POST", routes.STRAGGLERS, job_id=job_id, body=report)
+        return self.one(Straggler, "POST", routes.STRAGGLERS, job_id=job_id, body=report)
 
-    def list_stragglers(self, job_id: str) -> tuple[StragglerView, ...]:
+    def list_stragglers(self, job_id: str) -> tuple[Straggler, ...]:
         """Return a job's stragglers, announced and detected."""
-        return self.many(StragglerView, "GET", routes.STRAGGLERS, job_id=job_id)
+        return self.many(Straggler, "GET", routes.STRAGGLERS, job_id=job_id)
 
     def delete_straggler(self, job_id: str, rank: int) -> None:
         """Withdraw the announcements about a rank, if there are any."""
         self.send("DELETE", routes.STRAGGLER, job_id=job_id, rank=rank)
 
-    def put_timetable(self, job_id: str, timetable: Timetable) -> TimetableView:
+    def put_timetable(self, job_id: str, timetable: Timetable) -> TimetableStatus:
         """Replace a job's targets by time of day."""
-        return self.one(TimetableView, "PUT", routes.TIMETABLE, job_id=job_id, body=timetable)
+        return self.one(TimetableStatus, "PUT", routes.TIMETABLE, job_id=job_id, body=timetable)
 
-    def get_timetable(self, job_id: str) -> TimetableView:
+    def get_timetable(self, job_id: str) -> TimetableStatus:
         """Return a job's targets by time of day, and the one in force."""
-        return self.one(TimetableView, "GET", routes.TIMETABLE, job_id=job_id)
+        return self.one(TimetableStatus, "GET", routes.TIMETABLE, job_id=job_id)
 
     def delete_timetable(self, job_id: str) -> None:
         """Delete a job's timetable; its own target holds at all times."""
         self.send("DELETE", routes.TIMETABLE, job_id=job_id)
 
-    def put_comparison(self, job_id: str, request: ComparisonRequest) -> ComparisonView:
+    def put_comparison(self, job_id: str, request: ComparisonRequest) -> ComparisonStatus:
         """Start a comparison: steps at the highest clocks in turn with steps on the plan."""
-        return self.one(ComparisonView, "PUT", routes.COMPARISON, job_id=job_id, body=request)
+        return self.one(ComparisonStatus, "PUT", routes.COMPARISON, job_id=job_id, body=request)
 
-    def get_comparison(self, job_id: str) -> ComparisonView:
+    def get_comparison(self, job_id: str) -> ComparisonStatus:
         """Return the progress of a job's comparison."""
-        return self.one(ComparisonView, "GET", routes.COMPARISON, job_id=job_id)
+        return self.one(ComparisonStatus, "GET", routes.COMPARISON, job_id=job_id)
 
     def delete_comparison(self, job_id: str) -> None:
         """End a job's comparison; the plan is run alone again."""
         self.send("DELETE", routes.COMPARISON, job_id=job_id)
 
-    def get_report(self, job_id: str) -> ReportView:
+    def get_report(self, job_id: str) -> JobReport:
         """Return a job's measured times, energies and savings."""
-        return self.one(ReportView, "GET", routes.REPORT, job_id=job_id, wait_s=_LONG_WORK_S)
+        return self.one(JobReport, "GET", routes.REPORT, job_id=job_id, wait_s=_LONG_WORK_S)
 
     # ------------------------------------------------------------------ overviews
 

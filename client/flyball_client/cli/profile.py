@@ -26,7 +26,7 @@ from flyball_client.profiling.profile_forms import (
 )
 from flyball_client.profiling.run_action import configure_run, run
 from flyball_profiles.stage_profile import ProfileError
-from flyball_wire.closed_loop import ProbedPointView, ProfilingView
+from flyball_wire.closed_loop import ProbedPoint, ProfilingStatus
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
@@ -68,7 +68,7 @@ def online(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(view: ProfilingView) -> list[str]:
+def _lines(view: ProfilingStatus) -> list[str]:
     kind = "emulated" if view.emulated else "measured"
     lines = [f"online profiling of {view.job_id} ({kind}): {_STATES.get(view.state, view.state)}"]
     if view.problem is not None:
@@ -94,7 +94,7 @@ def _lines(view: ProfilingView) -> list[str]:
     return [*lines, *_point_lines(view.points)]
 
 
-def _point_lines(points: tuple[ProbedPointView, ...]) -> list[str]:
+def _point_lines(points: tuple[ProbedPoint, ...]) -> list[str]:
     """One line an instruction: its window of clocks, and the largest errors in it."""
     if not points:
         return []

@@ -22,7 +22,7 @@ from flyball_client.cli.report_text import (
     report_as_markdown,
     report_as_text,
 )
-from flyball_wire.closed_loop import ComparisonRequest, ComparisonView, ReportView
+from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
@@ -42,7 +42,7 @@ class Waited:
         problem: why it is not whole; None: it is.
     """
 
-    comparison: ComparisonView
+    comparison: ComparisonStatus
     problem: str | None
 
 
@@ -101,8 +101,8 @@ def wait_for_comparison(
 
 
 def _look(
-    planner: PlannerClient, job_id: str, known: ComparisonView, line: ProgressLine
-) -> ComparisonView:
+    planner: PlannerClient, job_id: str, known: ComparisonStatus, line: ProgressLine
+) -> ComparisonStatus:
     try:
         return planner.get_comparison(job_id)
     except PlannerUnavailableError as error:
@@ -110,13 +110,13 @@ def _look(
         return known
 
 
-def _progress(comparison: ComparisonView) -> str:
+def _progress(comparison: ComparisonStatus) -> str:
     done = f"{comparison.num_measured_pairs} of {comparison.num_pairs} pairs of steps measured"
     where = "" if comparison.version is not None else ", waiting for the plan to take effect"
     return f"comparing: {done}{where}; Ctrl-C leaves it running"
 
 
-def _problem(job_id: str, comparison: ComparisonView, timeout_s: float) -> str | None:
+def _problem(job_id: str, comparison: ComparisonStatus, timeout_s: float) -> str | None:
     measured = f"{comparison.num_measured_pairs} of {comparison.num_pairs} pairs were measured"
     if comparison.state == "running":
         return f"not over after {timeout_s:g} s, {measured}; {_goes_on(job_id)}"
@@ -210,7 +210,7 @@ def _compare(planner: PlannerClient, arguments: argparse.Namespace) -> str | Non
     return waited.problem
 
 
-def _printed(report: ReportView, factors: Factors, arguments: argparse.Namespace) -> str:
+def _printed(report: JobReport, factors: Factors, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(_document(report, factors), indent=2)
     if arguments.markdown:
@@ -218,7 +218,7 @@ def _printed(report: ReportView, factors: Factors, arguments: argparse.Namespace
     return report_as_text(report, factors)
 
 
-def _document(report: ReportView, factors: Factors) -> dict[str, Any]:
+def _document(report: JobReport, factors: Factors) -> dict[str, Any]:
     """The planner's report, and what its joules come to by the user's factors."""
     energy_j, saved_j = report.energy_j, report.saved_j
     conversions: dict[str, Callable[[float], float | None]] = {

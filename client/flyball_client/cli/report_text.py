@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flyball_wire.closed_loop import Estimate, ReportView, SavingView
+from flyball_wire.closed_loop import Estimate, JobReport, VersionSavings
 
 J_PER_KWH = 3.6e6
 
@@ -97,7 +97,7 @@ class _Section:
     notes: tuple[str, ...]
 
 
-def report_as_text(report: ReportView, factors: Factors) -> str:
+def report_as_text(report: JobReport, factors: Factors) -> str:
     """For a terminal."""
     sections = [_section(report, version, factors) for version in report.versions]
     rows = [row for section in sections for row in section.rows]
@@ -110,7 +110,7 @@ def report_as_text(report: ReportView, factors: Factors) -> str:
     return "\n".join([*lines, "", *_remarks(report)])
 
 
-def report_as_markdown(report: ReportView, factors: Factors) -> str:
+def report_as_markdown(report: JobReport, factors: Factors) -> str:
     """For a document."""
     lines = [f"# {_title(report)}", ""]
     lines += [f"- {line}" for line in _sums(report, factors)]
@@ -127,12 +127,12 @@ def report_as_markdown(report: ReportView, factors: Factors) -> str:
 _HEADER = ("", "", "time, s", "energy, J", "steps")
 
 
-def _title(report: ReportView) -> str:
+def _title(report: JobReport) -> str:
     gpus = "emulated GPUs" if report.emulated else "GPUs"
     return f"Report of job {report.job_id}: {report.num_ranks} {gpus}"
 
 
-def _sums(report: ReportView, factors: Factors) -> list[str]:
+def _sums(report: JobReport, factors: Factors) -> list[str]:
     energy = (
         "energy not known: a rank could not read it"
         if report.energy_j is None
@@ -151,7 +151,7 @@ def _sums(report: ReportView, factors: Factors) -> list[str]:
     return lines
 
 
-def _section(report: ReportView, version: SavingView, factors: Factors) -> _Section:
+def _section(report: JobReport, version: VersionSavings, factors: Factors) -> _Section:
     how = _measured(report)
     steps = str(version.num_steps)
     at_highest = version.baseline == "itself"
@@ -186,7 +186,7 @@ def _section(report: ReportView, version: SavingView, factors: Factors) -> _Sect
     )
 
 
-def _notes(report: ReportView, version: SavingView, factors: Factors) -> list[str]:
+def _notes(report: JobReport, version: VersionSavings, factors: Factors) -> list[str]:
     lines: list[str] = []
     if version.saved_j is not None:
         saved = _amounts(version.saved_j, factors)
@@ -200,7 +200,7 @@ def _notes(report: ReportView, version: SavingView, factors: Factors) -> list[st
     return lines
 
 
-def _baseline_note(report: ReportView, version: SavingView) -> str:
+def _baseline_note(report: JobReport, version: VersionSavings) -> str:
     how_to = f" `flyball report {report.job_id} --compare {SUGGESTED_PAIRS}` measures both in turn."
     if any(other.baseline == "interleaved" for other in report.versions):
         how_to = ""
@@ -221,7 +221,7 @@ def _baseline_note(report: ReportView, version: SavingView) -> str:
             )
 
 
-def _remarks(report: ReportView) -> list[str]:
+def _remarks(report: JobReport) -> list[str]:
     lines = [
         "[ ] is the 95 % confidence interval. Energy is of the GPUs alone, without hosts,"
         " network and cooling."
@@ -235,7 +235,7 @@ def _steps(num_steps: int) -> str:
     return f"{num_steps} step" if num_steps == 1 else f"{num_steps} steps"
 
 
-def _measured(report: ReportView) -> str:
+def _measured(report: JobReport) -> str:
     return "measured (emulated)" if report.emulated else "measured"
 
 

@@ -12,8 +12,8 @@ from flyball_wire.errors import FlyballError
 from flyball_wire.messages import (
     Accepted,
     Acknowledgement,
-    Activation,
     MeasurementBatch,
+    PlanVersion,
     RankPlan,
     RankRegistration,
     StepMeasurement,
@@ -95,7 +95,7 @@ class RankCalls:
             self._job_id, self.rank, after_version=after_version, wait_s=wait_s
         )
 
-    def acknowledge(self, version: int, current_step: int, wait_s: float) -> Activation:
+    def acknowledge(self, version: int, current_step: int, wait_s: float) -> PlanVersion:
         """Acknowledge a plan version, and wait up to `wait_s` for its first step."""
         acknowledgement = Acknowledgement(
             version=version, current_step=current_step, run_id=self._run_id

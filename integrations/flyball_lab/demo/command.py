@@ -39,7 +39,7 @@ from flyball_lab.demo.training_process import (
 from flyball_lab.demo.verdict import DemoResult, failed_condition, measure, steps_of
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import Command, CommandError
-from flyball_wire.messages import JobView, PlanView, StepView
+from flyball_wire.messages import JobStep, JobView, PlanView
 
 
 class DemoProgress:
@@ -164,7 +164,7 @@ def demo_job(client: PlannerClient) -> JobView:
     return client.get_job(JOB_ID)
 
 
-def baseline_steps(client: PlannerClient) -> list[StepView]:
+def baseline_steps(client: PlannerClient) -> list[JobStep]:
     """The steps measured at default clocks by all ranks; none before the job is known."""
     try:
         steps = client.list_steps(JOB_ID, limit=_ALL_STEPS)
@@ -175,7 +175,7 @@ def baseline_steps(client: PlannerClient) -> list[StepView]:
     return steps_of(steps, plan_version=None, num_ranks=NUM_STAGES)
 
 
-def planned_steps(client: PlannerClient, version: int) -> list[StepView]:
+def planned_steps(client: PlannerClient, version: int) -> list[JobStep]:
     """The steps measured on this plan version by all ranks."""
     steps = client.list_steps(JOB_ID, limit=_ALL_STEPS)
     return steps_of(steps, plan_version=version, num_ranks=NUM_STAGES)

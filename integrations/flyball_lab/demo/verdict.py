@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from flyball_lab.demo.run_folder import ClocksOfStep
-from flyball_wire.messages import JobView, PlanView, StepView
+from flyball_wire.messages import JobStep, JobView, PlanView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Measurement:
 
 
 def steps_of(
-    steps: Sequence[StepView], *, plan_version: int | None, num_ranks: int
-) -> list[StepView]:
+    steps: Sequence[JobStep], *, plan_version: int | None, num_ranks: int
+) -> list[JobStep]:
     """The steps that all ranks measured on exactly this plan, warm-up included, rising."""
     return sorted(
         (
@@ -45,7 +45,7 @@ def steps_of(
     )
 
 
-def measure(steps: Sequence[StepView]) -> Measurement | None:
+def measure(steps: Sequence[JobStep]) -> Measurement | None:
     """Over one phase's steps; the first is its warm-up and dropped.
 
     None where nothing is left, or a rank could not read its energy.

@@ -244,7 +244,7 @@ def _until_activated(
 ) -> None:
     """Return once all ranks have acknowledged the plan and its first step is named."""
     deadline_s = time.monotonic() + _ACTIVATION_TIMEOUT_S
-    while planner.get_activation(job_id, version).first_step is None:
+    while planner.get_first_step(job_id, version).first_step is None:
         check_interrupted()
         if time.monotonic() > deadline_s:
             raise EvaluationFailedError(f"job {job_id}: not all ranks acknowledged the plan")

@@ -14,13 +14,13 @@ from flyball_server.planning import planner, request_options
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import (
     DEFAULT_NUM_POINTS,
-    FrontierCurve,
     frontier_document,
     make_frontier,
 )
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.warm_up import warm_up
 from flyball_wire.command import Command, CommandError
+from flyball_wire.read_models import Frontier
 
 NUM_TABLE_ROWS = 20
 
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[FrontierCurve, float]:
+def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Frontier, float]:
     """The frontier, and how long solving took, s."""
 
     def report(num_plans: int) -> None:
@@ -76,7 +76,7 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
     return curve, time.perf_counter() - began_s
 
 
-def _text(curve: FrontierCurve) -> str:
+def _text(curve: Frontier) -> str:
     """A table of at most NUM_TABLE_ROWS of the points, and the plans to compare them with."""
     baseline = curve.baseline
     lines = [

@@ -15,28 +15,21 @@ from pydantic import BeforeValidator
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.edge_errors import RETRY_AFTER_S, TooManyWaitingError
 from flyball_server.http.events.live_events import LiveEvents
-from flyball_server.http.mapping.jobs import rank_plan, rendered
+from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.readiness import Readiness
 from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.http.timeline_answers import TimelineAnswers
-from flyball_server.jobs.activation.plan_versions import (
-    HeldVersion,
-    acknowledge_together,
-    list_activations,
-)
-from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
-from flyball_server.jobs.measurements.measurements import RankPost, StoredPost, store_together
+from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
 from flyball_server.jobs.records import (
     ANY_JOB_ID_PATTERN,
     JOB_ID_PATTERN,
     MAX_RANKS,
-    ActivationRecord,
     JobSpec,
     RankRecord,
 )
@@ -44,12 +37,18 @@ from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.versions.plan_versions import (
+    HeldVersion,
+    acknowledge_together,
+    list_versions,
+)
+from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
-from flyball_wire.messages import RankPlan
+from flyball_wire.messages import Accepted, PlanVersion, RankPlan
 
 
 class RankCalls:
@@ -58,38 +57,34 @@ class RankCalls:
     Attributes:
         registrations: registrations, each with its launch.
         plans: requests for a newer plan; rendered, None: there is none.
-        activations: requests for the first steps of a job's versions.
+        versions: requests for the first steps of a job's versions.
         acknowledgements: acknowledged versions.
         measurements: posted measurements.
     """
 
     def __init__(self, services: JobServices) -> None:
-        rank_plans = RankPlans(_rendered)
+        rank_plans = RankPlans(functools.partial(rendered, RankPlan))
         self.registrations: RequestBatcher[tuple[RankRecord, Launch], KnownRank] = RequestBatcher(
             functools.partial(register_together, services)
         )
         self.plans: RequestBatcher[PlanQuestion, bytes | None] = RequestBatcher(
             functools.partial(rank_plans.answer, services)
         )
-        self.activations: RequestBatcher[None, tuple[ActivationRecord, ...]] = RequestBatcher(
-            functools.partial(_activations, services)
+        self.versions: RequestBatcher[None, tuple[PlanVersion, ...]] = RequestBatcher(
+            functools.partial(_versions, services)
         )
-        self.acknowledgements: RequestBatcher[HeldVersion, ActivationRecord] = RequestBatcher(
+        self.acknowledgements: RequestBatcher[HeldVersion, PlanVersion] = RequestBatcher(
             functools.partial(acknowledge_together, services)
         )
-        self.measurements: RequestBatcher[RankPost, StoredPost] = RequestBatcher(
+        self.measurements: RequestBatcher[RankPost, Accepted] = RequestBatcher(
             functools.partial(store_together, services)
         )
 
 
-def _activations(
+def _versions(
     services: JobServices, job_id: str, questions: Sequence[None]
-) -> Sequence[tuple[ActivationRecord, ...]]:
-    return [list_activations(services, job_id)] * len(questions)
-
-
-def _rendered(part: StagePlan) -> bytes:
-    return rendered(RankPlan, rank_plan(part))
+) -> Sequence[tuple[PlanVersion, ...]]:
+    return [list_versions(services, job_id)] * len(questions)
 
 
 # Limit of concurrent streams with `wait_s` 0, beside the calls that wait: a client that is refused

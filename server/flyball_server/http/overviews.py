@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from flyball_server.http.mapping.jobs import rendered
-from flyball_server.http.mapping.views import job_overview
 from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.auth.access import Access
-from flyball_server.views.job_figures import JobFigures, SharedReading
+from flyball_server.views.job_figures import SharedReading
 from flyball_wire.read_models import JobOverview
 
 EVERYTHING = "/overview"  # no job has this name
@@ -58,7 +57,7 @@ class Overviews:
     def __init__(self, reading: SharedReading) -> None:
         self._reading = reading
         self._guard = threading.Lock()
-        self._figures: tuple[JobFigures, ...] = ()
+        self._overviews: tuple[JobOverview, ...] = ()
         self._rendered = RenderedOverview.of(())
         self.of_all: RequestBatcher[None, RenderedOverview] = RequestBatcher(self._all_jobs)
         self.of_job: RequestBatcher[None, JobOverview] = RequestBatcher(
@@ -77,13 +76,12 @@ class Overviews:
         """Return all jobs; blocks the calling thread."""
         with self._guard:
             # Read under the lock, so that older figures never replace newer ones.
-            figures = self._reading.figures()
-            if figures is not self._figures:
-                jobs = ((each.job.job_id, job_overview(each)) for each in figures)
+            jobs = self._reading.overviews()
+            if jobs is not self._overviews:
                 self._rendered = RenderedOverview.of(
-                    (job_id, rendered(JobOverview, view)) for job_id, view in jobs
+                    (job.job_id, rendered(JobOverview, job)) for job in jobs
                 )
-                self._figures = figures
+                self._overviews = jobs
             return self._rendered
 
     def _all_jobs(self, key: str, callers: Sequence[None]) -> Sequence[RenderedOverview]:
@@ -92,4 +90,4 @@ class Overviews:
 
 
 def _one(reading: SharedReading, job_id: str, callers: Sequence[None]) -> Sequence[JobOverview]:
-    return [job_overview(reading.figures_of(job_id))] * len(callers)
+    return [reading.overview_of(job_id)] * len(callers)

@@ -13,7 +13,6 @@ from dataclasses import is_dataclass
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.mapping.views import timeline_view
 from flyball_server.jobs.services import JobServices
 from flyball_server.kit.lru import Lru
 from flyball_server.kit.single_flight import SingleFlight
@@ -70,9 +69,9 @@ class TimelineAnswers:
         """
         found = self.known(services, job_id, version)
         if found is None:
-            timeline = get_timeline(services, job_id, version)
-            found = _compressed(timeline_view(timeline))
-            self._kept.put(timeline.key, found)
+            key, timeline = get_timeline(services, job_id, version)
+            found = _compressed(timeline)
+            self._kept.put(key, found)
         return found
 
 

@@ -12,11 +12,11 @@ from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_RANKS, Record
 from flyball_server.planning.request_options import MAX_SLOWDOWN
-from flyball_wire.closed_loop import ProbedPointView, Timetable
+from flyball_wire.closed_loop import ProfilingResult, Timetable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straggler:
+class AnnouncedSlowdown:
     """A rank whose GPU is announced to be slower than its profile.
 
     Attributes:
@@ -100,31 +100,6 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfilingResult:
-    """Progress or outcome of online profiling.
-
-    Attributes:
-        state: `probing`, `finished` or `refused`.
-        problem: why it was refused; None otherwise.
-        num_steps: number of steps that it has read.
-        points: as found; empty before the end.
-        blocking_power_w, blocking_power_error_w: per stage, measured; None where it was given.
-        largest_slowdown: a share; None: not known yet.
-        extra_time_s, extra_energy_j: that it has added; None where that is not known.
-    """
-
-    state: Literal["probing", "finished", "refused"]
-    problem: str | None = None
-    num_steps: int = 0
-    points: tuple[ProbedPointView, ...] = ()
-    blocking_power_w: tuple[float, ...] | None = None
-    blocking_power_error_w: tuple[float, ...] | None = None
-    largest_slowdown: float | None = None
-    extra_time_s: float | None = None
-    extra_energy_j: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
     """Part of a job's loop state that its plan depends on.
 
@@ -165,7 +140,7 @@ class JobLoopState(Record):
     """
 
     job_id: str
-    stragglers: tuple[Straggler, ...] = ()
+    stragglers: tuple[AnnouncedSlowdown, ...] = ()
     detected: tuple[RankSlowdown, ...] = ()
     timetable: Timetable | None = None
     comparison: Comparison | None = None

@@ -335,14 +335,6 @@ class PlanRecord(Record):
         return len(self.baseline_cycle) or 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActivationRecord(Record):
-    """A plan version without its plan: from which step it holds, None: not named yet."""
-
-    version: int
-    first_step: int | None
-
-
 _STEP_COUNTS = (
     "num_unplanned",
     "num_overruns",

@@ -16,7 +16,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.request_options import DEFAULT_POLICY, DEFAULT_TARGET
-from flyball_wire.closed_loop import Timetable, TimetableWindow
+from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow
 
 MAX_WINDOWS = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -223,20 +223,7 @@ def _clock_changes(zone: tzinfo, now: datetime) -> Iterator[datetime]:
         yield after
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimetableSummary:
-    """A job's timetable, and what it makes of the target now; as the wire's TimetableView.
-
-    Attributes:
-        next_change: when another window may count; None: never.
-    """
-
-    timetable: Timetable | None
-    target_in_force: str
-    next_change: datetime | None
-
-
-def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> TimetableSummary:
+def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> TimetableStatus:
     """Give the job targets by the time of day, in the place of those before.
 
     The planner itself plans the job anew where another target holds now.
@@ -250,20 +237,20 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
         job = require_job(writer, job_id)
         _check_policy(job, timetable)
         loop_state = writer.find_loop_state(job_id).evolve(timetable=timetable)
-        summary = _summary(services, job, loop_state)
+        status = _status(services, job, loop_state)
         writer.save_loop_state(loop_state)
     services.enqueue_reconcile(job_id)
-    return summary
+    return status
 
 
-def get_timetable(services: JobServices, job_id: str) -> TimetableSummary:
+def get_timetable(services: JobServices, job_id: str) -> TimetableStatus:
     """The job's timetable.
 
     Raises:
         UnknownJobError: no such job.
     """
     with services.store.reading() as reader:
-        return _summary(services, require_job(reader, job_id), reader.find_loop_state(job_id))
+        return _status(services, require_job(reader, job_id), reader.find_loop_state(job_id))
 
 
 def delete_timetable(services: JobServices, job_id: str) -> None:
@@ -290,10 +277,11 @@ def _check_policy(job: JobRecord, timetable: Timetable) -> None:
             )
 
 
-def _summary(services: JobServices, job: JobRecord, loop_state: JobLoopState) -> TimetableSummary:
+def _status(services: JobServices, job: JobRecord, loop_state: JobLoopState) -> TimetableStatus:
     timetable = loop_state.timetable
-    return TimetableSummary(
+    change = None if timetable is None else next_change(timetable, services.now())
+    return TimetableStatus(
         timetable=timetable,
-        target_in_force=loop_state.planned_for.target or job.in_force.target,
-        next_change=None if timetable is None else next_change(timetable, services.now()),
+        current_target=loop_state.planned_for.target or job.in_force.target,
+        next_change=None if change is None else change.isoformat(),
     )

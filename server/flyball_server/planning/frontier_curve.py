@@ -7,7 +7,6 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +21,7 @@ from flyball_server.planning.model.data_parallel import (
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_wire.read_models import ComparedPlan, Frontier, FrontierPoint
 
 # Of an interval's claim to the next point, how much its width counts beside its error: where
 # the bound is straight there are plans to choose from as well.
@@ -158,52 +158,11 @@ MAX_NUM_POINTS = 10_000
 COMPARED_ENVPIPE = (("uniform", "default"), ("envelope", "default"), ("envelope", "balanced"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrontierPoint:
-    """A deployable plan's predicted time and energy, with the bound at its deadline.
-
-    The plan itself comes by the target `deadline:` with the point's `deadline_s`.
-    """
-
-    deadline_s: float
-    iteration_time_s: float
-    energy_j: float
-    lower_bound_j: float
-
-    @property
-    def gap_percent(self) -> float:
-        """Return how far the energy is above the bound, %."""
-        return 100 * (self.energy_j / self.lower_bound_j - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedPlan:
-    """Another policy's predicted time and energy; `name` as `envelope, balanced`."""
-
-    name: str
-    iteration_time_s: float
-    energy_j: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontierCurve:
-    """The frontier: points in rising time and falling energy, the baseline, EnvPipe's plans.
-
-    Attributes:
-        reserve: that the points were planned with; bounds are then on plans that keep it.
-    """
-
-    points: tuple[FrontierPoint, ...]
-    baseline: ComparedPlan
-    envpipe: tuple[ComparedPlan, ...]
-    reserve: float = 0.0
-
-
 def make_frontier(
     request: PlanRequest | DataParallelRequest,
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
-) -> FrontierCurve:
+) -> Frontier:
     """The whole frontier; `request.policy`, `reconfigure` and `target` are not looked at.
 
     Args:
@@ -219,13 +178,14 @@ def make_frontier(
     first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
     solver = DeadlineSolver(_model(request), reserve=first.reserve)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(first.effort), report)
-    return FrontierCurve(
+    return Frontier(
         points=tuple(
             FrontierPoint(
                 deadline_s=plan.relaxed.deadline_s,
                 iteration_time_s=plan.iteration_time_s,
                 energy_j=plan.energy_j,
                 lower_bound_j=plan.lower_bound_j,
+                gap_percent=100 * (plan.energy_j / plan.lower_bound_j - 1),
             )
             for plan in plans
         ),
@@ -237,32 +197,9 @@ def make_frontier(
     )
 
 
-def frontier_document(curve: FrontierCurve, *, solve_s: float) -> dict[str, Any]:
+def frontier_document(curve: Frontier, *, solve_s: float) -> dict[str, Any]:
     """Return what `flyball frontier --json` prints; `solve_s` is how long the planning took, s."""
-    return {
-        "points": [
-            {
-                "iteration_time_s": point.iteration_time_s,
-                "energy_j": point.energy_j,
-                "lower_bound_j": point.lower_bound_j,
-                "gap_percent": point.gap_percent,
-                "deadline_s": point.deadline_s,
-            }
-            for point in curve.points
-        ],
-        "baseline": _compared_document(curve.baseline),
-        "envpipe": [_compared_document(plan) for plan in curve.envpipe],
-        "reserve": curve.reserve,
-        "solve_s": solve_s,
-    }
-
-
-def _compared_document(plan: ComparedPlan) -> dict[str, str | float]:
-    return {
-        "name": plan.name,
-        "iteration_time_s": plan.iteration_time_s,
-        "energy_j": plan.energy_j,
-    }
+    return {**dataclasses.asdict(curve), "solve_s": solve_s}
 
 
 def _model(request: PlanRequest | DataParallelRequest) -> PipelineModel:

@@ -10,27 +10,7 @@ from flyball_server.profiling.findings import StageFindings
 from flyball_server.profiling.iterations import ProbingCost
 from flyball_server.profiling.observations import Z_95, ErrorLimits, ProbeSetup
 from flyball_server.profiling.walk import needed_points
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfiledPoint:
-    """One operating point as found.
-
-    Attributes:
-        time_error_s: standard error, s.
-        energy_error_j: standard error, J, the division between kinds included.
-        num_probes: instructions that ran at it; 0: interpolated.
-    """
-
-    stage: int
-    kind: InstructionKind
-    chunk: int
-    frequency_mhz: int
-    time_s: float
-    time_error_s: float
-    energy_j: float
-    energy_error_j: float
-    num_probes: int
+from flyball_wire.closed_loop import ProbedPoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +25,7 @@ class ProfilingResult:
         cost: measured.
     """
 
-    points: tuple[ProfiledPoint, ...]
+    points: tuple[ProbedPoint, ...]
     blocking_power_w: tuple[float, ...]
     blocking_power_error_w: tuple[float, ...] | None
     num_steps: int
@@ -84,7 +64,7 @@ def result_of(
     )
 
 
-def _found(findings: StageFindings, limits: ErrorLimits) -> Iterator[ProfiledPoint]:
+def _found(findings: StageFindings, limits: ErrorLimits) -> Iterator[ProbedPoint]:
     points, times, energies = findings.points, findings.times, findings.energies
     if energies is None:
         return
@@ -97,9 +77,9 @@ def _found(findings: StageFindings, limits: ErrorLimits) -> Iterator[ProfiledPoi
             continue
         class_index, clock_index = divmod(int(number), len(points.clocks_mhz))
         kind, chunk = points.classes[class_index]
-        yield ProfiledPoint(
+        yield ProbedPoint(
             stage=findings.stage,
-            kind=kind,
+            instruction=str(kind),
             chunk=chunk,
             frequency_mhz=points.clocks_mhz[clock_index],
             time_s=float(times.mean_s[number]),
@@ -113,16 +93,16 @@ def _found(findings: StageFindings, limits: ErrorLimits) -> Iterator[ProfiledPoi
 _Points = Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]]
 
 
-def _points_of(points: Sequence[ProfiledPoint], chunk: int) -> _Points:
+def _points_of(points: Sequence[ProbedPoint], chunk: int) -> _Points:
     of_chunk: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
     for point in points:
         if point.chunk == chunk:
-            key = (point.stage, point.kind)
+            key = (point.stage, InstructionKind(point.instruction))
             of_chunk[key] = (*of_chunk.get(key, ()), _operating_point(point))
     return of_chunk
 
 
-def _operating_point(point: ProfiledPoint) -> OperatingPoint:
+def _operating_point(point: ProbedPoint) -> OperatingPoint:
     return OperatingPoint(
         frequency_mhz=point.frequency_mhz, time_s=point.time_s, energy_j=point.energy_j
     )

@@ -1,4 +1,4 @@
-"""Every metric about jobs: its name, what it means, and its value for a job or for several."""
+"""Metrics about jobs: name, help text and value, for one job or for several."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -15,8 +16,8 @@ from prometheus_client.registry import Collector
 from flyball_server.jobs.errors import StoreError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.views.job_figures import SharedReading
-from flyball_server.views.job_reading import OTHER_JOBS, AllJobs, JobFacts, StageMeasurement
-from flyball_server.views.job_totals import Clocks, JobTotals
+from flyball_server.views.job_reading import OTHER_JOBS, AllJobs, JobFacts
+from flyball_server.views.job_totals import Clocks
 
 OTHER_STAGES = "other"
 # A pipeline has more stages than this only on paper.
@@ -24,6 +25,7 @@ MOST_STAGES = 64
 _HZ_PER_MHZ = 1e6
 
 Family = GaugeMetricFamily | CounterMetricFamily
+Values = Sequence[float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,8 @@ class JobMetric:
 
     Attributes:
         name: without `_total`, which a counter gets.
-        of_job: None: there is none now.
-        is_summed: whether that of jobs without a label of their own is told, added up.
+        of_job: None: no value now.
+        is_summed: true if the sum over the jobs without a label of their own is exported too.
     """
 
     name: str
@@ -43,143 +45,220 @@ class JobMetric:
     is_summed: bool = False
 
 
-def _total(name: str, meaning: str, of_totals: Callable[[JobTotals], float]) -> JobMetric:
-    def of_job(facts: JobFacts) -> float | None:
-        # Part of a count would look like a counter that began again.
-        return of_totals(facts.totals) if facts.is_caught_up else None
+def _attribute(path: str) -> Callable[[JobFacts], Any]:
+    """Return a reader of `JobFacts.<path>`; it returns None where a part of the path is None."""
 
-    return JobMetric(name=name, help=meaning, of_job=of_job, is_counter=True, is_summed=True)
+    def read(facts: JobFacts) -> object:
+        value: object = facts
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        return value
 
-
-def _predicted(name: str, meaning: str, field: str) -> JobMetric:
-    def of_job(facts: JobFacts) -> float | None:
-        return None if facts.prediction is None else getattr(facts.prediction, field)
-
-    return JobMetric(
-        name=name, help=f"{meaning}; of the active version, or the newest before.", of_job=of_job
-    )
+    return read
 
 
-JOB_METRICS = (
-    JobMetric(
-        name="flyball_ranks_expected",
-        help="Ranks that the job is registered with.",
-        of_job=lambda facts: facts.ranks.expected,
-        is_summed=True,
+def _when_caught_up(of_job: Callable[[JobFacts], float]) -> Callable[[JobFacts], float | None]:
+    """Part of a count would look like a counter that began again."""
+    return lambda facts: of_job(facts) if facts.is_caught_up else None
+
+
+def _gap(facts: JobFacts) -> float | None:
+    gap_percent: float | None = _attribute("prediction.gap_percent")(facts)
+    return None if gap_percent is None else gap_percent / 100
+
+
+def _predicted_saved_j(facts: JobFacts) -> float:
+    return facts.totals.predicted_baseline_j - facts.totals.predicted_j
+
+
+_OF_THE_VERSION = "of the active version, or the newest before."
+_GAUGES = (
+    ("flyball_plan_newest_version", "newest_version", "The job's newest plan version."),
+    (
+        "flyball_plan_active_version",
+        "active_version",
+        "The newest plan version whose first step is named.",
     ),
-    JobMetric(
-        name="flyball_ranks_registered",
-        help="Ranks of the job that have registered.",
-        of_job=lambda facts: facts.ranks.registered,
-        is_summed=True,
-    ),
-    JobMetric(
-        name="flyball_ranks_present",
-        help="Registered ranks that were heard of lately and have not said that they are done.",
-        of_job=lambda facts: facts.ranks.present,
-        is_summed=True,
-    ),
-    JobMetric(
-        name="flyball_plan_newest_version",
-        help="The job's newest plan version.",
-        of_job=lambda facts: facts.newest_version,
-    ),
-    JobMetric(
-        name="flyball_plan_active_version",
-        help="The newest plan version whose first step is named.",
-        of_job=lambda facts: facts.active_version,
-    ),
-    _predicted(
+    (
         "flyball_predicted_iteration_time_seconds",
-        "Predicted time of an iteration on the plan, s",
-        "iteration_time_s",
+        "prediction.iteration_time_s",
+        f"Predicted time of an iteration on the plan, s; {_OF_THE_VERSION}",
     ),
-    _predicted(
+    (
         "flyball_predicted_iteration_energy_joules",
-        "Predicted energy of an iteration on the plan, J, of the ranks that the profile holds",
-        "energy_j",
+        "prediction.energy_j",
+        "Predicted energy of an iteration on the plan, J, of the ranks that the profile holds;"
+        f" {_OF_THE_VERSION}",
     ),
-    _predicted(
+    (
         "flyball_predicted_baseline_iteration_time_seconds",
-        "Predicted time of an iteration at the highest clocks, s",
-        "baseline_iteration_time_s",
+        "prediction.baseline_iteration_time_s",
+        f"Predicted time of an iteration at the highest clocks, s; {_OF_THE_VERSION}",
     ),
-    _predicted(
+    (
         "flyball_predicted_baseline_iteration_energy_joules",
+        "prediction.baseline_energy_j",
         "Predicted energy of an iteration at the highest clocks, J, of the ranks that the profile"
-        " holds",
-        "baseline_energy_j",
+        f" holds; {_OF_THE_VERSION}",
     ),
-    _predicted(
-        "flyball_plan_lower_bound_gap_ratio",
-        "How far the plan's predicted energy is above its certified lower bound, a share",
-        "gap",
+    (
+        "flyball_measured_iteration_time_seconds",
+        "newest.iteration_time_s",
+        "Measured time of an iteration, s: mean of the newest alike steps that all ranks have"
+        " posted, at most 16, each the slowest rank's.",
+    ),
+    (
+        "flyball_measured_iteration_energy_joules",
+        "newest.energy_j",
+        "Measured energy of an iteration, J, all ranks: mean of the same steps.",
+    ),
+    (
+        "flyball_measured_saved_energy_joules",
+        "saved_j.mean",
+        "Saved so far, J: measured steps on plans against measured steps at the highest clocks, as"
+        " in the report. A gauge: it falls where a plan costs energy.",
+    ),
+)
+_SUMMED_GAUGES = (
+    ("flyball_ranks_expected", "ranks.expected", "Ranks that the job is registered with."),
+    ("flyball_ranks_registered", "ranks.registered", "Ranks of the job that have registered."),
+    (
+        "flyball_ranks_present",
+        "ranks.present",
+        "Registered ranks with a recent heartbeat that have not left.",
+    ),
+)
+_COUNTERS = (
+    (
+        "flyball_predicted_energy_joules",
+        "totals.predicted_j",
+        "Predicted energy of the steps that were run on a plan, J.",
+    ),
+    (
+        "flyball_predicted_baseline_energy_joules",
+        "totals.predicted_baseline_j",
+        "Predicted energy of the same steps, had they been run at the highest clocks, J.",
+    ),
+    (
+        "flyball_incomplete_steps",
+        "totals.num_incomplete",
+        "Steps that not all ranks have posted within a minute of measured time.",
+    ),
+    (
+        "flyball_unplanned_instructions",
+        "totals.num_unplanned",
+        "Measured instructions that the plan did not expect.",
+    ),
+    (
+        "flyball_clock_misses",
+        "totals.num_clock_misses",
+        "Read-backs of an SM clock below the one that was set.",
+    ),
+    (
+        "flyball_power_capped_clocks",
+        "totals.num_power_capped",
+        "Clock misses caused by a power cap.",
+    ),
+    (
+        "flyball_thermally_capped_clocks",
+        "totals.num_thermally_capped",
+        "Clock misses caused by heat.",
+    ),
+)
+JOB_METRICS = (
+    *(JobMetric(name=name, help=text, of_job=_attribute(path)) for name, path, text in _GAUGES),
+    *(
+        JobMetric(name=name, help=text, of_job=_attribute(path), is_summed=True)
+        for name, path, text in _SUMMED_GAUGES
     ),
     JobMetric(
-        name="flyball_measured_iteration_time_seconds",
-        help="Measured time of an iteration, s: mean of the newest alike steps that all ranks"
-        " have posted, 16 at the most, of each the slowest rank's.",
-        of_job=lambda facts: None if facts.newest is None else facts.newest.time_s,
-    ),
-    JobMetric(
-        name="flyball_measured_iteration_energy_joules",
-        help="Measured energy of an iteration, J, all ranks: mean of the same steps.",
-        of_job=lambda facts: None if facts.newest is None else facts.newest.energy_j,
-    ),
-    JobMetric(
-        name="flyball_measured_saved_energy_joules",
-        help="Saved so far, J: measured steps on plans against measured steps at the highest"
-        " clocks, as in the report. A gauge: it falls where a plan costs energy.",
-        of_job=lambda facts: None if facts.saved_j is None else facts.saved_j.mean,
+        name="flyball_plan_lower_bound_gap_ratio",
+        help="Share by which the plan's predicted energy is above its proven lower bound;"
+        f" {_OF_THE_VERSION}",
+        of_job=_gap,
     ),
     JobMetric(
         name="flyball_predicted_saved_energy_joules",
-        help="Predicted to be saved so far, J: predicted baseline less predicted energy of the"
-        " plan, for each step that was run on one. Nothing of it is measured but the steps.",
-        of_job=lambda facts: (
-            facts.totals.predicted_baseline_j - facts.totals.predicted_j
-            if facts.is_caught_up
-            else None
-        ),
+        help="Predicted savings so far, J: predicted baseline less predicted energy of the plan,"
+        " for each step that was run on one. Only the steps are measured.",
+        of_job=_when_caught_up(_predicted_saved_j),
         is_summed=True,
     ),
-    _total(
-        "flyball_predicted_energy_joules",
-        "Predicted energy of the steps that were run on a plan, J.",
-        lambda totals: totals.predicted_j,
-    ),
-    _total(
-        "flyball_predicted_baseline_energy_joules",
-        "Predicted energy of the same steps, had they been run at the highest clocks, J.",
-        lambda totals: totals.predicted_baseline_j,
-    ),
-    _total(
-        "flyball_incomplete_steps",
-        "Steps that not all ranks have posted within a minute of measured time.",
-        lambda totals: totals.num_incomplete,
-    ),
-    _total(
-        "flyball_unplanned_instructions",
-        "Measured instructions that the plan did not expect.",
-        lambda totals: totals.num_unplanned,
-    ),
-    _total(
-        "flyball_clock_misses",
-        "Times that an SM clock, read back, was below the one that was set.",
-        lambda totals: totals.num_clock_misses,
-    ),
-    _total(
-        "flyball_power_capped_clocks",
-        "Of the clock misses, those where power held the clock down.",
-        lambda totals: totals.num_power_capped,
-    ),
-    _total(
-        "flyball_thermally_capped_clocks",
-        "Of the clock misses, those where heat held the clock down.",
-        lambda totals: totals.num_thermally_capped,
+    *(
+        JobMetric(
+            name=name,
+            help=text,
+            of_job=_when_caught_up(_attribute(path)),
+            is_counter=True,
+            is_summed=True,
+        )
+        for name, path, text in _COUNTERS
     ),
 )
-_OF_JOB = ("job", "emulated")
+# Of each kind of clocks: name, attribute of the sum, help text.
+_CLOCKS_METRICS = (
+    (
+        "flyball_steps",
+        "num_steps",
+        "Measured steps that all ranks have posted, by the clocks they ran at.",
+    ),
+    ("flyball_step_time_seconds", "time_s", "Measured time of these steps, s."),
+    (
+        "flyball_step_energy_joules",
+        "energy_j",
+        "Measured energy of these steps, J, all ranks; only steps whose energy all could read.",
+    ),
+)
+
+
+def _hertz(values_mhz: Values) -> Values:
+    return [None if mhz is None else mhz * _HZ_PER_MHZ for mhz in values_mhz]
+
+
+# Of each stage: name, values by stage, their aggregate from MOST_STAGES on, help text.
+_STAGE_METRICS: tuple[
+    tuple[str, Callable[[JobFacts], Values], Callable[[Iterable[float]], float], str], ...
+] = (
+    (
+        "flyball_predicted_stage_busy_seconds",
+        lambda facts: [stage.busy_s for stage in facts.stages],
+        max,
+        "Predicted time that a stage's instructions of an iteration take on the plan, s.",
+    ),
+    (
+        "flyball_predicted_stage_energy_joules",
+        lambda facts: [stage.energy_j for stage in facts.stages],
+        sum,
+        "Predicted energy of a stage in an iteration on the plan, J, waiting included.",
+    ),
+    (
+        "flyball_measured_stage_time_seconds",
+        lambda facts: [stage.time_s for stage in facts.measured_stages],
+        max,
+        "Measured time of an iteration on the slowest rank of a stage, s: mean of newest steps.",
+    ),
+    (
+        "flyball_measured_stage_energy_joules",
+        lambda facts: [stage.energy_j for stage in facts.measured_stages],
+        sum,
+        "Measured energy of a stage in an iteration, J, all its ranks: mean of newest steps.",
+    ),
+    (
+        "flyball_planned_stage_sm_clock_hertz",
+        lambda facts: _hertz(facts.planned_clocks_mhz),
+        fmean,
+        "SM clock that the active plan sets on a stage's GPUs, Hz: mean over its instructions,"
+        " weighted by their times in the profile.",
+    ),
+    (
+        "flyball_measured_stage_sm_clock_hertz",
+        lambda facts: _hertz([stage.sm_clock_mhz for stage in facts.measured_stages]),
+        fmean,
+        "Measured SM clock of a stage's GPUs, Hz, read back while they were busy: mean of newest"
+        " steps, over the ranks that could read it.",
+    ),
+)
+_LABELS = ("job", "emulated")
 
 
 def job_families(jobs: AllJobs) -> list[Family]:
@@ -206,7 +285,7 @@ def _jobs_by_state(jobs: AllJobs) -> Family:
 
 def _of_jobs(metric: JobMetric, jobs: AllJobs) -> Family:
     kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
-    family: Family = kind(metric.name, metric.help, labels=_OF_JOB)
+    family: Family = kind(metric.name, metric.help, labels=_LABELS)
     for facts in jobs.labelled:
         value = metric.of_job(facts)
         if value is not None:
@@ -219,93 +298,35 @@ def _of_jobs(metric: JobMetric, jobs: AllJobs) -> Family:
 
 
 def _by_clocks(jobs: AllJobs) -> list[Family]:
-    labels = (*_OF_JOB, "clocks")
-    steps = CounterMetricFamily(
-        "flyball_steps",
-        "Measured steps that all ranks have posted, by what they ran at.",
-        labels=labels,
-    )
-    times = CounterMetricFamily(
-        "flyball_step_time_seconds", "Measured time of these steps, s.", labels=labels
-    )
-    energies = CounterMetricFamily(
-        "flyball_step_energy_joules",
-        "Measured energy of these steps, J, all ranks; of those whose energy all could read.",
-        labels=labels,
-    )
-
-    def add(job: str, emulated: bool, several: Sequence[JobFacts]) -> None:
-        if not all(facts.is_caught_up for facts in several):
-            return
-        for clocks in Clocks:
-            sums = [facts.totals.sums[clocks] for facts in several]
-            key = (job, _flag(emulated), str(clocks))
-            steps.add_metric(key, sum(each.num_steps for each in sums))
-            times.add_metric(key, sum(each.time_s for each in sums))
-            energies.add_metric(key, sum(each.energy_j for each in sums))
-
-    for facts in jobs.labelled:
-        add(facts.job.job_id, facts.emulated, [facts])
-    for emulated, others in _by_emulation(jobs.others):
-        add(OTHER_JOBS, emulated, others)
-    return [steps, times, energies]
+    several = [(facts.job.job_id, facts.emulated, [facts]) for facts in jobs.labelled]
+    several += [(OTHER_JOBS, emulated, part) for emulated, part in _by_emulation(jobs.others)]
+    families: list[Family] = []
+    for name, attribute, text in _CLOCKS_METRICS:
+        family = CounterMetricFamily(name, text, labels=(*_LABELS, "clocks"))
+        for job, emulated, part in several:
+            for clocks in Clocks if all(facts.is_caught_up for facts in part) else ():
+                total = sum(getattr(facts.totals.sums[clocks], attribute) for facts in part)
+                family.add_metric((job, _flag(emulated), str(clocks)), total)
+        families.append(family)
+    return families
 
 
 def _of_stages(jobs: AllJobs) -> list[Family]:
     """Stages from MOST_STAGES on as one: energies added up, of times the longest, clocks' mean."""
-    labels = (*_OF_JOB, "stage")
-    busy = GaugeMetricFamily(
-        "flyball_predicted_stage_busy_seconds",
-        "Predicted time that a stage's instructions of an iteration take on the plan, s.",
-        labels=labels,
-    )
-    predicted = GaugeMetricFamily(
-        "flyball_predicted_stage_energy_joules",
-        "Predicted energy of a stage in an iteration on the plan, J, waiting included.",
-        labels=labels,
-    )
-    times = GaugeMetricFamily(
-        "flyball_measured_stage_time_seconds",
-        "Measured time of an iteration on the slowest rank of a stage, s: mean of newest steps.",
-        labels=labels,
-    )
-    energies = GaugeMetricFamily(
-        "flyball_measured_stage_energy_joules",
-        "Measured energy of a stage in an iteration, J, all its ranks: mean of newest steps.",
-        labels=labels,
-    )
-    planned = GaugeMetricFamily(
-        "flyball_planned_stage_sm_clock_hertz",
-        "SM clock that the active plan asks of a stage's GPUs, Hz: mean over its instructions, each"
-        " by its time in the profile.",
-        labels=labels,
-    )
-    clocks = GaugeMetricFamily(
-        "flyball_measured_stage_sm_clock_hertz",
-        "Measured SM clock of a stage's GPUs, Hz, as read back while they were busy: mean of newest"
-        " steps, over the ranks that could read it.",
-        labels=labels,
-    )
-    for facts in jobs.labelled:
-        key = (facts.job.job_id, _flag(facts.emulated))
-        _add_stages(busy, key, [stage.busy_s for stage in facts.stages], max)
-        _add_stages(predicted, key, [stage.energy_j for stage in facts.stages], sum)
-        _add_stages(times, key, [stage.time_s for stage in facts.measured_stages], max)
-        _add_stages(energies, key, [stage.energy_j for stage in facts.measured_stages], sum)
-        planned_hz = [clock_mhz * _HZ_PER_MHZ for clock_mhz in facts.planned_clocks_mhz]
-        _add_stages(planned, key, planned_hz, fmean)
-        _add_stages(clocks, key, [_clock_hz(stage) for stage in facts.measured_stages], fmean)
-    return [busy, predicted, times, energies, planned, clocks]
-
-
-def _clock_hz(stage: StageMeasurement) -> float | None:
-    return None if stage.sm_clock_mhz is None else stage.sm_clock_mhz * _HZ_PER_MHZ
+    families: list[Family] = []
+    for name, values_of, together, text in _STAGE_METRICS:
+        family = GaugeMetricFamily(name, text, labels=(*_LABELS, "stage"))
+        for facts in jobs.labelled:
+            key = (facts.job.job_id, _flag(facts.emulated))
+            _add_stages(family, key, values_of(facts), together)
+        families.append(family)
+    return families
 
 
 def _add_stages(
     family: GaugeMetricFamily,
     key: tuple[str, str],
-    values: Sequence[float | None],
+    values: Values,
     together: Callable[[Iterable[float]], float],
 ) -> None:
     for stage, value in enumerate(values[:MOST_STAGES]):

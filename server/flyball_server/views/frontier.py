@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from dataclasses import dataclass
 
 from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.records import JobRecord
@@ -13,50 +11,35 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.solve import SupersededError, solve
 from flyball_server.jobs.services import JobServices, frontier_lock
+from flyball_server.kit.lru import Lru
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier_curve import FrontierCurve, make_frontier
+from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.planner import PlanRequest, with_named_schedule
 from flyball_server.planning.request_options import DEFAULT_TARGET, Effort
+from flyball_wire.read_models import Frontier, JobFrontier
 
 MAX_REMEMBERED = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class SolvedFrontier:
-    """A job's frontier and how long it took to find, s."""
-
-    job_id: str
-    curve: FrontierCurve
-    solve_s: float
-
-
 class FrontierMemory:
-    """The frontier last asked for of each job, so that a page may ask again at no cost."""
+    """The newest frontier of each job; the jobs requested longest ago are dropped."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._solved: dict[str, tuple[PlanRequest, int, SolvedFrontier]] = {}
+        self._solved = Lru[str, tuple[PlanRequest, int, JobFrontier]](MAX_REMEMBERED)
 
-    def find(self, request: PlanRequest, num_points: int, job_id: str) -> SolvedFrontier | None:
-        """Return what was found for just this, or None."""
-        with self._guard:
-            known = self._solved.get(job_id)
-        if known is None or known[:2] != (request, num_points):
-            return None
-        return known[2]
+    def find(self, request: PlanRequest, num_points: int, job_id: str) -> JobFrontier | None:
+        """Return the frontier of exactly this request; None: not in memory."""
+        request_of, num_points_of, frontier = self._solved.get(job_id) or (None, 0, None)
+        return frontier if (request_of, num_points_of) == (request, num_points) else None
 
-    def keep(self, request: PlanRequest, num_points: int, solved: SolvedFrontier) -> None:
-        """Remember it in the place of what was known of the job; the oldest job goes."""
-        with self._guard:
-            self._solved.pop(solved.job_id, None)
-            self._solved[solved.job_id] = (request, num_points, solved)
-            while len(self._solved) > MAX_REMEMBERED:
-                self._solved.pop(next(iter(self._solved)))
+    def keep(self, request: PlanRequest, num_points: int, frontier: JobFrontier) -> None:
+        """Store the job's newest frontier."""
+        self._solved.put(frontier.job_id, (request, num_points, frontier))
 
 
 def known_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
-) -> SolvedFrontier | None:
+) -> JobFrontier | None:
     """The job's frontier, if it was found for just this before.
 
     Raises:
@@ -68,7 +51,7 @@ def known_frontier(
 
 def get_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
-) -> SolvedFrontier:
+) -> JobFrontier:
     """The job's frontier from its profile as it now stands.
 
     Of a job with schedule `auto` it is that of the order chosen for the target `fastest`.
@@ -116,17 +99,17 @@ def _solved(
     job: JobRecord,
     request: PlanRequest,
     num_points: int,
-) -> SolvedFrontier:
+) -> JobFrontier:
     started_s = time.perf_counter()
     try:
         curve = solve(services, job, _curve, request, num_points)
     except PlanningError as error:
         raise InvalidFieldError(error.field, error.message) from error
     solve_s = time.perf_counter() - started_s
-    solved = SolvedFrontier(job_id=job.job_id, curve=curve, solve_s=solve_s)
+    solved = JobFrontier(**vars(curve), job_id=job.job_id, solve_s=solve_s)
     memory.keep(request, num_points, solved)
     return solved
 
 
-def _curve(request: PlanRequest, num_points: int) -> FrontierCurve:
+def _curve(request: PlanRequest, num_points: int) -> Frontier:
     return make_frontier(with_named_schedule(request), num_points)

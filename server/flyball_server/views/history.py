@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from dataclasses import dataclass
 from datetime import datetime
 
 from flyball_profiles.stage_profile import StageProfile
@@ -17,9 +16,10 @@ from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.plan import DataParallelPlan, PlanPrediction
+from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan
-from flyball_server.views.plan_facts import mean_stage_clocks_mhz
+from flyball_server.views.plan_facts import mean_stage_clocks_mhz, predicted_iteration
+from flyball_wire.read_models import PlanSummary
 
 # Of all jobs together; one of 64 stages takes some 3 KB.
 MAX_REMEMBERED = 10_000
@@ -27,32 +27,6 @@ MAX_REMEMBERED = 10_000
 HISTORIES_AT_ONCE = 4
 # Documents that are read in one transaction.
 _READ_AT_ONCE = 8
-_PREDICTION_FIELDS = tuple(field.name for field in dataclasses.fields(PlanPrediction))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanSummary:
-    """A plan version without its instructions.
-
-    Attributes:
-        kind: `plan`; `comparison`: steps at the highest clocks in between; `separate`: each
-            data-parallel pipeline has clocks of its own; `probe`: made to learn from.
-        policy, target: that it was made for; of a probe `target` is empty.
-        first_step: from which it holds; None: not named.
-        prediction: None of a probe.
-        stage_clock_mhz: per stage, as in `mean_stage_clocks_mhz`, on the profile that the job had
-            when this planner first read the version.
-    """
-
-    version: int
-    kind: str
-    schedule: str
-    policy: str
-    target: str
-    created_at: datetime
-    first_step: int | None
-    prediction: PlanPrediction | None
-    stage_clock_mhz: tuple[float, ...]
 
 
 # By when the job was created, and by version.
@@ -148,19 +122,18 @@ def _look(
     """
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
-        activations = reader.list_activations(job_id)
+        versions = reader.list_versions(job_id)
         of_call = own.setdefault(job.created_at, {})
         known = memory.of_job(job) | of_call
-        unknown = [entry.version for entry in activations if entry.version not in known]
+        unknown = [entry.version for entry in versions if entry.version not in known]
         if unknown and num_documents:
             of_call |= _read(reader, job_id, unknown[:num_documents])
             memory.keep(job, of_call)
             known |= of_call
-    if any(entry.version not in known for entry in activations):
+    if any(entry.version not in known for entry in versions):
         return None
     return tuple(
-        dataclasses.replace(known[entry.version], first_step=entry.first_step)
-        for entry in activations
+        dataclasses.replace(known[entry.version], first_step=entry.first_step) for entry in versions
     )
 
 
@@ -179,17 +152,17 @@ def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
         profile: the job's; None: it has none.
     """
     plan = record.plan
-    prediction = None if isinstance(plan, ProbePlan) else _without_instructions(plan)
+    planned = None if isinstance(plan, ProbePlan) else plan
     return PlanSummary(
         version=record.version,
         kind=_kind(record),
         schedule=plan.schedule,
-        policy=PROBE_POLICY if prediction is None else prediction.policy,
-        target="" if prediction is None else prediction.target,
-        created_at=record.created_at,
+        policy=PROBE_POLICY if planned is None else planned.policy,
+        target="" if planned is None else planned.target,
+        created_at=record.created_at.isoformat(),
         first_step=record.first_step,
-        prediction=prediction,
-        stage_clock_mhz=mean_stage_clocks_mhz(plan, profile),
+        predicted=None if planned is None else predicted_iteration(planned),
+        stage_clock_mhz=tuple(round(mhz, 3) for mhz in mean_stage_clocks_mhz(plan, profile)),
     )
 
 
@@ -199,7 +172,3 @@ def _kind(record: PlanRecord) -> str:
     if record.baseline_cycle:
         return "comparison"
     return "separate" if isinstance(record.plan, DataParallelPlan) else "plan"
-
-
-def _without_instructions(plan: PlanPrediction) -> PlanPrediction:
-    return PlanPrediction(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS})

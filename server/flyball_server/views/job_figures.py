@@ -1,4 +1,4 @@
-"""Key figures of a job: its facts at one moment, frozen."""
+"""Overview of each job: its facts at one moment, frozen."""
 
 from __future__ import annotations
 
@@ -6,75 +6,46 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 
 from flyball_server.jobs.errors import UnknownJobError
-from flyball_server.jobs.records import ActivationRecord, JobRecord
-from flyball_server.jobs.savings.intervals import Interval
-from flyball_server.jobs.savings.savings import JobSavings, VersionSavings
-from flyball_server.views.job_reading import AllJobs, JobFacts, JobReading, RankCounts
-from flyball_server.views.job_totals import NewestSteps
-from flyball_server.views.plan_facts import Prediction
+from flyball_server.planning.request_options import DEFAULT_POLICY
+from flyball_server.views.job_reading import AllJobs, JobFacts, JobReading
+from flyball_wire.closed_loop import MeasuredSavings
+from flyball_wire.read_models import JobOverview
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobFigures:
-    """A job in one row.
-
-    Attributes:
-        emulated: whether its GPUs are, all or some.
-        activations: of all its plan versions, rising.
-        target: the current one, by its timetable where it has one.
-        prediction: of the active version, or of the newest before there is one.
-        newest: the newest complete steps that are alike.
-        compared: the newest version that has steps, against its baseline; None: none has.
-        saved_j: by all versions with a measured baseline, J.
-        num_steps: that all ranks have posted.
-        is_caught_up: whether all of them are in these figures.
-        active_at: when it was last heard of, UTC.
-    """
-
-    job: JobRecord
-    emulated: bool
-    ranks: RankCounts
-    activations: tuple[ActivationRecord, ...]
-    newest_version: int | None
-    active_version: int | None
-    target: str
-    prediction: Prediction | None
-    newest: NewestSteps | None
-    compared: VersionSavings | None
-    saved_j: Interval | None
-    num_steps: int
-    is_caught_up: bool
-    active_at: datetime
-
-
-def job_figures(facts: JobFacts) -> JobFigures:
-    """The figures of a job, which do not change when its facts do."""
-    savings = facts.totals.savings()
-    return JobFigures(
-        job=facts.job,
+def job_overview(facts: JobFacts) -> JobOverview:
+    """Return the figures of a job as they stand; they do not change with its facts."""
+    job, spec, savings = facts.job, facts.job.in_force, facts.totals.savings()
+    with_steps = [version for version in savings.versions if version.num_steps]
+    compared = with_steps[-1] if with_steps else MeasuredSavings(version=0)
+    return JobOverview(
+        job_id=job.job_id,
+        state=str(job.state),
         emulated=facts.emulated,
-        ranks=facts.ranks,
-        activations=facts.activations,
+        num_stages=spec.num_stages,
+        num_microbatches=spec.num_microbatches,
+        schedule=spec.schedule,
+        num_ranks=facts.ranks.expected,
+        num_registered=facts.ranks.registered,
+        num_present=facts.ranks.present,
         newest_version=facts.newest_version,
         active_version=facts.active_version,
-        target=facts.planned_target or facts.job.in_force.target,
-        prediction=facts.prediction,
-        newest=facts.newest,
-        compared=_newest_with_steps(savings),
+        policy=spec.policy or DEFAULT_POLICY,
+        target=facts.planned_target or spec.target,
+        predicted=facts.prediction,
+        measured=facts.newest,
+        measured_baseline_time_s=compared.baseline_time_s,
+        measured_baseline_energy_j=compared.baseline_energy_j,
+        slowdown_percent=compared.slowdown_percent,
+        saving_percent=compared.saving_percent,
         saved_j=savings.saved_j,
         num_steps=facts.totals.num_steps,
         is_caught_up=facts.is_caught_up,
-        active_at=facts.active_at,
+        problem=job.problem,
+        created_at=job.created_at.isoformat(),
+        heard_at=facts.active_at.isoformat(),
     )
-
-
-def _newest_with_steps(savings: JobSavings) -> VersionSavings | None:
-    with_steps = (version for version in savings.versions if version.num_steps)
-    return max(with_steps, key=lambda version: version.version, default=None)
 
 
 # All jobs are read for the overview no more often than this, s.
@@ -98,7 +69,7 @@ class SharedReading:
         self._clock = clock
         self._guard = threading.Lock()
         self._made: JobReading | None = None
-        self._figures: tuple[JobFigures, ...] = ()
+        self._overviews: tuple[JobOverview, ...] = ()
         self._forgotten_at_s = float("-inf")
 
     @contextmanager
@@ -111,8 +82,8 @@ class SharedReading:
         with self._guard:
             yield self._reading().read()
 
-    def figures(self) -> tuple[JobFigures, ...]:
-        """All jobs at a glance, those heard of last first; at most `REMEMBERED_S` old.
+    def overviews(self) -> tuple[JobOverview, ...]:
+        """All jobs, most recently active first; at most `REMEMBERED_S` old.
 
         Raises:
             StoreError: the store cannot be read.
@@ -120,15 +91,14 @@ class SharedReading:
         with self._guard:
             if self._clock() >= self._forgotten_at_s:
                 jobs = self._reading().read(num_fresh=NUM_FRESH)
-                figures = [job_figures(facts) for facts in (*jobs.labelled, *jobs.others)]
-                figures.sort(key=lambda each: each.job.job_id)
-                figures.sort(key=lambda each: each.active_at, reverse=True)
-                self._figures = tuple(figures)
+                facts = sorted((*jobs.labelled, *jobs.others), key=lambda each: each.job.job_id)
+                facts.sort(key=lambda each: each.active_at, reverse=True)
+                self._overviews = tuple(map(job_overview, facts))
                 self._forgotten_at_s = self._clock() + REMEMBERED_S
-            return self._figures
+            return self._overviews
 
-    def figures_of(self, job_id: str) -> JobFigures:
-        """One job at a glance, read now.
+    def overview_of(self, job_id: str) -> JobOverview:
+        """One job, read now.
 
         Raises:
             UnknownJobError: no such job.
@@ -138,7 +108,7 @@ class SharedReading:
             facts = self._reading().read_one(job_id)
             if facts is None:
                 raise UnknownJobError(job_id=job_id)
-            return job_figures(facts)
+            return job_overview(facts)
 
     def _reading(self) -> JobReading:
         if self._made is None:

@@ -14,17 +14,14 @@ from datetime import datetime
 from statistics import fmean
 
 from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign
-from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
-from flyball_server.jobs.savings.intervals import Interval
+from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.views.job_totals import JobTotals, NewestSteps
-from flyball_server.views.plan_facts import (
-    PlanFacts,
-    Prediction,
-    StagePrediction,
-    plan_facts,
-)
+from flyball_server.views.job_totals import JobTotals
+from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
+from flyball_wire.closed_loop import Estimate
+from flyball_wire.messages import PlanVersion
+from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
 # Reading on in what was never read takes no longer than this at a time, s.
 BUDGET_S = 0.5
@@ -67,7 +64,7 @@ class JobFacts:
     """Facts about one job; `totals` goes on growing, the rest is of the last reading.
 
     Attributes:
-        activations: of all its plan versions, rising.
+        versions: of all its plan versions, rising.
         stages: predicted, of the version that `prediction` is of.
         planned_clocks_mhz: by stage, the mean clock that this version asks for, MHz.
         measured_stages: by stage, of the newest steps.
@@ -82,15 +79,15 @@ class JobFacts:
     totals: JobTotals = field(default_factory=JobTotals)
     emulated: bool = False
     ranks: RankCounts = RankCounts(expected=0, registered=0, present=0)
-    activations: tuple[ActivationRecord, ...] = ()
+    versions: tuple[PlanVersion, ...] = ()
     newest_version: int | None = None
     active_version: int | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedIteration | None = None
     stages: tuple[StagePrediction, ...] = ()
     planned_clocks_mhz: tuple[float, ...] = ()
-    newest: NewestSteps | None = None
+    newest: MeasuredIteration | None = None
     measured_stages: tuple[StageMeasurement, ...] = ()
-    saved_j: Interval | None = None
+    saved_j: Estimate | None = None
     is_caught_up: bool = False
     planned_target: str | None = None
     target_revision: int = -1
@@ -254,15 +251,15 @@ def _read_job(
     if newest != facts.newest:
         facts.newest = newest
         facts.measured_stages = _measured_stages(reader, facts, ranks)
-    facts.saved_j = facts.totals.saved_j()
+    facts.saved_j = facts.totals.savings().saved_j
 
 
 def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]) -> bool:
     """Return which versions there are, and what those that were run hold; False: it got late."""
     job_id = facts.job.job_id
-    activations = facts.activations = reader.list_activations(job_id)
-    active = [entry.version for entry in activations if entry.first_step is not None]
-    facts.newest_version = max((entry.version for entry in activations), default=None)
+    versions = facts.versions = reader.list_versions(job_id)
+    active = [entry.version for entry in versions if entry.first_step is not None]
+    facts.newest_version = max((entry.version for entry in versions), default=None)
     facts.active_version = max(active, default=None)
     told = facts.active_version or facts.newest_version
     unknown = [version for version in active if version not in facts.plans]
@@ -279,7 +276,7 @@ def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool])
     facts.prediction = None if known is None else known.prediction
     facts.stages = () if known is None else known.stages
     facts.planned_clocks_mhz = () if known is None else known.stage_clocks_mhz
-    for entry in activations:
+    for entry in versions:
         if entry.first_step is not None and entry.version in facts.plans:
             plan = facts.plans[entry.version]
             facts.totals.know(entry.version, plan.kinds_from(entry.first_step), plan.prediction)
@@ -295,11 +292,12 @@ def _measured_stages(
     reader: JobReader, facts: JobFacts, ranks: Sequence[RankRecord]
 ) -> tuple[StageMeasurement, ...]:
     """By stage, the mean over the newest of the steps that are told of the job."""
-    if facts.newest is None or not ranks:
+    newest = facts.totals.newest_steps
+    if not newest or not ranks:
         return ()
-    last_step = facts.newest.steps[-1]
+    last_step = newest[-1]
     first_step = last_step - max(_MOST_RANK_ROWS // len(ranks), 1) + 1
-    steps = frozenset(step for step in facts.newest.steps if step >= first_step)
+    steps = frozenset(step for step in newest if step >= first_step)
     stage_of = {rank.rank: rank.stage for rank in ranks}
     times_s: dict[int, dict[int, float]] = defaultdict(dict)
     energies_j: dict[int, float] = defaultdict(float)

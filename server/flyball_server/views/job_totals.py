@@ -13,10 +13,9 @@ from enum import StrEnum
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.measurements.step_reading import MOST_LATER, settled_steps, whole_step
 from flyball_server.jobs.records import StepTotals
-from flyball_server.jobs.savings.intervals import Interval
 from flyball_server.jobs.savings.savings import JobSavings, SavingsFold
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.views.plan_facts import Prediction
+from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
 # Of single ranks, that one read goes through.
 _ROWS_A_PIECE = 16_384
@@ -51,23 +50,6 @@ class Sum:
         self.energy_j += step.energy_j or 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewestSteps:
-    """The newest steps that all ranks have posted, all alike, rising.
-
-    Attributes:
-        clocks: what they ran at, never MIXED.
-        version: of the plan; None: none, default clocks.
-        time_s, energy_j: mean of one; energy None where one could not be read.
-    """
-
-    clocks: Clocks
-    version: int | None
-    steps: tuple[int, ...]
-    time_s: float
-    energy_j: float | None
-
-
 class JobTotals:
     """Takes the job's steps as they settle.
 
@@ -93,14 +75,14 @@ class JobTotals:
         self.after_step = -1
         self._widening = 1
         self._kinds: dict[int, StepKinds] = {}
-        self._predictions: dict[int, Prediction] = {}
+        self._predictions: dict[int, PredictedIteration] = {}
         self._fold = SavingsFold(self._kinds)
         self._newest: deque[WholeStep] = deque(maxlen=NEWEST_STEPS)
         self._newest_is: tuple[int | None, Clocks] | None = None
         self._savings = self._fold.so_far()
         self._savings_after = self.after_step
 
-    def know(self, version: int, kinds: StepKinds, prediction: Prediction | None) -> None:
+    def know(self, version: int, kinds: StepKinds, prediction: PredictedIteration | None) -> None:
         """A version that steps may have run on; before they are read."""
         self._kinds[version] = kinds
         if prediction is not None:
@@ -125,18 +107,25 @@ class JobTotals:
                 return False
 
     @property
-    def newest(self) -> NewestSteps | None:
-        """The newest steps that are alike; None: there is none."""
+    def newest_steps(self) -> tuple[int, ...]:
+        """The newest steps that all ranks have posted and that ran alike, rising."""
+        return tuple(step.step for step in self._newest)
+
+    @property
+    def newest(self) -> MeasuredIteration | None:
+        """The mean of the newest steps; None: there are none."""
         if not self._newest or self._newest_is is None:
             return None
         version, clocks = self._newest_is
         num_steps = len(self._newest)
         energies_j = [step.energy_j for step in self._newest if step.energy_j is not None]
-        return NewestSteps(
-            clocks=clocks,
+        return MeasuredIteration(
+            clocks=str(clocks),
             version=version,
-            steps=tuple(step.step for step in self._newest),
-            time_s=sum(step.time_s for step in self._newest) / num_steps,
+            first_step=self._newest[0].step,
+            last_step=self._newest[-1].step,
+            num_steps=num_steps,
+            iteration_time_s=sum(step.time_s for step in self._newest) / num_steps,
             energy_j=sum(energies_j) / num_steps if len(energies_j) == num_steps else None,
         )
 
@@ -151,10 +140,6 @@ class JobTotals:
             self._savings = self._fold.so_far()
             self._savings_after = self.after_step
         return self._savings
-
-    def saved_j(self) -> Interval | None:
-        """Return what the plans have saved, J; None without a measured baseline."""
-        return self.savings().saved_j
 
     def _add(self, totals: StepTotals, step: WholeStep) -> None:
         self.after_step = step.step

@@ -13,9 +13,10 @@ from flyball_server.jobs.records import PlanRecord
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import VirtualStages
+from flyball_wire.read_models import PredictedIteration
 
 # Kind, chunk and MHz of instructions that are alike.
 _Alike = tuple[InstructionKind, int, int]
@@ -101,27 +102,12 @@ def _mean_mhz(counts: Counter[_Alike], times_s: Mapping[_Alike, float] | None) -
 _RELATIVE_TOLERANCE = 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Predicted iteration, on the plan and at the highest clocks.
-
-    As in PlanPrediction, without what the plan was made with.
-    """
-
-    iteration_time_s: float
-    energy_j: float
-    baseline_iteration_time_s: float
-    baseline_energy_j: float
-    saving_percent: float
-    gap_percent: float | None
-
-    @property
-    def gap(self) -> float | None:
-        """Return the optimality gap: the share of energy above the lower bound; None if unknown."""
-        return None if self.gap_percent is None else self.gap_percent / 100
+_PREDICTION_FIELDS = tuple(field.name for field in fields(PredictedIteration))
 
 
-_PREDICTION_FIELDS = tuple(field.name for field in fields(Prediction))
+def predicted_iteration(plan: PlanPrediction) -> PredictedIteration:
+    """Return what the model predicts for a plan."""
+    return PredictedIteration(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +137,7 @@ class PlanFacts:
     """
 
     kinds: StepKinds
-    prediction: Prediction | None = None
+    prediction: PredictedIteration | None = None
     stages: tuple[StagePrediction, ...] = ()
     stage_clocks_mhz: tuple[float, ...]
     highest_mhz: tuple[int, ...] = ()
@@ -184,7 +170,7 @@ def plan_facts(
     is_alike = isinstance(plan, FrequencyPlan) and profile is not None
     return PlanFacts(
         kinds=step_kinds(record),
-        prediction=Prediction(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS}),
+        prediction=predicted_iteration(plan),
         stages=_stages(plan, profile) if is_alike else (),  # type: ignore[arg-type]  # so checked
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
         highest_mhz=tuple(highest_mhz),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,18 +17,24 @@ from flyball_server.jobs.registry.inspection import JobSummary, require_job, req
 from flyball_server.jobs.replanning.slowed_plan import planned_slowdowns
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.documents import predicted_timeline
 from flyball_server.planning.documents.predicted_timeline import (
     PredictedTimeline,
+    critical_places,
     job_timeline,
     own_dp_ranks,
+    timeline_rows,
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown
+from flyball_wire.read_models import PlanTimeline, TimelineOfPlan, TimelineRow
 
 # Four times 64 stages and 256 microbatches: some 2.5 MB compressed, and 6 s of a core.
 MAX_INSTRUCTIONS = 131_072
+# Decimals of times in s and of energies in J: more do not show in a picture.
+_TIME_DECIMALS, _ENERGY_DECIMALS = 6, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,24 +57,6 @@ class TimelineKey:
     num_pipelines: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanTimeline:
-    """A version's iteration and that of the highest clocks in the same order, predicted.
-
-    Attributes:
-        is_as_planned: whether it gives the time and energy that the version was planned with.
-        dp_ranks: of each of the timelines' pipelines, the lowest that it stands for.
-    """
-
-    key: TimelineKey
-    schedule: str
-    num_microbatches: int
-    is_as_planned: bool
-    dp_ranks: tuple[int, ...]
-    plan: PredictedTimeline
-    baseline: PredictedTimeline
-
-
 def timeline_key(services: JobServices, job_id: str, version: int | None) -> TimelineKey:
     """Return what the timeline of a version depends on now.
 
@@ -85,8 +74,12 @@ def timeline_key(services: JobServices, job_id: str, version: int | None) -> Tim
         return _key(reader, job_id, version)
 
 
-def get_timeline(services: JobServices, job_id: str, version: int | None) -> PlanTimeline:
-    """The timeline of a version; of a long one it takes seconds.
+def get_timeline(
+    services: JobServices, job_id: str, version: int | None
+) -> tuple[TimelineKey, PlanTimeline]:
+    """Return the timeline of a version, with its key; this takes seconds for a long one.
+
+    Times are rounded to 1e-6 s and energies to 1e-3 J.
 
     Raises:
         UnknownJobError, UnknownPlanError, MissingPlanError: as for `timeline_key`.
@@ -112,14 +105,16 @@ def get_timeline(services: JobServices, job_id: str, version: int | None) -> Pla
     except PlanningError as error:
         problem = f"the job's profile does not fit it: {error}"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem) from error
-    return PlanTimeline(
-        key=key,
+    dp_ranks = own_dp_ranks(plan)
+    return key, PlanTimeline(
+        job_id=job_id,
+        version=key.version,
+        emulated=key.emulated,
+        is_as_planned=is_as_planned,
         schedule=plan.schedule,
         num_microbatches=plan.num_microbatches,
-        is_as_planned=is_as_planned,
-        dp_ranks=own_dp_ranks(plan),
-        plan=timeline,
-        baseline=timeline.baseline(),
+        plan=_timeline_of_plan(timeline, dp_ranks),
+        baseline=_timeline_of_plan(timeline.baseline(), dp_ranks),
     )
 
 
@@ -140,7 +135,7 @@ def _key(reader: JobReader, job_id: str, version: int | None) -> TimelineKey:
 def _version(summary: JobSummary, asked: int | None) -> int:
     job_id = summary.job.job_id
     if asked is not None:
-        if all(entry.version != asked for entry in summary.activations):
+        if all(entry.version != asked for entry in summary.versions):
             raise UnknownPlanError(job_id=job_id, version=asked)
         return asked
     chosen = summary.active_version or summary.newest_version
@@ -156,3 +151,34 @@ def _check_length(job_id: str, version: int, plan: FrequencyPlan | DataParallelP
         raise TimelineTooLongError(
             job_id=job_id, version=version, length=length, most=MAX_INSTRUCTIONS
         )
+
+
+def _timeline_of_plan(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> TimelineOfPlan:
+    whole = timeline.simulation.whole
+    return TimelineOfPlan(
+        iteration_time_s=round(whole.iteration_time_s, _TIME_DECIMALS),
+        energy_j=round(whole.energy_j, _ENERGY_DECIMALS),
+        bubble_fraction=round(whole.bubble_fraction, 6),
+        rows=tuple(_row(row) for row in timeline_rows(timeline, dp_ranks)),
+        critical_path=critical_places(timeline),
+    )
+
+
+def _row(row: predicted_timeline.TimelineRow) -> TimelineRow:
+    return TimelineRow(
+        stage=row.stage,
+        dp_rank=row.dp_rank,
+        blocking_power_w=round(row.blocking_power_w, _ENERGY_DECIMALS),
+        kinds=tuple(item.kind.value for item in row.instructions),
+        microbatches=tuple(item.microbatch for item in row.instructions),
+        chunks=tuple(item.chunk for item in row.instructions),
+        clock_mhz=row.clock_mhz,
+        start_s=_rounded(row.start_s, _TIME_DECIMALS),
+        duration_s=_rounded(row.duration_s, _TIME_DECIMALS),
+        energy_j=_rounded(row.energy_j, _ENERGY_DECIMALS),
+        float_s=_rounded(row.float_s, _TIME_DECIMALS),
+    )
+
+
+def _rounded(values: Iterable[float], decimals: int) -> tuple[float, ...]:
+    return tuple(round(value, decimals) for value in values)

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import MissingProfileError
-from flyball_server.jobs.loop_state import ProfilingResult
-from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-
-ProfilingState = Literal["off", "waiting", "probing", "finished", "refused"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfilingSummary:
-    """Online profiling of one job.
-
-    Attributes:
-        state: `off` where the profile is given.
-        result: None: nothing has been measured.
-    """
-
-    job_id: str
-    state: ProfilingState
-    spec: JobSpec
-    result: ProfilingResult | None
+from flyball_wire.closed_loop import ProfilingResult, ProfilingStatus
 
 
-def get_profiling(services: JobServices, job_id: str) -> ProfilingSummary:
-    """Return how far it is.
+def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
+    """Return the progress of a job's online profiling.
 
     Raises:
         UnknownJobError: no such job.
     """
     with services.store.reading() as reader:
         spec = require_job(reader, job_id).in_force
-        result = reader.find_loop_state(job_id).profiling
-        state: ProfilingState = "off"
-        if spec.is_profiled_online:
-            state = "waiting" if result is None else result.state
-        # A profile that somebody has put ends the measuring.
-        if state in {"waiting", "probing"} and reader.has_profile(job_id):
-            state = "off"
-    return ProfilingSummary(job_id=job_id, state=state, spec=spec, result=result)
+        stored = reader.find_loop_state(job_id).profiling
+        result = stored or ProfilingResult(state="waiting")
+        # A profile that a client puts ends the profiling.
+        is_off = not spec.is_profiled_online or (
+            result.state in {"waiting", "probing"} and reader.has_profile(job_id)
+        )
+    return ProfilingStatus(
+        **(vars(result) | ({"state": "off"} if is_off else {})),
+        job_id=job_id,
+        slowdown_limit=spec.profiling_slowdown,
+        emulated=spec.emulated,
+    )
 
 
 def get_profile(services: JobServices, job_id: str) -> StageProfile:

@@ -1,51 +1,13 @@
-"""Use case: what a job has measured so far, and what each of its plans has saved."""
+"""Use case: the measurements of a job so far, with the savings of each of its plans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_steps
-from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.savings.intervals import Interval
-from flyball_server.jobs.savings.savings import JobSavings, SavingsFold, VersionSavings
+from flyball_server.jobs.savings.savings import SavingsFold
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.plan import PlanPrediction
-
-
-@dataclass(frozen=True, kw_only=True)
-class VersionReport:
-    """A plan version that was run: measured and predicted."""
-
-    measured: VersionSavings
-    predicted: PlanPrediction
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobReport:
-    """Measurements of a job.
-
-    Attributes:
-        emulated: whether its GPUs are, all or some.
-        num_ranks: whose measurements make a step whole.
-        profiling: how online profiling went; None: the profile was given.
-        versions: those that were run, without the ones of profiling.
-    """
-
-    job_id: str
-    emulated: bool
-    num_ranks: int
-    savings: JobSavings
-    profiling: ProfilingResult | None
-    versions: tuple[VersionReport, ...]
-
-    @property
-    def saved_j(self) -> Interval | None:
-        """Saved by all versions together, J; what profiling added is told apart."""
-        return self.savings.saved_j
+from flyball_wire.closed_loop import JobReport, VersionSavings
 
 
 def get_report(services: JobServices, job_id: str) -> JobReport:
@@ -57,28 +19,33 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         ranks = reader.list_ranks(job_id)
-        records = {record.version: record for record in reader.list_plans(job_id)}
+        plans = {record.version: record for record in reader.list_plans(job_id)}
         profiling = reader.find_loop_state(job_id).profiling
-        savings = _savings(reader, job_id, records, job.in_force.num_ranks)
+        fold = SavingsFold(all_step_kinds(plans.values()))
+        for step in whole_steps(reader, job_id, job.in_force.num_ranks):
+            fold.add(step)
+    savings = fold.so_far()
     return JobReport(
         job_id=job_id,
         emulated=job.in_force.emulated or any(rank.emulated for rank in ranks),
         num_ranks=job.in_force.num_ranks,
-        savings=savings,
-        profiling=profiling,
+        num_steps=savings.num_steps,
+        time_s=savings.time_s,
+        energy_j=savings.energy_j,
+        saved_j=savings.saved_j,
+        profiling_time_s=None if profiling is None else profiling.extra_time_s,
+        profiling_energy_j=None if profiling is None else profiling.extra_energy_j,
         versions=tuple(
-            VersionReport(measured=measured, predicted=plan)
+            VersionSavings(
+                **vars(measured),
+                policy=plan.policy,
+                target=plan.target,
+                predicted_time_s=plan.iteration_time_s,
+                predicted_energy_j=plan.energy_j,
+                predicted_saving_percent=plan.saving_percent,
+            )
             for measured in savings.versions
-            if measured.version in records
-            and isinstance(plan := records[measured.version].plan, PlanPrediction)
+            if measured.version in plans
+            and isinstance(plan := plans[measured.version].plan, PlanPrediction)
         ),
     )
-
-
-def _savings(
-    reader: JobReader, job_id: str, records: Mapping[int, PlanRecord], num_ranks: int
-) -> JobSavings:
-    fold = SavingsFold(all_step_kinds(records.values()))
-    for step in whole_steps(reader, job_id, num_ranks):
-        fold.add(step)
-    return fold.so_far()

@@ -12,6 +12,7 @@ from flyball_server.jobs.records import JobRecord, JobSpec, StageTotals
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_wire.read_models import StageOfStep, StagesOfStep
 
 # That one answer is made of; adding them up takes some tenths of a second.
 MOST_MEASUREMENTS = 262_144
@@ -19,35 +20,9 @@ MOST_MEASUREMENTS = 262_144
 MOST_STAGES = 32_768
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageSummary:
-    """The ranks of one stage in a step; as the wire's StageOfStep."""
-
-    stage: int
-    num_ranks: int
-    time_s: float
-    energy_j: float | None
-    num_clock_misses: int
-    num_power_capped: int
-    num_thermally_capped: int
-    sm_clock_mhz: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagesSummary:
-    """One step by stages; as the wire's StagesOfStep."""
-
-    step: int
-    num_ranks: int
-    plan_versions: tuple[int | None, ...]
-    time_s: float
-    energy_j: float | None
-    stages: tuple[StageSummary, ...]
-
-
 def list_stage_steps(
     services: JobServices, job_id: str, *, limit: int, after_step: int = -1
-) -> tuple[StagesSummary, ...]:
+) -> tuple[StagesOfStep, ...]:
     """The job's newest `limit` steps after `after_step`, rising; fewer where that is too much.
 
     Raises:
@@ -68,16 +43,16 @@ def most_steps(spec: JobSpec, limit: int, *, num_measurements: int, num_stages: 
     return max(min(limit, fit), 1)
 
 
-def steps_by_stage(totals: Iterable[StageTotals]) -> tuple[StagesSummary, ...]:
+def steps_by_stage(totals: Iterable[StageTotals]) -> tuple[StagesOfStep, ...]:
     """Each step of these totals, which are by step, then stage."""
     return tuple(
         _step(step, tuple(of_step)) for step, of_step in groupby(totals, key=lambda each: each.step)
     )
 
 
-def _step(step: int, totals: Sequence[StageTotals]) -> StagesSummary:
+def _step(step: int, totals: Sequence[StageTotals]) -> StagesOfStep:
     versions = {each.plan_version for each in totals}
-    return StagesSummary(
+    return StagesOfStep(
         step=step,
         num_ranks=sum(each.num_ranks for each in totals),
         plan_versions=tuple(sorted(versions, key=lambda version: version or 0)),
@@ -90,8 +65,8 @@ def _step(step: int, totals: Sequence[StageTotals]) -> StagesSummary:
     )
 
 
-def _stage(stage: int, totals: Sequence[StageTotals]) -> StageSummary:
-    return StageSummary(
+def _stage(stage: int, totals: Sequence[StageTotals]) -> StageOfStep:
+    return StageOfStep(
         stage=stage,
         num_ranks=sum(each.num_ranks for each in totals),
         time_s=max(each.time_s for each in totals),
@@ -154,7 +129,7 @@ class StepWindow:
 
     def __init__(
         self,
-        render: Callable[[StagesSummary], bytes],
+        render: Callable[[StagesOfStep], bytes],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -187,7 +162,7 @@ class StepWindow:
         self._take(job, () if is_renewal else self._steps, found)
         return self._steps
 
-    def _newer(self, reader: JobReader, job: JobRecord) -> tuple[StagesSummary, ...] | None:
+    def _newer(self, reader: JobReader, job: JobRecord) -> tuple[StagesOfStep, ...] | None:
         """Steps after the complete ones; None: between these and those known some are left out."""
         some = max(_MEASUREMENTS_A_LOOK // job.in_force.num_ranks, _FEWEST_A_LOOK)
         limit = min(_num_kept(job), some)
@@ -196,7 +171,7 @@ class StepWindow:
         return None if len(found) == limit and found[0].step > newest else found
 
     def _take(
-        self, job: JobRecord, kept: Sequence[WindowStep], found: Sequence[StagesSummary]
+        self, job: JobRecord, kept: Sequence[WindowStep], found: Sequence[StagesOfStep]
     ) -> None:
         before = {known.step: known for known in self._steps}
         steps = {known.step: known for known in kept}
@@ -219,7 +194,7 @@ class StepWindow:
 
 def _read(
     reader: JobReader, job: JobRecord, *, after_step: int, limit: int
-) -> tuple[StagesSummary, ...]:
+) -> tuple[StagesOfStep, ...]:
     return steps_by_stage(
         reader.list_stage_totals(job.job_id, after_step=after_step, num_steps=limit)
     )

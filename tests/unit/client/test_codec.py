@@ -228,8 +228,8 @@ def test_tuples_of_fixed_length_keep_it() -> None:
 
 @pytest.mark.parametrize("data", [None, [], "text", 1])
 def test_what_is_no_object_at_all_is_named_by_its_type(data: object) -> None:
-    with pytest.raises(CodecError, match=r"^Activation must be an object, not "):
-        decode(messages.Activation, data)
+    with pytest.raises(CodecError, match=r"^PlanVersion must be an object, not "):
+        decode(messages.PlanVersion, data)
 
 
 @given(st.sampled_from(WIRE_TYPES), json_values)

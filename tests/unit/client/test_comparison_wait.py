@@ -11,12 +11,12 @@ import pytest
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.cli.report import ProgressLine, Waited, wait_for_comparison
-from flyball_wire.closed_loop import ComparisonView
+from flyball_wire.closed_loop import ComparisonStatus
 from flyball_wire.codec import encode
 
 
-def view(state: str, num_measured: int, version: int | None = 2) -> ComparisonView:
-    return ComparisonView(
+def view(state: str, num_measured: int, version: int | None = 2) -> ComparisonStatus:
+    return ComparisonStatus(
         state=state, version=version, num_pairs=60, num_measured_pairs=num_measured
     )
 
@@ -27,9 +27,9 @@ class Waiting:
     An answer that is a number is an HTTP status.
     """
 
-    def __init__(self, *answers: ComparisonView | int) -> None:
-        self.answers: Iterator[ComparisonView | int] = iter(answers)
-        self.last: ComparisonView | int = answers[-1]
+    def __init__(self, *answers: ComparisonStatus | int) -> None:
+        self.answers: Iterator[ComparisonStatus | int] = iter(answers)
+        self.last: ComparisonStatus | int = answers[-1]
         self.bodies: list[object] = []
         self.now_s = 100.0
         self.interrupt_at_s = float("inf")

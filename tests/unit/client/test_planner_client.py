@@ -65,7 +65,7 @@ RANK_PLAN = messages.RankPlan(
 )
 ROW = messages.ProfileRow(stage=0, instruction="forward", frequency=1410, time=0.1, energy=20.0)
 MEASUREMENT = messages.StepMeasurement(step=1, plan_version=None, time_s=1.0, energy_j=None)
-STEP = messages.StepView(
+STEP = messages.JobStep(
     step=1,
     num_ranks=1,
     plan_versions=(None,),
@@ -75,7 +75,7 @@ STEP = messages.StepView(
     num_overruns=0,
 )
 HEALTH = messages.Health(status="ok", version="0.1.0")
-ACTIVATION = messages.Activation(version=3, first_step=7)
+VERSION = messages.PlanVersion(version=3, first_step=7)
 ACCEPTED = messages.Accepted(stored=1, next_post_s=1.0)
 BATCH = messages.MeasurementBatch(steps=(MEASUREMENT,))
 CHANGE = messages.TargetChange(policy="uniform")
@@ -109,13 +109,13 @@ CALLS: list[tuple[Call, str, object, object]] = [
         lambda c: c.acknowledge(_ID, 2, ACKNOWLEDGEMENT),
         f"POST {_J}/ranks/2/acknowledgement?wait_s=0",
         ACKNOWLEDGEMENT,
-        ACTIVATION,
+        VERSION,
     ),
     (
-        lambda c: c.get_activation(_ID, 3, wait_s=60),
-        f"GET {_J}/plans/3/activation?wait_s=60",
+        lambda c: c.get_first_step(_ID, 3, wait_s=60),
+        f"GET {_J}/plans/3/first-step?wait_s=60",
         None,
-        ACTIVATION,
+        VERSION,
     ),
     (
         lambda c: c.post_measurements(_ID, 2, BATCH),

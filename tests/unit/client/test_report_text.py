@@ -15,7 +15,7 @@ from flyball_client.cli.report_text import (
     report_as_markdown,
     report_as_text,
 )
-from flyball_wire.closed_loop import Estimate, ReportView, SavingView
+from flyball_wire.closed_loop import Estimate, JobReport, VersionSavings
 
 NO_FACTORS = Factors()
 BOTH = Factors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
@@ -30,7 +30,7 @@ def estimate(mean: float, half: float | None = None, num_steps: int = 60) -> Est
     )
 
 
-INTERLEAVED = SavingView(
+INTERLEAVED = VersionSavings(
     version=2,
     policy="frontier",
     target="fastest",
@@ -59,8 +59,8 @@ WITHOUT_BASELINE = replace(
 )
 
 
-def report(*versions: SavingView, **changes: object) -> ReportView:
-    view = ReportView(
+def report(*versions: VersionSavings, **changes: object) -> JobReport:
+    view = JobReport(
         job_id="walk",
         emulated=False,
         num_ranks=2,

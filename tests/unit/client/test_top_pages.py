@@ -361,7 +361,7 @@ def test_an_announced_straggler_says_from_when_to_when() -> None:
         source="announced",
         reason="slow",
         until_time="2026-01-06T09:20:00+00:00",
-        is_in_force=False,
+        is_planned=False,
     )
     text = job_text(replace(READING, stragglers=(announced, announced)))
     assert "2 stragglers" in text

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flyball_lab.demo.verdict import Measurement, measure, steps_of
-from flyball_wire.messages import StepView
+from flyball_wire.messages import JobStep
 
 
 def _step(
@@ -13,8 +13,8 @@ def _step(
     time_s: float = 1.0,
     energy_j: float | None = 10.0,
     num_ranks: int = 4,
-) -> StepView:
-    return StepView(
+) -> JobStep:
+    return JobStep(
         step=number,
         num_ranks=num_ranks,
         plan_versions=versions,
@@ -53,7 +53,7 @@ def test_time_is_the_median_and_energy_the_mean_without_the_warm_up_step() -> No
 
 
 @pytest.mark.parametrize("steps", [[], [_step(0)]])
-def test_a_phase_without_a_step_after_its_warm_up_is_not_measured(steps: list[StepView]) -> None:
+def test_a_phase_without_a_step_after_its_warm_up_is_not_measured(steps: list[JobStep]) -> None:
     assert measure(steps) is None
 
 

@@ -10,6 +10,7 @@ from tests.unit.profiling.emulated_training import Truth, profile_online
 from tests.unit.profiling.true_profiles import (
     a100_truth,
     found_errors,
+    kind_of,
     plan_excess_percent,
     setup_of,
     truth_of,
@@ -53,7 +54,7 @@ def test_nine_of_ten_points_are_within_two_standard_errors() -> None:
     results = [found(truth, seed) for seed in range(10, 16)]
     assert np.mean([found_errors(truth, each).covered_percent for each in results]) >= 90
     times = [
-        (point.time_s - truth.point(point.stage, point.kind, 0, point.frequency_mhz)[0])
+        (point.time_s - truth.point(point.stage, kind_of(point), 0, point.frequency_mhz)[0])
         / point.time_error_s
         for each in results
         for point in each.points

@@ -127,7 +127,7 @@ def test_eight_stages_of_forty_clocks_are_profiled_as_the_limits_say() -> None:
     assert found.cost.largest_slowdown <= CAP
     assert found.cost.extra_energy_j is not None
     for point in found.points:
-        true = truth.at(point.stage, point.kind, point.frequency_mhz)
+        true = truth.at(point.stage, InstructionKind(point.instruction), point.frequency_mhz)
         if point.num_probes:
             assert point.time_s == pytest.approx(true.time_s, rel=0.02)
             assert point.energy_j == pytest.approx(true.energy_j, rel=0.03)

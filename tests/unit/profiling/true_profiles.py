@@ -16,7 +16,8 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.profiling.observations import ProbeSetup
-from flyball_server.profiling.profiling_result import ProfiledPoint, ProfilingResult
+from flyball_server.profiling.profiling_result import ProfilingResult
+from flyball_wire.closed_loop import ProbedPoint
 
 A100_BLOCKING_POWER_W = 83.64
 NUM_CLOCKS = 40
@@ -99,7 +100,7 @@ class FoundErrors:
 def found_errors(truth: Truth, result: ProfilingResult) -> FoundErrors:
     """Of the probed points."""
     tops = {
-        (point.stage, point.kind, point.chunk): _error_and_truth_j(truth, point)
+        (point.stage, kind_of(point), point.chunk): _error_and_truth_j(truth, point)
         for point in reversed(result.points)
     }
     times: list[float] = []
@@ -109,9 +110,9 @@ def found_errors(truth: Truth, result: ProfilingResult) -> FoundErrors:
     for point in result.points:
         if not point.num_probes:
             continue
-        true_s, _ = truth.point(point.stage, point.kind, point.chunk, point.frequency_mhz)
+        true_s, _ = truth.point(point.stage, kind_of(point), point.chunk, point.frequency_mhz)
         error_j, true_j = _error_and_truth_j(truth, point)
-        top_error_j, top_j = tops[point.stage, point.kind, point.chunk]
+        top_error_j, top_j = tops[point.stage, kind_of(point), point.chunk]
         of_stage = [value for key, value in tops.items() if key[0] == point.stage]
         share = top_j / sum(each for _, each in of_stage)
         moved_j = share * sum(error for error, _ in of_stage) - top_error_j
@@ -127,8 +128,12 @@ def found_errors(truth: Truth, result: ProfilingResult) -> FoundErrors:
     )
 
 
-def _error_and_truth_j(truth: Truth, point: ProfiledPoint) -> tuple[float, float]:
-    _, true_j = truth.point(point.stage, point.kind, point.chunk, point.frequency_mhz)
+def kind_of(point: ProbedPoint) -> InstructionKind:
+    return InstructionKind(point.instruction)
+
+
+def _error_and_truth_j(truth: Truth, point: ProbedPoint) -> tuple[float, float]:
+    _, true_j = truth.point(point.stage, kind_of(point), point.chunk, point.frequency_mhz)
     return point.energy_j - true_j, true_j
 
 

@@ -21,8 +21,6 @@ from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.http.dependencies import RankCalls
 from flyball_server.http.request_batcher import RequestBatcher
-from flyball_server.jobs.activation.plan_versions import HeldVersion, acknowledge_together
-from flyball_server.jobs.activation.rank_plans import PlanQuestion, RankPlans, StagePlan
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
@@ -44,6 +42,9 @@ from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank, register_together
+from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
+from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
+from flyball_wire.messages import RankPlan
 
 NOBODY = Launch()
 WAIT_S = 30.0
@@ -117,7 +118,7 @@ def test_a_rank_or_version_that_is_unknown_does_not_cost_the_others_theirs(
 def test_a_post_of_an_unknown_rank_does_not_lose_the_others_steps(services: Services) -> None:
     posts = [RankPost(rank=rank, steps=(step_record(3, rank),)) for rank in (0, 9, 1)]
     stored, unknown, also_stored = store_together(services.jobs, "job", posts)
-    assert [getattr(one, "num_steps", None) for one in (stored, also_stored)] == [1, 1]
+    assert [getattr(one, "stored", None) for one in (stored, also_stored)] == [1, 1]
     assert isinstance(unknown, UnknownRankError)
     assert list_steps(services.jobs, "job", limit=1)[0].num_ranks == 2
 
@@ -125,7 +126,7 @@ def test_a_post_of_an_unknown_rank_does_not_lose_the_others_steps(services: Serv
 def test_of_a_step_that_is_posted_twice_at_once_the_last_counts(services: Services) -> None:
     posts = [RankPost(rank=0, steps=(step_record(3, 0, time_s=time_s),)) for time_s in (1.0, 2.0)]
     outcomes = store_together(services.jobs, "job", posts)
-    assert [getattr(one, "num_steps", None) for one in outcomes] == [1, 1]
+    assert [getattr(one, "stored", None) for one in outcomes] == [1, 1]
     (step,) = list_steps(services.jobs, "job", limit=10)
     assert (step.num_ranks, step.time_s) == (1, 2.0)
 
@@ -133,10 +134,10 @@ def test_of_a_step_that_is_posted_twice_at_once_the_last_counts(services: Servic
 # ------------------------------------------------------------------ plans
 
 
-def rendering(rendered: list[StagePlan]) -> RankPlans:
-    def render(part: StagePlan) -> bytes:
+def rendering(rendered: list[RankPlan]) -> RankPlans:
+    def render(part: RankPlan) -> bytes:
         rendered.append(part)
-        return f"{part.plan.version} {part.stage} {part.intended_times_s}".encode()
+        return f"{part.version} {part.stage} {part.intended_times_s}".encode()
 
     return RankPlans(render)
 
@@ -149,7 +150,7 @@ def ask(
 
 
 def test_ranks_of_a_stage_share_a_part_that_is_rendered_once(services: Services) -> None:
-    rendered: list[StagePlan] = []
+    rendered: list[RankPlan] = []
     plans = rendering(rendered)
     answers = [ask(services, plans, 0, 1, 2, 3) for _ in range(3)]
     assert answers[0][0] == answers[0][2] != answers[0][1] == answers[0][3]
@@ -160,18 +161,18 @@ def test_ranks_of_a_stage_share_a_part_that_is_rendered_once(services: Services)
 def test_a_version_is_read_once_however_many_ask(services: Services) -> None:
     plans = rendering([])
     ask(services, plans, 0)
-    with patch("flyball_server.jobs.activation.rank_plans.require_plan") as read:
+    with patch("flyball_server.jobs.versions.rank_plans.require_plan") as read:
         ask(services, plans, 0, 1, 2, 3)
     assert not read.called
 
 
 def test_a_first_step_that_was_named_since_is_in_the_answer(services: Services) -> None:
-    rendered: list[StagePlan] = []
+    rendered: list[RankPlan] = []
     plans = rendering(rendered)
     ask(services, plans, 0)
     acknowledge_together(services.jobs, "job", [held(rank) for rank in range(4)])
     ask(services, plans, 0)
-    assert [part.plan.first_step for part in rendered] == [None, 10]
+    assert [part.first_step for part in rendered] == [None, 10]
 
 
 def test_a_rank_with_a_slowdown_of_its_own_gets_its_own_times(services: Services) -> None:
@@ -189,7 +190,7 @@ def test_an_unknown_rank_costs_the_others_nothing(services: Services) -> None:
 
 
 def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services) -> None:
-    def render(part: StagePlan) -> bytes:
+    def render(part: RankPlan) -> bytes:
         if part.stage == 1:
             raise ZeroDivisionError
         return b"part"
@@ -204,9 +205,9 @@ def test_there_is_nothing_newer_than_the_newest_version(services: Services) -> N
 
 
 def test_only_so_many_jobs_are_kept(services: Services) -> None:
-    rendered: list[StagePlan] = []
+    rendered: list[RankPlan] = []
 
-    def render(part: StagePlan) -> bytes:
+    def render(part: RankPlan) -> bytes:
         rendered.append(part)
         return b""
 
@@ -217,7 +218,7 @@ def test_only_so_many_jobs_are_kept(services: Services) -> None:
     question = PlanQuestion(rank=0, after_version=0)
     for job_id in ("job", "job", "other", "job"):
         plans.answer(services.jobs, job_id, [question])
-    assert [part.plan.job_id for part in rendered] == ["job", "other", "job"]
+    assert [part.job_id for part in rendered] == ["job", "other", "job"]
 
 
 # ------------------------------------------------------------------ request batching

@@ -18,7 +18,6 @@ from tests.planner.samples import (
 )
 from tests.planner.use_cases import change_target, put_profile, register_job
 
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobIsOverError,
@@ -38,6 +37,7 @@ from flyball_server.jobs.savings.comparisons import (
     get_comparison,
     start_comparison,
 )
+from flyball_server.jobs.versions.plan_versions import add_version
 
 
 class ComparedJob:

@@ -13,7 +13,6 @@ from tests.planner.running import Running, slow, two_stages
 from tests.planner.samples import job_spec, rank_record, step_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.replanning import ReplanReconciler
 from flyball_server.jobs.reconcile.slowdowns import (
@@ -28,10 +27,11 @@ from flyball_server.jobs.registry.inspection import get_job, require_job
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.reports import (
+from flyball_server.jobs.stragglers.announcements import (
     list_stragglers,
     withdraw_straggler,
 )
+from flyball_server.jobs.versions.plan_versions import add_version
 
 
 def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten() -> None:
@@ -43,7 +43,7 @@ def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten(
     job.run(8, slow(1, 1.2))
     assert job.newest.version == 2
     [view] = list_stragglers(job.services, "job")
-    assert (view.rank, view.source, view.reason, view.is_in_force) == (1, "detected", "slow", True)
+    assert (view.rank, view.source, view.reason, view.is_planned) == (1, "detected", "slow", True)
     assert view.slowdown == pytest.approx(1.2)
     job.acknowledged()
     job.run(30, slow(1, 1.2))
@@ -85,7 +85,7 @@ def test_of_announced_and_detected_the_slower_one_is_in_force() -> None:
     job.settle()
     job.run(15, slow(1, 1.2))
     both = list_stragglers(job.services, "job")
-    assert [(one.source, one.is_in_force) for one in both] == [
+    assert [(one.source, one.is_planned) for one in both] == [
         ("announced", True),
         ("detected", False),
     ]
@@ -102,7 +102,7 @@ def test_found_to_be_nearly_as_slow_as_announced_it_stays_planned_as_it_is_when_
     job.announce(1, 1.2)
     job.settle()
     job.run(15, slow(1, 1.21))
-    assert all(one.is_in_force for one in list_stragglers(job.services, "job"))
+    assert all(one.is_planned for one in list_stragglers(job.services, "job"))
     withdraw_straggler(job.services, "job", 1)
     job.settle()
     assert job.newest.version == 2

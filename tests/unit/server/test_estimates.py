@@ -11,12 +11,13 @@ import pytest
 
 from flyball_server.jobs.measurements.step_pairs import BatchMeans, PairedMeans
 from flyball_server.jobs.savings.intervals import (
-    Interval,
     MeanEstimate,
     combined,
     quantile_of_t,
     ratio_of,
+    scaled,
 )
+from flyball_wire.closed_loop import Estimate
 
 NUM_RUNS = 300
 COUNTER_S = 0.1
@@ -30,7 +31,7 @@ def batch_means(values: list[float]) -> BatchMeans:
     return series
 
 
-def holds(interval: Interval | None, truth: float) -> bool:
+def holds(interval: Estimate | None, truth: float) -> bool:
     assert interval is not None
     assert interval.low is not None
     assert interval.high is not None
@@ -86,7 +87,7 @@ def test_eight_steps_make_four_batches_of_two() -> None:
 def test_one_step_has_a_mean_and_no_interval() -> None:
     estimate = batch_means([7.0]).estimate()
     assert estimate is not None
-    assert estimate.interval() == Interval(mean=7, low=None, high=None, num_steps=1)
+    assert estimate.interval() == Estimate(mean=7, low=None, high=None, num_steps=1)
 
 
 def test_nothing_measured_is_nothing_told() -> None:
@@ -172,7 +173,7 @@ def test_the_ratio_of_pairs_is_that_of_their_means_with_cochrans_error() -> None
 def test_one_pair_has_a_difference_and_no_interval() -> None:
     pairs = PairedMeans()
     pairs.add(90, 100, num_steps=1)
-    assert pairs.ratio() == Interval(mean=0.9, low=None, high=None, num_steps=1)
+    assert pairs.ratio() == Estimate(mean=0.9, low=None, high=None, num_steps=1)
 
 
 @pytest.mark.parametrize("block", [1, 5])
@@ -222,12 +223,12 @@ def test_errors_of_independent_means_add_in_squares() -> None:
 def test_what_has_no_error_makes_no_interval() -> None:
     assert combined([(1, known(10, 4.0)), (1, known(3, None, 0))]).interval().low is None
     ratio = ratio_of(known(9, 1.0), known(10, None, 0))
-    assert ratio == Interval(mean=0.9, low=None, high=None, num_steps=20)
+    assert ratio == Estimate(mean=0.9, low=None, high=None, num_steps=20)
 
 
 def test_means_without_any_scatter_have_an_interval_of_no_width() -> None:
     ratio = ratio_of(known(9, 0.0), known(10, 0.0))
-    assert ratio == Interval(mean=0.9, low=0.9, high=0.9, num_steps=20)
+    assert ratio == Estimate(mean=0.9, low=0.9, high=0.9, num_steps=20)
 
 
 def test_nothing_is_a_share_of_nothing() -> None:
@@ -246,7 +247,7 @@ def test_a_ratio_measured_apart_holds_the_truth_about_as_often_as_it_says() -> N
 
 
 def test_scaling_by_a_negative_factor_turns_an_interval_over() -> None:
-    ratio = Interval(mean=0.9, low=0.88, high=0.93, num_steps=5)
-    saving = ratio.scaled(-100, 100)
+    ratio = Estimate(mean=0.9, low=0.88, high=0.93, num_steps=5)
+    saving = scaled(ratio, -100, 100)
     assert saving.mean == pytest.approx(10)
     assert (saving.low, saving.high) == pytest.approx((7, 12))

@@ -21,7 +21,6 @@ from tests.planner.use_cases import register_job
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.errors import UnknownJobError
-from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds, whole_step
 from flyball_server.jobs.records import PlanRecord, StepTotals
@@ -29,7 +28,8 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_server.views.report import JobReport, get_report
+from flyball_server.views.report import get_report
+from flyball_wire.closed_loop import JobReport, ProfilingResult
 
 TOTALS = StepTotals(
     step=3,
@@ -161,9 +161,9 @@ def mean_saved_j(report: JobReport) -> float:
 def test_a_report_has_each_version_measured_and_predicted(services: JobServices) -> None:
     run(services, plan_record(1), plan_record(2))
     report = get_report(services, "job")
-    assert [each.measured.version for each in report.versions] == [1, 2]
-    assert {each.predicted for each in report.versions} == {frequency_plan()}
-    assert (report.emulated, report.num_ranks, report.savings.num_steps) == (False, 2, 60)
+    assert [each.version for each in report.versions] == [1, 2]
+    assert {each.predicted_energy_j for each in report.versions} == {frequency_plan().energy_j}
+    assert (report.emulated, report.num_ranks, report.num_steps) == (False, 2, 60)
     assert mean_saved_j(report) == pytest.approx(2 * 19 * 20, rel=0.02)
 
 
@@ -187,13 +187,13 @@ def test_what_profiling_added_is_told_apart_and_its_versions_are_left_out(
 ) -> None:
     run(services, plan_record(1, plan=probe((1410, 1410))), plan_record(2))
     before = get_report(services, "job")
-    assert [each.measured.version for each in before.versions] == [2]
+    assert [each.version for each in before.versions] == [2]
     for extra_energy_j in (150.0, None):
         result = ProfilingResult(state="finished", extra_energy_j=extra_energy_j)
         with services.store.writing("job") as writer:
             writer.save_loop_state(writer.find_loop_state("job").evolve(profiling=result))
         report = get_report(services, "job")
-        assert report.profiling == result
+        assert report.profiling_energy_j == extra_energy_j
         assert mean_saved_j(report) == mean_saved_j(before)
 
 
@@ -208,7 +208,7 @@ def test_a_plan_of_several_pipelines_is_reported_like_any(services: JobServices)
     fields = {name: getattr(plain, name) for name in vars(plain) if name != "stages"}
     run(services, plan_record(1, plan=DataParallelPlan(**fields, pipelines=(pipeline,))))
     [version] = get_report(services, "job").versions
-    assert version.predicted.energy_j == plain.energy_j
+    assert version.predicted_energy_j == plain.energy_j
 
 
 def test_an_unknown_job_has_no_report(services: JobServices) -> None:

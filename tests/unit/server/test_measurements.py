@@ -14,10 +14,10 @@ from flyball_server.jobs.measurements.measurements import (
     KEPT_DETAILS,
     KEPT_DETAILS_OF_PROFILING,
     KEPT_INSTRUCTIONS,
-    StepSummary,
     list_steps,
 )
 from flyball_server.jobs.records import StepDetail
+from flyball_wire.messages import JobStep
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_the_energy_of_all(
     store_measurements(services.jobs, "job", 0, [fast])
     store_measurements(services.jobs, "job", 1, [slow])
     assert list_steps(services.jobs, "job", limit=10) == (
-        StepSummary(
+        JobStep(
             step=4,
             num_ranks=2,
             plan_versions=(1,),

@@ -20,10 +20,11 @@ from flyball_server.jobs.records import StepRecord
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.job_totals import NEWEST_STEPS, Clocks, JobTotals
-from flyball_server.views.plan_facts import Prediction, plan_facts
+from flyball_server.views.plan_facts import plan_facts
+from flyball_wire.read_models import PredictedIteration
 
 NUM_RANKS = 2
-PREDICTION = Prediction(
+PREDICTION = PredictedIteration(
     iteration_time_s=0.9,
     energy_j=80.0,
     baseline_iteration_time_s=0.9,
@@ -121,7 +122,7 @@ def test_saved_energy_is_what_the_report_says(store: MemoryJobStore) -> None:
     post(store, *both(range(10)))
     post(store, *both(range(10, 15), plan_version=1, energy_j=90.0))
     read(store, totals)
-    saved_j = totals.saved_j()
+    saved_j = totals.savings().saved_j
     # The first step on the plan is left out, in which clocks settle: 4 steps of 2 x 10 J.
     assert saved_j is not None
     assert saved_j.mean == pytest.approx(80.0)
@@ -136,10 +137,10 @@ def test_looking_at_what_is_saved_changes_nothing(store: MemoryJobStore) -> None
         energy_j = 100.0 if kinds.is_baseline(step) else 90.0 + step % 3
         post(store, *both([step], plan_version=1, energy_j=energy_j))
         read(store, often)
-        often.saved_j()
+        often.savings()
     read(store, once)
-    assert often.saved_j() == once.saved_j()
-    assert once.saved_j() is not None
+    assert often.savings().saved_j == once.savings().saved_j
+    assert once.savings().saved_j is not None
 
 
 def test_the_newest_steps_are_alike_and_a_few(store: MemoryJobStore) -> None:
@@ -150,12 +151,13 @@ def test_the_newest_steps_are_alike_and_a_few(store: MemoryJobStore) -> None:
     read(store, totals)
     newest = totals.newest
     assert newest is not None
-    assert (newest.steps, newest.time_s, newest.energy_j) == ((10, 11, 12, 13), 1.0, 200.0)
+    assert (newest.first_step, newest.last_step, newest.num_steps) == (10, 13, 4)
+    assert (newest.iteration_time_s, newest.energy_j) == (1.0, 200.0)
     post(store, *both(range(14, 60), plan_version=1, energy_j=None))
     read(store, totals)
     newest = totals.newest
     assert newest is not None
-    assert len(newest.steps) == NEWEST_STEPS
+    assert newest.num_steps == NEWEST_STEPS
     assert newest.energy_j is None
 
 

@@ -28,11 +28,11 @@ from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views import history
 from flyball_server.views.history import (
     HistoryMemory,
-    PlanSummary,
     known_summaries,
     plan_summaries,
     summary_of,
 )
+from flyball_wire.read_models import PlanSummary
 
 
 @pytest.fixture
@@ -93,13 +93,12 @@ def test_a_line_says_what_kind_of_version_it_is_and_what_it_was_made_for(
     assert [line.kind for line in found] == ["probe", "plan", "comparison", "separate"]
     assert [line.policy for line in found] == ["probe", "envelope", "envelope", "envelope"]
     assert [line.target for line in found] == ["", "fastest", "fastest", "fastest"]
-    assert {line.created_at for line in found} == {MOMENT}
-    assert found[0].prediction is None
+    assert {line.created_at for line in found} == {MOMENT.isoformat()}
+    assert found[0].predicted is None
     assert found[0].stage_clock_mhz == (1205.0,)
     for line in found[1:]:
-        assert line.prediction is not None
-        assert line.prediction.energy_j == 0.1 + 0.2
-        assert not hasattr(line.prediction, "stages")
+        assert line.predicted is not None
+        assert line.predicted.energy_j == 0.1 + 0.2
         assert line.stage_clock_mhz == (1410.0, 1410.0)
 
 

@@ -59,7 +59,7 @@ def test_a_plan_waits_for_all_ranks_of_a_stage_and_is_the_same_for_them() -> Non
     put_profile(services.jobs, "job", profile())
     plans = [newer_plan(services.jobs, "job", rank, after_version=0) for rank in range(4)]
     assert [plan.stage for plan in plans if plan is not None] == [0, 0, 1, 1]
-    assert len({plan.plan.version for plan in plans if plan is not None}) == 1
+    assert len({plan.version for plan in plans if plan is not None}) == 1
     named = [
         acknowledge(services.jobs, "job", rank, version=1, current_step=5).first_step
         for rank in range(4)

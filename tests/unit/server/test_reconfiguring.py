@@ -17,7 +17,6 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
 from flyball_server.jobs.reconcile.reconfiguring import (
@@ -33,6 +32,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT

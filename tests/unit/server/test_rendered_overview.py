@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from operator import attrgetter
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from tests.planner.patience import PATIENCE_S, wait_until
 
-from flyball_server.http import overviews
+from flyball_server.http.openapi.examples import example
 from flyball_server.http.overviews import Overviews, RenderedOverview
 from flyball_server.jobs.auth.access import OPERATOR, Access
 from flyball_server.views.job_figures import SharedReading
+from flyball_wire.codec import decode
+from flyball_wire.read_models import JobOverview
 
 JOBS = tuple((name, json.dumps({"job_id": name}).encode()) for name in ("b", "a@1", "a", "ab"))
 
@@ -35,66 +36,33 @@ def test_a_caller_sees_what_is_open_to_it_in_the_same_order(
     assert [job["job_id"] for job in overview["jobs"]] == seen
 
 
-def test_operators_are_given_the_same_bytes() -> None:
-    rendered = RenderedOverview.of(iter(JOBS))
-    assert rendered.permitted(OPERATOR) is rendered.permitted(OPERATOR)
-    assert rendered.jobs == JOBS
+def overview(job_id: str) -> JobOverview:
+    return decode(JobOverview, example(JobOverview) | {"job_id": job_id})
 
 
 class SlowReading:
-    """Figures of which the older are told when newer ones are there already."""
+    """Overviews of which the older are returned when newer ones are there already."""
 
     def __init__(self) -> None:
         self.num_asked = 0
         self.may_tell_older = threading.Event()
-        self._newer = (_figures("newer"),)
 
-    def figures(self) -> tuple[SimpleNamespace, ...]:
+    def overviews(self) -> tuple[JobOverview, ...]:
         self.num_asked += 1
-        if self.num_asked > 1:
-            return self._newer
-        assert self.may_tell_older.wait(PATIENCE_S)
-        return (_figures("older"),)
+        is_newer = self.num_asked > 1
+        assert is_newer or self.may_tell_older.wait(PATIENCE_S)
+        return (overview("newer" if is_newer else "older"),)
 
 
-def _figures(job_id: str) -> SimpleNamespace:
-    return SimpleNamespace(job=SimpleNamespace(job_id=job_id))
-
-
-class NotedLock:
-    """A lock that notes how often it was wanted."""
-
-    def __init__(self) -> None:
-        self.num_wanted = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self.num_wanted += 1
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-def test_older_figures_are_not_rendered_after_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-
-    def rendered(_: object, job_id: str) -> bytes:
-        shown.append(job_id)
-        return job_id.encode()
-
-    monkeypatch.setattr(overviews, "job_overview", attrgetter("job.job_id"))
-    monkeypatch.setattr(overviews, "rendered", rendered)
-    reading, lock = SlowReading(), NotedLock()
+def test_older_figures_are_not_rendered_after_newer_ones() -> None:
+    reading = SlowReading()
     looking = Overviews(cast("SharedReading", reading))
-    monkeypatch.setattr(looking, "_guard", lock)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(looking.read)
         wait_until(lambda: reading.num_asked == 1)
         second = threads.submit(looking.read)
-        wait_until(lambda: second.done() or lock.num_wanted == 2)
+        time.sleep(0.05)  # the second, were it let in, would be through by then
         reading.may_tell_older.set()
-        seen = [each.result().whole for each in (first, second)]
-    assert seen == [b'{"jobs":[older]}', b'{"jobs":[newer]}']
-    assert looking.read().whole == seen[1]
-    assert shown == ["older", "newer"]
+        seen = [each.result().jobs[0][0] for each in (first, second)]
+    assert seen == ["older", "newer"]
+    assert looking.read().jobs[0][0] == "newer"

@@ -9,7 +9,6 @@ from tests.planner.one_rank import register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import JobLoopState
@@ -22,6 +21,7 @@ from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest

@@ -21,8 +21,8 @@ from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.services import JobServices
 from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedReading
 from flyball_server.views.job_reading import JobReading
-from flyball_server.views.job_totals import Clocks
 from flyball_server.views.report import get_report
+from flyball_wire.read_models import MeasuredIteration
 
 
 class Clock:
@@ -85,12 +85,12 @@ def test_who_asks_within_a_moment_gets_what_was_read(
     services: JobServices, shared: SharedReading, clock: Clock
 ) -> None:
     put_job(services)
-    first = shared.figures()
+    first = shared.overviews()
     post(services, 0)
     clock.now_s = REMEMBERED_S / 2
-    assert shared.figures() is first
+    assert shared.overviews() is first
     clock.now_s = REMEMBERED_S
-    assert [figures.num_steps for figures in shared.figures()] == [1]
+    assert [figures.num_steps for figures in shared.overviews()] == [1]
     assert [figures.num_steps for figures in first] == [0]
 
 
@@ -100,20 +100,20 @@ def test_one_job_is_read_for_each_who_asks_though_it_has_no_label(
     put_job(services)
     for num_steps in (1, 2, 3):
         post(services, num_steps)
-        assert shared.figures_of("job").num_steps == num_steps
+        assert shared.overview_of("job").num_steps == num_steps
 
 
 def test_a_job_that_is_not_known_or_not_any_more_is_an_error(
     services: JobServices, shared: SharedReading
 ) -> None:
     put_job(services)
-    shared.figures_of("job")
+    shared.overview_of("job")
     with services.store.writing("job") as writer:
         writer.delete_job("job")
     for job_id in ("job", "other"):
         with pytest.raises(UnknownJobError):
-            shared.figures_of(job_id)
-    assert shared.figures() == ()
+            shared.overview_of(job_id)
+    assert shared.overviews() == ()
 
 
 def test_those_heard_of_last_come_first_and_are_fresh(
@@ -122,11 +122,11 @@ def test_those_heard_of_last_come_first_and_are_fresh(
     ids = [f"job-{number:02}" for number in range(NUM_FRESH + 2)]
     for number, job_id in enumerate(ids):
         put_job(services, job_id, created_s=number)
-    assert [each.job.job_id for each in shared.figures()] == ids[::-1]
+    assert [each.job_id for each in shared.overviews()] == ids[::-1]
     for job_id in ids:
         post(services, 0, job_id=job_id)
     clock.now_s = 1.0
-    read = {each.job.job_id for each in shared.figures() if each.num_steps}
+    read = {each.job_id for each in shared.overviews() if each.num_steps}
     assert read == set(ids[2:])
 
 
@@ -135,9 +135,9 @@ def test_a_figure_does_not_change_when_the_job_does(
 ) -> None:
     put_job(services)
     post(services, 0)
-    before = shared.figures_of("job")
+    before = shared.overview_of("job")
     post(services, 1)
-    assert shared.figures_of("job").num_steps == 2
+    assert shared.overview_of("job").num_steps == 2
     assert before.num_steps == 1
 
 
@@ -146,17 +146,21 @@ def test_what_was_saved_is_what_the_report_says(
 ) -> None:
     put_job(services)
     post(services, *range(20))
-    figures = shared.figures_of("job")
+    found = shared.overview_of("job")
     report = get_report(services, "job")
-    assert figures.saved_j == report.saved_j
-    assert figures.compared == report.versions[-1].measured
-    assert figures.num_steps == report.savings.num_steps == 20
-    assert figures.newest is not None
+    assert found.saved_j == report.saved_j
+    assert found.saving_percent == report.versions[-1].saving_percent
+    assert found.num_steps == report.num_steps == 20
     # The first step after the change counts as one on the plan, though not for what is saved.
-    assert (figures.newest.clocks, figures.newest.version) == (Clocks.PLAN, 1)
-    assert figures.newest.steps == tuple(range(10, 20))
-    assert figures.newest.time_s == pytest.approx(0.9)
-    assert figures.newest.energy_j == 180.0
+    assert found.measured == MeasuredIteration(
+        clocks="plan",
+        version=1,
+        first_step=10,
+        last_step=19,
+        num_steps=10,
+        iteration_time_s=sum([0.9] * 10) / 10,
+        energy_j=180.0,
+    )
 
 
 def test_a_version_that_was_not_run_yet_is_not_the_one_compared(
@@ -166,41 +170,40 @@ def test_a_version_that_was_not_run_yet_is_not_the_one_compared(
     post(services, *range(20))
     with services.store.writing("job") as writer:
         writer.add_plan(plan_record(2))
-    figures = shared.figures_of("job")
-    assert (figures.newest_version, figures.active_version) == (2, 1)
-    assert figures.compared is not None
-    assert figures.compared.version == 1
+    found = shared.overview_of("job")
+    assert (found.newest_version, found.active_version) == (2, 1)
+    assert found.saving_percent is not None
 
 
 def test_the_target_in_force_is_the_timetables_where_it_has_one(
     services: JobServices, shared: SharedReading
 ) -> None:
     put_job(services)
-    assert shared.figures_of("job").target == "fastest"
+    assert shared.overview_of("job").target == "fastest"
     with services.store.writing("job") as writer:
         job = writer.find_job("job")
         assert job is not None
         writer.save_job(job.evolve(inputs_revision=1, planned_revision=1))
         in_force = PlanningInputs(target="power:900")
         writer.save_loop_state(JobLoopState(job_id="job", planned_for=in_force))
-    assert shared.figures_of("job").target == "power:900"
+    assert shared.overview_of("job").target == "power:900"
     with services.store.writing("job") as writer:
         writer.save_job(job.evolve(inputs_revision=2, planned_revision=2))
         writer.save_loop_state(JobLoopState(job_id="job"))
-    assert shared.figures_of("job").target == "fastest"
+    assert shared.overview_of("job").target == "fastest"
 
 
 def test_a_store_that_cannot_be_read_is_an_error_and_read_again(
     services: JobServices, shared: SharedReading, clock: Clock
 ) -> None:
     put_job(services)
-    shared.figures()
+    shared.overviews()
     clock.now_s = REMEMBERED_S
     services.store.close()
     for _ in range(2):
         with pytest.raises(StoreClosedError):
-            shared.figures()
+            shared.overviews()
         with pytest.raises(StoreClosedError):
-            shared.figures_of("job")
+            shared.overview_of("job")
     services.store.open()
-    assert len(shared.figures()) == 1
+    assert len(shared.overviews()) == 1

@@ -12,12 +12,12 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.views import stage_steps
 from flyball_server.views.stage_steps import (
     RENEWAL_S,
-    StagesSummary,
     StepWindow,
     WindowStep,
     most_steps,
     settled_step,
 )
+from flyball_wire.read_models import StagesOfStep
 
 
 class Clock:
@@ -49,7 +49,7 @@ def window(clock: Clock) -> StepWindow:
     return StepWindow(rendered, clock=clock)
 
 
-def rendered(summary: StagesSummary) -> bytes:
+def rendered(summary: StagesOfStep) -> bytes:
     return f"{summary.step}: {summary.num_ranks} ranks, {summary.energy_j} J".encode()
 
 

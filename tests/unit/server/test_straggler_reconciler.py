@@ -12,7 +12,6 @@ from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
-from flyball_server.jobs.activation.rank_plans import rank_instructions
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     UnknownJobError,
@@ -25,12 +24,12 @@ from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.replanning import slowed_plan
 from flyball_server.jobs.replanning.plan_job import LEAST_GAIN
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.stragglers.reports import (
-    Announcement,
+from flyball_server.jobs.stragglers.announcements import (
     announce_straggler,
     list_stragglers,
     withdraw_straggler,
 )
+from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import model_of_request, plan_of_choice
 from flyball_server.planning.policies._base import PolicyChoice
@@ -41,6 +40,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     slowdown_classes,
     slowed_model,
 )
+from flyball_wire.closed_loop import StragglerAnnouncement
 
 
 def with_poor_quick_plans(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
@@ -156,13 +156,13 @@ def test_it_comes_into_force_at_its_time_and_ends_at_its_time() -> None:
     assert job.react() == 60
     assert job.newest.version == 1
     [view] = list_stragglers(job.services, "job")
-    assert (view.source, view.is_in_force) == ("announced", False)
+    assert (view.source, view.is_planned) == ("announced", False)
     job.pass_time(60)
     assert job.react() == 30
     assert job.newest.version == 2
     # Stage 0 computes for 0.45 s a microbatch, and waits for 0.15 s until its first backward.
     assert job.plan.baseline_iteration_time_s == pytest.approx(4 * 0.45 + 0.15)
-    assert list_stragglers(job.services, "job")[0].is_in_force
+    assert list_stragglers(job.services, "job")[0].is_planned
     job.pass_time(30)
     assert job.react() is None
     assert job.newest.version == 3
@@ -220,8 +220,7 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes() -> None:
     job = Running(effort="low")
     register_job(job.services, "other", job_spec(num_microbatches=NUM_MICROBATCHES))
     register_rank(job.services, rank_record(1, job_id="other"))
-    announcement = Announcement(rank=1, slowdown=1.5, from_unix_s=None, until_unix_s=None)
-    announce_straggler(job.services, "other", announcement)
+    announce_straggler(job.services, "other", StragglerAnnouncement(rank=1, slowdown=1.5))
     job.pacing(job.services, "other")
     assert get_job(job.services, "other").job.state is JobState.AWAITING_PROFILE
     put_profile(job.services, "other", two_stages())
@@ -240,7 +239,7 @@ def test_a_deadline_that_a_straggler_makes_unreachable_is_said_and_the_older_pla
     assert summary.job.state is JobState.PLANNING_FAILED
     assert "the fastest takes" in (summary.job.problem or "")
     assert summary.newest_version == 2
-    assert not list_stragglers(job.services, "job")[0].is_in_force
+    assert not list_stragglers(job.services, "job")[0].is_planned
     withdraw_straggler(job.services, "job", 0)
     job.settle()
     assert get_job(job.services, "job").job.state is JobState.PLANNED

@@ -12,13 +12,13 @@ import pytest
 from tests.planner.samples import MOMENT, CountingPlanner, Services, job_record, profile
 
 from flyball_server.http.mapping.jobs import rendered
-from flyball_server.http.mapping.views import timeline_view
 from flyball_server.http.timeline_answers import TimelineAnswers, accepts_gzip, uncompressed
 from flyball_server.jobs.errors import TimelineTooLongError, UnknownPlanError
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.views.plan_timeline import PlanTimeline, get_timeline
+from flyball_server.views.plan_timeline import TimelineKey, get_timeline
+from flyball_wire.read_models import PlanTimeline
 
 MOST = "flyball_server.views.plan_timeline.MAX_INSTRUCTIONS"
 GET_TIMELINE = "flyball_server.http.timeline_answers.get_timeline"
@@ -65,8 +65,8 @@ def test_gzip_is_sent_to_who_takes_it(accepted: str, takes_it: bool) -> None:
 
 def test_what_is_sent_is_the_wire_type_as_json(services: JobServices) -> None:
     sent = TimelineAnswers().get(services, "job", None)
-    view = timeline_view(get_timeline(services, "job", None))
-    assert json.loads(uncompressed(sent)) == json.loads(rendered(type(view), view))
+    _, timeline = get_timeline(services, "job", None)
+    assert json.loads(uncompressed(sent)) == json.loads(rendered(PlanTimeline, timeline))
 
 
 def test_it_is_made_once_until_something_that_it_is_made_of_changes(services: JobServices) -> None:
@@ -96,7 +96,9 @@ class SlowMaking:
         self.may_go_on = threading.Event()
         self.made: list[int] = []
 
-    def __call__(self, services: JobServices, job_id: str, version: int | None) -> PlanTimeline:
+    def __call__(
+        self, services: JobServices, job_id: str, version: int | None
+    ) -> tuple[TimelineKey, PlanTimeline]:
         self.made.append(version or 0)
         assert self.may_go_on.wait(60)
         return get_timeline(services, job_id, version)

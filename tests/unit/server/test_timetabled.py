@@ -27,8 +27,8 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it() -> 
     job = Running(effort="low")
     before = job.plan
     summary = put_timetable(job.services, "job", night())
-    assert summary.target_in_force == "fastest"
-    assert summary.next_change == job.now.replace(hour=22)
+    assert summary.current_target == "fastest"
+    assert summary.next_change == job.now.replace(hour=22).isoformat()
     assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
     job.pass_time(10 * 3600 - 60)
     assert TimetableReconciler()(job.services, "job") == 60
@@ -37,7 +37,7 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it() -> 
     TimetableReconciler()(job.services, "job")
     assert job.newest.version == 2
     assert job.plan.iteration_time_s > before.iteration_time_s
-    assert get_timetable(job.services, "job").target_in_force == "least-energy"
+    assert get_timetable(job.services, "job").current_target == "least-energy"
     TimetableReconciler()(job.services, "job")
     assert job.newest.version == 2
     job.pass_time(8 * 3600)

@@ -35,7 +35,7 @@ from flyball_client.cli.top.lines import (
 )
 from flyball_client.cli.top.reading import JobReading, Seen
 from flyball_client.cli.top.stages import how, power_w, stage_lines, step_lines
-from flyball_wire.closed_loop import Estimate, StragglerView
+from flyball_wire.closed_loop import Estimate, Straggler
 from flyball_wire.read_models import (
     JobOverview,
     MeasuredIteration,
@@ -338,7 +338,7 @@ def _ran_at(measured: MeasuredIteration) -> str:
     return _RAN_AT.get(measured.clocks, drawable(measured.clocks))
 
 
-def _stragglers(stragglers: Sequence[StragglerView], paper: Paper) -> list[Line]:
+def _stragglers(stragglers: Sequence[Straggler], paper: Paper) -> list[Line]:
     if not stragglers:
         return []
     lines: list[Line] = [(), (Span("stragglers", Tone.HEADING),)]
@@ -348,13 +348,13 @@ def _stragglers(stragglers: Sequence[StragglerView], paper: Paper) -> list[Line]
             Span(f"rank {straggler.rank}", Tone.WARN),
             Span(f"{straggler.slowdown:.3g} times as long{reason}"),
             Span(f"{drawable(straggler.source)}{_when(straggler, paper.now)}"),
-            Span("in the plan" if straggler.is_in_force else "not in the plan yet"),
+            Span("in the plan" if straggler.is_planned else "not in the plan yet"),
         ]
         lines += flowed(parts, paper.width)
     return lines
 
 
-def _when(straggler: StragglerView, now: datetime) -> str:
+def _when(straggler: Straggler, now: datetime) -> str:
     since = "" if straggler.from_time is None else f" from {moment_text(straggler.from_time, now)}"
     until = "" if straggler.until_time is None else f" to {moment_text(straggler.until_time, now)}"
     return since + until

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from flyball_client.api.errors import PlannerBusyError, PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_wire.closed_loop import StragglerView
+from flyball_wire.closed_loop import Straggler
 from flyball_wire.read_models import JobOverview, Overview, PlanSummary, StagesOfStep
 
 # The widest sparkline, and more than a planner's window of newest steps.
@@ -27,7 +27,7 @@ class JobReading:
     overview: JobOverview
     steps: tuple[StagesOfStep, ...]
     history: tuple[PlanSummary, ...]
-    stragglers: tuple[StragglerView, ...]
+    stragglers: tuple[Straggler, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

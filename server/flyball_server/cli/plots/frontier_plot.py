@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flyball_server.planning.frontier_curve import FrontierCurve
 from flyball_wire.command import CommandError
+from flyball_wire.read_models import Frontier
 
 PLOT_SUFFIXES = (".svg", ".png")
 
 
-def write_frontier_plot(curve: FrontierCurve, path: Path) -> None:
+def write_frontier_plot(curve: Frontier, path: Path) -> None:
     """Draw the curve into an .svg or .png file.
 
     Raises:

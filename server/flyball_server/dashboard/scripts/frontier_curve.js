@@ -4,7 +4,7 @@ import { joules, percent, percentAbove, seconds } from "./format.js";
 
 /**
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparedPlanView as ComparedPlan, FrontierPointView as FrontierPoint, FrontierView,
+ * @import { ComparedPlan as ComparedPlan, FrontierPoint as FrontierPoint, JobFrontier,
  *   JobOverview } from "./wire_types.js"
  */
 
@@ -49,7 +49,7 @@ export function frontierKey({ overview, history }) {
 
 /**
  * Return the marks of baseline, EnvPipe's plans, the job's plan and what was measured.
- * @param {FrontierView} frontier
+ * @param {JobFrontier} frontier
  * @param {JobPageState} state
  * @returns {Mark[]}
  */
@@ -122,7 +122,7 @@ function alike(plans) {
  */
 
 /**
- * @param {FrontierView} frontier
+ * @param {JobFrontier} frontier
  * @param {Mark[]} marks
  * @returns {{extent: Extent, outside: Mark[]}} `outside`: marks too far away to be drawn
  */

@@ -21,7 +21,7 @@ import { DetailsTable, makeRow } from "./tables.js";
  * @import { Mark } from "./frontier_curve.js"
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { FrontierView } from "./wire_types.js"
+ * @import { JobFrontier } from "./wire_types.js"
  */
 
 export class FrontierPanel {
@@ -30,7 +30,7 @@ export class FrontierPanel {
     this._context = context;
     /** @type {JobPageState | null} */
     this._state = null;
-    /** @type {FrontierView | null} */
+    /** @type {JobFrontier | null} */
     this._frontier = null;
     /** Key of the wanted frontier. @type {string | null} */
     this._key = null;
@@ -146,7 +146,7 @@ export class FrontierPanel {
     this._startTimer();
     const { api, path, guard } = this._context;
     try {
-      /** @type {FrontierView} */
+      /** @type {JobFrontier} */
       const frontier = await api.get(`${path}/frontier?points=${NUM_POINTS}`, { signal });
       if (signal.aborted) return;
       this._stopTimer();
@@ -239,7 +239,7 @@ function reasonForNone({ overview, history }) {
 
 /**
  * Return the figures of marks and plans as rows of a table.
- * @param {FrontierView} frontier
+ * @param {JobFrontier} frontier
  * @param {Mark[]} marks
  */
 function tableRows({ points, baseline }, marks) {

@@ -8,12 +8,12 @@ import { leaderTo, placeLabels } from "./label_layout.js";
 
 /**
  * @import { Extent, Mark } from "./frontier_curve.js"
- * @import { ComparedPlanView as ComparedPlan, FrontierView } from "./wire_types.js"
+ * @import { ComparedPlan as ComparedPlan, JobFrontier } from "./wire_types.js"
  */
 
 /**
  * @typedef {object} Shown
- * @property {FrontierView} frontier
+ * @property {JobFrontier} frontier
  * @property {Mark[]} marks
  * @property {boolean} canChoose points can be chosen
  */
@@ -69,7 +69,7 @@ export class FrontierPicture {
   }
 
   /**
-   * @param {FrontierView} frontier
+   * @param {JobFrontier} frontier
    * @param {Frame} frame
    * @param {boolean} canChoose
    */
@@ -113,7 +113,7 @@ export class FrontierPicture {
   }
 }
 
-/** @param {FrontierView} frontier @param {Frame} frame */
+/** @param {JobFrontier} frontier @param {Frame} frame */
 function curves({ points }, { x, y, bottom }) {
   /** @type {[number, number][]} */
   const bound = points.map((point) => [x(point.deadline_s), y(point.lower_bound_j)]);
@@ -267,7 +267,7 @@ const RADII = { point: 6, mark: 8 };
 
 /**
  * Create the labels, with lines to those that are not beside their marks.
- * @param {FrontierView} frontier
+ * @param {JobFrontier} frontier
  * @param {Mark[]} marks
  * @param {Frame} frame
  */
@@ -297,7 +297,7 @@ function frontierLabels(frontier, marks, frame) {
 
 /**
  * Return what gets a label; the plan in force and the measured one come first, near the points.
- * @param {FrontierView} frontier
+ * @param {JobFrontier} frontier
  * @param {Mark[]} marks
  * @param {Frame} frame
  */

@@ -9,8 +9,8 @@ import { isOver } from "./job_words.js";
 /**
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparedPlanView as ComparedPlan, FrontierPointView as FrontierPoint, JobOverview,
- *   JobView, TimetableView } from "./wire_types.js"
+ * @import { ComparedPlan as ComparedPlan, FrontierPoint as FrontierPoint, JobOverview,
+ *   JobView, TimetableStatus } from "./wire_types.js"
  */
 
 /** Targets by name; those with a unit take a figure in it, `factor` of the API's unit. */
@@ -154,9 +154,9 @@ export class FrontierTarget {
   async _otherTarget(target) {
     const { api, path } = this._context;
     try {
-      /** @type {TimetableView} */
-      const { timetable, target_in_force } = await api.get(`${path}/timetable`);
-      return timetable !== null && target_in_force !== target ? target_in_force : null;
+      /** @type {TimetableStatus} */
+      const { timetable, current_target } = await api.get(`${path}/timetable`);
+      return timetable !== null && current_target !== target ? current_target : null;
     } catch {
       return undefined;
     }

@@ -8,8 +8,8 @@ import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js"
 /**
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparisonView, JobOverview, JobView, ProfilingView,
- *   TimetableView } from "./wire_types.js"
+ * @import { ComparisonStatus, JobOverview, JobView, ProfilingStatus,
+ *   TimetableStatus } from "./wire_types.js"
  */
 
 // Polling interval: notes change without an event, as when a rank falls silent.
@@ -27,7 +27,7 @@ export class JobHead {
     this.facts = make("dl.facts");
     this.problem = make("p.problem", { role: "alert", hidden: true });
     this.notes = make("ul.notes", { "aria-label": "Notes", hidden: true });
-    /** @type {TimetableView | null} */
+    /** @type {TimetableStatus | null} */
     this.timetable = null;
     this.asked = "";
     this.shown = "";
@@ -88,7 +88,7 @@ export class JobHead {
     const { signal } = this.question;
     /** @type {Promise<JobView>} */
     const asked = this.api.get(this.path, { signal });
-    /** @type {Promise<TimetableView>} */
+    /** @type {Promise<TimetableStatus>} */
     const askedTimetable = this.api.get(`${this.path}/timetable`, { signal });
     try {
       const [job, timetable] = await Promise.all([asked, askedTimetable]);
@@ -115,7 +115,7 @@ export class JobHead {
 
 /**
  * @param {JobPageState} state
- * @param {TimetableView | null} timetable
+ * @param {TimetableStatus | null} timetable
  * @returns {[string, string][]}
  */
 function facts(state, timetable) {
@@ -139,7 +139,7 @@ function facts(state, timetable) {
   return found;
 }
 
-/** @param {JobOverview} job @param {TimetableView | null} timetable */
+/** @param {JobOverview} job @param {TimetableStatus | null} timetable */
 function targetFact(job, timetable) {
   const target = targetText(job.target);
   if (timetable === null || timetable.timetable === null) return target;
@@ -159,7 +159,7 @@ function planText(job, state) {
   return `v${job.active_version}${since}${next && `; ${next}`}`;
 }
 
-/** @param {ProfilingView} profiling */
+/** @param {ProfilingStatus} profiling */
 function profilingText(profiling) {
   const parts = [profiling.state, `${count(profiling.num_steps)} steps profiled`];
   if (profiling.problem !== null) parts.push(profiling.problem);
@@ -174,7 +174,7 @@ function profilingText(profiling) {
   return parts.join("; ");
 }
 
-/** @param {ComparisonView} comparison */
+/** @param {ComparisonStatus} comparison */
 function comparisonText(comparison) {
   const { num_measured_pairs, num_pairs, state } = comparison;
   return `${state}, ${count(num_measured_pairs)} pairs measured, ${count(num_pairs)} asked for`;

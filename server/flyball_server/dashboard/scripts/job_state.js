@@ -1,8 +1,8 @@
 // State of a job's page, built from its live events.
 
 /**
- * @import { ComparisonView, JobOverview, PlanSummary, ProfilingView, StagesOfStep,
- *   StragglerView } from "./wire_types.js"
+ * @import { ComparisonStatus, JobOverview, PlanSummary, ProfilingStatus, StagesOfStep,
+ *   Straggler } from "./wire_types.js"
  */
 
 /**
@@ -10,10 +10,10 @@
  * @typedef {object} JobPageState
  * @property {JobOverview} overview
  * @property {PlanSummary[]} history rising
- * @property {StragglerView[]} stragglers
+ * @property {Straggler[]} stragglers
  * @property {StagesOfStep[]} steps the newest 2000 at most, rising
- * @property {ProfilingView | null} profiling
- * @property {ComparisonView | null} comparison
+ * @property {ProfilingStatus | null} profiling
+ * @property {ComparisonStatus | null} comparison
  */
 
 const MOST_STEPS = 2000;
@@ -24,9 +24,9 @@ const MOST_STAGES = 128_000;
  * An event of a job's page.
  * @typedef {{name: "overview", data: JobOverview}
  *   | {name: "history", data: PlanSummary[]}
- *   | {name: "stragglers", data: StragglerView[]}
- *   | {name: "profiling", data: ProfilingView}
- *   | {name: "comparison", data: ComparisonView}
+ *   | {name: "stragglers", data: Straggler[]}
+ *   | {name: "profiling", data: ProfilingStatus}
+ *   | {name: "comparison", data: ComparisonStatus}
  *   | {name: "steps", data: StagesOfStep[]}
  *   | {name: "gone", data: unknown}} JobEvent
  */

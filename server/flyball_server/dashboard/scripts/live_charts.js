@@ -107,8 +107,8 @@ export class LiveCharts {
   /** @param {JobPageState} state */
   showStragglers({ stragglers }) {
     this.slow.hidden = stragglers.length === 0;
-    const told = stragglers.map(({ rank, slowdown, is_in_force }) => {
-      const planned = is_in_force ? "" : " (not yet planned for)";
+    const told = stragglers.map(({ rank, slowdown, is_planned }) => {
+      const planned = is_planned ? "" : " (not yet planned for)";
       return `rank ${rank} takes ${fixed(slowdown, 2)}\u00d7 as long${planned}`;
     });
     setText(this.slow, `\u25b2 Slow GPUs: ${told.join("; ")}`);

@@ -2,7 +2,7 @@
 
 import { sum } from "./format.js";
 
-/** @import { PlanSummary, StageOfStep, StagesOfStep, StragglerView } from "./wire_types.js" */
+/** @import { PlanSummary, StageOfStep, StagesOfStep, Straggler } from "./wire_types.js" */
 
 /**
  * @typedef {(number | null)[]} Column
@@ -206,17 +206,17 @@ function widened(low, high) {
   return [low - margin, high + margin];
 }
 
-/** @typedef {{straggler: StragglerView, first_step: number}} PlannedStraggler */
+/** @typedef {{straggler: Straggler, first_step: number}} PlannedStraggler */
 
 /**
  * Return the first step that ran a plan made for each straggler: of the first version after it.
- * @param {StragglerView[]} stragglers
+ * @param {Straggler[]} stragglers
  * @param {PlanSummary[]} history rising
  * @returns {PlannedStraggler[]}
  */
 export function plannedStragglers(stragglers, history) {
   return stragglers.flatMap((straggler) => {
-    if (!straggler.is_in_force) return [];
+    if (!straggler.is_planned) return [];
     const { from_time } = straggler;
     const since = from_time === null ? 0 : Date.parse(from_time);
     const later = history.filter(({ created_at }) => Date.parse(created_at) >= since);

@@ -6,7 +6,7 @@ import { makeRow, makeTable } from "./tables.js";
 
 /**
  * @import { Panel } from "./job_page.js"
- * @import { StragglerView } from "./wire_types.js"
+ * @import { Straggler } from "./wire_types.js"
  */
 
 const REASONS = new Map([
@@ -40,14 +40,14 @@ export function createStragglersPanel(element) {
   };
 }
 
-/** @param {StragglerView} straggler */
-function rowTexts({ rank, slowdown, reason, source, from_time, until_time, is_in_force }) {
+/** @param {Straggler} straggler */
+function rowTexts({ rank, slowdown, reason, source, from_time, until_time, is_planned }) {
   const since = from_time === null ? "" : `, since ${clockTime(new Date(from_time))}`;
   const until = until_time === null ? "" : ` until ${clockTime(new Date(until_time))}`;
   return [
     String(rank),
     `${fixed(slowdown, 2)}\u00d7 as long; ${REASONS.get(reason) ?? reason}`,
     source + since + until,
-    is_in_force ? "adapted to it" : "not yet adapted to it",
+    is_planned ? "adapted to it" : "not yet adapted to it",
   ];
 }

@@ -14,7 +14,7 @@ import { comparisonWords, figuresWords, kindWords } from "./timeline_words.js";
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
  * @import { Iterations } from "./timeline_viewer.js"
- * @import { JobOverview, TimelineView } from "./wire_types.js"
+ * @import { JobOverview, PlanTimeline } from "./wire_types.js"
  */
 
 export class TimelinePanel {
@@ -31,7 +31,7 @@ export class TimelinePanel {
     this._table = new TimelineTable();
     /** @type {Iterations | null} */
     this._iterations = null;
-    /** @type {TimelineView | null} */
+    /** @type {PlanTimeline | null} */
     this._view = null;
     this._note = make("span.note");
     this._follow = make("button.quiet", { hidden: true, onclick: () => this._choose(null) });
@@ -103,7 +103,7 @@ export class TimelinePanel {
     if (this._iterations === null) this._tell(`Loading version ${version}\u2026`);
     const { api, path, guard } = this._context;
     try {
-      /** @type {TimelineView} */
+      /** @type {PlanTimeline} */
       const view = await api.get(`${path}/timeline?version=${version}`, { signal });
       if (!signal.aborted) guard(() => this._show(view));
     } catch (error) {
@@ -111,7 +111,7 @@ export class TimelinePanel {
     }
   }
 
-  /** @param {TimelineView} view */
+  /** @param {PlanTimeline} view */
   _show(view) {
     const plan = layOut(view.plan);
     const baseline = layOut(view.baseline);
@@ -196,7 +196,7 @@ function versionToShow({ overview, history }) {
   return known ?? (newest_version !== null && !isProbe(newest_version) ? newest_version : null);
 }
 
-/** @param {TimelineView} view @param {JobOverview} overview */
+/** @param {PlanTimeline} view @param {JobOverview} overview */
 function versionWords({ version, schedule, num_microbatches, emulated, plan }, overview) {
   const { active_version, newest_version } = overview;
   const other = version === newest_version ? "newest" : "not in force";

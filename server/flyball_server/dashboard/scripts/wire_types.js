@@ -2,18 +2,18 @@
 // Written by docs/scripts/write_wire_types.py from the API's OpenAPI document: do not edit.
 
 /**
- * @typedef {object} ComparedPlanView
+ * @typedef {object} ComparedPlan
  * @property {number} energy_j
  * @property {number} iteration_time_s
  * @property {string} name
  */
 
 /**
- * @typedef {object} ComparisonView
- * @property {number} num_measured_pairs
- * @property {number} num_pairs
+ * @typedef {object} ComparisonStatus
+ * @property {number} [num_measured_pairs]
+ * @property {number} [num_pairs]
  * @property {string} state
- * @property {number | null} version
+ * @property {number | null} [version]
  */
 
 /**
@@ -25,7 +25,7 @@
  */
 
 /**
- * @typedef {object} FrontierPointView
+ * @typedef {object} FrontierPoint
  * @property {number} deadline_s
  * @property {number} energy_j
  * @property {number} gap_percent
@@ -34,19 +34,19 @@
  */
 
 /**
- * @typedef {object} FrontierView
- * @property {ComparedPlanView} baseline
- * @property {ComparedPlanView[]} envpipe
- * @property {string} job_id
- * @property {FrontierPointView[]} points
- * @property {number} [reserve]
- * @property {number} solve_s
- */
-
-/**
  * @typedef {object} Health
  * @property {string} status
  * @property {string} version
+ */
+
+/**
+ * @typedef {object} JobFrontier
+ * @property {ComparedPlan} baseline
+ * @property {ComparedPlan[]} envpipe
+ * @property {string} job_id
+ * @property {FrontierPoint[]} points
+ * @property {number} [reserve]
+ * @property {number} solve_s
  */
 
 /**
@@ -142,6 +142,18 @@
  */
 
 /**
+ * @typedef {object} PlanTimeline
+ * @property {TimelineOfPlan} baseline
+ * @property {boolean} emulated
+ * @property {boolean} is_as_planned
+ * @property {string} job_id
+ * @property {number} num_microbatches
+ * @property {TimelineOfPlan} plan
+ * @property {string} schedule
+ * @property {number} version
+ */
+
+/**
  * @typedef {object} PredictedIteration
  * @property {number} baseline_energy_j
  * @property {number} baseline_iteration_time_s
@@ -152,7 +164,7 @@
  */
 
 /**
- * @typedef {object} ProbedPointView
+ * @typedef {object} ProbedPoint
  * @property {number} chunk
  * @property {number} energy_error_j
  * @property {number} energy_j
@@ -165,17 +177,17 @@
  */
 
 /**
- * @typedef {object} ProfilingView
- * @property {number[] | null} blocking_power_error_w
- * @property {number[] | null} blocking_power_w
+ * @typedef {object} ProfilingStatus
+ * @property {number[] | null} [blocking_power_error_w]
+ * @property {number[] | null} [blocking_power_w]
  * @property {boolean} emulated
- * @property {number | null} extra_energy_j
- * @property {number | null} extra_time_s
+ * @property {number | null} [extra_energy_j]
+ * @property {number | null} [extra_time_s]
  * @property {string} job_id
- * @property {number | null} largest_slowdown
- * @property {number} num_steps
- * @property {ProbedPointView[]} points
- * @property {string | null} problem
+ * @property {number | null} [largest_slowdown]
+ * @property {number} [num_steps]
+ * @property {ProbedPoint[]} [points]
+ * @property {string | null} [problem]
  * @property {number} slowdown_limit
  * @property {string} state
  */
@@ -221,9 +233,9 @@
  */
 
 /**
- * @typedef {object} StragglerView
+ * @typedef {object} Straggler
  * @property {string | null} from_time
- * @property {boolean} is_in_force
+ * @property {boolean} is_planned
  * @property {number} rank
  * @property {string} reason
  * @property {number} slowdown
@@ -256,27 +268,15 @@
  */
 
 /**
- * @typedef {object} TimelineView
- * @property {TimelineOfPlan} baseline
- * @property {boolean} emulated
- * @property {boolean} is_as_planned
- * @property {string} job_id
- * @property {number} num_microbatches
- * @property {TimelineOfPlan} plan
- * @property {string} schedule
- * @property {number} version
- */
-
-/**
  * @typedef {object} Timetable
  * @property {string} [timezone]
  * @property {TimetableWindow[]} windows
  */
 
 /**
- * @typedef {object} TimetableView
+ * @typedef {object} TimetableStatus
+ * @property {string} current_target
  * @property {string | null} next_change
- * @property {string} target_in_force
  * @property {Timetable | null} timetable
  */
 

@@ -11,34 +11,28 @@ from datetime import datetime
 from typing import Any
 
 from flyball_server.http.events.event_stream import EventSource, EventStream, event
-from flyball_server.http.mapping.jobs import profiling_view, rendered, straggler_view
-from flyball_server.http.mapping.views import (
-    comparison_view,
-    job_overview,
-    rendered_history,
-    stages_of_step,
-)
+from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.overviews import EVERYTHING, Overviews, RenderedOverview
 from flyball_server.http.problem_handlers import problem_of
 from flyball_server.jobs.auth.access import Access
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.measurements.step_reading import PairedSteps
-from flyball_server.jobs.records import ActivationRecord, JobRecord
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.savings.comparisons import ComparisonProgress, progress_of
+from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader as StoreReader
-from flyball_server.jobs.stragglers.reports import list_stragglers
+from flyball_server.jobs.stragglers.announcements import list_stragglers
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
 from flyball_server.views.profiling import get_profiling
-from flyball_server.views.stage_steps import StagesSummary, StepWindow, WindowStep, settled_step
-from flyball_wire.closed_loop import ComparisonView, ProfilingView, StragglerView
-from flyball_wire.messages import Problem
-from flyball_wire.read_models import JobOverview, StagesOfStep
+from flyball_server.views.stage_steps import StepWindow, WindowStep, settled_step
+from flyball_wire.closed_loop import ComparisonStatus, ProfilingStatus, Straggler
+from flyball_wire.messages import PlanVersion, Problem
+from flyball_wire.read_models import JobOverview, PlanSummary, StagesOfStep
 
 OVERVIEW, STEPS = "overview", "steps"
 HISTORY, STRAGGLERS, PROFILING, COMPARISON = "history", "stragglers", "profiling", "comparison"
@@ -203,24 +197,23 @@ class JobReader:
         self._services = services
         self._reading = reading
         self._job_id = job_id
-        self._window = StepWindow(_rendered_step)
+        self._window = StepWindow(functools.partial(rendered, StagesOfStep))
         self._is_profiled = False
 
     def __call__(self) -> JobEvents:
         """Return the job's current events."""
-        overview = job_overview(self._reading.figures_of(self._job_id))
+        overview = self._reading.overview_of(self._job_id)
         stragglers = list_stragglers(self._services, self._job_id)
-        views = tuple(straggler_view(summary) for summary in stragglers)
         events = {
             OVERVIEW: event(OVERVIEW, rendered(JobOverview, overview)),
-            STRAGGLERS: event(STRAGGLERS, rendered(tuple[StragglerView, ...], views)),
+            STRAGGLERS: event(STRAGGLERS, rendered(tuple[Straggler, ...], stragglers)),
         }
         profiling = get_profiling(self._services, self._job_id)
         # State `off` is sent only after another state.
         self._is_profiled = self._is_profiled or profiling.state != "off"
         if self._is_profiled:
-            view = replace(profiling_view(profiling), points=())
-            events[PROFILING] = event(PROFILING, rendered(ProfilingView, view))
+            view = replace(profiling, points=())
+            events[PROFILING] = event(PROFILING, rendered(ProfilingStatus, view))
         return JobEvents(events, self._window.look(self._services, self._job_id))
 
 
@@ -231,17 +224,17 @@ class HistoryReader:
         self._services = services
         self._memory = memory
         self._job_id = job_id
-        self._known: tuple[datetime, tuple[ActivationRecord, ...]] | None = None
+        self._known: tuple[datetime, tuple[PlanVersion, ...]] | None = None
         self._event = b""
 
     def __call__(self) -> bytes:
         """Return the history as an event."""
         with self._services.store.reading() as reader:
             job = require_job(reader, self._job_id)
-            current = (job.created_at, reader.list_activations(self._job_id))
+            current = (job.created_at, reader.list_versions(self._job_id))
         if current != self._known:
             found = plan_summaries(self._services, self._job_id, self._memory)
-            self._event = event(HISTORY, rendered_history(found))
+            self._event = event(HISTORY, rendered(tuple[PlanSummary, ...], found))
             self._known = current
         return self._event
 
@@ -262,7 +255,7 @@ class ComparisonReader:
             job = require_job(reader, self._job_id)
             comparison = reader.find_loop_state(self._job_id).comparison
             if comparison is None:
-                return _comparison_event(ComparisonProgress(state="none"))
+                return _comparison_event(ComparisonStatus(state="none"))
             current = (job.created_at, comparison)
             if current != self._known:
                 self._counter = None
@@ -280,20 +273,16 @@ def _paired_steps(
     reader: StoreReader, job: JobRecord, comparison: Comparison
 ) -> PairedSteps | None:
     """Return a counter of the pairs; None: the comparison's version has no first step yet."""
-    activations = reader.list_activations(job.job_id)
-    named = {each.version for each in activations if each.first_step is not None}
+    versions = reader.list_versions(job.job_id)
+    named = {each.version for each in versions if each.first_step is not None}
     if comparison.version is None or comparison.version not in named:
         return None
     record = reader.find_plan(job.job_id, comparison.version)
     return None if record is None else PairedSteps(record, job.in_force.num_ranks)
 
 
-def _rendered_step(summary: StagesSummary) -> bytes:
-    return rendered(StagesOfStep, stages_of_step(summary))
-
-
-def _comparison_event(progress: ComparisonProgress) -> bytes:
-    return event(COMPARISON, rendered(ComparisonView, comparison_view(progress)))
+def _comparison_event(progress: ComparisonStatus) -> bytes:
+    return event(COMPARISON, rendered(ComparisonStatus, progress))
 
 
 _JOBS_AT_ONCE, _SLOW_AT_ONCE = 2, 4

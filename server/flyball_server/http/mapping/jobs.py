@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, fields
-from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from flyball_server.jobs.activation.rank_plans import StagePlan
-from flyball_server.jobs.loop_state import ProfilingResult
-from flyball_server.jobs.measurements.measurements import RankPost, StepSummary
+from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import (
-    ActivationRecord,
     JobSpec,
     PlanRecord,
     RankRecord,
@@ -25,14 +21,7 @@ from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
 from flyball_server.jobs.replanning.plan_documents import any_plan_document
-from flyball_server.jobs.stragglers.reports import StragglerSummary
-from flyball_server.planning.documents.plan_document import instruction_entries
-from flyball_server.planning.frontier_curve import frontier_document
-from flyball_server.views.frontier import SolvedFrontier
-from flyball_server.views.profiling import ProfilingSummary
 from flyball_wire import messages
-from flyball_wire.closed_loop import ProfilingView, StragglerView
-from flyball_wire.read_models import ComparedPlanView, FrontierPointView, FrontierView
 
 _LAUNCH_FIELDS = ("run", "restart_count")
 _STEP_FIELDS = tuple(
@@ -174,46 +163,6 @@ def plan_view(record: PlanRecord) -> messages.PlanView:
     )
 
 
-def rank_plan(stage_plan: StagePlan) -> messages.RankPlan:
-    """The part of a plan version that one rank runs."""
-    record = stage_plan.plan
-    return messages.RankPlan(
-        job_id=record.job_id,
-        version=record.version,
-        stage=stage_plan.stage,
-        first_step=record.first_step,
-        instructions=instruction_entries(stage_plan.instructions),
-        predicted_iteration_time_s=record.plan.iteration_time_s,
-        cycle_mhz=stage_plan.cycle_mhz,
-        intended_times_s=stage_plan.intended_times_s,
-        report=str(record.report),
-        counter_reads=stage_plan.counter_reads,
-    )
-
-
-def frontier_view(solved: SolvedFrontier) -> FrontierView:
-    """A job's frontier."""
-    document = frontier_document(solved.curve, solve_s=solved.solve_s)
-    return FrontierView(
-        job_id=solved.job_id,
-        points=tuple(FrontierPointView(**point) for point in document["points"]),
-        baseline=ComparedPlanView(**document["baseline"]),
-        envpipe=tuple(ComparedPlanView(**plan) for plan in document["envpipe"]),
-        solve_s=document["solve_s"],
-        reserve=document["reserve"],
-    )
-
-
-def activation_view(activation: ActivationRecord) -> messages.Activation:
-    """From which step a version holds."""
-    return messages.Activation(version=activation.version, first_step=activation.first_step)
-
-
-def step_view(summary: StepSummary) -> messages.StepView:
-    """One step over all ranks."""
-    return messages.StepView(**asdict(summary))
-
-
 def rendered(kind: Any, value: object) -> bytes:  # noqa: ANN401 - a type, or an alias of one
     """The JSON of an instance of the wire type `kind`, or of `tuple[...]` of one, compact."""
     return _adapter(kind).dump_json(value)
@@ -222,35 +171,3 @@ def rendered(kind: Any, value: object) -> bytes:  # noqa: ANN401 - a type, or an
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - as above
     return TypeAdapter(kind)
-
-
-def straggler_view(summary: StragglerSummary) -> StragglerView:
-    """A straggler."""
-    return StragglerView(
-        rank=summary.rank,
-        source=summary.source,
-        reason=summary.reason,
-        slowdown=summary.slowdown,
-        from_time=_text(summary.from_unix_s),
-        until_time=_text(summary.until_unix_s),
-        is_in_force=summary.is_in_force,
-    )
-
-
-def profiling_view(summary: ProfilingSummary) -> ProfilingView:
-    """Return how far online profiling is."""
-    result = summary.result or ProfilingResult(state="probing")
-    known = {
-        field.name: getattr(result, field.name) for field in fields(result) if field.name != "state"
-    }
-    return ProfilingView(
-        job_id=summary.job_id,
-        state=summary.state,
-        slowdown_limit=summary.spec.profiling_slowdown,
-        emulated=summary.spec.emulated,
-        **known,
-    )
-
-
-def _text(unix_s: float | None) -> str | None:
-    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()

@@ -80,7 +80,7 @@ _OF_FIELD: Mapping[str, object] = MappingProxyType(
         "instruction": "forward",
         "is_as_planned": True,
         "is_caught_up": True,
-        "is_in_force": True,
+        "is_planned": True,
         "iteration_time_s": 0.86,
         "job_id": "gpt2-demo",
         "kind": "plan",
@@ -137,7 +137,7 @@ _OF_FIELD: Mapping[str, object] = MappingProxyType(
         "step": 479,
         "stored": 1,
         "target": "fastest",
-        "target_in_force": "power:8000",
+        "current_target": "power:8000",
         "time_error_s": 0.00002,
         "time_s": 0.8613,
         "timezone": "Europe/Berlin",
@@ -172,11 +172,11 @@ _PLAN_DOCUMENT = {
 # Fields of one type that differ from those above.
 _OF_TYPE: Mapping[type, Mapping[str, object]] = MappingProxyType(
     {
-        closed_loop.ComparisonView: {"state": "running"},
-        closed_loop.ProfilingView: {"state": "probing", "blocking_power_error_w": [0.9]},
-        closed_loop.ProbedPointView: {"time_s": 0.0502, "energy_j": 23.8},
-        closed_loop.ReportView: {"time_s": 412.8, "energy_j": 214310.5},
-        closed_loop.SavingView: {
+        closed_loop.ComparisonStatus: {"state": "running"},
+        closed_loop.ProfilingStatus: {"state": "probing", "blocking_power_error_w": [0.9]},
+        closed_loop.ProbedPoint: {"time_s": 0.0502, "energy_j": 23.8},
+        closed_loop.JobReport: {"time_s": 412.8, "energy_j": 214310.5},
+        closed_loop.VersionSavings: {
             "time_s": _estimate(0.8613, 0.0007),
             "energy_j": _estimate(444.3, 2.2),
             "baseline_time_s": _estimate(0.8604, 0.0007),
@@ -202,7 +202,7 @@ _OF_TYPE: Mapping[type, Mapping[str, object]] = MappingProxyType(
             "run_id": "6440f4e8a1b40",
         },
         messages.TargetChange: {"policy": "uniform"},
-        read_models.FrontierPointView: {"iteration_time_s": 0.9187, "energy_j": 442.9},
+        read_models.FrontierPoint: {"iteration_time_s": 0.9187, "energy_j": 442.9},
         read_models.JobOverview: _MEASURED_BASELINE,
         read_models.PredictedIteration: {"saving_percent": 11.1},
         read_models.TimelineRow: {"energy_j": [30.0, 26.0, 54.0, 62.0], "blocking_power_w": 70.0},

@@ -9,18 +9,17 @@ from fastapi import Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.http.dependencies import JobId, State, Version, WaitS
-from flyball_server.http.mapping.jobs import activation_view, frontier_view, plan_view
-from flyball_server.http.mapping.views import rendered_history
+from flyball_server.http.mapping.jobs import plan_view, rendered
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.http.timeline_answers import accepts_gzip, uncompressed
-from flyball_server.jobs.activation.plan_versions import activation_of
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.records import ActivationRecord
 from flyball_server.jobs.registry import inspection
+from flyball_server.jobs.versions.plan_versions import version_of
 from flyball_server.views import frontier
 from flyball_server.views.history import known_summaries, plan_summaries
 from flyball_wire import messages, routes
-from flyball_wire.read_models import FrontierView, PlanSummary, TimelineView
+from flyball_wire.messages import PlanVersion
+from flyball_wire.read_models import JobFrontier, PlanSummary, PlanTimeline
 
 ROUTER = call_router("plans")
 
@@ -42,26 +41,25 @@ def get_plan(state: State, job_id: JobId, version: Version) -> messages.PlanView
 
 
 @ROUTER.get(
-    routes.ACTIVATION,
+    routes.FIRST_STEP,
     summary="Get the first step of a plan",
     response_description="The first step of the version.",
 )
-async def get_activation(
+async def get_first_step(
     state: State, job_id: JobId, version: Version, wait_s: WaitS
-) -> messages.Activation:
+) -> messages.PlanVersion:
     """Wait until all ranks have acknowledged the version (long poll).
 
     `first_step` is null if some have not acknowledged it by then; it stays null for a version
     that a newer one replaced before.
     """
 
-    async def named_activation() -> ActivationRecord | None:
-        activations = await state.rank_calls.activations.submit(job_id, None)
-        activation = activation_of(activations, job_id, version)
-        return None if activation.first_step is None else activation
+    async def version_with_first_step() -> PlanVersion | None:
+        found = version_of(await state.rank_calls.versions.submit(job_id, None), job_id, version)
+        return None if found.first_step is None else found
 
-    named = await state.waiters.until(job_id, named_activation, wait_s=wait_s)
-    return activation_view(named or ActivationRecord(version=version, first_step=None))
+    named = await state.waiters.until(job_id, version_with_first_step, wait_s=wait_s)
+    return named or PlanVersion(version=version, first_step=None)
 
 
 @ROUTER.get(
@@ -80,13 +78,14 @@ async def get_history(state: State, job_id: JobId) -> Response:
     found = await run_in_threadpool(known_summaries, *asked)
     if found is None:
         found = await to_thread.run_sync(plan_summaries, *asked, limiter=state.history_threads)
-    return Response(await run_in_threadpool(rendered_history, found), media_type=JSON)
+    history = await run_in_threadpool(rendered, tuple[PlanSummary, ...], found)
+    return Response(history, media_type=JSON)
 
 
 @ROUTER.get(
     routes.TIMELINE,
     summary="Get the timeline of a plan",
-    response_model=TimelineView,
+    response_model=PlanTimeline,
     response_description="An iteration on the plan, and one at the highest clocks; compressed by"
     " gzip if the client accepts that.",
     responses=problems(409),
@@ -130,7 +129,7 @@ async def get_frontier(
     state: State,
     job_id: JobId,
     points: Annotated[int, Query(ge=2, le=1000, description="Number of plans to find.")] = 50,
-) -> FrontierView:
+) -> JobFrontier:
     """Return plans in rising time and falling energy, each with its lower bound.
 
     If the job has a reserve, the bounds are on plans that keep it and are no faster. To run one of
@@ -144,4 +143,4 @@ async def get_frontier(
         found = await to_thread.run_sync(
             frontier.get_frontier, *asked, limiter=state.frontier_threads
         )
-    return frontier_view(found)
+    return found

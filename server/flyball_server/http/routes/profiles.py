@@ -16,7 +16,7 @@ from flyball_profiles.stage_profile_csv import (
     write_stage_profile,
 )
 from flyball_server.http.dependencies import JobId, PlannerState, State, check_profile
-from flyball_server.http.mapping.jobs import job_view, profile_rows, profiling_view
+from flyball_server.http.mapping.jobs import job_view, profile_rows
 from flyball_server.http.openapi.documentation import (
     BODY_ERRORS,
     JSON,
@@ -106,12 +106,12 @@ def get_profile(state: State, job_id: JobId) -> Response:
     summary="Get the progress of online profiling",
     response_description="Measured operating points, and the cost of measuring them.",
 )
-def get_profiling(state: State, job_id: JobId) -> closed_loop.ProfilingView:
+def get_profiling(state: State, job_id: JobId) -> closed_loop.ProfilingStatus:
     """Return the current estimate of every operating point with its standard errors.
 
     A point without probes is interpolated.
     """
-    return profiling_view(profiling.get_profiling(state.services, job_id))
+    return profiling.get_profiling(state.services, job_id)
 
 
 def _read_and_put(state: PlannerState, job_id: str, kind: str, body: bytes) -> JobSummary:

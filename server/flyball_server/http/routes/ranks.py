@@ -8,19 +8,18 @@ from fastapi import Query, Response
 
 from flyball_server.http.dependencies import JobId, Rank, State, WaitS
 from flyball_server.http.mapping.jobs import (
-    activation_view,
     launch,
     rank_post,
     rank_record,
     registered_view,
 )
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
-from flyball_server.jobs.activation.plan_versions import HeldVersion, activation_of
-from flyball_server.jobs.activation.rank_plans import PlanQuestion
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.records import ActivationRecord
 from flyball_server.jobs.registry.registration import leave_rank
+from flyball_server.jobs.versions.plan_versions import HeldVersion, version_of
+from flyball_server.jobs.versions.rank_plans import PlanQuestion
 from flyball_wire import messages, routes
+from flyball_wire.messages import PlanVersion
 
 ROUTER = call_router("ranks")
 
@@ -73,7 +72,7 @@ async def post_acknowledgement(
     rank: Rank,
     acknowledgement: messages.Acknowledgement,
     wait_s: WaitS,
-) -> messages.Activation:
+) -> messages.PlanVersion:
     """Acknowledge that the rank holds a version; after all ranks have, its first step is named.
 
     Waits for the first step or a newer version (long poll). `first_step` is null while other
@@ -85,20 +84,20 @@ async def post_acknowledgement(
         current_step=acknowledgement.current_step,
         run_id=acknowledgement.run_id,
     )
-    activation = await state.rank_calls.acknowledgements.submit(job_id, held)
+    acknowledged = await state.rank_calls.acknowledgements.submit(job_id, held)
     state.services.record_heartbeat(job_id, (rank,))
 
-    async def named_or_replaced() -> ActivationRecord | None:
-        activations = await state.rank_calls.activations.submit(job_id, None)
-        found = activation_of(activations, job_id, held.version)
-        is_newest = activations[-1].version == held.version
+    async def named_or_replaced() -> PlanVersion | None:
+        versions = await state.rank_calls.versions.submit(job_id, None)
+        found = version_of(versions, job_id, held.version)
+        is_newest = versions[-1].version == held.version
         return None if found.first_step is None and is_newest else found
 
-    if activation.first_step is None:
+    if acknowledged.first_step is None:
         named = await state.waiters.until(job_id, named_or_replaced, wait_s=wait_s)
-        activation = named or activation
+        acknowledged = named or acknowledged
         state.services.record_heartbeat(job_id, (rank,))
-    return activation_view(activation)
+    return acknowledged
 
 
 @ROUTER.post(
@@ -115,9 +114,9 @@ async def post_measurements(
     If `report` of the rank's plan requests it, steps have measurements of their instructions.
     """
     post = rank_post(job_id, rank, batch)
-    stored = await state.rank_calls.measurements.submit(job_id, post)
+    accepted = await state.rank_calls.measurements.submit(job_id, post)
     state.services.record_heartbeat(job_id, (rank,))
-    return messages.Accepted(stored=stored.num_steps, next_post_s=stored.next_post_s)
+    return accepted
 
 
 @ROUTER.post(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from flyball_server.http.dependencies import JobId, State
-from flyball_server.http.mapping.views import comparison_view, report_view
 from flyball_server.http.openapi.documentation import call_router, problems
 from flyball_server.jobs.savings import comparisons
 from flyball_server.views import report
 from flyball_wire import routes
-from flyball_wire.closed_loop import ComparisonRequest, ComparisonView, ReportView
+from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport
 
 ROUTER = call_router("reports")
 
@@ -18,13 +17,13 @@ ROUTER = call_router("reports")
     summary="Get measured times, energies and savings",
     response_description="The job's measurements so far.",
 )
-def get_report(state: State, job_id: JobId) -> ReportView:
+def get_report(state: State, job_id: JobId) -> JobReport:
     """Return time and energy of each plan version against a measured baseline.
 
     Each has a 95 % interval; predictions have `predicted` in their names. All of the job's steps
     are read: with millions of steps this takes a minute or more.
     """
-    return report_view(report.get_report(state.services, job_id))
+    return report.get_report(state.services, job_id)
 
 
 @ROUTER.put(
@@ -33,14 +32,14 @@ def get_report(state: State, job_id: JobId) -> ReportView:
     response_description="The comparison that runs now.",
     responses=problems(409),
 )
-def put_comparison(state: State, job_id: JobId, request: ComparisonRequest) -> ComparisonView:
+def put_comparison(state: State, job_id: JobId, request: ComparisonRequest) -> ComparisonStatus:
     """Alternate blocks of steps at the highest clocks with the plan's, as a new plan version.
 
     After the requested number of pairs the plan itself returns as the next version; another plan
     ends the comparison early. Repeating the call while it runs changes nothing. A job without a
     plan, or with one that has all instructions at the highest clocks, is a 409.
     """
-    return comparison_view(comparisons.start_comparison(state.services, job_id, request.num_pairs))
+    return comparisons.start_comparison(state.services, job_id, request.num_pairs)
 
 
 @ROUTER.get(
@@ -48,9 +47,9 @@ def put_comparison(state: State, job_id: JobId, request: ComparisonRequest) -> C
     summary="Get the progress of a comparison",
     response_description="The newest comparison.",
 )
-def get_comparison(state: State, job_id: JobId) -> ComparisonView:
+def get_comparison(state: State, job_id: JobId) -> ComparisonStatus:
     """Return the job's newest comparison; `state` is `none` before the first one."""
-    return comparison_view(comparisons.get_comparison(state.services, job_id))
+    return comparisons.get_comparison(state.services, job_id)
 
 
 @ROUTER.delete(

@@ -8,8 +8,7 @@ from fastapi import Query, Response
 from pydantic import BeforeValidator
 
 from flyball_server.http.dependencies import AfterStep, JobId, State, in_digits
-from flyball_server.http.mapping.jobs import rendered, step_view
-from flyball_server.http.mapping.views import stages_of_step
+from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.openapi.documentation import JSON, call_router
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.views.stage_steps import list_stage_steps
@@ -29,9 +28,9 @@ Limit = Annotated[
     summary="List measured steps",
     response_description="The newest steps, rising.",
 )
-def get_steps(state: State, job_id: JobId, limit: Limit = 100) -> list[messages.StepView]:
+def get_steps(state: State, job_id: JobId, limit: Limit = 100) -> tuple[messages.JobStep, ...]:
     """Return each step over the ranks that posted it: the slowest rank's time, their energy."""
-    return [step_view(step) for step in list_steps(state.services, job_id, limit=limit)]
+    return list_steps(state.services, job_id, limit=limit)
 
 
 @ROUTER.get(
@@ -49,5 +48,4 @@ def get_stages_of_steps(
     fewer steps than `limit`.
     """
     steps = list_stage_steps(state.services, job_id, limit=limit, after_step=after_step)
-    views = tuple(stages_of_step(step) for step in steps)
-    return Response(rendered(tuple[StagesOfStep, ...], views), media_type=JSON)
+    return Response(rendered(tuple[StagesOfStep, ...], steps), media_type=JSON)

@@ -6,7 +6,7 @@ from flyball_server.http.dependencies import JobId, State
 from flyball_server.http.openapi.documentation import call_router
 from flyball_server.jobs import timetables
 from flyball_wire import routes
-from flyball_wire.closed_loop import Timetable, TimetableView
+from flyball_wire.closed_loop import Timetable, TimetableStatus
 
 ROUTER = call_router("timetables")
 
@@ -16,13 +16,13 @@ ROUTER = call_router("timetables")
     summary="Set a job's timetable",
     response_description="The timetable and the job's current target.",
 )
-def put_timetable(state: State, job_id: JobId, timetable: Timetable) -> TimetableView:
+def put_timetable(state: State, job_id: JobId, timetable: Timetable) -> TimetableStatus:
     """Set targets for windows of time; outside of them the job's own target applies.
 
     If the current target changes, the plan follows as a new version. An error names the window,
     as in `windows[2].from_time`.
     """
-    return _view(timetables.put_timetable(state.services, job_id, timetable))
+    return timetables.put_timetable(state.services, job_id, timetable)
 
 
 @ROUTER.get(
@@ -30,9 +30,9 @@ def put_timetable(state: State, job_id: JobId, timetable: Timetable) -> Timetabl
     summary="Get a job's timetable",
     response_description="The timetable (null: none) and the job's current target.",
 )
-def get_timetable(state: State, job_id: JobId) -> TimetableView:
+def get_timetable(state: State, job_id: JobId) -> TimetableStatus:
     """Return the timetable, the target that the job is planned for, and its next change."""
-    return _view(timetables.get_timetable(state.services, job_id))
+    return timetables.get_timetable(state.services, job_id)
 
 
 @ROUTER.delete(
@@ -44,12 +44,3 @@ def get_timetable(state: State, job_id: JobId) -> TimetableView:
 def delete_timetable(state: State, job_id: JobId) -> None:
     """Delete the timetable: the job's own target applies, with a new plan if needed."""
     timetables.delete_timetable(state.services, job_id)
-
-
-def _view(summary: timetables.TimetableSummary) -> TimetableView:
-    change = summary.next_change
-    return TimetableView(
-        timetable=summary.timetable,
-        target_in_force=summary.target_in_force,
-        next_change=None if change is None else change.isoformat(),
-    )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput, JobState
-from flyball_server.jobs.records import ActivationRecord, JobRecord, RankRecord
+from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.store.contract import JobReader
+from flyball_wire.messages import PlanVersion
 
 
 def utc_now() -> datetime:
@@ -66,7 +67,7 @@ def living_state(reader: JobReader, job: JobRecord) -> JobState:
         return JobState.PLANNING_FAILED
     if job.planned_revision:
         return JobState.PLANNED
-    is_measured = job.in_force.is_profiled_online and reader.list_activations(job.job_id)
+    is_measured = job.in_force.is_profiled_online and reader.list_versions(job.job_id)
     return JobState.PROFILING if is_measured else JobState.AWAITING_PROFILE
 
 
@@ -80,7 +81,7 @@ def come_back(reader: JobReader, job: JobRecord) -> JobRecord:
 def job_notes(
     job: JobRecord,
     ranks: Sequence[RankRecord],
-    activations: Sequence[ActivationRecord],
+    versions: Sequence[PlanVersion],
     *,
     now: datetime,
     times: LifeTimes,
@@ -94,7 +95,7 @@ def job_notes(
     missing = sorted(set(range(job.in_force.num_ranks)) - {rank.rank for rank in ranks})
     if missing:
         notes.append(f"waits for {_ranks(missing)} to register")
-    newest = max(activations, key=lambda entry: entry.version, default=None)
+    newest = max(versions, key=lambda entry: entry.version, default=None)
     if newest is not None and newest.first_step is None and not missing:
         held_up = [rank.rank for rank in ranks if rank.acknowledged_version != newest.version]
         notes.append(f"version {newest.version} waits for {_ranks(held_up)} to acknowledge it")
@@ -107,9 +108,9 @@ def job_notes(
     left = [rank.rank for rank in ranks if rank.has_left]
     if left and len(left) < len(ranks):
         notes.append(f"{_ranks(left)} ended before the others")
-    versions = sorted({rank.client_version for rank in ranks})
-    if len(versions) > 1:
-        notes.append(f"ranks run different versions of Flyball: {', '.join(versions)}")
+    clients = sorted({rank.client_version for rank in ranks})
+    if len(clients) > 1:
+        notes.append(f"ranks run different versions of Flyball: {', '.join(clients)}")
     return tuple(notes)
 
 

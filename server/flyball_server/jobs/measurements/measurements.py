@@ -13,6 +13,7 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_wire.messages import Accepted, JobStep
 
 # Of the newest steps of a job: what reconcilers may still read.
 KEPT_DETAILS = 256
@@ -31,22 +32,6 @@ WATCHED_SHARE = 2 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSummary:
-    """One step of a job over its ranks; as the wire's StepView."""
-
-    step: int
-    num_ranks: int
-    plan_versions: tuple[int | None, ...]
-    time_s: float
-    energy_j: float | None
-    num_unplanned: int
-    num_overruns: int
-    num_clock_misses: int
-    num_power_capped: int
-    num_thermally_capped: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankPost:
     """Measurements of a rank since its last post, with details of some of those steps.
 
@@ -58,14 +43,6 @@ class RankPost:
     steps: tuple[StepRecord, ...]
     details: tuple[StepDetail, ...] = ()
     run_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredPost:
-    """Number of steps stored of a post, and time until the rank's next one in s."""
-
-    num_steps: int
-    next_post_s: float
 
 
 def post_period_s(num_ranks: int, *, is_watched: bool) -> float:
@@ -82,7 +59,7 @@ def post_period_s(num_ranks: int, *, is_watched: bool) -> float:
 
 def store_together(
     services: JobServices, job_id: str, posts: Sequence[RankPost]
-) -> tuple[StoredPost | JobsError, ...]:
+) -> tuple[Accepted | JobsError, ...]:
     """Keep what ranks of a job measured, in one transaction.
 
     A step posted again replaces the older one; of details only the newest are kept.
@@ -99,7 +76,7 @@ def store_together(
 
 def _store_together(
     services: JobServices, job_id: str, posts: Sequence[RankPost], *, looks_at_ranks: bool
-) -> tuple[StoredPost | JobsError, ...]:
+) -> tuple[Accepted | JobsError, ...]:
     steps: dict[tuple[int, int], StepRecord] = {}
     details: dict[tuple[int, int], StepDetail] = {}
     stored: list[int | JobsError] = []
@@ -125,7 +102,7 @@ def _store_together(
     if is_reconciled:
         services.enqueue_reconcile(job_id)
     return tuple(
-        StoredPost(num_steps=one, next_post_s=next_post_s) if isinstance(one, int) else one
+        Accepted(stored=one, next_post_s=next_post_s) if isinstance(one, int) else one
         for one in stored
     )
 
@@ -159,7 +136,7 @@ def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, .
     return min(max(KEPT_INSTRUCTIONS // num_a_step, FEWEST_KEPT_STEPS), MOST_KEPT_STEPS)
 
 
-def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[StepSummary, ...]:
+def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[JobStep, ...]:
     """The job's newest `limit` steps, rising.
 
     Raises:
@@ -174,10 +151,10 @@ def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[StepS
     )
 
 
-def _summary(step: int, records: tuple[StepRecord, ...]) -> StepSummary:
+def _summary(step: int, records: tuple[StepRecord, ...]) -> JobStep:
     energies_j = [record.energy_j for record in records if record.energy_j is not None]
     versions = {record.plan_version for record in records}
-    return StepSummary(
+    return JobStep(
         step=step,
         num_ranks=len(records),
         plan_versions=tuple(sorted(versions, key=lambda version: version or 0)),

@@ -6,7 +6,8 @@ import copy
 import math
 from dataclasses import dataclass, field
 
-from flyball_server.jobs.savings.intervals import Interval, MeanEstimate
+from flyball_server.jobs.savings.intervals import MeanEstimate
+from flyball_wire.closed_loop import Estimate
 
 _MAX_CELLS = 1024
 _MAX_BATCHES = 30
@@ -137,7 +138,7 @@ class PairedMeans:
         """The mean of `a - b`."""
         return self._estimate(self._mean_a - self._mean_b, self._aa - 2 * self._ab + self._bb)
 
-    def ratio(self) -> Interval | None:
+    def ratio(self) -> Estimate | None:
         """Mean of `a` over mean of `b`; None where there is none.
 
         Linearised: the variance is that of `a - R b` over `b`'s mean squared (W. G. Cochran,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.jobs.probing.probing_setup import probe_setup, probed_versions, stage_steps
 from flyball_server.jobs.records import (
-    ActivationRecord,
     JobRecord,
     JobSpec,
     PlanRecord,
@@ -19,6 +18,7 @@ from flyball_server.jobs.registry.inspection import newest_plan, require_plan
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
+from flyball_wire.messages import PlanVersion
 
 # Of the newest steps some may still be without the last rank's measurement.
 _LOOK_BACK_STEPS = 8
@@ -71,7 +71,7 @@ def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
     # Only the newest one, as long as it is being measured: they are large.
     newest = newest_plan(reader, job.job_id)
     problem = None
-    has_started_over = _has_started_over(reader.list_activations(job.job_id)[-2:])
+    has_started_over = _has_started_over(reader.list_versions(job.job_id)[-2:])
     if newest is not None and not (has_started_over or _is_measured(reader, newest, len(ranks))):
         problem = _silence(reader, newest, ranks)
         if problem is None:
@@ -89,7 +89,7 @@ def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
 def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
     """The versions that measure the job, rising, since it was last planned."""
     plans: list[PlanRecord] = []
-    for entry in reversed(reader.list_activations(job_id)):
+    for entry in reversed(reader.list_versions(job_id)):
         record = require_plan(reader, job_id, entry.version)
         if not isinstance(record.plan, ProbePlan):
             break
@@ -99,7 +99,7 @@ def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
 
 def is_never_planned(reader: JobReader, job_id: str) -> bool:
     """Return whether all that the job's ranks were ever given was to measure it."""
-    return len(probe_plans(reader, job_id)) == len(reader.list_activations(job_id))
+    return len(probe_plans(reader, job_id)) == len(reader.list_versions(job_id))
 
 
 def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
@@ -116,7 +116,7 @@ def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
     return since if not first or _is_highest(since[0]) else since[1:]
 
 
-def _has_started_over(two: Sequence[PlanRecord | ActivationRecord]) -> bool:
+def _has_started_over(two: Sequence[PlanRecord | PlanVersion]) -> bool:
     """Return whether the second of two versions holds from no later a step than the first."""
     match [entry.first_step for entry in two]:
         case [int(before), int(after)]:

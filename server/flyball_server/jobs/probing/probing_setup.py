@@ -7,7 +7,6 @@ from itertools import groupby
 
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.jobs import loop_state
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import JobSpec, PlanRecord, RankRecord, StepDetail, StepRecord
 from flyball_server.planning.errors import PlanningError
@@ -25,7 +24,7 @@ from flyball_server.profiling.observations import (
 )
 from flyball_server.profiling.profiling_result import ProfilingResult
 from flyball_server.profiling.runs import run_readings
-from flyball_wire.closed_loop import ProbedPointView
+from flyball_wire import closed_loop
 
 # What is run until a plan changes the order: both are 1F1B as long as nothing is known.
 _UNTIL_PLANNED = {"envpipe": "1f1b"}
@@ -143,25 +142,12 @@ def stage_steps(
     return tuple(merged)
 
 
-def control_result(result: ProfilingResult) -> loop_state.ProfilingResult:
-    """Return what was found, as the job keeps it."""
-    return loop_state.ProfilingResult(
+def stored_result(result: ProfilingResult) -> closed_loop.ProfilingResult:
+    """Return the result of a finished profiling as the job's loop state keeps it."""
+    return closed_loop.ProfilingResult(
         state="finished",
         num_steps=result.num_steps,
-        points=tuple(
-            ProbedPointView(
-                stage=point.stage,
-                instruction=str(point.kind),
-                chunk=point.chunk,
-                frequency_mhz=point.frequency_mhz,
-                time_s=point.time_s,
-                time_error_s=point.time_error_s,
-                energy_j=point.energy_j,
-                energy_error_j=point.energy_error_j,
-                num_probes=point.num_probes,
-            )
-            for point in result.points
-        ),
+        points=result.points,
         blocking_power_w=(
             None if result.blocking_power_error_w is None else result.blocking_power_w
         ),

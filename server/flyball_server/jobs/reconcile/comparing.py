@@ -10,12 +10,13 @@ from datetime import datetime
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.measurements.step_reading import num_paired_steps
-from flyball_server.jobs.records import ActivationRecord, JobRecord, StepReport
+from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.savings.comparisons import PATIENCE, add_with_cycle, comparison_cycle
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.messages import PlanVersion
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,21 +106,21 @@ class _Situation:
     job: JobRecord
     loop_state: JobLoopState
     running: Comparison
-    newest: ActivationRecord
+    newest: PlanVersion
 
 
 def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
     """Return how the job's comparison stands; None: it has none that is not over."""
     loop_state = reader.find_loop_state(job.job_id)
     running = open_comparison(loop_state)
-    activations = reader.list_activations(job.job_id)
-    if running is None or not activations:
+    versions = reader.list_versions(job.job_id)
+    if running is None or not versions:
         return None
     return _Situation(
         job=job,
         loop_state=loop_state,
         running=running,
-        newest=activations[-1],
+        newest=versions[-1],
     )
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 
 from flyball_profiles.gpu_windows import GpuTableError
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput, JobState
-from flyball_server.jobs.loop_state import ProfilingResult
 from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plans, read_probing
-from flyball_server.jobs.probing.probing_setup import control_result
+from flyball_server.jobs.probing.probing_setup import stored_result
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PLENTY, PlanningSlots
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.moves import (
@@ -29,6 +28,7 @@ from flyball_server.profiling.moves import (
     next_move,
 )
 from flyball_server.profiling.observations import ProbeSetup
+from flyball_wire.closed_loop import ProfilingResult
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Fini
         now = _still_unprofiled(writer, job)
         if now is None:
             return
-        result = control_result(move.result)
+        result = stored_result(move.result)
         writer.save_profile(job.job_id, move.result.profile(setup))
         writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=result))
         writer.save_job(now.with_change(JobInput.PROFILE))

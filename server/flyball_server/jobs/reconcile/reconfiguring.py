@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.records import (
     ADAPT_RECONFIGURE,
     JobRecord,
@@ -26,6 +25,7 @@ from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
@@ -296,7 +296,7 @@ def _publish(
     job_id = this.job.job_id
     with services.store.writing(job_id) as writer:
         now = require_job(writer, job_id)
-        newest = newest_version(writer.list_activations(job_id))
+        newest = newest_version(writer.list_versions(job_id))
         if not is_same_work(this.job, now) or newest != this.record.version:
             return
         record = add_version(services, writer, job_id, plan, report=report)

@@ -18,6 +18,7 @@ from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.stragglers.announcements import slowdowns_at
 from flyball_server.jobs.stragglers.detector import (
     ClockTimes,
     RankStep,
@@ -27,7 +28,6 @@ from flyball_server.jobs.stragglers.detector import (
     find_slowdowns,
     rank_step,
 )
-from flyball_server.jobs.stragglers.reports import slowdowns_at
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import DEFAULT_POLICY, Effort
 
@@ -223,11 +223,11 @@ class StragglerReconciler:
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Slowdowns | None:
         """Return what was measured since the last look; None: nothing that matters."""
-        activations = reader.list_activations(job.job_id)
-        first_step = activations[-1].first_step if activations else None
+        versions = reader.list_versions(job.job_id)
+        first_step = versions[-1].first_step if versions else None
         if not adapts_frontier(job) or first_step is None:
             return None
-        version = activations[-1].version
+        version = versions[-1].version
         key = (job.created_at, job.inputs_revision, version)
         memory = self._memory(job.job_id)
         if memory.key != key:

@@ -14,7 +14,7 @@ from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.reports import forget_measured_slowdowns
+from flyball_server.jobs.stragglers.announcements import forget_measured_slowdowns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from flyball_server.jobs.errors import UnknownJobError, UnknownPlanError, UnknownRankError
 from flyball_server.jobs.lifecycle.job_life import job_notes
-from flyball_server.jobs.records import ActivationRecord, JobRecord, PlanRecord, RankRecord
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_wire.messages import PlanVersion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +19,14 @@ class JobSummary:
     Attributes:
         newest_version: of its plans; None: none yet.
         active_version: the newest whose first step is named; None: none yet.
-        activations: of all its versions, rising.
+        versions: of all its versions, rising.
     """
 
     job: JobRecord
     ranks: tuple[RankRecord, ...]
     newest_version: int | None
     active_version: int | None
-    activations: tuple[ActivationRecord, ...] = ()
+    versions: tuple[PlanVersion, ...] = ()
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -69,14 +70,14 @@ def get_plan(services: JobServices, job_id: str, version: int) -> PlanRecord:
 
 def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
     """The job with its ranks and versions, read in the same transaction."""
-    activations = reader.list_activations(job.job_id)
-    active = [entry.version for entry in activations if entry.first_step is not None]
+    versions = reader.list_versions(job.job_id)
+    active = [entry.version for entry in versions if entry.first_step is not None]
     return JobSummary(
         job=job,
         ranks=reader.list_ranks(job.job_id),
-        newest_version=newest_version(activations),
+        newest_version=newest_version(versions),
         active_version=max(active, default=None),
-        activations=activations,
+        versions=versions,
     )
 
 
@@ -85,20 +86,20 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     return job_notes(
         summary.job,
         summary.ranks,
-        summary.activations,
+        summary.versions,
         now=services.now(),
         times=services.life,
     )
 
 
-def newest_version(activations: tuple[ActivationRecord, ...]) -> int | None:
+def newest_version(versions: tuple[PlanVersion, ...]) -> int | None:
     """The highest of these versions; None where there is none."""
-    return max((entry.version for entry in activations), default=None)
+    return max((entry.version for entry in versions), default=None)
 
 
 def newest_plan(reader: JobReader, job_id: str) -> PlanRecord | None:
     """The newest version of a job's plan; None: it has none."""
-    version = newest_version(reader.list_activations(job_id))
+    version = newest_version(reader.list_versions(job_id))
     return None if version is None else require_plan(reader, job_id, version)
 
 

@@ -288,7 +288,7 @@ def _can_be_registered_anew(reader: JobReader, job: JobRecord, spec: JobSpec) ->
 
     Then somebody puts the profile: to measure it again takes a job of its own.
     """
-    if not reader.list_activations(job.job_id):
+    if not reader.list_versions(job.job_id):
         return True
     is_refused = job.state is not JobState.PROFILING and is_never_planned(reader, job.job_id)
     return is_refused and not spec.is_profiled_online

@@ -12,7 +12,6 @@ from functools import partial
 
 from anyio import CapacityLimiter, to_thread
 
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     PlanningFailedError,
@@ -34,6 +33,7 @@ from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, read_snapshot
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work
 from flyball_server.jobs.services import JobServices, Solve, planning_lock
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from flyball_server.jobs.activation.plan_versions import add_version
 from flyball_server.jobs.errors import JobIsOverError, MissingPlanError, NothingToCompareError
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import Comparison
@@ -15,7 +13,9 @@ from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.closed_loop import ComparisonStatus
 
 # The energy counter moves about every 100 ms: a block of so long loses a few percent at its ends.
 BLOCK_S = 2.0
@@ -25,17 +25,7 @@ MIN_BLOCKS = 6
 PATIENCE = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonProgress:
-    """Progress of a comparison; as the wire's ComparisonView."""
-
-    state: Literal["none", "running", "done", "ended"]
-    version: int | None = None
-    num_pairs: int = 0
-    num_measured_pairs: int = 0
-
-
-def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> ComparisonProgress:
+def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> ComparisonStatus:
     """Ask for a comparison of the job's plan with the highest clocks.
 
     It begins as soon as a plan holds that is not being reconfigured. The same
@@ -73,7 +63,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
     return get_comparison(services, job_id)
 
 
-def get_comparison(services: JobServices, job_id: str) -> ComparisonProgress:
+def get_comparison(services: JobServices, job_id: str) -> ComparisonStatus:
     """Return how far the newest comparison of a job is.
 
     Raises:
@@ -127,20 +117,20 @@ def add_with_cycle(
     )
 
 
-def comparison_progress(reader: JobReader, job_id: str) -> ComparisonProgress:
+def comparison_progress(reader: JobReader, job_id: str) -> ComparisonStatus:
     """Return how far the newest comparison of a known job is, in the caller's transaction."""
     comparison = reader.find_loop_state(job_id).comparison
     if comparison is None:
-        return ComparisonProgress(state="none")
+        return ComparisonStatus(state="none")
     return progress_of(comparison, _num_measured_pairs(reader, job_id, comparison))
 
 
-def progress_of(comparison: Comparison, num_measured: int) -> ComparisonProgress:
+def progress_of(comparison: Comparison, num_measured: int) -> ComparisonStatus:
     """Return how far a comparison is that has measured so many pairs."""
-    state: Literal["running", "done", "ended"] = "running"
+    state = "running"
     if comparison.is_done:
         state = "done" if num_measured >= comparison.num_pairs else "ended"
-    return ComparisonProgress(
+    return ComparisonStatus(
         state=state,
         version=comparison.version,
         num_pairs=comparison.num_pairs,

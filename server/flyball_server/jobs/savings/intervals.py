@@ -13,29 +13,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from flyball_wire.closed_loop import Estimate
+
 _PROBABILITY = 0.975
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A figure and its 95 % confidence interval.
-
-    Attributes:
-        low, high: None where too little was measured for an interval.
-        num_steps: that were measured for it.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    num_steps: int
-
-    def scaled(self, factor: float, offset: float = 0.0) -> Interval:
-        """`offset + factor * figure`; a negative factor turns the interval over."""
-        if self.low is None or self.high is None:
-            return replace(self, mean=offset + factor * self.mean)
-        ends = sorted((offset + factor * self.low, offset + factor * self.high))
-        return replace(self, mean=offset + factor * self.mean, low=ends[0], high=ends[1])
+def scaled(estimate: Estimate, factor: float, offset: float = 0.0) -> Estimate:
+    """Return `offset + factor * estimate`; a negative factor swaps the interval's bounds."""
+    mean = offset + factor * estimate.mean
+    if estimate.low is None or estimate.high is None:
+        return replace(estimate, mean=mean)
+    low, high = sorted((offset + factor * estimate.low, offset + factor * estimate.high))
+    return replace(estimate, mean=mean, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +42,12 @@ class MeanEstimate:
     degrees_of_freedom: float
     num_steps: int
 
-    def interval(self) -> Interval:
+    def interval(self) -> Estimate:
         """With its confidence interval: mean +- t * standard error."""
         if self.variance is None:
-            return Interval(mean=self.mean, low=None, high=None, num_steps=self.num_steps)
+            return Estimate(mean=self.mean, low=None, high=None, num_steps=self.num_steps)
         half = quantile_of_t(self.degrees_of_freedom) * math.sqrt(self.variance)
-        return Interval(
+        return Estimate(
             mean=self.mean, low=self.mean - half, high=self.mean + half, num_steps=self.num_steps
         )
 
@@ -91,7 +80,7 @@ def combined(terms: Iterable[tuple[float, MeanEstimate]]) -> MeanEstimate:
     )
 
 
-def ratio_of(a: MeanEstimate, b: MeanEstimate) -> Interval | None:
+def ratio_of(a: MeanEstimate, b: MeanEstimate) -> Estimate | None:
     """Mean of `a` over mean of `b`, measured apart; None where a mean is not above 0.
 
     The logarithm's variance is the sum of the squared relative errors (delta method), so the
@@ -102,7 +91,7 @@ def ratio_of(a: MeanEstimate, b: MeanEstimate) -> Interval | None:
     ratio = a.mean / b.mean
     num_steps = min(a.num_steps, b.num_steps)
     if a.variance is None or b.variance is None:
-        return Interval(mean=ratio, low=None, high=None, num_steps=num_steps)
+        return Estimate(mean=ratio, low=None, high=None, num_steps=num_steps)
     variances = [
         (each.variance / each.mean**2, each.degrees_of_freedom)
         for each in (a, b)
@@ -110,7 +99,7 @@ def ratio_of(a: MeanEstimate, b: MeanEstimate) -> Interval | None:
     ]
     variance = math.fsum(each for each, _ in variances)
     factor = math.exp(quantile_of_t(_degrees_of_freedom(variances)) * math.sqrt(variance))
-    return Interval(mean=ratio, low=ratio / factor, high=ratio * factor, num_steps=num_steps)
+    return Estimate(mean=ratio, low=ratio / factor, high=ratio * factor, num_steps=num_steps)
 
 
 def _degrees_of_freedom(variances: list[tuple[float, float]]) -> float:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 from flyball_server.jobs.measurements.step_pairs import (
     DEFAULT_CLOCKS,
@@ -17,7 +16,8 @@ from flyball_server.jobs.measurements.step_pairs import (
     StepSeries,
     WholeStep,
 )
-from flyball_server.jobs.savings.intervals import Interval, MeanEstimate, combined, ratio_of
+from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
+from flyball_wire.closed_loop import Estimate, MeasuredSavings
 
 # Fewer steps at the highest clocks are no baseline where there are others.
 MIN_BASELINE_STEPS = 8
@@ -25,47 +25,22 @@ MIN_BASELINE_STEPS = 8
 ON_THEIR_WAY_S = 5.0
 _FEWEST_ON_THEIR_WAY, _MOST_ON_THEIR_WAY = 2, 1024
 
-BaselineKind = Literal["interleaved", "apart", "itself", "none"]
-"""How the baseline of a version was measured: in turn with the plan's steps, in other steps of the
-job, not at all; `itself`: the version is all at the highest clocks."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class AgainstBaseline:
+class _Against:
     """A version's steps against steps at the highest clocks.
 
     Attributes:
-        time_s, energy_j: of the baseline.
+        kind: as `MeasuredSavings.baseline`.
         time_ratio, energy_ratio: the plan's over the baseline's.
-        saved_j: of one step, J.
+        saved_j: energy saved by one step, J.
     """
 
-    kind: BaselineKind
-    time_s: Interval | None = None
-    energy_j: Interval | None = None
-    time_ratio: Interval | None = None
-    energy_ratio: Interval | None = None
-    saved_j: Interval | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VersionSavings:
-    """Measured effect of one plan version.
-
-    Attributes:
-        time_s, energy_j: of a step on the plan; None: none was measured, or not its energy.
-        saved_j: in all of these `num_steps` steps, J; None without a baseline.
-        num_left_out: of its other steps: not run as planned, of several versions, not posted by
-            all ranks, or the first after a change of version, in which clocks settle.
-    """
-
-    version: int
-    time_s: Interval | None
-    energy_j: Interval | None
-    against: AgainstBaseline
-    saved_j: Interval | None
-    num_steps: int
-    num_left_out: int
+    kind: str
+    baseline: StepSeries = field(default_factory=StepSeries)
+    time_ratio: Estimate | None = None
+    energy_ratio: Estimate | None = None
+    saved_j: Estimate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +57,8 @@ class JobSavings:
     num_steps: int
     time_s: float
     energy_j: float | None
-    saved_j: Interval | None
-    versions: tuple[VersionSavings, ...]
+    saved_j: Estimate | None
+    versions: tuple[MeasuredSavings, ...]
 
 
 class _Tally:
@@ -181,17 +156,20 @@ class SavingsFold:
             self._tallies[version] = _Tally(kinds)
         return self._tallies[version]
 
-    def _version_savings(self, version: int, baselines: Sequence[StepSeries]) -> VersionSavings:
+    def _version_savings(self, version: int, baselines: Sequence[StepSeries]) -> MeasuredSavings:
         tally = self._tallies[version]
         against = _against(tally, baselines)
         steps = tally.at_baseline if against.kind == "itself" else tally.on_plan
-        saved_j = against.saved_j
-        return VersionSavings(
+        return MeasuredSavings(
             version=version,
             time_s=_interval(steps.times_s.estimate()),
             energy_j=_interval(steps.energies_j.estimate()),
-            against=against,
-            saved_j=None if saved_j is None else saved_j.scaled(steps.num_steps),
+            baseline=against.kind,
+            baseline_time_s=_interval(against.baseline.times_s.estimate()),
+            baseline_energy_j=_interval(against.baseline.energies_j.estimate()),
+            slowdown_percent=_percent(against.time_ratio, sign=1),
+            saving_percent=_percent(against.energy_ratio, sign=-1),
+            saved_j=None if against.saved_j is None else scaled(against.saved_j, steps.num_steps),
             num_steps=steps.num_steps,
             num_left_out=tally.num_left_out,
         )
@@ -204,61 +182,59 @@ class SavingsFold:
         return enough or measured
 
 
-def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> AgainstBaseline:
+def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> _Against:
     if tally.kinds.is_all_baseline:
-        return AgainstBaseline(kind="itself")
+        return _Against(kind="itself")
     pairs = None if tally.pairs is None else tally.pairs.so_far()
     if pairs is not None and pairs.times_s.num_pairs:
         per_step = pairs.energies_j.difference()
-        return AgainstBaseline(
+        return _Against(
             kind="interleaved",
-            time_s=_interval(tally.at_baseline.times_s.estimate()),
-            energy_j=_interval(tally.at_baseline.energies_j.estimate()),
+            baseline=tally.at_baseline,
             time_ratio=pairs.times_s.ratio(),
             energy_ratio=pairs.energies_j.ratio(),
             saved_j=None if per_step is None else combined([(-1, per_step)]).interval(),
         )
     on_plan = tally.on_plan
     if not baselines or not on_plan.num_steps:
-        return AgainstBaseline(kind="none")
+        return _Against(kind="none")
     # The nearest in time: the machine was most alike then.
     nearest = min(baselines, key=lambda series: (series.distance_to(on_plan), -series.num_steps))
-    return _apart(on_plan, nearest)
-
-
-def _apart(on_plan: StepSeries, baseline: StepSeries) -> AgainstBaseline:
-    times_s = on_plan.times_s.estimate(), baseline.times_s.estimate()
-    energies_j = on_plan.energies_j.estimate(), baseline.energies_j.estimate()
-    return AgainstBaseline(
+    energies_j = on_plan.energies_j.estimate(), nearest.energies_j.estimate()
+    return _Against(
         kind="apart",
-        time_s=_interval(times_s[1]),
-        energy_j=_interval(energies_j[1]),
-        time_ratio=_ratio(*times_s),
+        baseline=nearest,
+        time_ratio=_ratio(on_plan.times_s.estimate(), nearest.times_s.estimate()),
         energy_ratio=_ratio(*energies_j),
         saved_j=_difference(*energies_j),
     )
 
 
-def _interval(estimate: MeanEstimate | None) -> Interval | None:
+def _percent(ratio: Estimate | None, *, sign: int) -> Estimate | None:
+    """Return by how many percent the ratio is above 1 (`sign` -1: below)."""
+    return None if ratio is None else scaled(ratio, sign * 100, -sign * 100)
+
+
+def _interval(estimate: MeanEstimate | None) -> Estimate | None:
     return None if estimate is None else estimate.interval()
 
 
-def _ratio(a: MeanEstimate | None, b: MeanEstimate | None) -> Interval | None:
+def _ratio(a: MeanEstimate | None, b: MeanEstimate | None) -> Estimate | None:
     return None if a is None or b is None else ratio_of(a, b)
 
 
-def _difference(a: MeanEstimate | None, b: MeanEstimate | None) -> Interval | None:
+def _difference(a: MeanEstimate | None, b: MeanEstimate | None) -> Estimate | None:
     """Return how much less `a` is than `b`."""
     return None if a is None or b is None else combined([(1, b), (-1, a)]).interval()
 
 
-def _total(versions: tuple[VersionSavings, ...]) -> Interval | None:
+def _total(versions: tuple[MeasuredSavings, ...]) -> Estimate | None:
     saved = [(each.saved_j, each.num_steps) for each in versions if each.saved_j is not None]
     sure = [(each, num_steps) for each, num_steps in saved if each.low is not None]
     counted = sure or saved
     if not counted:
         return None
-    return Interval(
+    return Estimate(
         mean=sum(each.mean for each, _ in counted),
         low=sum(each.low or 0.0 for each, _ in sure) if sure else None,
         high=sum(each.high or 0.0 for each, _ in sure) if sure else None,

@@ -10,7 +10,6 @@ from typing import Protocol
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
-    ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
@@ -20,6 +19,7 @@ from flyball_server.jobs.records import (
     StepTotals,
     TokenRecord,
 )
+from flyball_wire.messages import PlanVersion
 
 # What `writing` is told by whoever changes tokens: no job has this name.
 TOKENS = "/tokens"
@@ -68,7 +68,7 @@ class JobReader(Protocol):
         """All versions of the job's plan, rising."""
         ...
 
-    def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
+    def list_versions(self, job_id: str) -> tuple[PlanVersion, ...]:
         """All versions of the job's plan, rising, without the plans."""
         ...
 

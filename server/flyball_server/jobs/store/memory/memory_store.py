@@ -14,7 +14,6 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
-    ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
@@ -27,6 +26,7 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.jobs.store.memory.local_coordination import LocalCoordination
+from flyball_wire.messages import PlanVersion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +132,9 @@ class _MemoryTransaction:
         plans = (plan for plan in self._tables.plans.values() if plan.job_id == job_id)
         return tuple(sorted(plans, key=lambda plan: plan.version))
 
-    def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
+    def list_versions(self, job_id: str) -> tuple[PlanVersion, ...]:
         return tuple(
-            ActivationRecord(version=plan.version, first_step=plan.first_step)
+            PlanVersion(version=plan.version, first_step=plan.first_step)
             for plan in self.list_plans(job_id)
         )
 
@@ -233,7 +233,7 @@ class _MemoryTransaction:
 
     def add_plan(self, plan: PlanRecord) -> None:
         self._check_job(plan.job_id)
-        expected = len(self.list_activations(plan.job_id)) + 1
+        expected = len(self.list_versions(plan.job_id)) + 1
         if plan.version != expected:
             raise ValueError(f"the next plan version is {expected}, not {plan.version}")
         self._tables.plans[plan.job_id, plan.version] = plan

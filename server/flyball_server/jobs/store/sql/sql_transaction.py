@@ -18,7 +18,6 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
-    ActivationRecord,
     JobRecord,
     PlanRecord,
     RankRecord,
@@ -59,6 +58,7 @@ from flyball_server.jobs.store.sql.sql_tables import (
     STEPS,
     TOKENS,
 )
+from flyball_wire.messages import PlanVersion
 
 # Makes an INSERT with `on_conflict_do_update`, which SQL has no common word for.
 AnyInsert = sqlite.Insert | postgresql.Insert
@@ -145,16 +145,14 @@ class SqlTransaction:
         query = select(PLANS).where(PLANS.c.job_id == self._key(job_id)).order_by(PLANS.c.version)
         return tuple(plan_of(row, job_id) for row in self._connection.execute(query))
 
-    def list_activations(self, job_id: str) -> tuple[ActivationRecord, ...]:
+    def list_versions(self, job_id: str) -> tuple[PlanVersion, ...]:
         query = (
             select(PLANS.c.version, PLANS.c.first_step)
             .where(PLANS.c.job_id == self._key(job_id))
             .order_by(PLANS.c.version)
         )
         rows = self._connection.execute(query)
-        return tuple(
-            ActivationRecord(version=row.version, first_step=row.first_step) for row in rows
-        )
+        return tuple(PlanVersion(version=row.version, first_step=row.first_step) for row in rows)
 
     def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
         of_job = STEPS.c.job_id == self._key(job_id)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.planner.one_rank import acknowledge, get_activation, newer_plan, register_rank
+from tests.planner.one_rank import acknowledge, get_first_step, newer_plan, register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 from tests.planner.use_cases import put_profile, register_job
 
-from flyball_server.jobs.activation.plan_versions import margin_steps
 from flyball_server.jobs.errors import UnknownPlanError, UnknownRankError
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
-from flyball_server.jobs.records import ActivationRecord, StepDetail, StepReport
+from flyball_server.jobs.records import StepDetail, StepReport
 from flyball_server.jobs.registry.inspection import get_job, list_plans
+from flyball_server.jobs.versions.plan_versions import margin_steps
+from flyball_wire.messages import PlanVersion
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def make_version(services: Services, version: int) -> None:
 def test_no_step_is_named_before_all_ranks_have_the_version(services: Services) -> None:
     assert first_step(services, 0, 1, 7) is None
     assert first_step(services, 0, 1, 8) is None
-    assert get_activation(services.jobs, "job", 1).first_step is None
+    assert get_first_step(services.jobs, "job", 1).first_step is None
     assert services.woken == []
 
 
@@ -56,7 +57,7 @@ def test_the_last_acknowledgement_names_a_step_beyond_the_furthest_rank(
 ) -> None:
     first_step(services, 0, 1, 7)
     assert first_step(services, 1, 1, 5) == 7 + 5
-    assert get_activation(services.jobs, "job", 1) == ActivationRecord(version=1, first_step=12)
+    assert get_first_step(services.jobs, "job", 1) == PlanVersion(version=1, first_step=12)
     assert services.woken == ["job"]
     assert get_job(services.jobs, "job").active_version == 1
 
@@ -84,7 +85,7 @@ def restart(services: Services, rank: int, current_step: int) -> None:
 def follow(services: Services, rank: int, after_version: int, current_step: int) -> int:
     """Return what a session that has this version does next; the version that it has then."""
     while found := newer_plan(services.jobs, "job", rank, after_version=after_version):
-        after_version = found.plan.version
+        after_version = found.version
         first_step(services, rank, after_version, current_step)
     return after_version
 
@@ -126,7 +127,7 @@ def test_a_run_of_one_rank_that_starts_over_is_woken_for_its_new_version() -> No
     assert first_step(services, 0, 1, 0) == 90_005
     assert services.woken == ["job"]
     assert follow(services, 0, 1, 0) == 2
-    assert get_activation(services.jobs, "job", 2).first_step == 5
+    assert get_first_step(services.jobs, "job", 2).first_step == 5
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.permutations([0, 0, 0, 1, 1, 1, 2, 2, 2]))
@@ -176,7 +177,7 @@ def test_an_overtaken_version_is_named_no_more(services: Services) -> None:
     for rank in (0, 1):
         register_rank(services.jobs, rank_record(rank))
         assert first_step(services, rank, 1, 20) is None
-    assert get_activation(services.jobs, "job", 1).first_step is None
+    assert get_first_step(services.jobs, "job", 1).first_step is None
 
 
 def test_a_late_repetition_of_an_older_acknowledgement_takes_nothing_back(
@@ -227,7 +228,7 @@ def test_only_an_existing_version_and_a_known_rank_can_acknowledge(services: Ser
     with pytest.raises(UnknownPlanError, match="Job job has no plan version 2"):
         first_step(services, 0, 2, 0)
     with pytest.raises(UnknownPlanError):
-        get_activation(services.jobs, "job", 2)
+        get_first_step(services.jobs, "job", 2)
     with pytest.raises(UnknownRankError, match="Rank 5 of job job is not known here"):
         first_step(services, 5, 1, 0)
 
@@ -236,7 +237,7 @@ def test_a_rank_gets_the_newest_version_and_its_own_stage(services: Services) ->
     make_version(services, 2)
     found = newer_plan(services.jobs, "job", 1, after_version=0)
     assert found is not None
-    assert (found.plan.version, found.stage) == (2, 1)
+    assert (found.version, found.stage) == (2, 1)
     assert newer_plan(services.jobs, "job", 1, after_version=2) is None
     with pytest.raises(UnknownRankError):
         newer_plan(services.jobs, "job", 5, after_version=0)

@@ -21,14 +21,16 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.loop_state import PlanningInputs
-from flyball_server.jobs.records import ActivationRecord, AnyPlan, JobRecord, PlanRecord, RankRecord
+from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.kit.lru import Lru
+from flyball_server.planning.documents.plan_document import instruction_entries
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.messages import PlanVersion, RankPlan
 
 
 def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
@@ -137,25 +139,6 @@ KEPT_JOBS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePlan:
-    """A plan version and the part of it that a rank runs.
-
-    Attributes:
-        instructions: of its stage, and pipeline, in the order of execution.
-        cycle_mhz: per step of a cycle, the clock of each instruction; None: always its own.
-        intended_times_s: of each instruction at its own clock; None: not known.
-        counter_reads: after how many instructions its energy counter is read; None: nowhere.
-    """
-
-    plan: PlanRecord
-    stage: int
-    instructions: tuple[PlannedInstruction, ...]
-    cycle_mhz: tuple[tuple[int, ...], ...] | None
-    intended_times_s: tuple[float, ...] | None
-    counter_reads: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlanQuestion:
     """A rank that holds a version (0: none) and asks for a newer one."""
 
@@ -173,7 +156,7 @@ class RankPlans:
         kept_jobs: of how many jobs the newest version is kept.
     """
 
-    def __init__(self, render: Callable[[StagePlan], bytes], *, kept_jobs: int = KEPT_JOBS) -> None:
+    def __init__(self, render: Callable[[RankPlan], bytes], *, kept_jobs: int = KEPT_JOBS) -> None:
         self._render = render
         self._lock = threading.Lock()
         self._versions = Lru[str, _Version](kept_jobs)
@@ -191,13 +174,13 @@ class RankPlans:
             job = reader.find_job(job_id)
             if job is None:
                 return tuple(UnknownJobError(job_id=job_id) for _ in questions)
-            activations = reader.list_activations(job_id)
-            newest = newest_version(activations) or 0
+            versions = reader.list_versions(job_id)
+            newest = newest_version(versions) or 0
             called = {asked.rank for asked in questions}
             ranks = {rank.rank: rank for rank in reader.find_ranks(job_id, called)}
             version = None
             if any(asked.after_version < newest for asked in questions):
-                version = self._version(reader, job, activations[-1])
+                version = self._version(reader, job, versions[-1])
         return tuple(
             UnknownRankError(job_id=job_id, rank=asked.rank)
             if asked.rank not in ranks
@@ -217,7 +200,7 @@ class RankPlans:
             fault.__cause__ = error
             return fault
 
-    def _version(self, reader: JobReader, job: JobRecord, newest: ActivationRecord) -> _Version:
+    def _version(self, reader: JobReader, job: JobRecord, newest: PlanVersion) -> _Version:
         planned_for = reader.find_loop_state(job.job_id).planned_for
         identity = (job.created_at, newest, job.inputs_revision, planned_for)
         known = self._versions.get(job.job_id)
@@ -233,17 +216,21 @@ class RankPlans:
         return version
 
 
-def stage_plan(
+def rank_plan(
     plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_for: PlanningInputs
-) -> StagePlan:
-    """The part of a version that this rank runs."""
+) -> RankPlan:
+    """Return the part of a version that this rank runs."""
     instructions = rank_instructions(plan.plan, rank)
-    return StagePlan(
-        plan=plan,
+    return RankPlan(
+        job_id=plan.job_id,
+        version=plan.version,
         stage=rank.stage,
-        instructions=instructions,
+        first_step=plan.first_step,
+        instructions=instruction_entries(instructions),
+        predicted_iteration_time_s=plan.plan.iteration_time_s,
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
         intended_times_s=intended_times_s(rank, instructions, profile, planned_for),
+        report=str(plan.report),
         counter_reads=rank_counter_reads(plan.plan, rank.stage),
     )
 
@@ -257,7 +244,7 @@ class _Version:
         parts: rendered, by what ranks of the same part have in common.
     """
 
-    identity: tuple[datetime, ActivationRecord, int, PlanningInputs]
+    identity: tuple[datetime, PlanVersion, int, PlanningInputs]
     plan: PlanRecord
     profile: StageProfile | None
     planned_for: PlanningInputs
@@ -265,11 +252,11 @@ class _Version:
         default_factory=dict[tuple[int, int | None, int | None], bytes]
     )
 
-    def rendered(self, rank: RankRecord, render: Callable[[StagePlan], bytes]) -> bytes:
+    def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
         """The part of this rank."""
         is_separate = isinstance(self.plan.plan, DataParallelPlan)
         is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_for.rank_slowdowns)
         key = (rank.stage, rank.dp_rank if is_separate else None, rank.rank if is_slowed else None)
         if key not in self.parts:
-            self.parts[key] = render(stage_plan(self.plan, rank, self.profile, self.planned_for))
+            self.parts[key] = render(rank_plan(self.plan, rank, self.profile, self.planned_for))
         return self.parts[key]

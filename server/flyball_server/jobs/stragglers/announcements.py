@@ -2,82 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown, Straggler
+from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState, RankSlowdown
 from flyball_server.jobs.registry.inspection import require_job, require_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobWriter
+from flyball_server.jobs.timetables import parse_moment
+from flyball_wire.closed_loop import Straggler, StragglerAnnouncement
 
 # A plan is good for what is so many times as slow, or as fast: what is measured always differs.
 NEARLY = 1.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class Announcement:
-    """A GPU is slow, or will be; moments are Unix time, s.
-
-    Attributes:
-        from_unix_s: None: now.
-        until_unix_s: None: until it is withdrawn.
-    """
-
-    rank: int
-    slowdown: float
-    from_unix_s: float | None
-    until_unix_s: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StragglerSummary:
-    """A straggler; as the wire's StragglerView."""
-
-    rank: int
-    source: Literal["announced", "detected"]
-    reason: str
-    slowdown: float
-    from_unix_s: float | None
-    until_unix_s: float | None
-    is_in_force: bool
-
-
 def announce_straggler(
-    services: JobServices, job_id: str, announcement: Announcement
-) -> StragglerSummary:
-    """Say that a rank's GPU is slow; a later announcement of the rank replaces it.
+    services: JobServices, job_id: str, sent: StragglerAnnouncement
+) -> Straggler:
+    """Announce that a rank's GPU is slow; this replaces an earlier announcement of the rank.
 
-    The same again changes nothing. The job is planned for it right after, by the planner itself.
+    Repeating an announcement changes nothing. The reconcile loop then plans the job for it.
 
     Raises:
         UnknownJobError: no such job.
         UnknownRankError: no such rank in it.
-        InvalidFieldError: a value is out of its bounds, or the time is over already.
+        InvalidFieldError: a value is out of its bounds, or the end is in the past.
     """
     now_unix_s = services.now().timestamp()
-    until_unix_s = announcement.until_unix_s
-    straggler = Straggler(
-        rank=announcement.rank,
-        slowdown=announcement.slowdown,
-        from_unix_s=now_unix_s if announcement.from_unix_s is None else announcement.from_unix_s,
+    from_unix_s = _unix_s("from_time", sent.from_time)
+    until_unix_s = _unix_s("until_time", sent.until_time)
+    announced = AnnouncedSlowdown(
+        rank=sent.rank,
+        slowdown=sent.slowdown,
+        from_unix_s=now_unix_s if from_unix_s is None else from_unix_s,
         until_unix_s=until_unix_s,
     )
     if until_unix_s is not None and until_unix_s <= now_unix_s:
         raise InvalidFieldError("until_time", "is over; leave it out, or give a later one")
     with services.store.writing(job_id) as writer:
-        require_rank(writer, job_id, announcement.rank)
+        require_rank(writer, job_id, sent.rank)
         loop_state = writer.find_loop_state(job_id)
         known = {one.rank: one for one in loop_state.stragglers}
-        before = known.get(announcement.rank)
-        if before is not None and _is_same(before, straggler, announcement):
-            straggler = before
+        before = known.get(sent.rank)
+        if before is not None and _is_same(before, announced, from_unix_s):
+            announced = before
         else:
-            known[announcement.rank] = straggler
+            known[sent.rank] = announced
             loop_state = loop_state.evolve(stragglers=tuple(known[rank] for rank in sorted(known)))
             writer.save_loop_state(loop_state)
     services.enqueue_reconcile(job_id)
-    return _announced(straggler, loop_state)
+    return _announced(announced, loop_state)
 
 
 def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
@@ -96,7 +71,7 @@ def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
     services.enqueue_reconcile(job_id)
 
 
-def list_stragglers(services: JobServices, job_id: str) -> tuple[StragglerSummary, ...]:
+def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]:
     """By rank; what was announced of it, then what was detected.
 
     Raises:
@@ -112,14 +87,14 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[StragglerSummar
         if one.until_unix_s is None or now_unix_s < one.until_unix_s
     ]
     detected = [
-        StragglerSummary(
+        Straggler(
             rank=slowed.rank,
             source="detected",
             reason=slowed.reason,
             slowdown=slowed.slowdown,
-            from_unix_s=slowed.since_unix_s,
-            until_unix_s=None,
-            is_in_force=_is_in_force(slowed.rank, slowed.slowdown, loop_state),
+            from_time=_text(slowed.since_unix_s),
+            until_time=None,
+            is_planned=_is_planned(slowed.rank, slowed.slowdown, loop_state),
         )
         for slowed in loop_state.detected
     ]
@@ -158,29 +133,39 @@ def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: 
     writer.save_loop_state(loop_state.evolve(in_force=in_force))
 
 
-def _is_same(before: Straggler, after: Straggler, announcement: Announcement) -> bool:
-    """Return whether a repetition says nothing new; `now` is when it was first said."""
-    same_time = announcement.from_unix_s in (None, before.from_unix_s)
+def _is_same(
+    before: AnnouncedSlowdown, after: AnnouncedSlowdown, from_unix_s: float | None
+) -> bool:
+    """Return whether this repeats an announcement; without a time it began with the first."""
+    same_time = from_unix_s in (None, before.from_unix_s)
     has_begun = before.from_unix_s <= after.from_unix_s
     same_end = before.until_unix_s == after.until_unix_s
     return before.slowdown == after.slowdown and same_time and has_begun and same_end
 
 
-def _announced(one: Straggler, loop_state: JobLoopState) -> StragglerSummary:
-    return StragglerSummary(
+def _announced(one: AnnouncedSlowdown, loop_state: JobLoopState) -> Straggler:
+    return Straggler(
         rank=one.rank,
         source="announced",
         reason="slow",
         slowdown=one.slowdown,
-        from_unix_s=one.from_unix_s,
-        until_unix_s=one.until_unix_s,
-        is_in_force=_is_in_force(one.rank, one.slowdown, loop_state),
+        from_time=_text(one.from_unix_s),
+        until_time=_text(one.until_unix_s),
+        is_planned=_is_planned(one.rank, one.slowdown, loop_state),
     )
 
 
-def _is_in_force(rank: int, slowdown: float, loop_state: JobLoopState) -> bool:
+def _is_planned(rank: int, slowdown: float, loop_state: JobLoopState) -> bool:
     planned = {slowed.rank: slowed.slowdown for slowed in loop_state.planned_for.rank_slowdowns}
     return _is_nearly(slowdown, planned.get(rank))
+
+
+def _unix_s(field: str, text: str | None) -> float | None:
+    return None if text is None else parse_moment(text, field).timestamp()
+
+
+def _text(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()
 
 
 def _is_nearly(slowdown: float, planned: float | None) -> bool:

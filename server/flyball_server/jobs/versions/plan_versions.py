@@ -14,7 +14,7 @@ from flyball_server.jobs.errors import (
     UnknownError,
     UnknownPlanError,
 )
-from flyball_server.jobs.records import ActivationRecord, AnyPlan, PlanRecord, StepReport
+from flyball_server.jobs.records import AnyPlan, PlanRecord, StepReport
 from flyball_server.jobs.registry.inspection import (
     newest_version,
     require_job,
@@ -23,6 +23,7 @@ from flyball_server.jobs.registry.inspection import (
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_wire.messages import PlanVersion
 
 
 def add_version(
@@ -42,7 +43,7 @@ def add_version(
     """
     record = PlanRecord(
         job_id=job_id,
-        version=(newest_version(writer.list_activations(job_id)) or 0) + 1,
+        version=(newest_version(writer.list_versions(job_id)) or 0) + 1,
         created_at=services.now(),
         solve_s=solve_s,
         plan=plan,
@@ -76,7 +77,7 @@ class HeldVersion:
     run_id: str | None = None
 
 
-def list_activations(services: JobServices, job_id: str) -> tuple[ActivationRecord, ...]:
+def list_versions(services: JobServices, job_id: str) -> tuple[PlanVersion, ...]:
     """From which step each of a job's plan versions holds, rising.
 
     Raises:
@@ -84,26 +85,24 @@ def list_activations(services: JobServices, job_id: str) -> tuple[ActivationReco
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)
-        return reader.list_activations(job_id)
+        return reader.list_versions(job_id)
 
 
-def activation_of(
-    activations: tuple[ActivationRecord, ...], job_id: str, version: int
-) -> ActivationRecord:
+def version_of(versions: tuple[PlanVersion, ...], job_id: str, version: int) -> PlanVersion:
     """The one of this version.
 
     Raises:
         UnknownPlanError: no such version.
     """
-    for activation in activations:
-        if activation.version == version:
-            return activation
+    for found in versions:
+        if found.version == version:
+            return found
     raise UnknownPlanError(job_id=job_id, version=version)
 
 
 def acknowledge_together(
     services: JobServices, job_id: str, held: Sequence[HeldVersion]
-) -> tuple[ActivationRecord | JobsError, ...]:
+) -> tuple[PlanVersion | JobsError, ...]:
     """Ranks hold versions; when all do, the version's first step is named.
 
     When all do and the step that was named lies further ahead than any that would be named
@@ -114,19 +113,19 @@ def acknowledge_together(
         For each: from which step its version holds, or what is wrong with it.
     """
     with services.store.writing(job_id) as writer:
-        activations = writer.list_activations(job_id)
+        versions = writer.list_versions(job_id)
         ranks = RankBatch(writer, job_id, (one.rank for one in held))
-        outcomes = [_note_held(ranks, job_id, one, activations) for one in held]
+        outcomes = [_note_held(ranks, job_id, one, versions) for one in held]
         ranks.save(writer)
         noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
         settled = [v for v in sorted(noted) if _settle(services, writer, job_id, v)]
         if settled:
-            activations = writer.list_activations(job_id)
+            versions = writer.list_versions(job_id)
     if settled:
         services.notify_pollers(job_id)
         services.enqueue_reconcile(job_id)
     return tuple(
-        activation_of(activations, job_id, one.version) if error is None else error
+        version_of(versions, job_id, one.version) if error is None else error
         for one, error in zip(held, outcomes, strict=True)
     )
 
@@ -142,13 +141,13 @@ def _note_held(
     ranks: RankBatch,
     job_id: str,
     held: HeldVersion,
-    activations: tuple[ActivationRecord, ...],
+    versions: tuple[PlanVersion, ...],
 ) -> JobsError | None:
     """Return what is wrong with an acknowledgement, which is noted otherwise."""
     try:
         ranks.check_run_of(held.rank, held.run_id)
         record = ranks.require(held.rank)
-        activation_of(activations, job_id, held.version)
+        version_of(versions, job_id, held.version)
         # A late repetition of an older one takes nothing back.
         if held.version >= (record.acknowledged_version or 0):
             step = held.current_step
@@ -167,18 +166,18 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
     """Name the first step of a version that all hold, or plan it anew; whether that was done."""
     if not _is_held_by_all(writer, job_id, version):
         return False
-    activations = writer.list_activations(job_id)
-    activation = activation_of(activations, job_id, version)
+    versions = writer.list_versions(job_id)
+    found = version_of(versions, job_id, version)
     plan = require_plan(writer, job_id, version)
     first_step = _earliest_first_step(writer, plan)
-    if activation.first_step is None:
-        if _is_overtaken(version, activations):
+    if found.first_step is None:
+        if _is_overtaken(version, versions):
             return False
         writer.name_first_step(job_id, version, first_step)
         if plan.report is StepReport.TOTALS:
             writer.drop_step_details(job_id, first_step)  # nothing reads them again
         return True
-    if activation.first_step > first_step and version == newest_version(activations):
+    if found.first_step > first_step and version == newest_version(versions):
         _plan_anew(services, writer, plan)
         return True
     return False
@@ -190,9 +189,9 @@ def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
     return reader.count_ranks_holding(job_id, version) == num_ranks
 
 
-def _is_overtaken(version: int, activations: tuple[ActivationRecord, ...]) -> bool:
+def _is_overtaken(version: int, versions: tuple[PlanVersion, ...]) -> bool:
     """Return whether a newer version has been named."""
-    return any(entry.version > version and entry.first_step is not None for entry in activations)
+    return any(entry.version > version and entry.first_step is not None for entry in versions)
 
 
 def _earliest_first_step(reader: JobReader, record: PlanRecord) -> int:
