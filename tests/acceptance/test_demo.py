@@ -123,7 +123,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     extensions = tmp_path / "extensions"
     demo = start_demo(
         # Other tests run beside it: the larger the scale, the less of their load it shows.
-        *("--json", "--steps", "3", "--microbatches", "4", "--time-scale", "8"),
+        *("--json", "--steps", "2", "--microbatches", "2", "--time-scale", "4"),
         PATH=str(tmp_path / "no compiler"),
         TORCH_EXTENSIONS_DIR=str(extensions),
     )
@@ -136,7 +136,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     assert result["failed_condition"] is None
     for phase in ("baseline", "plan"):
         measured, predicted = result["measured"][phase], result["predicted"][phase]
-        assert measured["num_steps"] >= 3
+        assert measured["num_steps"] >= 2
         assert measured["energy_j"] == pytest.approx(predicted["energy_j"], rel=0.03)
         assert measured["iteration_time_s"] == pytest.approx(
             predicted["iteration_time_s"], rel=0.03
@@ -144,7 +144,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     assert result["measured"]["plan"]["energy_j"] < result["measured"]["baseline"]["energy_j"]
     assert result["measured"]["plan"]["num_unplanned"] == 0
     assert result["losses"][-1] < result["losses"][0]
-    assert json.loads(demo.folder.plan_json.read_text())["num_microbatches"] == 4
+    assert json.loads(demo.folder.plan_json.read_text())["num_microbatches"] == 2
     assert demo.folder.database.exists()
     assert not extensions.exists(), "DeepSpeed compiled something"
     assert "Traceback" not in errors

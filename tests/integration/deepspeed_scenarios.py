@@ -1,38 +1,150 @@
-"""What each rank of test_deepspeed_pipeline.py runs; the tests read its findings.
-
-Starting four ranks takes seconds, so one run goes through all scenarios.
-"""
+"""What each rank of test_deepspeed_engine.py runs: trainings of a few tiny steps."""
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
+import deepspeed
 import torch
 import torch.distributed
-from deepspeed.runtime.pipe import p2p
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe import p2p, schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from tests.integration.deepspeed_ranks import Findings, run_ranks
-from tests.integration.deepspeed_tiny import (
+from tests.integration.rank_server import Findings
+from tests.integration.trainings import (
+    BLOCKING_POWER_W,
+    FIRST_PLANNED_STEP,
+    MANY_BYTES,
+    alike_stages,
     emulated_gpu,
-    loss_of_step,
-    parameters_of,
+    numbers_of,
+    plan_of,
+    rank_0_says,
     samples,
-    tiny_engine,
+    steps_of,
+    takes_profile,
 )
+from torch import nn
 
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_integrations.deepspeed.activation_memory import ActivationMeter
 from flyball_integrations.deepspeed.pipeline import EnginePatch, attach, detach
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
-NUM_MICROBATCHES = 4
-_NUM_STEPS = 3
 _STOCK_P2P = (p2p.send, p2p.recv)
+_TOUCHED = {"_INSTRUCTION_MAP", "_exec_schedule", "train_batch", "num_pipe_buffers"}
+_NUM_STEPS = 20
+_SAMPLES_PER_MICROBATCH = 2
+_WIDTH = 8
+JOB_ID = "orders"
+# While the ranks compare and exchange orders, and one step longer.
+_LARGER_STEPS = MappingProxyType(dict.fromkeys(range(8, FIRST_PLANNED_STEP + 1), 6))
+_TWO_STAGES: Mapping[str, Any] = MappingProxyType({"num_stages": 2, "num_microbatches": 4})
+_FOUR_STAGES: Mapping[str, Any] = MappingProxyType({"num_stages": 4, "num_microbatches": 6})
+
+
+class Training:
+    """One engine from the same seed as all others, and what it ran step by step."""
+
+    def __init__(
+        self,
+        *,
+        num_stages: int,
+        num_microbatches: int,
+        checkpointing: bool = False,
+        zero_stage: int = 0,
+        dropout: float = 0.1,
+    ) -> None:
+        torch.manual_seed(7)
+        model = PipelineModule(
+            layers=[_layer(index, dropout) for index in range(2 * num_stages)],
+            num_stages=num_stages,
+            loss_fn=nn.functional.mse_loss,
+            partition_method="uniform",
+            activation_checkpoint_interval=int(checkpointing),
+        )
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+            config={
+                "train_micro_batch_size_per_gpu": _SAMPLES_PER_MICROBATCH,
+                "gradient_accumulation_steps": num_microbatches,
+                "zero_optimization": {"stage": zero_stage},
+                "steps_per_print": 10**9,
+            },
+        )
+        self.orders: list[str] = []
+        self.losses: list[str] = []
+        self.evaluations: list[str] = []
+        self.stock_p2p: list[bool] = []
+        self._samples = self.samples(self.engine.grid.get_data_parallel_rank())
+        executed = self.engine._INSTRUCTION_MAP
+        self.engine._INSTRUCTION_MAP = {
+            **executed,
+            schedule.ForwardPass: self._noting("F", executed[schedule.ForwardPass]),
+            schedule.BackwardPass: self._noting("B", executed[schedule.BackwardPass]),
+        }
+
+    @staticmethod
+    def samples(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Microbatches without end."""
+        return samples(_SAMPLES_PER_MICROBATCH, _WIDTH, seed=11 + seed)
+
+    def step(self, num_microbatches: int | None = None) -> None:
+        """Train one step, of another number of microbatches where one is given."""
+        usual = self.engine.train_batch_size()
+        if num_microbatches is not None:
+            self.engine.set_train_batch_size(num_microbatches * _SAMPLES_PER_MICROBATCH)
+        self.orders.append("")
+        self.losses.append(float(self.engine.train_batch(self._samples)).hex())
+        self.engine.set_train_batch_size(usual)
+
+    def evaluate(self) -> None:
+        """Evaluate on samples of their own; the order that this runs is not kept."""
+        self.orders.append("")
+        self.evaluations.append(float(self.engine.eval_batch(self.samples(100))).hex())
+        self.orders.pop()
+
+    def run(
+        self,
+        larger_steps: Mapping[int, int] = MappingProxyType({}),
+        before_step: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """Train with two evaluations in between; `larger_steps` have other sizes."""
+        for step in range(_NUM_STEPS):
+            before_step(step)
+            self.step(larger_steps.get(step))
+            if step in {4, _NUM_STEPS - 1}:
+                self.evaluate()
+
+    def findings(self) -> Findings:
+        """Return what must not depend on the order, and the order."""
+        return {
+            "losses": self.losses,
+            "evaluations": self.evaluations,
+            "parameters": numbers_of(self.engine.module.parameters()),
+            "orders": self.orders,
+        }
+
+    def _noting(self, letter: str, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(engine: PipelineEngine, **kwargs: object) -> object:
+            self.orders[-1] += letter
+            self.stock_p2p.append((p2p.send, p2p.recv) == _STOCK_P2P)
+            return execute(engine, **kwargs)
+
+        return noting
 
 
 class RecordedHooks:
-    """The hooks, written down instead of acted on."""
+    """Hooks that keep their calls."""
 
     def __init__(self) -> None:
         self.calls: list[list[str | int | None]] = []
@@ -49,127 +161,294 @@ class RecordedHooks:
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        del chunk
-        self.calls.append(["begin", kind, microbatch])
+        self.calls.append(["begin", kind, microbatch, chunk])
 
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        del chunk
-        self.calls.append(["end", kind, microbatch])
+        self.calls.append(["end", kind, microbatch, chunk])
 
 
-def hooks_see_what_runs() -> Findings:
-    """Two training steps with an evaluation between them."""
-    engine = _engine()
+# ------------------------------------------------------------------ scenarios
+
+
+def hooked() -> Findings:
+    """Two training steps with an evaluation between them, and one without hooks."""
+    training = Training(**_FOUR_STAGES)
     hooks = RecordedHooks()
-    patch = EnginePatch(engine, hooks, synchronize=lambda: None, around_step=nullcontext)
-    text = samples()
-    engine.train_batch(text)
-    num_before_evaluation = len(hooks.calls)
-    engine.eval_batch(text)
-    num_after_evaluation = len(hooks.calls)
-    engine.train_batch(text)
+    patch = EnginePatch(training.engine, hooks, synchronize=lambda: None, around_step=nullcontext)
+    training.step()
+    training.evaluate()
+    training.step()
     patch.remove()
-    engine.train_batch(text)
-    return {
-        "stage": engine.stage_id,
-        "first_step": hooks.calls[:num_before_evaluation],
-        "during_evaluation": hooks.calls[num_before_evaluation:num_after_evaluation],
-        "second_step_and_after_removal": hooks.calls[num_after_evaluation:],
-    }
+    training.step()
+    return {"stage": training.engine.stage_id, "calls": hooks.calls}
 
 
-def p2p_stock() -> Findings:
-    """Losses, parameters and the engine's attributes after training, of DeepSpeed as it is."""
-    engine = _engine()
-    return _trained(engine) | {"attributes": sorted(vars(engine))}
-
-
-def p2p_eager() -> Findings:
-    """The same with eager P2P, and what P2P is inside a step, in an evaluation and after."""
-    engine = _engine()
-    seen: list[bool] = []
-    engine._INSTRUCTION_MAP = {
-        kind: _noting_p2p(execute, seen) for kind, execute in engine._INSTRUCTION_MAP.items()
-    }
-    gpu = emulated_gpu(engine)
-    attach(engine, job_id="eager", gpu=gpu, p2p="eager")
-    findings = _trained(engine)
-    stock_in_steps, num_in_steps = any(seen), len(seen)
-    engine.eval_batch(samples())
-    stock_in_evaluation = all(seen[num_in_steps:])
-    detach(engine)
-    return findings | {
-        "stock_in_steps": stock_in_steps,
-        "stock_in_evaluation": stock_in_evaluation,
-        "stock_afterwards": (p2p.send, p2p.recv) == _STOCK_P2P,
-    }
+def trained_as_deepspeed_does(
+    larger_steps: Mapping[int, int] = MappingProxyType({}),
+    **model: Any,  # noqa: ANN401 - as Training has it
+) -> Findings:
+    """Train without Flyball."""
+    training = Training(**model)
+    training.run(larger_steps)
+    return training.findings() | {"attributes": sorted(vars(training.engine))}
 
 
 def attached_without_planner() -> Findings:
-    """A planner's address where nobody listens; the engine's attributes before and after."""
-    engine = _engine()
+    """Eager P2P, and a planner's address where nobody listens."""
+    training = Training(**_FOUR_STAGES)
+    engine = training.engine
     before = dict(vars(engine))
-    gpu = emulated_gpu(engine)
-    session = attach(engine, job_id="away", planner_url=os.environ["NOBODY_THERE"], gpu=gpu)
+    gpu = emulated_gpu(engine.stage_id, engine.num_stages)
+    url = os.environ["NOBODY_THERE"]
+    session = attach(engine, job_id="away", planner_url=url, gpu=gpu, p2p="eager")
     attached_twice = ""
     try:
         attach(engine, job_id="away", gpu=gpu)
     except ValueError as error:
         attached_twice = str(error)
-    replaced = sorted(name for name, value in vars(engine).items() if before.get(name) is not value)
-    trained = _trained(engine)
-    history = session.history
+    replaced = [name for name, value in vars(engine).items() if before.get(name) is not value]
+    training.run()
     detach(engine)
     detach(engine)
-    after = vars(engine)
-    return trained | {
-        "replaced": replaced,
-        "attached_twice": attached_twice,
-        "num_measured": len(history),
-        "versions": [step.plan_version for step in history],
-        "steps": [step.step for step in history],
-        "clock_mhz": gpu.sm_clock_mhz(),
-        "attributes": sorted(after),
-        "train_batch_is_the_class's": "train_batch" not in after,
-        "map_is_the_class's": engine._INSTRUCTION_MAP is PipelineEngine._INSTRUCTION_MAP,
-    }
-
-
-SCENARIOS: tuple[Callable[[], Findings], ...] = (
-    hooks_see_what_runs,
-    p2p_stock,
-    p2p_eager,
-    attached_without_planner,
-)
-
-
-def scenarios() -> Iterator[tuple[str, Findings]]:
-    """All of them, by name."""
-    for scenario in SCENARIOS:
-        yield scenario.__name__, scenario()
-
-
-def _engine() -> PipelineEngine:
-    return tiny_engine(
-        num_stages=torch.distributed.get_world_size(), num_microbatches=NUM_MICROBATCHES
+    num_trained = sum(map(len, training.orders))
+    return (
+        training.findings()
+        | steps_of(session)
+        | {
+            "replaced": sorted(replaced),
+            "attached_twice": attached_twice,
+            "clock_mhz": gpu.sm_clock_mhz(),
+            "attributes": sorted(vars(engine)),
+            # Evaluations run forwards only.
+            "num_with_eager_p2p": [training.stock_p2p.count(False), num_trained],
+            "is_stock_p2p": (p2p.send, p2p.recv) == _STOCK_P2P,
+        }
     )
 
 
-def _trained(engine: PipelineEngine) -> Findings:
-    data = samples()
-    losses = [loss_of_step(engine, data) for _ in range(_NUM_STEPS)]
-    return {"losses": losses, "parameters": parameters_of(engine)}
+def trained_in_order(
+    forwards_in_front: Sequence[int],
+    *,
+    schedule_name: str,
+    sends: str,
+    late_rank: int | None = None,
+    larger_steps: Mapping[int, int] = MappingProxyType({}),
+    **model: Any,  # noqa: ANN401 - as Training has it
+) -> Findings:
+    """Train on a plan of another order that the ranks receive in different steps."""
+    training = Training(**model)
+    engine = training.engine
+    before = dict(vars(engine))
+    session = _attach(training, schedule_name=schedule_name, sends=sends)
+    plan = plan_of(forwards_in_front[engine.stage_id], engine.micro_batches)
+    received_in_step = 9 if engine.global_rank == late_rank else 3 + engine.global_rank % 3
+
+    def receive(step: int) -> None:
+        if step == received_in_step:
+            session.plans.put(plan, 4)
+
+    training.run(larger_steps, receive)
+    detach(engine)
+    after = vars(engine)
+    return (
+        training.findings()
+        | steps_of(session)
+        | {
+            "changed_by_detach": [name for name in _TOUCHED if before.get(name) != after.get(name)],
+            "num_slots": [len(slots) for slots in engine.pipe_buffers.values()],
+            "is_stock_p2p": (p2p.send, p2p.recv) == _STOCK_P2P,
+        }
+    )
 
 
-def _noting_p2p(execute: Callable[..., Any], seen: list[bool]) -> Callable[..., Any]:
-    def noting(engine: PipelineEngine, **kwargs: object) -> object:
-        seen.append((p2p.send, p2p.recv) == _STOCK_P2P)
-        return execute(engine, **kwargs)
+def probed_before_planned() -> Findings:
+    """Two probe plans in DeepSpeed's own order, then a plan of another one."""
+    training = Training(**_TWO_STAGES)
+    session = _attach(training, schedule_name="auto", sends="pulled", profiling="online")
+    own, planned = ((2, 3), (1, 1))[training.engine.stage_id]
+    plans = {
+        4: _probe_plan(own, version=1, rows_mhz=(1410, 1200)),
+        8: _probe_plan(own, version=2, rows_mhz=(1200, 1200, 1410)),
+        12: plan_of(planned, 4, version=3),
+    }
+    clocks_mhz: list[list[int | None]] = []
+    for step in range(_NUM_STEPS):
+        if step in plans:
+            session.plans.put(plans[step], step)
+        training.step()
+        clocks_mhz.append(list({timing.sm_clock_mhz for timing in session.last_step_timings}))
+    detach(training.engine)
+    return training.findings() | steps_of(session) | {"clocks_mhz": clocks_mhz}
 
-    return noting
+
+def refused_orders() -> Findings:
+    """One plan whose orders deadlock, and one that has no room; training goes on in 1F1B."""
+    training = Training(**_TWO_STAGES)
+    stage = training.engine.stage_id
+    session = _attach(
+        training,
+        schedule_name="envpipe",
+        sends="eager",
+        free_memory_bytes=0 if stage == 0 else MANY_BYTES,
+    )
+    lines = _Lines()
+    logging.getLogger("flyball_integrations").addHandler(lines)
+    for step in range(_NUM_STEPS):
+        if step == 3:
+            session.plans.put(plan_of((2, 4)[stage], 4, version=1), 0)
+        if step == 12:
+            session.plans.put(plan_of((3, 1)[stage], 4, version=2), 0)
+        training.step()
+    logging.getLogger("flyball_integrations").removeHandler(lines)
+    detach(training.engine)
+    return training.findings() | steps_of(session) | {"log": lines.lines}
 
 
-if __name__ == "__main__":
-    run_ranks(scenarios, sys.argv[1:])
+def order_of_a_real_planner() -> Findings:
+    """The planner has no profile before step 3; its order is run once all ranks have it."""
+    training = Training(**_TWO_STAGES)
+    engine = training.engine
+    url = os.environ["PLANNER_URL"]
+    session = attach(
+        engine,
+        job_id=JOB_ID,
+        planner_url=url,
+        gpu=emulated_gpu(engine.stage_id, 2, time_scale=1e-3),
+        schedule="auto",
+        p2p="eager",
+        free_memory_bytes=MANY_BYTES,
+        blocking_power_w=[BLOCKING_POWER_W],
+        effort="low",
+    )
+    num_planned, is_profiled, is_over = 0, False, False
+    with PlannerClient(url) as planner:
+        while not is_over:
+            training.step()
+            if engine.global_rank == 0 and not is_profiled and len(training.losses) >= 3:
+                is_profiled = takes_profile(planner, JOB_ID, alike_stages(2))
+            num_planned += session.active_version is not None
+            is_over = rank_0_says(num_planned >= 4 or len(training.losses) >= 2000)
+            time.sleep(0.002)
+    detach(engine)
+    stock = Training(**_TWO_STAGES)
+    for _ in training.losses:
+        stock.step()
+    return training.findings() | steps_of(session) | {"as DeepSpeed does": stock.findings()}
+
+
+def activation_bytes() -> Findings:
+    """Return what a microbatch in flight is measured to hold, in two steps."""
+    found = {}
+    for name, checkpointing in (("plain", False), ("checkpointing", True)):
+        if checkpointing and not _can_checkpoint_activations():
+            continue
+        training = Training(**_TWO_STAGES, checkpointing=checkpointing, dropout=0.0)
+        meter = ActivationMeter.of_device(training.engine.device)
+        training.engine._INSTRUCTION_MAP = meter.wrap(training.engine._INSTRUCTION_MAP)
+        with meter.measuring_step():
+            training.step()
+        measured = meter.activation_bytes
+        training.step()
+        found[name] = [measured, meter.activation_bytes]
+    return found
+
+
+def scenarios() -> Iterator[tuple[str, Findings]]:
+    """All that this number of ranks can run, by name."""
+    leave_out_deepspeed_helper()
+    deepspeed.init_distributed("gloo")
+    yield from _two_stages() if torch.distributed.get_world_size() == 2 else _four_ranks()
+
+
+def _two_stages() -> Iterator[tuple[str, Findings]]:
+    yield "stock", trained_as_deepspeed_does(**_TWO_STAGES)
+    for sends in ("eager", "pulled"):
+        for name, in_front in (("envpipe", [4, 1]), ("gpipe", [4, 4])):
+            found = trained_in_order(in_front, schedule_name=name, sends=sends, **_TWO_STAGES)
+            yield f"{name} {sends}", found
+    envpipe: dict[str, Any] = {"schedule_name": "envpipe", **_TWO_STAGES}
+    yield "envpipe late", trained_in_order([3, 1], sends="eager", late_rank=1, **envpipe)
+    sizes: dict[str, Any] = {"larger_steps": _LARGER_STEPS}
+    yield "stock resized", trained_as_deepspeed_does(**_TWO_STAGES, **sizes)
+    yield "envpipe resized", trained_in_order([3, 1], sends="pulled", **envpipe, **sizes)
+    yield "probed", probed_before_planned()
+    yield "refused", refused_orders()
+    yield "bytes", activation_bytes()
+    yield "planner", order_of_a_real_planner()
+
+
+def _four_ranks() -> Iterator[tuple[str, Findings]]:
+    yield "hooked", hooked()
+    variants: dict[str, tuple[list[int], tuple[str, ...], dict[str, Any]]] = {
+        "pipeline": ([6, 5, 3, 1], ("eager", "pulled"), {**_FOUR_STAGES}),
+        "checkpointing": ([6, 5, 3, 1], ("pulled",), {**_FOUR_STAGES, "checkpointing": True}),
+        "ZeRO-0": ([4, 1], ("eager",), {**_TWO_STAGES}),
+        "ZeRO-1": ([4, 1], ("pulled",), {**_TWO_STAGES, "zero_stage": 1}),
+    }
+    if not _can_checkpoint_activations():
+        del variants["checkpointing"]
+    for name, (in_front, all_sends, model) in variants.items():
+        yield f"{name} stock", trained_as_deepspeed_does(**model)
+        for sends in all_sends:
+            found = trained_in_order(in_front, schedule_name="envpipe", sends=sends, **model)
+            yield f"{name} {sends}", found
+    yield "away", attached_without_planner()
+
+
+# ------------------------------------------------------------------ parts
+
+
+class _Lines(logging.Handler):
+    """Keeps the lines of a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _attach(
+    training: Training,
+    *,
+    schedule_name: str,
+    sends: str,
+    free_memory_bytes: int = MANY_BYTES,
+    **options: Any,  # noqa: ANN401 - of `attach`
+) -> Any:  # noqa: ANN401 - a RankSession whose plans are put by hand
+    engine = training.engine
+    return attach(
+        engine,
+        job_id="written",
+        gpu=emulated_gpu(engine.stage_id, engine.num_stages),
+        schedule=cast("Literal['envpipe', 'gpipe', 'auto']", schedule_name),
+        p2p=cast("Literal['eager', 'pulled']", sends),
+        free_memory_bytes=free_memory_bytes,
+        **options,
+    )
+
+
+def _layer(index: int, dropout: float) -> nn.Module:
+    linear = nn.Linear(_WIDTH, _WIDTH)
+    # An order that drew random numbers otherwise would show.
+    has_dropout = dropout > 0 and index % 2 == 1
+    return nn.Sequential(linear, nn.Dropout(dropout)) if has_dropout else linear
+
+
+def _can_checkpoint_activations() -> bool:
+    """Return False for the oldest DeepSpeed on the CPU, which needs a CUDA stream."""
+    try:
+        deepspeed.checkpointing.checkpoint(torch.sigmoid, torch.ones(1, requires_grad=True))
+    except TypeError:
+        return False
+    return True
+
+
+def _probe_plan(num_in_front: int, *, version: int, rows_mhz: tuple[int, ...]) -> CompiledPlan:
+    """A cycle of steps, each at one clock."""
+    plan = plan_of(num_in_front, 4, version=version)
+    cycle_mhz = tuple((clock_mhz,) * len(plan.kinds) for clock_mhz in rows_mhz)
+    return replace(plan, cycle_mhz=cycle_mhz, report="clocks")

@@ -1,4 +1,4 @@
-"""What both ranks of test_huggingface_stages.py run; the test reads the findings.
+"""What both ranks of test_huggingface_stages.py run.
 
 Each model is trained whole, as two stages of DeepSpeed and as two stages of torch, from the
 same weights on the same text.
@@ -6,15 +6,14 @@ same weights on the same text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed
 from deepspeed.pipe import PipelineModule
+from tests.integration.rank_server import Findings
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
@@ -33,8 +32,6 @@ _NUM_STEPS = 3
 _SEED = 7
 _VOCABULARY_SIZE = 48
 _LEARNING_RATE = 0.5
-
-Findings = dict[str, Any]
 
 
 def configs() -> dict[str, PretrainedConfig]:
@@ -142,22 +139,19 @@ def trained_by_torch(config: PretrainedConfig) -> Findings:
     return {"losses": losses, "ends": [_numbers(end.weight)]}
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
+def scenarios() -> Iterator[tuple[str, Findings]]:
+    """Each model in all three ways."""
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
-    findings = {
-        name: {
-            "whole": trained_whole(config),
-            "deepspeed": trained_by_deepspeed(config),
-            "torch": trained_by_torch(config),
-        }
-        for name, config in configs().items()
-    }
-    rank = torch.distributed.get_rank()
-    (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    for name, config in configs().items():
+        yield (
+            name,
+            {
+                "whole": trained_whole(config),
+                "deepspeed": trained_by_deepspeed(config),
+                "torch": trained_by_torch(config),
+            },
+        )
 
 
 def _text() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

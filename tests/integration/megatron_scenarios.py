@@ -1,53 +1,41 @@
-"""What each rank of test_megatron_pipeline.py runs; the tests read its findings.
-
-Importing Megatron takes seconds, so one run goes through both schedules and both ways of hooking
-and writes a JSON file per rank.
-"""
+"""What each rank of test_megatron_pipeline.py runs: both schedules, both ways of hooking."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.timers import Timers
 from tests.integration.megatron_cpu import Training, cuda_is_cpu, reference_gradients
+from tests.integration.rank_server import Findings
+from tests.integration.trainings import emulated_gpu
 
-from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 NUM_MICROBATCHES = 4
 NUM_CHUNKS = 2
 
-Findings = dict[str, Any]
 
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    findings: Findings = {"rank": rank}
+def scenarios() -> Iterator[tuple[str, Findings]]:
+    """Each schedule without Flyball, and with it in both ways."""
     with cuda_is_cpu():
         for schedule, training in _trainings():
-            findings[schedule] = _stock(training) | {
-                "patch": _hooked(training, hooks="patch"),
-                "timers": _hooked(training, hooks="timers"),
-            }
-    (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+            found = _stock(training)
+            yield (
+                schedule,
+                found
+                | {"patch": _hooked(training, hooks="patch")}
+                | {"timers": _hooked(training, hooks="timers")},
+            )
 
 
 def _trainings() -> Iterator[tuple[str, Training]]:
     yield "1f1b", Training(num_microbatches=NUM_MICROBATCHES)
-    # Over gloo two ranks need sends that do not wait for the other's.
-    for overlap_p2p in (True, False) if torch.distributed.get_world_size() > 2 else (True,):
+    for overlap_p2p in (True, False):
         yield (
             "interleaved, overlapped" if overlap_p2p else "interleaved",
             Training(
@@ -78,7 +66,7 @@ def _hooked(training: Training, *, hooks: Literal["patch", "timers"]) -> Finding
         job_id="job",
         num_microbatches=NUM_MICROBATCHES,
         hooks=hooks,
-        gpu=_gpu(training.stage),
+        gpu=emulated_gpu(training.stage, _num_stages()),
         lease_s=60.0,
     )
     found: Findings = {
@@ -129,19 +117,6 @@ def _instructions(session: RankSession) -> str:
         f"{timing.kind[0].upper()}{timing.microbatch}{'abcd'[timing.chunk]}"
         for timing in session.last_step_timings
     )
-
-
-def _gpu(stage: int) -> EmulatedGpu:
-    """Nothing is emulated to last: only the order is looked at here."""
-    points = {
-        (of_stage, kind): tuple(
-            OperatingPoint(frequency_mhz=mhz, time_s=1e-5, energy_j=1.0) for mhz in (1400, 1000)
-        )
-        for of_stage in range(_num_stages())
-        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-    }
-    profile = StageProfile(points=points, num_ranks_per_stage=(1,) * _num_stages())
-    return EmulatedGpu(profile, stage, blocking_power_w=50.0)
 
 
 def _num_stages() -> int:

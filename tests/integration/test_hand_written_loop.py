@@ -1,18 +1,19 @@
-"""The example of the integration guide, run on two ranks with a planner beside it."""
+"""The example of the integration guide, run on two ranks with a planner."""
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
-from tests.planner.live import LivePlanner, live_planner
+from tests.integration.rank_server import RankServer
+from tests.planner.live import live_planner
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
@@ -20,82 +21,48 @@ import torch
 from torch import nn
 
 from flyball_client.api.errors import PlannerError
-from flyball_lab.demo.child_process import ChildProcess, Interruption
-from flyball_lab.demo.options import child_environment
-from flyball_profiles.examples import load_example_profile
-from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire import routes
 from flyball_wire.closed_loop import ProfilingStatus
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"
 _GUIDE = _ROOT / "docs" / "integration-guide.md"
-_JOB_ID = "hand-written"
-# Of 0.4 s each: the plan comes early among them, on a busy machine too.
-_NUM_STEPS = 30
+_NUM_STEPS = 60  # see the scenarios
 _NUM_MICROBATCHES = 2
 _WIDTH = 64  # of --tiny
-_TIMEOUT_S = 500.0
-_POLL_S = 0.1
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the ranks printed, and what the planner has of a job in the end."""
+
+    printed: str
+    job: dict[str, Any]
+    steps: list[dict[str, Any]]
+    plan: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
-    """What the ranks printed, and the job's steps as the planner has them in the end."""
+def runs(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The job that was given its profile, and the one that was profiled online."""
+    folder = tmp_path_factory.mktemp("hand-written")
     with live_planner() as planner:
-        output = _trained(
-            planner,
-            tmp_path_factory.mktemp("given"),
-            *("--steps", str(_NUM_STEPS)),
-            is_prepared=lambda: _profile_is_taken(planner),
-        )
-        steps = planner.http.get(routes.fill(routes.STEPS, job_id=_JOB_ID))
-    return output, steps.raise_for_status().json()
+        url = str(planner.http.base_url)
+        ranks = rank_server.run("hand_written_scenarios", folder, num_ranks=2, PLANNER_URL=url)
+        return {
+            name: Run(
+                printed="".join(rank[name]["printed"] for rank in ranks),
+                job=planner.http.get(routes.fill(routes.JOB, job_id=job_id)).json(),
+                steps=planner.http.get(routes.fill(routes.STEPS, job_id=job_id)).json(),
+                plan=planner.http.get(routes.fill(routes.PLAN, job_id=job_id, version=1)).json(),
+            )
+            for name, job_id in (("given", "hand-written"), ("online", "another"))
+        }
 
 
-def _trained(
-    planner: LivePlanner, folder: Path, *options: str, is_prepared: Callable[[], bool]
-) -> str:
-    """Return what two ranks of the example printed; they train until they are done.
-
-    Args:
-        planner: theirs.
-        folder: for their logs.
-        options: of the example.
-        is_prepared: called while they train, until it says so.
-    """
-    sizes = ("--tiny", "--microbatches", str(_NUM_MICROBATCHES))
-    torchrun = (
-        *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
-        *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "torchrun")),
-    )
-    log = folder / "torchrun.log"
-    environment = child_environment(os.environ)
-    environment["FLYBALL_PLANNER_URL"] = str(planner.http.base_url)
-    command = [*torchrun, str(_EXAMPLE), *sizes, *options]
-    with (
-        Interruption() as interruption,
-        ChildProcess(command, environment=environment, log=log) as ranks,
-    ):
-        while ranks.exit_status() is None and not is_prepared():
-            interruption.sleep(_POLL_S)
-        status = ranks.wait(interruption, timeout_s=_TIMEOUT_S)
-    assert status == 0, log.read_text()[-4000:]
-    return log.read_text()
-
-
-def _profile_is_taken(planner: LivePlanner) -> bool:
-    """Not before the job is known."""
-    profile = load_example_profile().select_stages((0, 1))
-    return planner.put_profile(write_stage_profile(profile), job_id=_JOB_ID).is_success
-
-
-def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(
-    run: tuple[str, list[dict[str, Any]]],
-) -> None:
-    _, steps = run
+def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(runs: dict[str, Run]) -> None:
+    steps = runs["given"].steps
     assert [step["step"] for step in steps] == list(range(_NUM_STEPS))
     versions = [step["plan_versions"] for step in steps]
     first = versions.index([1])
@@ -104,25 +71,16 @@ def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(
     assert all(step["num_ranks"] == 2 and step["num_unplanned"] == 0 for step in steps)
 
 
-def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(tmp_path: Path) -> None:
-    # Emulated time runs faster than the clock on the wall, so that steps are short.
-    job_id = "another"
-    options = (
-        *("--profiling", "online", "--time-scale", "0.2", "--steps", "60"),
-        *("--job", job_id),
-    )
-    with live_planner() as planner:
-        output = _trained(planner, tmp_path, *options, is_prepared=lambda: True)
-        job = planner.http.get(routes.fill(routes.JOB, job_id=job_id)).json()
-        steps = planner.http.get(routes.fill(routes.STEPS, job_id=job_id)).json()
-        plan = planner.http.get(routes.fill(routes.PLAN, job_id=job_id, version=1)).json()
+def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(runs: dict[str, Run]) -> None:
+    run = runs["online"]
     # Where the planner has noticed already that its ranks have left, it is over.
-    assert job["state"] in {"profiling", "ended"}
-    assert job["registration"]["blocking_power_w"] is None
-    assert (plan["plan"]["policy"], plan["plan"]["schedule"]) == ("probe", "1f1b")
-    assert any(step["plan_versions"] == [1] for step in steps)
-    assert all(step["num_unplanned"] == 0 for step in steps)
-    assert re.search(r"^profiling probing: \d+ steps \(emulated\)$", output, re.MULTILINE)
+    assert run.job["state"] in {"profiling", "ended"}
+    assert run.job["registration"]["blocking_power_w"] is None
+    assert (run.plan["plan"]["policy"], run.plan["plan"]["schedule"]) == ("probe", "1f1b")
+    assert any(step["plan_versions"] == [1] for step in run.steps)
+    assert all(step["num_unplanned"] == 0 for step in run.steps)
+    progress = r"^profiling probing: \d+ steps \(emulated\)$"
+    assert re.search(progress, run.printed, re.MULTILINE)
 
 
 def test_the_progress_of_profiling_is_printed_where_it_changes(
@@ -183,9 +141,9 @@ def test_a_slowdown_above_all_of_an_iteration_is_no_option(
 
 
 def test_the_loops_losses_are_those_of_the_model_in_one_process(
-    run: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, _ = run
+    output = runs["given"].printed
     monkeypatch.syspath_prepend(str(_EXAMPLE.parent))
     example = runpy.run_path(str(_EXAMPLE))
     printed = [float(loss) for loss in re.findall(r"step \d+: loss (\d+\.\d+)", output)]

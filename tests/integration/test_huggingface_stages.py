@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.integration.torch_launch import findings_of_ranks
+from tests.integration.rank_server import Findings, RankServer
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 pytest.importorskip("transformers", reason="needs the extra 'huggingface'")
 
-
-_SCENARIOS = Path(__file__).with_name("huggingface_scenarios.py")
 MODELS = ("llama", "tied-llama", "tied-gpt2")
 FRAMEWORKS = ("deepspeed", "torch")
 
-Findings = dict[str, Any]
-
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
     """What each of the two ranks found."""
     folder = tmp_path_factory.mktemp("huggingface")
-    return findings_of_ranks(_SCENARIOS, folder, num_ranks=2, timeout_s=500)
+    return rank_server.run("huggingface_scenarios", folder, num_ranks=2)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,79 +1,53 @@
-"""Megatron-Core's real schedules under Flyball, on 2 and 4 ranks, over gloo on the CPU."""
+"""Megatron-Core's real schedules under Flyball, on 4 ranks, over gloo on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.integration.torch_launch import findings_of_ranks
+from tests.integration.rank_server import Findings, RankServer
 
 if find_spec("megatron") is None:
     pytest.skip("needs megatron-core", allow_module_level=True)
 
-_SCENARIOS = Path(__file__).with_name("megatron_scenarios.py")
 _WAYS = ("patch", "timers")
 
 # Written by hand for 4 microbatches. 1F1B: the stages behind are the warm-up forwards.
 # Interleaved: 2 (stages behind) + (chunks - 1) (ranks) warm-up forwards, chunk a (the first)
 # on as many microbatches as there are ranks before chunk b; backwards begin with chunk b.
+_INTERLEAVED = [
+    "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a",
+    "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a",
+    "F0a F1a F2a F3a F0b F1b F2b B0b F3b B1b B2b B3b B0a B1a B2a B3a",
+    "F0a F1a F2a F3a F0b B0b F1b B1b F2b B2b F3b B3b B0a B1a B2a B3a",
+]
 _ORDERS = {
-    2: {
-        "1f1b": ["F0a F1a B0a F2a B1a F3a B2a B3a", "F0a B0a F1a B1a F2a B2a F3a B3a"],
-        "interleaved": [
-            "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a",
-            "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a",
-        ],
-    },
-    4: {
-        "1f1b": [
-            "F0a F1a F2a F3a B0a B1a B2a B3a",
-            "F0a F1a F2a B0a F3a B1a B2a B3a",
-            "F0a F1a B0a F2a B1a F3a B2a B3a",
-            "F0a B0a F1a B1a F2a B2a F3a B3a",
-        ],
-        "interleaved": [
-            "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a",
-            "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a",
-            "F0a F1a F2a F3a F0b F1b F2b B0b F3b B1b B2b B3b B0a B1a B2a B3a",
-            "F0a F1a F2a F3a F0b B0b F1b B1b F2b B2b F3b B3b B0a B1a B2a B3a",
-        ],
-    },
-}
-# How each schedule was run; overlapped sends change no order.
-_RUNS = {
-    2: {"1f1b": "1f1b", "interleaved, overlapped": "interleaved"},
-    4: {
-        "1f1b": "1f1b",
-        "interleaved, overlapped": "interleaved",
-        "interleaved": "interleaved",
-    },
+    "1f1b": [
+        "F0a F1a F2a F3a B0a B1a B2a B3a",
+        "F0a F1a F2a B0a F3a B1a B2a B3a",
+        "F0a F1a B0a F2a B1a F3a B2a B3a",
+        "F0a B0a F1a B1a F2a B2a F3a B3a",
+    ],
+    # Overlapped sends change no order.
+    "interleaved, overlapped": _INTERLEAVED,
+    "interleaved": _INTERLEAVED,
 }
 
-Findings = dict[str, Any]
 
-
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[Findings]:
-    """What each rank found, by rank."""
-    return findings_of_ranks(
-        _SCENARIOS,
-        tmp_path_factory.mktemp("megatron"),
-        num_ranks=request.param,
-        timeout_s=200,
-    )
+@pytest.fixture(scope="module")
+def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """What each rank found."""
+    folder = tmp_path_factory.mktemp("megatron")
+    return rank_server.run("megatron_scenarios", folder, num_ranks=4)
 
 
 def _runs(ranks: Sequence[Findings]) -> list[tuple[str, str, Findings, Findings]]:
     """(order that is expected, way of hooking, what was found with it, what without)."""
     return [
-        (_ORDERS[len(ranks)][schedule][rank["rank"]], way, rank[run][way], rank[run])
-        for rank in ranks
-        for run, schedule in _RUNS[len(ranks)].items()
+        (orders[number], way, rank[schedule][way], rank[schedule])
+        for number, rank in enumerate(ranks)
+        for schedule, orders in _ORDERS.items()
         for way in _WAYS
     ]
 
@@ -81,9 +55,7 @@ def _runs(ranks: Sequence[Findings]) -> list[tuple[str, str, Findings, Findings]
 def test_hooks_see_each_rank_run_megatrons_order_with_microbatch_and_chunk(
     ranks: Sequence[Findings],
 ) -> None:
-    runs = _runs(ranks)
-    assert len(runs) == len(ranks) * len(_RUNS[len(ranks)]) * 2
-    for order, _, found, _ in runs:
+    for order, _, found, _ in _runs(ranks):
         assert found["first_step"] == order
 
 
@@ -95,7 +67,7 @@ def test_gradients_and_losses_are_the_same_bits_with_and_without(
             assert found[f"gradients{when}"] == stock["gradients"]
             assert found[f"losses{when}"] == stock["losses"]
     for rank in ranks:
-        for run in _RUNS[len(ranks)]:
+        for run in _ORDERS:
             assert all(any(gradient) for gradient in rank[run]["gradients"])
     assert len(ranks[-1]["1f1b"]["losses"]) == 4
 
@@ -104,7 +76,7 @@ def test_the_pipelines_gradients_are_those_of_the_model_in_one_process(
     ranks: Sequence[Findings],
 ) -> None:
     for rank in ranks:
-        for run in _RUNS[len(ranks)]:
+        for run in _ORDERS:
             for gradient, reference in zip(
                 rank[run]["gradients"], rank[run]["reference"], strict=True
             ):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
-from tests.integration.torch_launch import findings_of_ranks
+from tests.integration.rank_server import Findings, RankServer
+from tests.integration.trainings import alike_stages
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.schedules._base import ScheduleContext, ScheduleMaker
 from flyball_server.planning.schedules.gpipe import make_gpipe
 from flyball_server.planning.schedules.one_f_one_b import make_one_f_one_b
 
-_SCENARIOS = Path(__file__).with_name("torch_hook_scenarios.py")
-_TIMEOUT_S = 500
 _NUM_RANKS = 4
 _LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
 _V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
@@ -28,14 +24,12 @@ _SPLIT = ("InterleavedZeroBubble", *_V_SHAPED)
 # See the scenarios: all ranks change in this step.
 _FIRST_PLANNED_STEP = 10
 
-Findings = dict[str, Any]
-
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
-    """What each rank found, by rank."""
+def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """What each rank found."""
     folder = tmp_path_factory.mktemp("torch")
-    return findings_of_ranks(_SCENARIOS, folder, num_ranks=_NUM_RANKS, timeout_s=_TIMEOUT_S)
+    return rank_server.run("torch_hook_scenarios", folder, num_ranks=_NUM_RANKS)
 
 
 @pytest.mark.parametrize("name", _SCHEDULES)
@@ -73,7 +67,7 @@ def test_the_last_rank_of_1f1b_counts_its_forwards_from_1_in_torchs_order_and_fr
 def test_what_is_registered_by_name_is_what_the_planner_generates(
     ranks: Sequence[Findings], name: str, registered: str, make: ScheduleMaker
 ) -> None:
-    context = ScheduleContext(profile=_profile(_NUM_RANKS), num_microbatches=8)
+    context = ScheduleContext(profile=alike_stages(_NUM_RANKS), num_microbatches=8)
     for found, instructions in zip(ranks, make(context).stages, strict=True):
         registration = found[name]["registration"]
         assert (registration["schedule"], registration["order"]) == (registered, None)
@@ -180,14 +174,3 @@ def test_an_order_with_more_forwards_in_front_trains_to_the_same_bits(
         assert found["orders"] == stock["orders"][:_FIRST_PLANNED_STEP] + [order] * num_planned
         assert found["versions"] == [None] * _FIRST_PLANNED_STEP + [1] * num_planned
         assert found["num_unplanned"] == [0] * len(found["orders"])
-
-
-def _profile(num_stages: int) -> StageProfile:
-    points = tuple(
-        OperatingPoint(frequency_mhz=mhz, time_s=0.1, energy_j=30.0) for mhz in (1410, 1200)
-    )
-    kinds = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-    return StageProfile(
-        points={(stage, kind): points for stage in range(num_stages) for kind in kinds},
-        num_ranks_per_stage=(1,) * num_stages,
-    )

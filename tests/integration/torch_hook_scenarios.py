@@ -1,33 +1,34 @@
-"""What each rank of test_torch_pipelining.py runs; the tests read its findings.
-
-Starting ranks takes seconds, so one run goes through all schedules in a few tiny steps each and
-writes a JSON file per rank.
-"""
+"""What each rank of test_torch_pipelining.py runs: all schedules, in a few tiny steps each."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
+from tests.integration.rank_server import Findings
+from tests.integration.trainings import (
+    MANY_BYTES,
+    emulated_gpu,
+    numbers_of,
+    plan_of,
+    samples,
+    steps_of,
+)
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.torch.pipelining import (
     attach,
     detach,
     on_all_ranks_or_none,
     registration_of,
 )
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 SINGLE = ("GPipe", "1F1B")
 LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
@@ -38,9 +39,6 @@ _NUM_STEPS = 3
 # Compared at step 8, exchanged at 9, run from 10 on.
 _NUM_STEPS_TO_CHANGE = 13
 _WIDTH = 8
-_MANY_BYTES = 2**30
-
-Findings = dict[str, Any]
 
 
 class Training:
@@ -48,7 +46,7 @@ class Training:
 
     def __init__(self, name: str, *, dropout: float = 0.1) -> None:
         rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        indices = _stage_indices(name, rank, num_ranks)
+        indices = stage_indices(name, rank, num_ranks)
         num_stages = num_ranks * len(indices)
         torch.manual_seed(7)
         modules = [_layer(dropout) for _ in range(num_stages)]
@@ -63,7 +61,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-2)
         self.losses: list[str] = []
         self.orders: list[str] = []
-        self._generator = torch.Generator().manual_seed(11)
+        self._samples = samples(2 * NUM_MICROBATCHES, _WIDTH)
         for stage in self.stages:
             vars(stage)["forward_one_chunk"] = self._noting("F", stage.forward_one_chunk)
             vars(stage)["backward_one_chunk"] = self._noting("B", stage.backward_one_chunk)
@@ -92,19 +90,23 @@ class Training:
 
     def findings(self) -> Findings:
         """Return what must not depend on Flyball."""
-        parameters = [
-            value.hex()
-            for parameter in self.parameters
-            for value in parameter.detach().flatten().tolist()
-        ]
+        parameters = numbers_of(iter(self.parameters))
         return {"losses": self.losses, "parameters": parameters, "orders": self.orders}
 
+    def changed_since(self, before: Mapping[str, Mapping[str, object]]) -> list[str]:
+        """Names of attributes that are not as they were."""
+        return [
+            f"{where}.{name}"
+            for where, attributes in _attributes(self).items()
+            for name in {*attributes, *before[where]}
+            if attributes.get(name) != before[where].get(name)
+        ]
+
     def _call(self, step: Callable[..., object], *, losses: list[torch.Tensor]) -> None:
-        batch = torch.randn(2 * NUM_MICROBATCHES, _WIDTH, generator=self._generator)
+        batch, target = next(self._samples)
         inputs = (batch,) if any(stage.is_first for stage in self.stages) else ()
         is_last = any(stage.is_last for stage in self.stages)
-        target = {"target": batch.roll(1, dims=1), "losses": losses} if is_last else {}
-        step(*inputs, **target)
+        step(*inputs, **({"target": target, "losses": losses} if is_last else {}))
 
     def _noting(self, letter: str, execute: Callable[..., Any]) -> Callable[..., Any]:
         def noting(*args: object, **kwargs: object) -> object:
@@ -132,7 +134,7 @@ def trained_with_flyball(name: str) -> Findings:
     training = Training(name)
     before = _attributes(training)
     pairs = [_num_pairs(training.schedule)]
-    session = attach(training.schedule, job_id="hooks", gpu=_gpu(training))
+    session = attach(training.schedule, job_id="hooks", gpu=_gpu())
     pairs.append(_num_pairs(training.schedule))
     timings, seen_in_evaluation = [], []
     for step in range(_NUM_STEPS):
@@ -150,12 +152,7 @@ def trained_with_flyball(name: str) -> Findings:
         "seen_in_evaluation": any(seen_in_evaluation),
         "pipeline_order": _written_order(training.schedule, rank),
         "registration": asdict(registration_of(training.schedule)),
-        "changed_by_detach": [
-            f"{where}.{attribute}"
-            for where, attributes in _attributes(training).items()
-            for attribute in {*attributes, *before[where]}
-            if attributes.get(attribute) != before[where].get(attribute)
-        ],
+        "changed_by_detach": training.changed_since(before),
         "history": [measured.step for measured in session.history],
         "pairs": [*pairs, _num_pairs(training.schedule)],
     }
@@ -167,9 +164,7 @@ def accumulated_gradients() -> Findings:
     for name, is_given in (("with optimizer", True), ("without", False)):
         training = Training("Interleaved1F1B")
         optimizer = training.optimizer if is_given else None
-        session = attach(
-            training.schedule, job_id="accumulated", gpu=_gpu(training), optimizer=optimizer
-        )
+        session = attach(training.schedule, job_id="accumulated", gpu=_gpu(), optimizer=optimizer)
         num_ended = []
         for _ in range(2):
             training.optimizer.zero_grad()
@@ -191,12 +186,12 @@ def attached_where_one_rank_fails() -> Findings:
     refused: Any = [training.optimizer] if torch.distributed.get_rank() == 2 else None
     problem = ""
     try:
-        attach(training.schedule, job_id="joint", gpu=_gpu(training), optimizer=refused)
+        attach(training.schedule, job_id="joint", gpu=_gpu(), optimizer=refused)
     except ValueError as error:
         problem = str(error)
     is_untouched = _attributes(training) == before
     training.step()
-    session = attach(training.schedule, job_id="joint", gpu=_gpu(training))
+    session = attach(training.schedule, job_id="joint", gpu=_gpu())
     training.step()
     detach(training.schedule)
     return {
@@ -227,28 +222,19 @@ def trained_in_order(forwards_in_front: tuple[int, ...]) -> Findings:
     session = attach(
         training.schedule,
         job_id="ordered",
-        gpu=_gpu(training),
+        gpu=_gpu(),
         order="envpipe",
-        free_memory_bytes=_MANY_BYTES,
+        free_memory_bytes=MANY_BYTES,
     )
     for step in range(_NUM_STEPS_TO_CHANGE):
         if step == 3 + rank:
-            session.plans.put(_plan(forwards_in_front[rank]), 4)
+            session.plans.put(plan_of(forwards_in_front[rank], NUM_MICROBATCHES), 4)
         training.step()
         if _is_evaluated("1F1B", step, _NUM_STEPS_TO_CHANGE):
             training.evaluate()
     detach(training.schedule)
-    after = _attributes(training)
-    return training.findings() | {
-        "versions": [measured.plan_version for measured in session.history],
-        "num_unplanned": [measured.num_unplanned for measured in session.history],
-        "changed_by_detach": [
-            f"{where}.{attribute}"
-            for where, attributes in after.items()
-            for attribute in {*attributes, *before[where]}
-            if attributes.get(attribute) != before[where].get(attribute)
-        ],
-    }
+    changed = training.changed_since(before)
+    return training.findings() | steps_of(session) | {"changed_by_detach": changed}
 
 
 def scenarios() -> Iterator[tuple[str, Findings]]:
@@ -266,7 +252,12 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
 # ------------------------------------------------------------------ parts
 
 
-def _stage_indices(name: str, rank: int, num_ranks: int) -> list[int]:
+def _gpu() -> EmulatedGpu:
+    return emulated_gpu(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def stage_indices(name: str, rank: int, num_ranks: int) -> list[int]:
+    """Return the places in the model of a rank's parts."""
     if name in SINGLE:
         return [rank]
     return [rank, 2 * num_ranks - 1 - rank] if name in V_SHAPED else [rank, num_ranks + rank]
@@ -313,56 +304,3 @@ def _num_pairs(schedule: Any) -> int:  # noqa: ANN401 - torch's
     """Forwards and backwards that are sent together, on all ranks."""
     executed = getattr(schedule, "pipeline_order_with_comms", {})
     return sum("OVERLAP" in str(action) for actions in executed.values() for action in actions)
-
-
-def _gpu(training: Training) -> EmulatedGpu:
-    del training
-    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    points = tuple(
-        OperatingPoint(frequency_mhz=mhz, time_s=time_s, energy_j=energy_j)
-        for mhz, time_s, energy_j in ((1410, 0.1, 30.0), (1200, 0.11, 20.0))
-    )
-    profile = StageProfile(
-        points={
-            (stage, kind): points
-            for stage in range(num_ranks)
-            for kind in InstructionKind
-            if kind is not InstructionKind.RECOMPUTE
-        },
-        num_ranks_per_stage=(1,) * num_ranks,
-    )
-    return EmulatedGpu(profile, rank, blocking_power_w=80.0, time_scale=1e-4)
-
-
-def _plan(num_in_front: int) -> CompiledPlan:
-    """So many forwards, then alternation, then the backwards that are left."""
-    kinds = ["forward"] * num_in_front
-    microbatches = list(range(num_in_front))
-    for microbatch in range(NUM_MICROBATCHES):
-        kinds.append("backward")
-        microbatches.append(microbatch)
-        if num_in_front + microbatch < NUM_MICROBATCHES:
-            kinds.append("forward")
-            microbatches.append(num_in_front + microbatch)
-    return CompiledPlan(
-        version=1,
-        kinds=tuple(kinds),
-        microbatches=tuple(microbatches),
-        chunks=(0,) * len(kinds),
-        sm_clocks_mhz=(1200,) * len(kinds),
-        highest_sm_clock_mhz=1410,
-        num_raised=0,
-    )
-
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    findings = {}
-    for name, found in scenarios():
-        findings[name] = found
-        print(f"rank {rank}: {name} is over", flush=True)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(findings))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()

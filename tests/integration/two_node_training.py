@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,27 @@ import torch
 import torch.distributed
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from tests.integration.trainings import (
+    BLOCKING_POWER_W,
+    points,
+    rank_0_says,
+    samples,
+    takes_profile,
+)
 from torch import nn
 
-from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_lab.demo.run_folder import ClockWitness
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_profiles.stage_profile_csv import write_stage_profile
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
 
 JOB_ID = "two-nodes"
 NUM_MICROBATCHES = 4
-BLOCKING_POWER_W = 80.0
 # The first of them is a warm-up.
-NUM_PLANNED_STEPS = 5
+NUM_PLANNED_STEPS = 4
 _MAX_STEPS = 60
-# So slow that what training costs beside the emulated instructions hardly shows.
-_TIME_SCALE = 4.0
 _WIDTH = 16
 
 # MHz, s, J of both ranks of a stage; the second stage has less to do.
@@ -52,14 +53,8 @@ _POINTS = {
 
 def profile() -> StageProfile:
     """Of stages that two ranks each run."""
-    points = {
-        key: tuple(
-            OperatingPoint(frequency_mhz=mhz, time_s=time_s, energy_j=energy_j)
-            for mhz, time_s, energy_j in rows
-        )
-        for key, rows in _POINTS.items()
-    }
-    return StageProfile(points=points, num_ranks_per_stage=(2, 2))
+    by_kind = {key: points(rows) for key, rows in _POINTS.items()}
+    return StageProfile(points=by_kind, num_ranks_per_stage=(2, 2))
 
 
 def main(folder: Path, planner_url: str) -> None:
@@ -67,12 +62,7 @@ def main(folder: Path, planner_url: str) -> None:
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     engine = _engine()
-    gpu = EmulatedGpu(
-        profile(),
-        engine.stage_id,
-        blocking_power_w=BLOCKING_POWER_W,
-        time_scale=_TIME_SCALE,
-    )
+    gpu = EmulatedGpu(profile(), engine.stage_id, blocking_power_w=BLOCKING_POWER_W)
     witness = ClockWitness(gpu)
     session = attach(
         engine,
@@ -83,17 +73,17 @@ def main(folder: Path, planner_url: str) -> None:
         p2p="eager",
         blocking_power_w=[BLOCKING_POWER_W],
     )
-    samples = _samples(engine.grid.get_data_parallel_rank())
+    data = samples(2, _WIDTH, seed=engine.grid.get_data_parallel_rank())
     num_planned = 0
     with PlannerClient(planner_url, token=os.environ["FLYBALL_TOKEN"]) as planner:
         is_profiled = False
         for _ in range(_MAX_STEPS):
             witness.begin_step()
-            engine.train_batch(samples)
+            engine.train_batch(data)
             if engine.global_rank == 0 and not is_profiled:
-                is_profiled = _give_profile(planner)
+                is_profiled = takes_profile(planner, JOB_ID, profile())
             num_planned += session.active_version is not None
-            if _rank_0_says(num_planned >= NUM_PLANNED_STEPS):
+            if rank_0_says(num_planned >= NUM_PLANNED_STEPS):
                 break
         timings = session.last_step_timings
         detach(engine)
@@ -136,34 +126,12 @@ def _engine() -> PipelineEngine:
     return engine
 
 
-def _samples(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        sample = torch.randn(2, _WIDTH, generator=generator)
-        yield sample, sample.roll(1, dims=1)
-
-
-def _give_profile(planner: PlannerClient) -> bool:
-    """Return whether the job is known by now, and has it."""
-    try:
-        planner.put_profile_csv(JOB_ID, write_stage_profile(profile()))
-    except PlannerError:
-        return False
-    return True
-
-
 def _what_the_planner_knows(planner: PlannerClient) -> dict[str, Any]:
     return {
         "job": asdict(planner.get_job(JOB_ID)),
         "plans": [asdict(plan) for plan in planner.list_plans(JOB_ID)],
         "steps of the job": [asdict(step) for step in planner.list_steps(JOB_ID)],
     }
-
-
-def _rank_0_says(decision: bool) -> bool:
-    said = torch.tensor([int(decision)])
-    torch.distributed.broadcast(said, src=0)
-    return bool(said.item())
 
 
 if __name__ == "__main__":

@@ -1,25 +1,23 @@
-"""What both ranks of test_examples.py run under torchrun: every example, plain and with Flyball.
+"""What both ranks of test_examples.py run: every example, plain and with Flyball.
 
-Starting a rank takes seconds, so all scripts run in one process, each as `python SCRIPT` would
-run it, but for the process group, which lasts until the last: that one has a planner.
+Each script runs as `python SCRIPT` would run it, but for the process group, which lasts.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import deepspeed
-import torch
 import torch.distributed
+from tests.integration.rank_server import Findings
 
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
@@ -32,11 +30,11 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "alexnet": ("train_alexnet", ()),
     "vgg19": ("train_alexnet", ("--net", "vgg19")),
 }
-NUM_STEPS = 2
-WITH_PLANNER = "train_llama_flyball"
-# As many steps as give the ranks time to register, which happens beside the training.
-_STEPS_WITH_PLANNER = ("--steps", "40", "--microbatches", "3")
-_SIZES = ("--tiny", "--steps", str(NUM_STEPS), "--microbatches", "2")
+WITH_PLANNER = "gpt2"
+_SIZES = ("--tiny", "--microbatches", "2")
+_NUM_STEPS = 2
+# So many that the ranks register meanwhile, which happens beside the training.
+_NUM_STEPS_WITH_PLANNER = 8
 
 
 class _Warnings(logging.Handler):
@@ -50,7 +48,7 @@ class _Warnings(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def trained(script: str, arguments: tuple[str, ...]) -> dict[str, Any]:
+def trained(script: str, *arguments: str) -> Findings:
     """Return what the script prints of its training, and what Flyball warns of."""
     warnings = _Warnings()
     loggers = [logging.getLogger(name) for name in ("flyball_client", "flyball_integrations")]
@@ -68,24 +66,18 @@ def trained(script: str, arguments: tuple[str, ...]) -> dict[str, Any]:
     return {"steps": steps, "warnings": warnings.lines}
 
 
-def main(folder: Path, planner_url: str) -> None:
-    torch.set_num_threads(1)
+def scenarios() -> Iterator[tuple[str, Findings]]:
+    """Every example; the planner's address is where nobody listens, for all but one."""
     sys.path.insert(0, str(EXAMPLES))
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
-    rank = torch.distributed.get_rank()
-    found: dict[str, Any] = {}
     with mock.patch.object(torch.distributed, "destroy_process_group"):
-        for name, (script, arguments) in RUNS.items():
-            found[name] = {
-                "plain": trained(script, arguments),
-                "flyball": trained(f"{script}_flyball", arguments),
-            }
-    with mock.patch.dict(os.environ, FLYBALL_PLANNER_URL=planner_url):
-        found["with a planner"] = trained(WITH_PLANNER, _STEPS_WITH_PLANNER)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    assert os.environ["FLYBALL_PLANNER_URL"], "an address where nobody listens"
-    main(Path(sys.argv[1]), sys.argv[2])
+        for name, (script, options) in RUNS.items():
+            has_planner = name == WITH_PLANNER
+            num_steps = _NUM_STEPS_WITH_PLANNER if has_planner else _NUM_STEPS
+            given = (*options, "--steps", str(num_steps))
+            url = os.environ["PLANNER_URL" if has_planner else "NOBODY_THERE"]
+            with mock.patch.dict(os.environ, FLYBALL_PLANNER_URL=url):
+                plain = trained(script, *given)
+                with_flyball = trained(f"{script}_flyball", *given)
+            yield name, {"plain": plain, "flyball": with_flyball}

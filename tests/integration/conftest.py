@@ -1,0 +1,16 @@
+"""Fixtures that several integration tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.rank_server import RankServer
+
+
+@pytest.fixture(scope="session")
+def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    """The process that all ranks of this session are forked from."""
+    server = RankServer(tmp_path_factory.mktemp("rank-server"))
+    yield server
+    server.close()
