@@ -131,6 +131,7 @@ class ProbedPoint:
     """Knowledge of one operating point of one stage during online profiling.
 
     Attributes:
+        energy_j: divided between a stage's kinds by equal power at the highest clock, J.
         time_error_s, energy_error_j: standard errors.
         num_probes: instructions that ran at this clock; 0: interpolated.
     """

@@ -199,8 +199,6 @@ class StepMeasurement(Sent):
         by_clock: what the instructions took, by kind, chunk and clock; null where the rank's
             plan did not ask for it.
         instructions: each of them, in the order of execution; likewise.
-        counter_readings: `[s, J]` since the step began, one for each of the plan's
-            `counter_reads`; null where it has none, or a reading is missing.
     """
 
     step: int
@@ -215,7 +213,6 @@ class StepMeasurement(Sent):
     sm_clock_mhz: float | None = None
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
-    counter_readings: tuple[tuple[float, float], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,8 +346,6 @@ class RankPlan:
             rank that is slow as planned is no straggler; null: not known.
         report: what each measured step tells beside its totals: `totals` nothing, `clocks` its
             `by_clock`, `instructions` that and its `instructions`.
-        counter_reads: after how many of a step's instructions the energy counter is read, rising;
-            null: at the step's two ends only.
     """
 
     job_id: str
@@ -362,7 +357,6 @@ class RankPlan:
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     intended_times_s: tuple[float, ...] | None = None
     report: str = "totals"
-    counter_reads: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

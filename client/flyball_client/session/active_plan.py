@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
 
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_wire.errors import CodecError
@@ -25,9 +24,8 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
 
     Raises:
         CodecError: The plan is for another stage, an instruction is not
-            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, a row of its cycle
-            does not have one clock above 0 for each instruction, or `counter_reads` does not
-            rise within the step.
+            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, or a row of its cycle
+            does not have one clock above 0 for each instruction.
     """
     if plan.stage != stage:
         raise CodecError(
@@ -35,7 +33,6 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         )
     rows = [_row(item, position) for position, item in enumerate(plan.instructions)]
     _check_cycle(plan)
-    _check_counter_reads(plan)
     wanted_mhz = tuple(clock_mhz for _, _, clock_mhz, _ in rows)
     cycle_mhz = plan.cycle_mhz
     given_mhz = {
@@ -56,7 +53,6 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         num_raised=sum(clock_mhz != given_mhz[clock_mhz] for row in set_mhz for clock_mhz in row),
         cycle_mhz=None if cycle_mhz is None else tuple(given_rows[row] for row in cycle_mhz),
         report=plan.report,
-        counter_reads=plan.counter_reads or (),
     )
 
 
@@ -90,15 +86,6 @@ def _check_cycle(plan: RankPlan) -> None:
             )
         if any(clock_mhz <= 0 for clock_mhz in row):
             raise CodecError(f"cycle_mhz[{number}] must have clocks above 0 MHz only")
-
-
-def _check_counter_reads(plan: RankPlan) -> None:
-    reads, num_instructions = plan.counter_reads or (), len(plan.instructions)
-    is_rising = all(before < after for before, after in pairwise(reads))
-    if not is_rising or any(not 1 <= position <= num_instructions for position in reads):
-        raise CodecError(
-            f"counter_reads must rise and be from 1 to the {num_instructions} instructions"
-        )
 
 
 def _at_or_above(wanted_mhz: int, supported_mhz: tuple[int, ...]) -> int:

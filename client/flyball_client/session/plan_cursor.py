@@ -21,7 +21,6 @@ class CompiledPlan:
         cycle_mhz: Such clocks for each step of a cycle, which begins at the plan's first step and
             repeats; None: `sm_clocks_mhz` holds in every step.
         report: Detail of the reports of measured steps, see `step_recorder`.
-        counter_reads: Numbers of instructions after which the energy counter is read, rising.
     """
 
     version: int
@@ -33,7 +32,6 @@ class CompiledPlan:
     num_raised: int
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     report: str = "totals"
-    counter_reads: tuple[int, ...] = ()
 
     @property
     def num_clocks(self) -> int:

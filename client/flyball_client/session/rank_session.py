@@ -306,8 +306,7 @@ class RankSession:
         try:
             if self._is_in_step:
                 self._note_begun()
-                cursor = self._cursor
-                self._recorder.end_instruction(0 if cursor is None else cursor.position)
+                self._recorder.timings.end()
             self._governor.on_instruction_end()
         except Exception as error:
             self._governor.give_up(error)

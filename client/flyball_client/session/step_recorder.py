@@ -52,28 +52,13 @@ class StepMeter:
         self._began_j: float | None = None
         self._began_overruns = 0
         self._began_report = ClockReport()
-        self._readings: list[tuple[float, float] | None] = []
 
     def begin(self) -> None:
         """Start a step."""
         self._began_j = self._energy_j()
         self._began_overruns = self._num_overruns()
         self._began_report = self._governor.report()
-        self._readings.clear()
         self._began_s = self.clock_s()
-
-    @property
-    def num_readings(self) -> int:
-        """Number of counter readings within the step, failed ones included."""
-        return len(self._readings)
-
-    def read_within(self) -> None:
-        """Read the counter within the step."""
-        now_j, began_j = self._energy_j(), self._began_j
-        is_read = now_j is not None and began_j is not None
-        self._readings.append(
-            (self.clock_s() - self._began_s, (now_j or 0.0) - (began_j or 0.0)) if is_read else None
-        )
 
     def end(self, *, step: int, plan_version: int | None, num_unplanned: int) -> StepMeasurement:
         """End the step, and return its totals."""
@@ -93,11 +78,6 @@ class StepMeter:
             num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
             sm_clock_mhz=report.mean_sm_clock_mhz(began),
         )
-
-    def readings(self, num_wanted: int) -> tuple[tuple[float, float], ...] | None:
-        """Return the `[s, J]` read within the step; None: their number differs, or one failed."""
-        readings = tuple(reading for reading in self._readings if reading is not None)
-        return readings if len(readings) == len(self._readings) == num_wanted else None
 
     def _energy_j(self) -> float | None:
         if not self._has_counter:
@@ -145,7 +125,7 @@ def with_details(
 
 def num_details(measurement: StepMeasurement) -> int:
     """Return the number of entries of its details."""
-    details = (measurement.by_clock, measurement.instructions, measurement.counter_readings)
+    details = (measurement.by_clock, measurement.instructions)
     return sum(len(entries or ()) for entries in details)
 
 
@@ -184,7 +164,7 @@ def _each(timings: Iterable[InstructionTiming]) -> tuple[InstructionReport, ...]
 
 
 class StepRecorder:
-    """Totals, instructions and counter readings of the current step; totals of the last ones.
+    """Totals and instructions of the current step; totals of the last ones.
 
     Args:
         meter: Meter of time and energy.
@@ -199,7 +179,6 @@ class StepRecorder:
         self._meter = meter
         self._history: deque[StepMeasurement] = deque(maxlen=history_length)
         self._plan: CompiledPlan | None = None
-        self._counter_reads: tuple[int, ...] = ()
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
@@ -209,18 +188,8 @@ class StepRecorder:
     def begin_step(self, plan: CompiledPlan | None) -> None:
         """Start a step on this plan; None: without a plan."""
         self._plan = plan
-        self._counter_reads = () if plan is None else plan.counter_reads
         self._meter.begin()
         self.timings.begin_step()
-
-    def end_instruction(self, position: int) -> None:
-        """Record the end of the instruction that began last, with the plan at this position."""
-        self.timings.end()
-        if self._counter_reads:
-            # Each once, also where an end is reported twice.
-            number = self._meter.num_readings
-            if number < len(self._counter_reads) and position == self._counter_reads[number]:
-                self._meter.read_within()
 
     def end_step(
         self, *, step: int, plan_version: int | None, num_unplanned: int, were_clocks_set: bool
@@ -237,14 +206,8 @@ class StepRecorder:
         self.timings.end_step()
         self._history.append(totals)
         plan = self._plan
-        if plan is None:
+        if plan is None or not asks_for_details(plan.report):
             return totals
-        measured = totals
-        if plan.counter_reads:
-            readings = self._meter.readings(len(plan.counter_reads))
-            measured = replace(measured, counter_readings=readings)
-        if asks_for_details(plan.report):
-            measured = with_details(
-                measured, self.timings.last_step(), plan.report, were_clocks_set=were_clocks_set
-            )
-        return measured
+        return with_details(
+            totals, self.timings.last_step(), plan.report, were_clocks_set=were_clocks_set
+        )

@@ -405,7 +405,7 @@ class StepDetail(Record):
     """Times of a rank's instructions in one step, where its plan asked for them.
 
     Attributes:
-        by_clock, instructions, counter_readings: as in the wire's StepMeasurement.
+        by_clock, instructions: as in the wire's StepMeasurement.
     """
 
     job_id: str
@@ -413,7 +413,6 @@ class StepDetail(Record):
     step: int
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
-    counter_readings: tuple[tuple[float, float], ...] | None = None
 
     def __post_init__(self) -> None:
         check_count("step", self.step)
@@ -428,9 +427,6 @@ class StepDetail(Record):
             check_count("instructions", chunk)
             for time_s in times_s:
                 check_quantity("instructions", time_s, most=MAX_STEP_TIME_S)
-        for time_s, energy_j in self.counter_readings or ():
-            check_quantity("counter_readings", time_s, most=MAX_STEP_TIME_S)
-            check_quantity("counter_readings", energy_j, most=MAX_STEP_ENERGY_J)
 
 
 @dataclass(frozen=True, kw_only=True)

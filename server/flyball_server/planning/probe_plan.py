@@ -7,7 +7,7 @@ document it is plain data; reading is strict, as in `plan_document`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from flyball_server.planning.documents.plan_document import (
     count_of,
@@ -24,18 +24,6 @@ from flyball_server.planning.schedules.explicit import instruction_of
 PROBE_POLICY = "probe"
 
 
-class CounterRun(NamedTuple):
-    """Instructions of a stage between readings of its energy counters.
-
-    Attributes:
-        first: the first reading is just after so many of the stage's instructions.
-        last: the last one likewise, above `first`; there is one after each instruction between.
-    """
-
-    first: int
-    last: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProbePlan:
     """Clocks of each instruction, by step of a cycle.
@@ -47,12 +35,10 @@ class ProbePlan:
         cycle_mhz: per step of the cycle, per stage, the clock of each instruction, MHz.
         iteration_time_s: of the cycle's longest step, predicted, s; before anything was
             measured, a guess.
-        counter_runs: per stage, where its energy counters are read within every step; empty:
-            nowhere.
 
     Raises:
         PlanningError: the cycle is empty, does not fit the stages or has a clock that is not
-            positive, or a run is not within its stage.
+            positive.
     """
 
     schedule: str
@@ -61,7 +47,6 @@ class ProbePlan:
     cycle_mhz: tuple[tuple[tuple[int, ...], ...], ...]
     iteration_time_s: float
     virtual_stages: VirtualStages = ()
-    counter_runs: tuple[tuple[CounterRun, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.cycle_mhz:
@@ -74,11 +59,6 @@ class ProbePlan:
                 )
             if any(min(of_stage, default=1) < 1 for of_stage in clocks_mhz):
                 raise PlanningError("clocks must be positive", field=f"cycle_mhz[{row}]")
-        if self.counter_runs and len(self.counter_runs) != len(self.stages):
-            raise PlanningError("must be empty, or have one entry per stage", field="counter_runs")
-        for stage, runs in enumerate(self.counter_runs):
-            if not all(0 < first < last <= lengths[stage] for first, last in runs):
-                raise PlanningError("must lie within the stage", field=f"counter_runs[{stage}]")
 
     @property
     def num_stages(self) -> int:
@@ -89,11 +69,6 @@ class ProbePlan:
     def num_steps(self) -> int:
         """Number of steps of the cycle."""
         return len(self.cycle_mhz)
-
-    def reading_positions(self, stage: int) -> tuple[int, ...]:
-        """After how many of its instructions, rising, the stage's counters are read in a step."""
-        runs = self.counter_runs[stage] if self.counter_runs else ()
-        return tuple(sorted({at for first, last in runs for at in range(first, last + 1)}))
 
     def row_of(self, step: int, first_step: int) -> tuple[tuple[int, ...], ...]:
         """Return what a step runs: per stage, the clock of each instruction, MHz."""
@@ -123,7 +98,6 @@ def probe_document(plan: ProbePlan) -> dict[str, Any]:
         "stages": [[_entry(instruction) for instruction in stage] for stage in plan.stages],
         "rows_mhz": rows_mhz,
         "cycle": cycle,
-        "counter_runs": [[list(run) for run in runs] for runs in plan.counter_runs],
     }
 
 
@@ -168,18 +142,7 @@ def probe_from_document(document: object) -> ProbePlan:
                 list_of(fields.get("virtual_stages"), "virtual_stages")
             )
         ),
-        counter_runs=tuple(
-            tuple(_run(run, f"counter_runs[{stage}]") for run in list_of(runs, "counter_runs"))
-            for stage, runs in enumerate(list_of(fields.get("counter_runs"), "counter_runs"))
-        ),
     )
-
-
-def _run(value: object, where: str) -> CounterRun:
-    positions = counts_of(value, where)
-    if len(positions) != 2:
-        raise PlanningError("must hold pairs of positions", field=where)
-    return CounterRun(*positions)
 
 
 def _step(

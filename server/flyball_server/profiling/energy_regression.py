@@ -4,10 +4,11 @@ A step's energy is the sum over its instructions of power times time, the blocki
 ranks times their idle time, and noise (`step_blocks`).
 
 In every step all classes of instructions run equally often, whatever their clocks are. So whole
-steps tell how each class's energy changes over the clock, and what all classes take together at
-one clock, but not how that is divided between them: energy moved from each forward to each
-backward changes no step (and no plan). The division comes from runs of one class between two
-readings of the counter within a step, and from what stages have in common (`stage_hierarchy`).
+steps tell how each class's energy changes over the clock, and the energy of all classes together
+at one clock, but not its division between them: energy moved from each forward to each backward
+changes no step and no plan, also where one of them drifts. The division is by equal power: at the
+highest clock all classes of a stage draw the same power, so that energies are in proportion to
+times. What is measured, the change over the clock, is added to that.
 """
 
 from __future__ import annotations
@@ -133,20 +134,20 @@ def _first_of_blocks(
     return np.append(True, ~(follows & is_alike)), follows
 
 
-# Of power, as a share of the stages' mean power while they are busy. In published profiles (GPT-3
-# on A100 and A40) forward and backward differ by 0 to 6 % at one clock.
+# Of power, as a share of the stages' mean power while they are busy. No offset: the division by
+# equal power.
 POWER_PRIOR = CurvePrior(
     level=1.0,
-    offset=0.03,
+    offset=0.0,
     shape=(0.3, 1.0),
     own_shape=(0.03, 0.5),
     roughness=(0.003, 0.8),
 )
 # Of the blocking power, likewise: mean and standard deviation.
 _BLOCKING_POWER, _BLOCKING_POWER_ERROR = 0.25, 0.25
-# Of a late reading: standard deviation of a uniform 0.1 s, at mean power while instructions run,
-# and at somewhat less at the end of a step.
-_LATENESS_IN_RUN_S, _LATENESS_S = 0.03, 0.02
+# Of a late reading: standard deviation of a uniform 0.1 s, at somewhat less than mean power, as at
+# the end of a step.
+_LATENESS_S = 0.02
 _NOISE_SPREAD = 0.5
 _NOISE_SHARE = 0.02
 
@@ -183,7 +184,7 @@ class EnergyRegression:
         unit_j_per_s: float,
         blocking_power: float | None,
     ) -> EnergyRegression:
-        """Find the variances of a stage's steps and runs.
+        """Find the variances of a stage's steps.
 
         Args:
             points: of the stage.
@@ -193,19 +194,18 @@ class EnergyRegression:
             blocking_power: in that unit; None: estimated.
         """
         blocks = StepBlocks.of_table(table)
-        runs = _Runs.of_table(table, times, unit_j_per_s)
-        energies = np.append(blocks.energy_j / unit_j_per_s, runs.energies)
-        busy_s = np.vstack([blocks.counts * times.mean_s, runs.busy_s])
-        idle_s = np.append(blocks.idle_s, runs.idle_s)
+        energies = blocks.energy_j / unit_j_per_s
+        busy_s = blocks.counts * times.mean_s
         powers = POWER_PRIOR.components(len(points.classes), points.clocks_mhz)
         mean = np.ones(points.num_points)
         if blocking_power is None:
-            busy_s, mean = np.column_stack([busy_s, idle_s]), np.append(mean, _BLOCKING_POWER)
+            busy_s = np.column_stack([busy_s, blocks.idle_s])
+            mean = np.append(mean, _BLOCKING_POWER)
             powers = (*map(_beside_blocking_power, powers), _blocking_power_part(len(mean)))
         else:
-            energies -= blocking_power * idle_s
+            energies -= blocking_power * blocks.idle_s
         about = _BLOCKING_POWER if blocking_power is None else blocking_power
-        noise = _noise(blocks, _step_noise(table, times, about, unit_j_per_s), runs)
+        noise = _noise(blocks, _step_noise(table, times, about, unit_j_per_s))
         model = MixedModel(
             readings=energies, design=busy_s, prior_mean=mean, prior=powers, noise=noise
         )
@@ -217,49 +217,6 @@ class EnergyRegression:
             prior=Posterior(mean=mean, covariance=covariance_of(powers, scales.prior)),
             step_noise=scales.noise[0],
             lateness_noise=scales.noise[1],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Runs:
-    """Runs within steps, those at the same point together as their mean.
-
-    Attributes:
-        busy_s: at each point; shape (num_runs, num_points).
-        idle_s: shape (num_runs,).
-        energies: same shape.
-        num_readings: runs in each mean; same shape.
-        scatter: standard deviation of a single one's energy.
-    """
-
-    busy_s: FloatArray
-    idle_s: FloatArray
-    energies: FloatArray
-    num_readings: FloatArray
-    scatter: float
-
-    @classmethod
-    def of_table(cls, table: StepTable, times: StageTimes, unit_j_per_s: float) -> _Runs:
-        at, which = np.unique(table.run_point, return_inverse=True)
-        num_readings = np.bincount(which, minlength=len(at)).astype(np.float64)
-
-        def mean(values: FloatArray) -> FloatArray:
-            return np.bincount(which, values, minlength=len(at)) / num_readings
-
-        ran_s = table.run_count * times.mean_s[table.run_point]
-        busy_s = np.zeros((len(at), table.counts.shape[1]))
-        busy_s[np.arange(len(at)), at] = mean(ran_s)
-        single = table.run_energy_j / unit_j_per_s
-        energies = mean(single)
-        expected = 2 * _LATENESS_IN_RUN_S**2
-        freedom = len(which) - len(at)
-        squares = float(np.square(single - energies[which]).sum())
-        return cls(
-            busy_s=busy_s,
-            idle_s=mean(np.maximum(table.run_time_s - ran_s, 0.0)),
-            energies=energies,
-            num_readings=num_readings,
-            scatter=float(np.sqrt((squares + 4 * expected) / (freedom + 4))),
         )
 
 
@@ -290,19 +247,14 @@ def _step_noise(
     )
 
 
-def _noise(blocks: StepBlocks, of_steps: StepNoise, runs: _Runs) -> list[VarianceComponent]:
-    num_blocks, num_runs = len(blocks.num_steps), len(runs.energies)
-    of_runs = np.append(np.zeros(num_blocks), 1 / runs.num_readings)
+def _noise(blocks: StepBlocks, of_steps: StepNoise) -> list[VarianceComponent]:
     return [
         VarianceComponent(
-            covariance=np.pad(np.diag(blocks.num_steps), (0, num_runs)),
-            guess=of_steps.scatter,
-            spread=_NOISE_SPREAD,
+            covariance=np.diag(blocks.num_steps), guess=of_steps.scatter, spread=_NOISE_SPREAD
         ),
         VarianceComponent(
-            covariance=np.pad(blocks.lateness_covariance(), (0, num_runs)),
+            covariance=blocks.lateness_covariance(),
             guess=of_steps.lateness,
             spread=_NOISE_SPREAD,
         ),
-        VarianceComponent(covariance=np.diag(of_runs), guess=runs.scatter, spread=0.0),
     ]

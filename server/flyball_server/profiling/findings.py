@@ -14,7 +14,6 @@ from flyball_server.profiling.stage_energies import (
     MeasuredStage,
     StageEnergies,
     estimate_energies,
-    split_free,
 )
 from flyball_server.profiling.stage_points import StagePoints, StepTable
 
@@ -38,12 +37,11 @@ class StageFindings:
         return self.times.error_s / self.times.mean_s
 
     def energy_share_error(self) -> FloatArray:
-        """Standard error of each point's energy as far as plans depend on it, as a share."""
+        """Standard error of each point's energy, divided by equal power, as a share of it."""
         energies = self.energies
         if energies is None:
             return np.full(self.points.num_points, np.inf)
-        variance = np.diag(split_free(self.points, energies))[:-1]
-        errors: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / energies.mean_j
+        errors: FloatArray = energies.error_j / energies.mean_j
         # An energy below zero is no energy.
         errors[energies.mean_j <= 0] = np.inf
         return errors

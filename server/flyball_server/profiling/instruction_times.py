@@ -28,7 +28,7 @@ class CurvePrior:
 
     Attributes:
         level: of all curves together.
-        offset: of one class's curve from the common one, as at the highest clock.
+        offset: of one class's curve from the common one, as at the highest clock; 0: none.
         shape: of the common curve about its level: guess and spread.
         own_shape: of one class's curve from the common one and the offset, smooth: guess and
             spread.
@@ -63,6 +63,7 @@ class CurvePrior:
                 (same_class, own, self.own_shape),
                 (same_class, np.eye(num_clocks), self.roughness),
             )
+            if guess
         )
 
 

@@ -29,7 +29,7 @@ from flyball_server.profiling.observations import (
     StageStep,
 )
 from flyball_server.profiling.profiling_result import ProfilingResult, result_of
-from flyball_server.profiling.stage_energies import StageEnergies, split_free
+from flyball_server.profiling.stage_energies import StageEnergies
 from flyball_server.profiling.version_design import baseline_plan, probe_plan
 from flyball_server.profiling.walk import Arm, coarse_levels, needed_points, walking_arms
 
@@ -143,7 +143,7 @@ def refining_arms(
         return [None] * num_blocks
     candidates = _Candidates.of_stage(findings, energies)
     needed, goals = needed_points(findings), _Goals.of_stage(findings, limits)
-    covariance = split_free(findings.points, energies)
+    covariance = energies.covariance
     energy_goal = goals.energy[needed] * energies.mean_j[needed] ** 2
     time_goal = goals.time[candidates.number]
     time_variance = findings.time_share_error() ** 2

@@ -37,7 +37,7 @@ class ErrorLimits:
 
     Attributes:
         time: of an instruction's time.
-        energy: of an instruction's energy, as far as a plan can depend on it.
+        energy: of an instruction's energy.
     """
 
     time: float = 0.02
@@ -139,29 +139,6 @@ class InstructionTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunReading:
-    """A stage's energy over instructions of one class that ran one after the other.
-
-    It is read from the counters within a step, each time just after such an instruction at this
-    clock (`runs.run_reading`): how late the readings are is then the same on average, and
-    cancels.
-
-    Attributes:
-        count: of instructions; where there are more than two readings, as many as two readings
-            would need to tell as much.
-        time_s: that they took, waits included, s.
-        energy_j: of all ranks, J.
-    """
-
-    kind: InstructionKind
-    chunk: int
-    sm_clock_mhz: int | None
-    count: float
-    time_s: float
-    energy_j: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StageStep:
     """One stage in one step, its ranks taken together.
 
@@ -172,7 +149,6 @@ class StageStep:
             where one could not be read.
         instructions: of its slowest rank.
         is_clean: whether it ran as planned: no unplanned instructions, no clock missed.
-        runs: energies within the step, where they were read.
     """
 
     stage: int
@@ -182,7 +158,6 @@ class StageStep:
     energy_j: float | None
     instructions: tuple[InstructionTimes, ...]
     is_clean: bool = True
-    runs: tuple[RunReading, ...] = ()
 
     @property
     def busy_s(self) -> float:

@@ -19,7 +19,7 @@ from flyball_server.profiling.stage_points import StagePoints, StepTable
 
 # Of a stage from the common powers, as shares of the mean power.
 _BETWEEN_STAGES = CurvePrior(
-    level=0.02, offset=0.007, shape=(0.01, 0.0), own_shape=(0.005, 0.0), roughness=(0.002, 0.0)
+    level=0.02, offset=0.0, shape=(0.01, 0.0), own_shape=(0.005, 0.0), roughness=(0.002, 0.0)
 )
 _BLOCKING_POWER_BETWEEN_STAGES = 0.01
 # Factors of these, tried in turn as long as the readings become more probable; and the standard
@@ -260,19 +260,3 @@ def _in_joules(
         step_noise_j=regression.step_noise * unit_j_per_s,
         lateness_noise_j=regression.lateness_noise * unit_j_per_s,
     )
-
-
-def split_free(points: StagePoints, energies: StageEnergies) -> FloatArray:
-    """Covariance of the errors without the division between classes, on which no plan depends.
-
-    What all classes take together at the highest clock is divided as the estimate says; each
-    other point stands by its difference from its class's highest. Shape as of `covariance`.
-    """
-    highest = points.highest()
-    share = energies.mean_j[highest] / energies.mean_j[highest].sum()
-    transform = np.eye(points.num_points + 1)
-    for index, top in enumerate(highest):
-        of_class = slice(top, top + len(points.clocks_mhz))
-        transform[of_class, top] -= 1.0
-        transform[of_class, highest] += share[index]
-    return transform @ energies.covariance @ transform.T

@@ -13,7 +13,6 @@ from flyball_server.profiling.observations import (
     InstructionClass,
     InstructionTimes,
     ProbeSetup,
-    RunReading,
     StageStep,
 )
 
@@ -48,7 +47,7 @@ class StagePoints:
         """Per class, the number of its point at the highest clock."""
         return np.arange(len(self.classes)) * len(self.clocks_mhz)
 
-    def number_of(self, times: InstructionTimes | RunReading) -> int | None:
+    def number_of(self, times: InstructionTimes) -> int | None:
         """The number of the point that instructions ran at; None: it is none of them."""
         try:
             return self.number(
@@ -83,10 +82,6 @@ class StepTable:
         variance_s2: of single ones within the step; same shape.
         idle_s: iteration time that no instruction took; shape (n,).
         energy_j: by the counters, NaN where unknown; shape (n,).
-        run_point: the point of each run whose energy was read; shape (m,).
-        run_count: its instructions; same shape.
-        run_time_s: how long it took; same shape.
-        run_energy_j: its energy; same shape.
     """
 
     step: NDArray[np.int64]
@@ -95,10 +90,6 @@ class StepTable:
     variance_s2: FloatArray
     idle_s: FloatArray
     energy_j: FloatArray
-    run_point: NDArray[np.int64]
-    run_count: FloatArray
-    run_time_s: FloatArray
-    run_energy_j: FloatArray
 
     @classmethod
     def of_steps(cls, points: StagePoints, steps: Sequence[StageStep]) -> StepTable:
@@ -109,12 +100,6 @@ class StepTable:
                 at = row, points.number_of(times)
                 counts[at], mean_s[at] = times.count, times.mean_s
                 variance_s2[at] = times.variance_s2
-        runs = [
-            (number, run)
-            for step in steps
-            for run in step.runs
-            if (number := points.number_of(run)) is not None
-        ]
         return cls(
             step=np.array([step.step for step in steps], dtype=np.int64),
             counts=counts,
@@ -124,8 +109,4 @@ class StepTable:
             energy_j=np.array(
                 [np.nan if step.energy_j is None else step.energy_j for step in steps]
             ),
-            run_point=np.array([number for number, _ in runs], dtype=np.int64),
-            run_count=np.array([run.count for _, run in runs], dtype=np.float64),
-            run_time_s=np.array([run.time_s for _, run in runs]),
-            run_energy_j=np.array([run.energy_j for _, run in runs]),
         )

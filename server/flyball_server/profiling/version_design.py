@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from flyball_server.profiling.findings import StageFindings
 from flyball_server.profiling.iterations import Baseline
 from flyball_server.profiling.mixed_model import FloatArray
 from flyball_server.profiling.observations import InstructionClass, ProbeSetup
-from flyball_server.profiling.runs import counter_runs
 from flyball_server.profiling.walk import Arm
 
 # Inside compiled code a subscript is one number; numpy's types cannot say so.
@@ -320,8 +319,7 @@ def probe_plan(
         slowed, step_s = _within_cap(pipeline, slower_s, longest_s)
         predicted_s = max(predicted_s, step_s)
         rows += [_row(setup, graph, np.where(slowed.is_slow, clocks, 0))] * block
-    plan = _plan(setup, tuple(rows), iteration_time_s=predicted_s)
-    return replace(plan, counter_runs=counter_runs(setup.schedule, findings))
+    return _plan(setup, tuple(rows), iteration_time_s=predicted_s)
 
 
 _Row = tuple[tuple[int, ...], ...]

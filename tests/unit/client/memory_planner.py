@@ -52,7 +52,6 @@ class MemoryPlanner:
         stage: int = 0,
         cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
         report: str = "totals",
-        counter_reads: tuple[int, ...] | None = None,
     ) -> int:
         """Make a new plan version of these instructions."""
         with self.changed:
@@ -67,7 +66,6 @@ class MemoryPlanner:
                     predicted_iteration_time_s=1.0,
                     cycle_mhz=cycle_mhz,
                     report=report,
-                    counter_reads=counter_reads,
                 )
             )
             self.changed.notify_all()

@@ -25,7 +25,6 @@ def rank_plan(
     *instructions: tuple[str | int, ...],
     stage: int = 0,
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
-    counter_reads: tuple[int, ...] | None = None,
 ) -> RankPlan:
     return RankPlan(
         job_id="gpt",
@@ -35,7 +34,6 @@ def rank_plan(
         instructions=instructions,
         predicted_iteration_time_s=1.0,
         cycle_mhz=cycle_mhz,
-        counter_reads=counter_reads,
     )
 
 
@@ -216,15 +214,6 @@ def test_a_row_of_another_shape_is_refused(
 ) -> None:
     with pytest.raises(CodecError, match=text):
         with_cycle(*cycle_mhz)
-
-
-@pytest.mark.parametrize("counter_reads", [(0, 1), (1, 5), (-1,), (2, 1), (2, 2), (True, 2, 1)])
-def test_counter_reads_that_do_not_rise_within_the_step_are_refused(
-    counter_reads: tuple[int, ...],
-) -> None:
-    plan = rank_plan(*INSTRUCTIONS, counter_reads=counter_reads)
-    with pytest.raises(CodecError, match="counter_reads must rise and be from 1 to the 4"):
-        compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 def test_a_plan_for_another_stage_is_refused() -> None:

@@ -169,51 +169,6 @@ def test_what_the_plan_does_not_expect_is_told_at_the_highest_clock(
     assert clocks_mhz == [900, SUPPORTED_MHZ[0]]
 
 
-@pytest.mark.parametrize(
-    ("begun", "ended", "has_readings"),
-    [
-        ((("forward", 0), ("backward", 0)), 1, True),
-        ((("forward", 0), ("backward", 0)), 2, True),  # an end that is reported twice
-        ((("backward", 0),), 1, False),
-        ((("forward", 0), ("forward", 7)), 1, False),
-    ],
-)
-def test_counter_readings_are_posted_for_steps_that_follow_the_plan(
-    planner: MemoryPlanner, begun: tuple[tuple[str, int], ...], ended: int, has_readings: bool
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN, counter_reads=(1, 2)), 0)
-
-    def run(session: RankSession) -> None:
-        session.on_step_begin()
-        for kind, microbatch in begun:
-            session.on_instruction_begin(kind, microbatch=microbatch)
-            for _ in range(ended):
-                session.on_instruction_end(kind, microbatch=microbatch)
-        session.on_step_end()
-
-    [step], _ = posted(planner, RecordingGpu(), run)
-    assert len(step.counter_readings or ()) == (2 if has_readings else 0)
-
-
-def test_the_counter_is_read_after_the_instructions_that_the_plan_names(
-    planner: MemoryPlanner,
-) -> None:
-    # Coarse counters would hide it: this one moves at once.
-    gpu = EmulatedGpu(
-        tiny_profile(), 0, blocking_power_w=80.0, counter_period_s=1e-9, clock=HandClock()
-    )
-    version = planner.publish(*PLAN, counter_reads=(1, 2), report="clocks")
-    planner.name_first_step(version, 0)
-    steps, history = posted(planner, gpu, run_step)
-    [step] = steps
-    assert [kept.counter_readings for kept in history] == [None]
-    assert step.counter_readings is not None
-    # A forward of 1 s and 300 J, then a backward of 3 s and 450 J.
-    assert step.counter_readings[0] == pytest.approx((1.0, 300.0))
-    assert step.counter_readings[1] == pytest.approx((4.0, 750.0))
-    assert step.energy_j == pytest.approx(750.0)
-
-
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
 def test_a_transfer_whose_time_cannot_be_is_left_out(planner: MemoryPlanner, time_s: float) -> None:
     planner.name_first_step(planner.publish(*PLAN, report="instructions"), 0)

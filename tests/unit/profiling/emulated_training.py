@@ -14,17 +14,14 @@ from numpy.typing import NDArray
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.planning.model.dag import NONE, build_dag
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.profiling.moves import Finished, Move, Probe, Refused, next_move
 from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbedVersion,
     ProbeSetup,
-    RunReading,
     StageStep,
 )
-from flyball_server.profiling.runs import run_readings
 
 FloatArray = NDArray[np.float64]
 
@@ -38,7 +35,6 @@ class Truth:
         noise: standard deviation of each instruction's time and energy, as a share.
         counter_period_s: between movements of an energy counter.
         delay_steps: least and most steps from a version's making to its first step.
-        reads_runs: energy counters are also read within steps.
     """
 
     profile: StageProfile
@@ -47,7 +43,6 @@ class Truth:
     noise: float = 0.02
     counter_period_s: float = 0.1
     delay_steps: tuple[int, int] = (3, 6)
-    reads_runs: bool = True
 
     def point(self, stage: int, kind: InstructionKind, chunk: int, mhz: int) -> tuple[float, float]:
         """True time, s, and energy, J."""
@@ -88,7 +83,6 @@ class EmulatedTraining:
         drawn = true * (1 + self._truth.noise * self._random.standard_normal(true.shape))
         finish_s = self._finish_s(drawn[:, 0])
         iteration_time_s = float(finish_s.max())
-        runs = self._read_runs(plan, clocks_mhz, drawn, finish_s)
         shown_j = self._read_counters(drawn, finish_s, iteration_time_s)
         return [
             StageStep(
@@ -100,7 +94,6 @@ class EmulatedTraining:
                 instructions=_rows(
                     [key for key in keys if key[0] == stage], drawn[self._stage == stage, 0]
                 ),
-                runs=runs[stage],
             )
             for stage in range(self._truth.schedule.num_stages)
         ]
@@ -113,38 +106,6 @@ class EmulatedTraining:
         for node in self._dag.topological_order:
             finish[node] = max(finish[before[node]], finish[source[node]]) + durations[node]
         return np.array(finish[:-1])
-
-    def _read_runs(
-        self,
-        plan: ProbePlan,
-        clocks_mhz: Sequence[Sequence[int]],
-        drawn: FloatArray,
-        finish_s: FloatArray,
-    ) -> list[tuple[RunReading, ...]]:
-        """Return what the readings within the step say, per stage."""
-        runs: list[tuple[RunReading, ...]] = []
-        for stage in range(plan.num_stages):
-            if not self._truth.reads_runs:
-                runs.append(())
-                continue
-            ends_s = finish_s[self._stage == stage]
-            readings = [
-                (float(ends_s[position - 1]), self._shown_within(stage, position, drawn, finish_s))
-                for position in plan.reading_positions(stage)
-            ]
-            runs.append(run_readings(plan, stage, clocks_mhz[stage], readings))
-        return runs
-
-    def _shown_within(
-        self, stage: int, position: int, drawn: FloatArray, finish_s: FloatArray
-    ) -> float:
-        """Return what a counter has moved by since the step began, just after an instruction, J."""
-        read_s = float(finish_s[self._stage == stage][position - 1])
-        moved_s = self._last_moves_s(read_s)
-        if moved_s[stage] < 0:
-            return 0.0
-        exact_j = self._exact_within(moved_s, drawn, finish_s)[stage]
-        return float(exact_j - self._shown_j[stage])
 
     def _last_moves_s(self, read_s: float) -> FloatArray:
         """Return when each stage's counter, read now, has last moved, s from the step's begin."""

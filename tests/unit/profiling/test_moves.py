@@ -113,12 +113,12 @@ def test_steps_before_the_first_version_do_not_count() -> None:
 
 
 def test_an_energy_counter_that_never_moves_is_refused() -> None:
-    problem = refused(energy_j=0.0, runs=())
+    problem = refused(energy_j=0.0)
     assert problem.startswith("stage 0: its energy counters have not moved in 1")
 
 
 def test_an_energy_counter_that_cannot_be_read_is_refused() -> None:
-    problem = refused(energy_j=None, runs=())
+    problem = refused(energy_j=None)
     assert problem == "stage 0: no step's energy could be read from its energy counters"
 
 

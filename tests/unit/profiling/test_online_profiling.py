@@ -169,7 +169,7 @@ def test_a_counter_that_never_moves_is_refused() -> None:
     setup = setup_of(truth, num_microbatches)
     run = profile_online(setup, truth_of(truth, num_microbatches), seed=3)
     first = run.versions[0]
-    still = [replace(step, energy_j=0.0, runs=()) for step in run.observed if step.version == 1]
+    still = [replace(step, energy_j=0.0) for step in run.observed if step.version == 1]
     move = next_move(setup, [first], still)
     assert isinstance(move, Refused)
     assert "stage 0" in move.problem

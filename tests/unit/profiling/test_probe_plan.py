@@ -7,7 +7,6 @@ import pytest
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import (
-    CounterRun,
     ProbePlan,
     is_probe,
     probe_document,
@@ -30,7 +29,6 @@ PLAN = ProbePlan(
     ),
     iteration_time_s=1.5,
     virtual_stages=((0, 2), (1, 3)),
-    counter_runs=((CounterRun(1, 2),), ()),
 )
 
 
@@ -52,21 +50,12 @@ def test_the_cycle_begins_at_the_first_step_and_repeats() -> None:
     assert rows == [*PLAN.cycle_mhz, *PLAN.cycle_mhz, PLAN.cycle_mhz[0]]
 
 
-def test_counters_are_read_after_each_instruction_of_a_run() -> None:
-    plan = replace(PLAN, counter_runs=((CounterRun(1, 3),), ()))
-    assert plan.reading_positions(0) == (1, 2, 3)
-    assert plan.reading_positions(1) == ()
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"cycle_mhz": ()}, "cycle_mhz"),
         ({"cycle_mhz": (((1410, 1410), (1410, 1410)),)}, r"cycle_mhz\[0\]"),
         ({"cycle_mhz": (((1410, 0, 1410), (1410, 1410)),)}, r"cycle_mhz\[0\]"),
-        ({"counter_runs": ((CounterRun(1, 4),), ())}, r"counter_runs\[0\]"),
-        ({"counter_runs": ((CounterRun(2, 2),), ())}, r"counter_runs\[0\]"),
-        ({"counter_runs": ((),)}, "counter_runs"),
     ],
 )
 def test_a_cycle_that_does_not_fit_is_refused(changes: dict[str, Any], field: str) -> None:
@@ -88,7 +77,6 @@ def test_a_cycle_that_does_not_fit_is_refused(changes: dict[str, Any], field: st
         (("rows_mhz", 1, 0), [1410, -1], r"rows_mhz\[1\]"),
         (("cycle", 1), [0], r"cycle\[1\]"),
         (("cycle", 1), [0, 2], r"cycle\[1\]"),
-        (("counter_runs", 0), [[1]], r"counter_runs\[0\]"),
     ],
 )
 def test_a_document_that_is_no_probe_plan_is_refused_with_its_place(

@@ -12,9 +12,15 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    Slowdown,
+    SlowedRequest,
+    make_slowed_plan,
+    slowed_model,
+)
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_server.profiling.profiling_result import ProfilingResult
 from flyball_wire.closed_loop import ProbedPoint
@@ -82,48 +88,38 @@ def setup_of(truth: Truth) -> ProbeSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundErrors:
-    """How far probed points are from the truth, at most.
+    """Largest errors of the probed points.
+
+    Energies are compared with the true ones, divided between kinds by equal power at the highest
+    clock.
 
     Attributes:
         time_percent, energy_percent: of the true value.
-        plan_energy_percent: of the energy without its division between kinds, on which plans
-            depend.
         covered_percent: of the probed points' energies, those within 1.96 standard errors.
     """
 
     time_percent: float
     energy_percent: float
-    plan_energy_percent: float
     covered_percent: float
 
 
 def found_errors(truth: Truth, result: ProfilingResult) -> FoundErrors:
     """Of the probed points."""
-    tops = {
-        (point.stage, kind_of(point), point.chunk): _error_and_truth_j(truth, point)
-        for point in reversed(result.points)
-    }
     times: list[float] = []
     energies: list[float] = []
-    plan_energies: list[float] = []
     within: list[bool] = []
     for point in result.points:
-        if not point.num_probes:
-            continue
-        true_s, _ = truth.point(point.stage, kind_of(point), point.chunk, point.frequency_mhz)
-        error_j, true_j = _error_and_truth_j(truth, point)
-        top_error_j, top_j = tops[point.stage, kind_of(point), point.chunk]
-        of_stage = [value for key, value in tops.items() if key[0] == point.stage]
-        share = top_j / sum(each for _, each in of_stage)
-        moved_j = share * sum(error for error, _ in of_stage) - top_error_j
-        times.append(abs(point.time_s / true_s - 1))
-        energies.append(abs(error_j) / true_j)
-        plan_energies.append(abs(error_j + moved_j) / true_j)
-        within.append(abs(error_j) <= 1.96 * point.energy_error_j)
+        if point.num_probes:
+            true_s, true_j = truth.point(
+                point.stage, kind_of(point), point.chunk, point.frequency_mhz
+            )
+            error_j = point.energy_j - true_j - _moved_j(truth, point)
+            times.append(abs(point.time_s / true_s - 1))
+            energies.append(abs(error_j) / true_j)
+            within.append(abs(error_j) <= 1.96 * point.energy_error_j)
     return FoundErrors(
         time_percent=100 * max(times),
         energy_percent=100 * max(energies),
-        plan_energy_percent=100 * max(plan_energies),
         covered_percent=100 * float(np.mean(within)),
     )
 
@@ -132,37 +128,50 @@ def kind_of(point: ProbedPoint) -> InstructionKind:
     return InstructionKind(point.instruction)
 
 
-def _error_and_truth_j(truth: Truth, point: ProbedPoint) -> tuple[float, float]:
-    _, true_j = truth.point(point.stage, kind_of(point), point.chunk, point.frequency_mhz)
-    return point.energy_j - true_j, true_j
+def _moved_j(truth: Truth, point: ProbedPoint) -> float:
+    """Return the energy that the division by equal power moves to each such instruction, J."""
+    highest_mhz = truth.profile.points[point.stage, kind_of(point)][0].frequency_mhz
+    classes = {
+        (instruction.kind, instruction.chunk) for instruction in truth.schedule.stages[point.stage]
+    }
+    tops = [truth.point(point.stage, *of_class, highest_mhz) for of_class in classes]
+    power_w = sum(energy_j for _, energy_j in tops) / sum(time_s for time_s, _ in tops)
+    own_s, own_j = truth.point(point.stage, kind_of(point), point.chunk, highest_mhz)
+    return power_w * own_s - own_j
 
 
-def plan_excess_percent(truth: Truth, setup: ProbeSetup, result: ProfilingResult) -> float:
-    """Return what the plan made from the found profile takes beyond the plan made from the truth.
+def plan_excess_percent(
+    truth: Truth, setup: ProbeSetup, result: ProfilingResult, *slowdowns: Slowdown
+) -> float:
+    """Return the energy of the found profile's plan beyond that of the truth's plan, %.
 
-    Both of policy `frontier`, target `fastest`, and both evaluated on the truth.
+    Both of policy `frontier`, target `fastest`, with these slowdowns, evaluated on the truth.
     """
-    found = _plan(truth, result.profile(setup), result.blocking_power_w)
-    best = _plan(truth, truth.profile, truth.blocking_power_w)
-    return 100 * (_true_energy_j(truth, found) / _true_energy_j(truth, best) - 1)
+    found = _plan(truth, result.profile(setup), result.blocking_power_w, slowdowns)
+    best = _plan(truth, truth.profile, truth.blocking_power_w, slowdowns)
+    model = build_model(truth.profile, truth.schedule, truth.blocking_power_w)
+    slowed = slowed_model(model, slowdowns, share=1.0)
+    found_j, best_j = (
+        simulate(slowed, _assignment(slowed, plan)).energy_j for plan in (found, best)
+    )
+    return 100 * (found_j / best_j - 1)
 
 
 def _plan(
-    truth: Truth, profile: StageProfile, blocking_power_w: tuple[float, ...]
+    truth: Truth,
+    profile: StageProfile,
+    blocking_power_w: tuple[float, ...],
+    slowdowns: tuple[Slowdown, ...],
 ) -> FrequencyPlan:
-    return make_plan(
-        PlanRequest(
-            profile=profile,
-            num_microbatches=truth.schedule.num_microbatches,
-            blocking_power_w=blocking_power_w,
-            schedule=truth.schedule.name,
-        )
-    ).plan
-
-
-def _true_energy_j(truth: Truth, plan: FrequencyPlan) -> float:
-    model = build_model(truth.profile, truth.schedule, truth.blocking_power_w)
-    return simulate(model, _assignment(model, plan)).energy_j
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=truth.schedule.num_microbatches,
+        blocking_power_w=blocking_power_w,
+        schedule=truth.schedule.name,
+    )
+    plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
+    assert isinstance(plan, FrequencyPlan)
+    return plan
 
 
 def _assignment(model: PipelineModel, plan: FrequencyPlan) -> list[int]:

@@ -96,7 +96,6 @@ def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPo
                 step=step.step,
                 by_clock=step.by_clock,
                 instructions=step.instructions,
-                counter_readings=step.counter_readings,
             )
             for step in sent.steps
             if step.by_clock is not None or step.instructions is not None

@@ -19,11 +19,9 @@ from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbedVersion,
     ProbeSetup,
-    RunReading,
     StageStep,
 )
 from flyball_server.profiling.profiling_result import ProfilingResult
-from flyball_server.profiling.runs import run_readings
 from flyball_wire import closed_loop
 
 # What is run until a plan changes the order: both are 1F1B as long as nothing is known.
@@ -179,26 +177,7 @@ def _stage_step(
         is_clean=version is not None
         and all(times)
         and not any(record.num_unplanned or record.num_clock_misses for record in records),
-        runs=_runs(stage, records[0].step, [detail for _, detail in members], version),
     )
-
-
-def _runs(
-    stage: int, step: int, details: Sequence[StepDetail | None], version: ProbedVersion | None
-) -> tuple[RunReading, ...]:
-    """Return what the counters of all ranks of the stage say of runs within the step."""
-    if version is None or version.first_step is None:
-        return ()
-    num_readings = len(version.plan.reading_positions(stage))
-    by_rank = [() if detail is None else detail.counter_readings or () for detail in details]
-    if not num_readings or any(len(readings) != num_readings for readings in by_rank):
-        return ()
-    together = [
-        (max(time_s for time_s, _ in at), sum(energy_j for _, energy_j in at))
-        for at in zip(*by_rank, strict=True)
-    ]
-    clocks_mhz = version.plan.row_of(step, version.first_step)[stage]
-    return run_readings(version.plan, stage, clocks_mhz, together)
 
 
 def _instruction_times(detail: StepDetail | None) -> tuple[InstructionTimes, ...]:

@@ -78,12 +78,6 @@ def rank_cycle_mhz(
     return tuple(highest_mhz if is_base else planned_mhz for is_base in record.baseline_cycle)
 
 
-def rank_counter_reads(plan: AnyPlan, stage: int) -> tuple[int, ...] | None:
-    """After how many of its instructions a rank's counter is read; None: nowhere."""
-    positions = plan.reading_positions(stage) if isinstance(plan, ProbePlan) else ()
-    return positions or None
-
-
 def intended_times_s(
     rank: RankRecord,
     instructions: Sequence[PlannedInstruction],
@@ -231,7 +225,6 @@ def rank_plan(
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
         intended_times_s=intended_times_s(rank, instructions, profile, planned_for),
         report=str(plan.report),
-        counter_reads=rank_counter_reads(plan.plan, rank.stage),
     )
 
 

@@ -264,22 +264,19 @@ def detail_values(detail: StepDetail) -> dict[str, Any]:
         "job_id": detail.job_id,
         "step": detail.step,
         "rank": detail.rank,
-        "document": json.dumps([detail.by_clock, detail.instructions, detail.counter_readings]),
+        "document": json.dumps([detail.by_clock, detail.instructions]),
     }
 
 
 def detail_of(row: Row[Any], job_id: str) -> StepDetail:
     """The details of a row of this job, by its name."""
-    by_clock, instructions, counter_readings = cast(
-        "tuple[Any, Any, Any]", _with_tuples(json.loads(row.document))
-    )
+    by_clock, instructions = cast("tuple[Any, Any]", _with_tuples(json.loads(row.document)))
     return StepDetail(
         job_id=job_id,
         rank=row.rank,
         step=row.step,
         by_clock=by_clock,
         instructions=instructions,
-        counter_readings=counter_readings,
     )
 
 
