@@ -30,9 +30,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
-# Two files at a time: many tests wait for emulated GPUs. PYTEST_ARGS="-n 0" runs one by one.
+# Two files at a time, the longest (tests/acceptance) first. PYTEST_ARGS="-n 0" runs one by one.
 test: compiler $(VENV)/installed
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # A minute: no test that starts a process, waits in real time or computes for seconds.
 quick: $(VENV)/installed

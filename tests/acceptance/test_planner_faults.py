@@ -39,7 +39,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from flyball_client.api.errors import PlannerError
 from flyball_wire import routes
 
-NUM_REGISTRATION_KILLS = 4
+NUM_REGISTRATION_KILLS = 2
 # So many that a planning takes seconds.
 MANY_MICROBATCHES = 256
 

@@ -20,8 +20,14 @@ from tests.deploy import grafana
 from tests.deploy.compose import read_compose
 from tests.deploy.container import ROOT
 from tests.deploy.grafana import Target
-from tests.deploy.prometheus import CONFIG
+from tests.deploy.prometheus import CONFIG, promtool
+from tests.deploy.trained_job import put_jobs, told_labels
+from tests.planner.live import live_planner
 from tests.planner.patience import PATIENCE_S
+
+from flyball_server.app import create_app
+from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.settings import load_settings
 
 TARGETS = tuple(grafana.targets())
 PREDICTED = re.compile(r"flyball_(predicted_|plan_lower_bound)")
@@ -49,15 +55,6 @@ def test_grafanas_own_types_know_every_field_of_the_dashboard() -> None:
     unknown = {path.rsplit(".", 1)[1] for path in lost(written, read, "")}
     # Grafana's Prometheus knows these; the types, which are of every data source, do not.
     assert unknown == {"titleFormat", "textFormat", "definition"}
-
-
-def test_a_misspelt_field_would_be_found() -> None:
-    register_default_plugins()
-    written = grafana.read_dashboard()
-    panel = next(panel for panel in written["panels"] if panel["type"] == "timeseries")
-    panel["fieldConfig"]["defaults"]["custom"]["lineWitdh"] = 2
-    read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
-    assert any(path.endswith(".lineWitdh") for path in lost(written, read, ""))
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
@@ -113,7 +110,77 @@ def test_every_query_goes_to_the_prometheus_that_is_provisioned() -> None:
     assert source["jsonData"]["timeInterval"] == interval
 
 
+# ------------------------------------------------------------------ queries
+
+# What Grafana puts in; labels that Prometheus adds to each target.
+CHOSEN = {"emulated": "true", "job": "job", "__rate_interval": "1m", "__interval": "15s"}
+OWN_LABELS = {"job", "instance"}
+# Exported only after measured steps at the highest clocks.
+SAVED = "flyball_measured_saved_energy_joules"
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, set[str]]:
+    """Labels of every exported series by name, of a planner with a planned and a real job."""
+    with live_planner() as planner:
+        put_jobs(planner)
+        return {SAVED: {"job", "emulated"}} | told_labels(planner) | {"up": set()}
+
+
+@pytest.mark.usefixtures("prometheus_tools")
+def test_prometheus_takes_every_query(tmp_path: Path) -> None:
+    asked = (grafana.substituted(each, **CHOSEN) for each in grafana.expressions())
+    rules = [{"record": f"query:number_{i}", "expr": query} for i, query in enumerate(asked)]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    said = promtool("check", "rules", "--lint=none", str(file))
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert f"{len(rules)} rules found" in said.stdout
+
+
+@pytest.mark.parametrize("expression", grafana.expressions())
+def test_every_metric_and_label_of_a_query_is_exported(
+    expression: str, exported: dict[str, set[str]]
+) -> None:
+    known = set(OWN_LABELS)
+    named = grafana.metrics_of(expression)
+    assert named
+    for name, selector in named:
+        assert name in exported
+        known |= exported[name]
+        assert grafana.labels_of(selector) <= exported[name] | OWN_LABELS, name
+    assert grafana.grouped_labels(expression) <= known
+
+
+def test_calls_that_wait_are_left_out_of_call_durations() -> None:
+    described = create_app(load_settings(), MemoryJobStore()).openapi()
+    waiting = {
+        path
+        for path, methods in described["paths"].items()
+        for call in methods.values()
+        if any(each["name"] == "wait_s" for each in call.get("parameters", ()))
+    }
+    left_out = {
+        frozenset(paths.split("|"))
+        for target in TARGETS
+        for paths in re.findall(r'route!~"([^"]*)"', target.expression)
+    }
+    assert left_out == {frozenset(waiting)}
+
+
 # ------------------------------------------------------------------ never mixed
+
+
+@pytest.mark.parametrize("expression", grafana.expressions())
+def test_figures_of_emulated_gpus_are_never_added_to_those_of_real_ones(
+    expression: str, exported: dict[str, set[str]]
+) -> None:
+    if expression.startswith("count by (emulated) "):
+        return
+    for name, _ in grafana.metrics_of(expression):
+        of_jobs = "emulated" in exported[name]
+        chosen = re.findall(rf"\b{name}{{[^}}]*emulated=\"\$emulated\"", expression)
+        assert len(chosen) == (len(re.findall(rf"\b{name}\b", expression)) if of_jobs else 0), name
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.title}: {target.legend}")

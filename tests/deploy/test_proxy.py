@@ -72,20 +72,6 @@ def test_what_a_rank_sends_arrives_and_a_long_poll_is_answered_through_the_proxy
 
 
 @needs_caddy
-def test_what_is_too_large_is_said_by_the_planner(proxied: Proxied) -> None:
-    path = routes.fill(routes.PROFILE, job_id="job")
-    refused = proxied.http.put(path, content=b"x" * (2**20 + 1))
-    assert refused.status_code == 413, refused.text
-    assert str(2**20) in refused.json()["detail"]
-
-
-@needs_caddy
-def test_plain_http_is_not_served(proxied: Proxied) -> None:
-    plain = str(proxied.http.base_url).rstrip("/").replace("https://", "http://")
-    assert httpx.get(plain + routes.HEALTH, timeout=PATIENCE_S, trust_env=False).status_code == 400
-
-
-@needs_caddy
 def test_the_log_of_the_proxy_has_calls_and_no_token(proxied: Proxied) -> None:
     headers = {TOKEN_HEADER: "first-secret", "Authorization": "Bearer second-secret"}
     proxied.http.get(routes.fill(routes.JOB, job_id="logged"), headers=headers)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.planner.live import LivePlanner
-from tests.planner.measuring import COMPARISON, MeasuringRanks
+from tests.planner.measuring import MeasuringRanks
 from tests.planner.samples import rank_registration
 
 from flyball_wire import routes
-
-TARGET = routes.fill(routes.TARGET, job_id="job")
-NUM_VERSIONS = 4
 
 
 def put_jobs(planner: LivePlanner) -> MeasuringRanks:
@@ -28,32 +24,6 @@ def put_jobs(planner: LivePlanner) -> MeasuringRanks:
     ranks.measure(10)
     ranks.take_newest_plan()
     return ranks
-
-
-def train(planner: LivePlanner, ranks: MeasuringRanks, saw_version: Callable[[int], None]) -> None:
-    """On the plan, on another, in a comparison and on the plan again; all steps are posted.
-
-    Args:
-        planner: has the job.
-        ranks: of the job, on version 1.
-        saw_version: called with each version before the next one is made.
-    """
-    saw_version(1)
-    ranks.measure(10)
-    planner.http.put(TARGET, json={"target": "slowdown:0.05"}).raise_for_status()
-    ranks.wait_for_version(2)
-    assert ranks.take_newest_plan() == 2
-    ranks.measure(10)
-    saw_version(2)
-    planner.http.put(COMPARISON, json={"num_pairs": 24}).raise_for_status()
-    ranks.wait_for_version(3)
-    assert ranks.take_newest_plan() == 3
-    ranks.measure(60)
-    saw_version(3)
-    ranks.wait_for_comparison("done")
-    ranks.wait_for_version(NUM_VERSIONS)
-    assert ranks.take_newest_plan() == NUM_VERSIONS
-    ranks.measure(10)
 
 
 def told_labels(planner: LivePlanner) -> dict[str, set[str]]:

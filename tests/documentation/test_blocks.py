@@ -18,8 +18,6 @@ from tests.documentation.blocks import (
     pages,
     steps_of,
 )
-from tests.documentation.in_process import plain_arguments
-from tests.documentation.shown_output import difference, is_within, names_made
 
 LANGUAGES = {
     *("sh", "console", "python", "csv", "json", "text", "sql", "yaml", "promql", "toml", "ini"),
@@ -84,62 +82,6 @@ def test_what_is_not_run_says_why_and_which_test_covers_it(block: Block) -> None
 # ------------------------------------------------------------------ commands in a block
 
 
-def block_of(language: str, text: str) -> Block:
-    return Block(page="page.md", line=10, language=language, notes=(), text=text)
-
-
-def test_a_session_has_commands_with_what_they_print() -> None:
-    text = "$ one --a \\\n    --b\nprinted\n\n$ two\n$ three | wc\n 1\n"
-    assert [
-        (step.line, step.command, step.shown) for step in steps_of(block_of("console", text))
-    ] == [
-        (11, "one --a \\\n    --b", "printed"),
-        (15, "two", None),
-        (16, "three | wc", " 1"),
-    ]
-
-
-def test_a_command_goes_on_until_the_shell_finds_it_whole() -> None:
-    text = "for x in 1 2; do\n  echo $x\ndone\n# a comment\n\ncurl -d '{\n}' here |\n  wc\n"
-    assert [step.command for step in steps_of(block_of("sh", text))] == [
-        "for x in 1 2; do\n  echo $x\ndone",
-        "curl -d '{\n}' here |\n  wc",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("language", "text"), [("console", "printed\n$ one\n"), ("sh", "for x in 1; do\n")]
-)
-def test_a_block_that_is_no_session_or_never_ends_is_refused(language: str, text: str) -> None:
-    with pytest.raises(ValueError, match=r"page\.md:10"):
-        steps_of(block_of(language, text))
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments"),
-    [
-        ("flyball plan a.csv --microbatches 4", ["plan", "a.csv", "--microbatches", "4"]),
-        (
-            "flyball plan a.csv \\\n    --target 'slowdown:0.05'",
-            ["plan", "a.csv", "--target", "slowdown:0.05"],
-        ),
-        ("flyball plan a.csv | head -2", None),
-        ("flyball plan a.csv > plan.json", None),
-        ("flyball plan a.csv --microbatches $M", None),
-        ("flyball plan *.csv", None),
-        ("flyball plan a.csv &", None),
-        ("flyball plan a.csv; flyball plan b.csv", None),
-        ("flyball plan a.csv\nflyball plan b.csv", None),
-        ("FLYBALL_TOKEN=x flyball plan a.csv", None),
-        ("flyball report job", None),
-    ],
-)
-def test_a_command_that_a_shell_would_read_as_more_is_left_to_it(
-    command: str, arguments: list[str] | None
-) -> None:
-    assert plain_arguments(command) == arguments
-
-
 # ------------------------------------------------------------------ Python
 
 
@@ -186,58 +128,3 @@ def _source_of(module: str) -> str:
 
 
 # ------------------------------------------------------------------ how outputs are compared
-
-
-@pytest.mark.parametrize(
-    ("shown", "printed"),
-    [
-        ("a\nb", "a\nb\n"),
-        ("a  \nb", "a\nb"),
-        ("a\n...", "a"),
-        ("a\n...", "a\nb\nc"),
-        ("...\nc", "a\nb\nc"),
-        ("a\n...\nc", "a\nc"),
-        ("a ... c", "a b c"),
-        ('{"a": 1,\n "b": ...}', '{"a":1,"b":[1,2]}'),
-    ],
-)
-def test_an_ellipsis_stands_for_what_was_left_out(shown: str, printed: str) -> None:
-    assert difference(shown, printed) is None
-
-
-@pytest.mark.parametrize(
-    ("shown", "printed"),
-    [
-        ("a\nb", "a\nc"),
-        ("a", "a\nb"),
-        ("a\nb", "a"),
-        ("a ...", "b c"),
-        ("...\nc", "a\nb"),
-        ("1.5 s", "1.6 s"),
-        ('{"a": 1}', '{"a": 2}'),
-    ],
-)
-def test_all_else_must_be_as_shown(shown: str, printed: str) -> None:
-    assert difference(shown, printed) is not None
-
-
-def test_where_figures_vary_words_and_their_order_do_not() -> None:
-    shown = "saves 15.32 % [15.04, 15.60] in    62 steps"
-    assert difference(shown, "saves 9.1 % [8.8, 9.4] in 7 steps", figures_vary=True) is None
-    assert difference(shown, "costs 9.1 % [8.8, 9.4] in 7 steps", figures_vary=True) is not None
-    assert difference(shown, "saves 9.1 % [8.8, 9.4] in no steps", figures_vary=True) is not None
-
-
-def test_what_is_shown_may_stand_among_other_lines() -> None:
-    assert is_within("step 0\nstep 1", "before\nstep 0\nstep 1\nafter")
-    assert not is_within("step 0\nstep 1", "step 0\nbetween\nstep 1")
-
-
-def test_a_token_that_was_made_anew_stands_for_the_one_on_the_page() -> None:
-    shown = f"fb_{'0' * 16}_{'a' * 43} and {'1' * 16}"
-    printed = f"fb_{'2' * 16}_{'b' * 43} and {'3' * 16}"
-    assert names_made(shown, printed) == {
-        f"fb_{'0' * 16}_{'a' * 43}": f"fb_{'2' * 16}_{'b' * 43}",
-        "0" * 16: "2" * 16,
-        "1" * 16: "3" * 16,
-    }

@@ -60,7 +60,7 @@ class Planner:
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
     """One planner for all calls of this file: none is an error of its own, or makes it grow."""
     environment = serve_environment(
-        FLYBALL_MAX_BODY_BYTES=str(MAX_BODY_BYTES), FLYBALL_BODY_TIMEOUT_S="2"
+        FLYBALL_MAX_BODY_BYTES=str(MAX_BODY_BYTES), FLYBALL_BODY_TIMEOUT_S="1"
     )
     database = tmp_path_factory.mktemp("raw") / "planner.sqlite"
     with serve_process(database, environment=environment) as serving:
@@ -85,8 +85,6 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
         (json_call("PUT", JOB, REGISTRATION, "Content-Length: 10"), 422),
         (json_call("PUT", JOB, "{}", "Content-Length: 2", "Content-Length: 2"), 422),
         (json_call("PUT", JOB, "{}", "Content-Length: 9"), 408),
-        (json_call("PUT", JOB, "9\r\n{}", "Transfer-Encoding: chunked"), 408),
-        (json_call("PUT", JOB, "{}", "Content-Length: 2", "Transfer-Encoding: chunked"), 408),
     ],
 )  # fmt: skip
 def test_a_body_that_is_not_as_long_as_it_says_is_a_problem(

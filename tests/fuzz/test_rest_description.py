@@ -99,7 +99,7 @@ def test_calls_about_a_job_that_is_there_are_answered_as_described(
     schema.config.parameters = parts
     # Every bound of every parameter and field once, and some of everything.
     schema.config.phases.coverage.enabled = job_id == "planned"
-    schema.config.generation.max_examples = 4
+    schema.config.generation.max_examples = 2
     found = called(schema)
     assert not found.failures, "\n\n".join(found.failures)
     assert {200, 422} <= set(found.statuses)
@@ -111,7 +111,7 @@ def test_calls_about_a_job_that_is_there_are_answered_as_described(
 def test_calls_about_any_job_are_answered_as_described(planner: LivePlanner) -> None:
     schema = described(planner)
     schema.config.phases.coverage.enabled = False
-    schema.config.generation.max_examples = 6
+    schema.config.generation.max_examples = 3
     found = called(schema)
     assert not found.failures, "\n\n".join(found.failures)
     assert {200, 404, 422} <= set(found.statuses)

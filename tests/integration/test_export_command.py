@@ -99,19 +99,6 @@ def test_with_json_it_prints_what_it_wrote(
     }
 
 
-def test_another_blocking_power_shows_in_the_energy(
-    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
-) -> None:
-    """The profile has two ranks a stage; the two stages together wait 5.25 s."""
-    path = tmp_path / "trace.json"
-    energies = []
-    for power in ("5", "100"):
-        asked = ("--blocking-power", power, "--chrome-trace", path)
-        assert flyball("export", profile, plan, *asked).returncode == 0
-        energies.append(trace_in(path)["otherData"]["energy_j"])
-    assert energies[1] - energies[0] == pytest.approx(2 * 95 * 5.25)
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

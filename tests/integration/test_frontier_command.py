@@ -73,32 +73,6 @@ def test_it_prints_the_agreed_keys_and_points_in_order(profile: Path) -> None:
     assert document["solve_s"] > 0
 
 
-def test_it_is_compared_with_the_baseline_and_envpipe(profile: Path) -> None:
-    """All at 1410 MHz: (M + K - 1) x 3 s = 15 s; 8 x 40 J and 6 s of 5 W idle."""
-    document = printed("frontier", profile, *ASKED, "--points", "2")
-    assert document["baseline"] == {
-        "name": "baseline", "iteration_time_s": 15.0, "energy_j": 350.0,
-    }  # fmt: skip
-    assert [plan["name"] for plan in document["envpipe"]] == [
-        "uniform, default", "envelope, default", "envelope, balanced",
-    ]  # fmt: skip
-    fastest = document["points"][0]
-    assert fastest["iteration_time_s"] <= 15.0
-    for plan in document["envpipe"]:
-        if plan["iteration_time_s"] <= 15.0:
-            assert fastest["energy_j"] <= plan["energy_j"]
-
-
-def test_a_points_deadline_as_a_target_gives_a_plan_at_least_as_fast(profile: Path) -> None:
-    points = printed("frontier", profile, *ASKED, "--points", "4")["points"]
-    for point in (points[0], points[len(points) // 2], points[-1]):
-        target = f"deadline:{point['deadline_s']!r}"
-        plan = printed("plan", profile, *ASKED, "--policy", "frontier", "--target", target)
-        assert plan["iteration_time_s"] <= point["deadline_s"]
-        assert plan["energy_j"] <= point["energy_j"] * (1 + 1e-9)
-        assert plan["lower_bound_j"] == pytest.approx(point["lower_bound_j"], rel=1e-6)
-
-
 def test_the_same_input_gives_the_same_clocks_in_every_process(profile: Path) -> None:
     asked = ("plan", profile, *ASKED, "--policy", "frontier", "--target", "slowdown:0.1")
     first, second = (printed(*asked, hash_seed=seed) for seed in ("1", "4321"))
@@ -126,14 +100,6 @@ def test_without_json_it_is_a_table(profile: Path) -> None:
     assert sum(line.startswith("frontier ") for line in lines) >= 4
     assert sum(line.startswith("EnvPipe ") for line in lines) == 3
     assert any(line.startswith("baseline ") for line in lines)
-
-
-def test_with_a_reserve_it_says_which_plans_the_bounds_are_on(profile: Path) -> None:
-    asked = ("frontier", profile, *ASKED, "--points", "2", "--reserve", "0.02")
-    done = flyball(*asked)
-    assert "bounds are on plans that keep 2 % in reserve and are no faster" in done.stdout
-    assert "reserve" not in flyball(*asked[:-2]).stdout
-    assert printed(*asked)["reserve"] == 0.02
 
 
 def test_a_plot_as_svg_says_what_it_shows(profile: Path, tmp_path: Path) -> None:
@@ -176,27 +142,3 @@ def test_what_it_cannot_use_it_refuses_in_one_line(
     profile: Path, arguments: tuple[str, str], named: str
 ) -> None:
     assert named in refusal("frontier", profile, *ASKED, *arguments)
-
-
-def test_a_plot_that_cannot_be_written_is_refused_in_one_line(
-    profile: Path, tmp_path: Path
-) -> None:
-    picture = tmp_path / "no such folder" / "frontier.svg"
-    refused = refusal("frontier", profile, *ASKED, "--points", "2", "--plot", picture)
-    assert "--plot" in refused
-    assert "cannot be written" in refused
-
-
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("deadline:14.9", "--target: no plan takes 14.9 s; the fastest takes 15 s"),
-        ("power:1", "the least is"),
-        ("slowly", "--target"),
-    ],
-)
-def test_a_target_that_cannot_be_met_is_refused_with_what_can(
-    profile: Path, target: str, said: str
-) -> None:
-    asked = ("plan", profile, *ASKED, "--policy", "frontier", "--target", target)
-    assert said in refusal(*asked)

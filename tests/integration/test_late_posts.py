@@ -68,11 +68,6 @@ def test_all_ranks_of_a_run_belong_to_it_however_often_they_register(planner: Li
     assert ["run_id" in each for each in ranks] == [False, False]
 
 
-def test_a_new_run_is_another_one(planner: LivePlanner) -> None:
-    old, new = begin_new_run(planner)
-    assert old != new
-
-
 def test_late_measurements_of_the_old_run_are_refused_and_not_stored(planner: LivePlanner) -> None:
     old, new = begin_new_run(planner)
     late = post(planner, 0, run_id=old)
@@ -81,13 +76,6 @@ def test_late_measurements_of_the_old_run_are_refused_and_not_stored(planner: Li
     assert num_ranks_of_steps(planner) == []
     assert post(planner, 0, run_id=new).json()["stored"] == 1
     assert num_ranks_of_steps(planner) == [1]
-
-
-def test_a_post_that_names_no_run_is_stored(planner: LivePlanner) -> None:
-    begin_new_run(planner)
-    assert post(planner, 0).json()["stored"] == 1
-    assert post(planner, 1, run_id=None).json()["stored"] == 1
-    assert num_ranks_of_steps(planner) == [2]
 
 
 def test_a_late_acknowledgement_of_the_old_run_names_no_first_step(planner: LivePlanner) -> None:
@@ -107,13 +95,6 @@ def test_a_late_departure_of_the_old_run_takes_no_rank_of_the_new_one_away(
     ranks = planner.http.get(path(routes.JOB)).json()["ranks"]
     assert [each["has_left"] for each in ranks] == [False, False]
     assert leave(planner, 0, run_id=new).status_code == 204
-
-
-def test_of_a_job_that_is_not_there_it_is_said_that_it_is_unknown(planner: LivePlanner) -> None:
-    body = {"steps": [STEP], "run_id": "1"}
-    other = routes.fill(routes.RANK_MEASUREMENTS, job_id="other", rank=0)
-    assert planner.http.post(other, json=body).status_code == 404
-    assert post(planner, 7, run_id=register(planner, 0)).status_code == 404
 
 
 def test_a_rank_that_a_job_put_again_does_not_know_is_to_register_first(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_serve_process import refused
 from tests.planner.live import LivePlanner, live_planner, serve_process
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
@@ -93,12 +92,6 @@ def test_a_request_id_is_kept_if_it_is_sane(
     assert (answer.headers[REQUEST_ID_HEADER] == given) is is_kept
 
 
-def test_a_refused_call_has_its_request_id_too() -> None:
-    with live_planner(token="operator's") as planner:  # noqa: S106 - a test's
-        answer = planner.http.get(routes.JOBS, headers={REQUEST_ID_HEADER: "mine"})
-    assert (answer.status_code, answer.headers[REQUEST_ID_HEADER]) == (401, "mine")
-
-
 def test_a_line_about_a_call_says_which_and_about_which_job(logged: io.StringIO) -> None:
     with live_planner() as planner:
         planner.put_job().raise_for_status()
@@ -170,9 +163,3 @@ def test_serve_logs_text_with_what_it_is_about(tmp_path: Path) -> None:
     lines = register({REQUEST_ID_HEADER: "mine"}, tmp_path / "planner.sqlite")
     (access,) = [line for line in lines if f"PUT {RANK}" in line]
     assert access.endswith("[job=job rank=1 request_id=mine]")
-
-
-def test_another_log_format_is_one_line(tmp_path: Path) -> None:
-    database = f"sqlite:///{tmp_path / 'planner.sqlite'}"
-    line = refused("--database", database, FLYBALL_LOG_FORMAT="xml")
-    assert "FLYBALL_LOG_FORMAT must be 'text' or 'json', not 'xml'" in line

@@ -132,18 +132,6 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
     assert simulated["energy_j"] == made["energy_j"]
 
 
-def test_chunks_are_shown_beside_their_microbatch(
-    flyball: CommandLine, tmp_path: Path, chunked: Path
-) -> None:
-    order = written(tmp_path, {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]})
-    assert main(["plan", str(chunked), *asked(), "--order", str(order)]) == 0
-    row = next(line for line in flyball.captured.readouterr().out.splitlines() if "Stage 0" in line)
-    assert row.split("|")[1].split() == [
-        "[F0", "1410", "0.0]", "[F0.1", "1410", "2000.0]",
-        "[B0.1", "1410", "0.0]", "[B0", "1410", "4000.0]",
-    ]  # fmt: skip
-
-
 def test_data_parallel_pipelines_of_chunks_are_planned_each_by_its_own_times(
     flyball: CommandLine,
     tmp_path: Path,
@@ -211,16 +199,6 @@ def test_an_order_whose_places_are_wrong_is_refused_by_an_option_that_there_is(
     line = flyball.refusal("plan", profile, *asked(), "--order", order)
     assert line.startswith("flyball plan: --order: ")
     assert "must hold each of 0 to 1 once, not 0, 0" in line
-
-
-def test_an_order_of_more_stages_than_there_is_memory_for_is_refused_by_its_name(
-    flyball: CommandLine, tmp_path: Path, profile: Path
-) -> None:
-    order = written(tmp_path, {"stages": [ONE] * 3})
-    memory = ("--activation-bytes", "1", "--free-memory-bytes", "9")
-    assert "--order: has 3 stages" in flyball.refusal(
-        "plan", profile, *asked(), *memory, "--order", order
-    )
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,6 @@ def test_always_colours_a_pipe_too(
         assert without_colours(always) == flyball(*command).stdout
 
 
-def test_never_leaves_a_terminal_plain(flyball: Flyball, profile: str) -> None:
-    command = ("plan", profile, *ASKED, "--color", "never")
-    assert shown(*command) == flyball(*command).stdout
-
-
 @pytest.mark.parametrize(
     ("term", "colour_term", "code"),
     [

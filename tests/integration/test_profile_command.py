@@ -18,7 +18,6 @@ from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
 
 from flyball_client.__main__ import main
-from flyball_client.profiling.blocking_power import BlockingPair, BlockingPairError
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -30,7 +29,7 @@ EXAMPLE = str(example_profile_path())
 EMULATED = ("profile", "run", "--emulated", EXAMPLE, "--time-scale", "0")
 # A few periods of the counter a point: the whole way, not its accuracy.
 BRIEFLY = (
-    *("--error", "0.5", "--periods", "4", "--settle-s", "0.3", "--max-settle-s", "1"),
+    *("--error", "0.5", "--periods", "4", "--settle-s", "0.1", "--max-settle-s", "0.3"),
     *("--warm-up-s", "0"),
 )
 CLOCKS = ("--min-mhz", "1700", "--max-mhz", "1980", "--step-mhz", "240")
@@ -143,14 +142,6 @@ def test_json_stands_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixtu
         rows = list(csv.DictReader(file))
     assert {row["dp_rank"] for row in rows} == {"3"}
     assert float(rows[0]["energy"]) == first["energy_j"]
-
-
-def test_a_sweep_that_ends_early_says_where(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--stage", "0", "--rises", "2", "-o", str(tmp_path / "out.csv"))
-    assert main([*EMULATED, *options, "--step-mhz", "45"]) == 0
-    assert re.search(r"backward: stopped at \d+ MHz", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -317,15 +308,6 @@ def test_an_energy_counter_that_fails_amid_it_keeps_what_was_measured(runs: Runs
     assert runs.nvml.locked_mhz() == 0
 
 
-def test_a_workload_that_cannot_be_imported_is_told_before_any_clock_is_set(runs: Runs) -> None:
-    (runs.folder / "users_stage.py").write_text("import no_such_module_at_all\n")
-    status, _, stderr = runs.finished()
-    assert status == 2
-    assert "cannot import users_stage: ModuleNotFoundError" in stderr
-    assert stderr.count("\n") == 1
-    assert runs.locked_mhz() == []
-
-
 # ------------------------------------------------------------------ two ranks
 
 
@@ -349,9 +331,3 @@ def test_without_torch_one_line_says_what_brings_it(
     said = capsys.readouterr().err
     assert said.startswith("flyball profile: two ranks that wait for each other need the extra")
     assert said.count("\n") == 1
-
-
-def test_a_rank_that_cannot_start_is_told_in_its_own_words() -> None:
-    pair = BlockingPair(backend="nccl", devices=(0, 1), num_elements=1)
-    with pytest.raises(BlockingPairError, match=r"rank [01] ended: RuntimeError: "), pair:
-        pytest.fail("there is no GPU here")

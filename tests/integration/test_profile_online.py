@@ -104,16 +104,6 @@ def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
     assert (document["state"], document["output"]) == ("finished", None)
 
 
-def test_a_refusal_says_why(planner: LivePlanner, online: Flyball) -> None:
-    planner.put_job(profiling="online").raise_for_status()
-    found(planner, ProfilingResult(state="refused", problem="stage 0: its counter never moves"))
-    assert online().stdout.splitlines()[1] == "  stage 0: its counter never moves"
-
-
-def test_an_unknown_job_is_one_line(online: Flyball) -> None:
-    assert "has no job 'job', nor any other" in refusal(online())
-
-
 def test_without_an_address_it_says_which_to_give(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,13 +145,6 @@ def test_a_job_without_steps_is_told_what_is_missing(flyball: Flyball, fresh: Li
     assert "no steps that all of its 2 ranks measured" in error
 
 
-def test_a_comparison_without_a_plan_is_refused(flyball: Flyball) -> None:
-    with live_planner() as planner:
-        planner.put_job().raise_for_status()
-        error = refusal(flyball("report", "job", "--planner", address(planner), "--compare", "4"))
-    assert "no plan yet" in error
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -177,21 +170,6 @@ def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], n
     error = refusal(flyball("report", "job", *arguments))
     assert error.startswith("flyball report: ")
     assert named in error
-
-
-def test_an_empty_address_does_not_count_as_none(
-    flyball: Flyball, planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLYBALL_PLANNER_URL", address(planner))
-    for empty in ("", " "):
-        assert "--planner is empty" in refusal(flyball("report", "job", "--planner", empty))
-
-
-def test_a_currency_may_be_a_sign(flyball: Flyball, planner: LivePlanner) -> None:
-    factors = ("--price-per-kwh", "0.25", "--currency", "US $")
-    done = flyball("report", "job", "--planner", address(planner), *factors)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert " US $" in done.stdout
 
 
 # ------------------------------------------------------------------ how it compares

@@ -179,22 +179,6 @@ def test_from_the_first_token_on_it_is_asked_for_at_once() -> None:
         assert planner.http.get(routes.JOBS, headers=headers).status_code == 200
 
 
-def test_a_jobs_token_does_not_lock_an_open_planner() -> None:
-    with live_planner() as planner:
-        answer = planner.http.post(routes.TOKENS, json={"job_id": "job"})
-        assert "flyball token create --operator" in detail(answer, 409)
-        assert planner.http.get(routes.JOBS).status_code == 200
-    with live_planner(token="t") as planner:  # noqa: S106 - a test's
-        planner.http.headers[TOKEN_HEADER] = "t"
-        assert planner.http.post(routes.TOKENS, json={"job_id": "job"}).status_code == 201
-
-
-def test_a_strangers_body_is_not_read() -> None:
-    with live_planner(token="t", max_body_bytes=1024) as planner:  # noqa: S106 - a test's
-        answer = planner.http.put(JOB, content=b"x" * 4096)
-        assert detail(answer, 401)
-
-
 def test_a_page_of_another_site_can_change_nothing() -> None:
     with live_planner() as planner:
         for site, status in (

@@ -17,11 +17,10 @@ import pytest
 from tests.planner.listening import Listener, listening, parse_events
 from tests.planner.live import LivePlanner, live_planner, serve_process
 from tests.planner.patience import PATIENCE_S, wait_until
-from tests.planner.samples import rank_record, registration, step_record
+from tests.planner.samples import registration
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http import dependencies
-from flyball_server.http.events import event_stream, live_events
 from flyball_server.jobs.auth.access import create_token
 from flyball_server.jobs.errors import StoreBusyError
 from flyball_server.jobs.records import PlanRecord
@@ -29,9 +28,8 @@ from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 from flyball_server.views import history
 from flyball_server.views.history import summary_of
-from flyball_server.views.stage_steps import KEPT_STEPS
 from flyball_wire import routes
-from flyball_wire.closed_loop import ComparisonStatus, ProfilingStatus, Straggler
+from flyball_wire.closed_loop import ComparisonStatus, Straggler
 from flyball_wire.codec import decode, decode_list
 from flyball_wire.messages import TOKEN_HEADER
 from flyball_wire.read_models import JobOverview, Overview, PlanSummary, StagesOfStep
@@ -129,14 +127,6 @@ def test_events_say_what_the_calls_of_the_same_name_do(planner: LivePlanner) -> 
     assert [job.job_id for job in shown.jobs] == ["job"]
 
 
-def test_profiling_is_told_without_its_points_where_it_is_on(planner: LivePlanner) -> None:
-    planner.put_job(profiling="online", blocking_power_w=None).raise_for_status()
-    events = parse_events(planner.http.get(EVENTS, params={"wait_s": "0"}).text)
-    (data,) = (told.data for told in events if told.name == "profiling")
-    view = decode(ProfilingStatus, data)
-    assert (view.state, view.points) == ("waiting", ())
-
-
 # ------------------------------------------------------------------ what changes
 
 
@@ -208,27 +198,6 @@ def test_a_client_that_comes_back_gets_steps_that_were_posted_again_meanwhile(
     assert [step["energy_j"] for step in steps] == [200.0, 200.0, 180.0, 200.0, 200.0, 200.0]
 
 
-def test_of_very_many_steps_the_newest_come(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    with planner.state.services.store.writing("job") as writer:
-        writer.save_steps(tuple(step_record(step, rank) for step in range(300) for rank in (0, 1)))
-    events = parse_events(planner.http.get(EVENTS, params={"wait_s": 0}).text)
-    (steps,) = (told.data for told in events if told.name == "steps")
-    assert [step["step"] for step in steps] == list(range(300 - KEPT_STEPS, 300))
-
-
-def test_stragglers_and_comparisons_are_told_when_they_change(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    with listening(planner.http, EVENTS, **LONG) as listener:
-        listener.wait_for("comparison")
-        straggler = {"rank": 1, "slowdown": 1.5}
-        planner.http.post(f"{JOB}/stragglers", json=straggler).raise_for_status()
-        listener.wait_for("stragglers", lambda data: data and data[0]["slowdown"] == 1.5)
-        comparison = {"num_pairs": 20}
-        planner.http.put(f"{JOB}/comparison", json=comparison).raise_for_status()
-        listener.wait_for("comparison", lambda data: data["num_pairs"] == 20)
-
-
 def test_the_pairs_of_a_comparison_that_begins_while_somebody_follows_are_told(
     planner: LivePlanner,
 ) -> None:
@@ -248,24 +217,6 @@ def test_the_pairs_of_a_comparison_that_begins_while_somebody_follows_are_told(
         told = listener.wait_for("comparison", lambda data: data["num_measured_pairs"] > 0)
         assert told == planner.http.get(f"{JOB}/comparison").json()
         assert told["state"] == "running"
-
-
-def test_a_new_run_under_the_same_name_is_told_with_its_steps(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    for rank in (0, 1):
-        post(planner, rank, *range(5))
-    with listening(planner.http, EVENTS, **LONG) as listener:
-        created_at = listener.wait_for("overview")["created_at"]
-        listener.wait_for("steps")
-        for rank in (0, 1):
-            planner.http.post(f"{JOB}/ranks/{rank}/departure").raise_for_status()
-        planner.put_job(num_microbatches=3).raise_for_status()
-        planner.put_ranks()
-        listener.wait_for("overview", lambda data: data["created_at"] != created_at)
-        for rank in (0, 1):
-            post(planner, rank, 0)
-        listener.wait_for("overview", lambda data: data["num_steps"] == 1)
-        wait_until(lambda: sum(numbers.count(0) for numbers in told_steps(listener)) > 1)
 
 
 def test_when_the_job_is_deleted_that_is_told_and_the_stream_ends(planner: LivePlanner) -> None:
@@ -301,13 +252,6 @@ def test_a_stream_ends_by_itself_when_its_time_is_over(planner: LivePlanner) -> 
         assert parse_events(answer.text)[0].name == "overview"
 
 
-def test_without_a_time_it_lasts_as_long_as_the_planner_grants() -> None:
-    with live_planner(max_wait_s=0.05) as planner:
-        planner.put_planned_job()
-        for query in ({}, {"wait_s": "500"}):
-            assert planner.http.get(EVENTS, params=query).text.startswith("retry:")
-
-
 def test_the_end_of_the_planner_ends_all_streams() -> None:
     with live_planner(max_wait_s=600) as planner:
         planner.put_planned_job()
@@ -331,57 +275,6 @@ def test_a_planner_that_is_told_to_end_does_so_while_somebody_follows(tmp_path: 
             wait_until(lambda: listener.is_over)
         assert status == 0
         assert "Traceback" not in errors
-
-
-def test_when_the_last_client_goes_nothing_is_looked_at_any_more(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    with listening(planner.http, EVENTS, **LONG) as one:
-        one.wait_for("comparison")
-        followed = planner.state.live_events.num_followed
-        with listening(planner.http, EVENTS, **LONG) as other:
-            other.wait_for("comparison")
-            assert planner.state.waiters.num_waiting == 2
-            # What several follow is looked at once.
-            assert planner.state.live_events.num_followed == followed
-        wait_until(lambda: planner.state.waiters.num_waiting == 1)
-        planner.http.put(TARGET, json={"policy": "uniform"}).raise_for_status()
-        one.wait_for("history", lambda data: len(data) == 2)
-    wait_until(lambda: planner.state.waiters.num_waiting == 0)
-    wait_until(lambda: planner.state.live_events.num_followed == 0)
-
-
-def test_a_client_that_takes_nothing_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(event_stream, "_GRACE_S", 0.1)
-    with live_planner(max_wait_s=600, send_buffer_bytes=1024) as planner:
-        planner.put_job(num_stages=16, num_ranks=16).raise_for_status()
-        with planner.state.services.store.writing("job") as writer:
-            for rank in range(16):
-                writer.save_ranks([rank_record(rank)])
-            writer.save_steps(
-                tuple(step_record(step, rank) for step in range(100) for rank in range(16))
-            )
-        with closing(socket.socket()) as connection:
-            # So little room that the first events do not fit, and nobody reads them.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            url = planner.http.base_url
-            connection.connect((url.host, url.port))
-            connection.sendall(f"GET {EVENTS}?wait_s=1 HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-            wait_until(lambda: planner.state.waiters.num_waiting == 1)
-            wait_until(lambda: planner.state.waiters.num_waiting == 0)
-            wait_until(lambda: "without completing response" in caplog.text)
-        wait_until(lambda: planner.state.live_events.num_followed == 0)
-
-
-def test_silence_is_broken_by_comments(
-    planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_events, "HEARTBEAT_S", 0.02)
-    planner.put_job().raise_for_status()
-    with listening(planner.http, EVENTS, **LONG) as listener:
-        wait_until(lambda: listener.text.count("\n:\n") > 3)
-        assert listener.events[0].name == "overview"
 
 
 # ------------------------------------------------------------------ what is refused, what fails
@@ -456,17 +349,6 @@ def planner_reads_no_history(planner: LivePlanner) -> Iterator[socket.socket]:
             yield connection
     finally:
         may_go_on.set()
-
-
-def test_a_client_that_goes_before_all_was_looked_at_is_held_no_longer(
-    planner: LivePlanner,
-) -> None:
-    """Of a stream of no time, which begins when the history has been read."""
-    planner.put_planned_job()
-    with planner_reads_no_history(planner) as connection:
-        connection.close()
-        wait_until(lambda: planner.state.waiters.num_at_once == 0)
-    wait_until(lambda: planner.state.live_events.num_followed == 0)
 
 
 def test_a_token_opens_the_events_of_its_own_jobs_alone() -> None:

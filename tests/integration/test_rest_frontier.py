@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 
-from flyball_client.api.planner_client import PlannerClient
 from flyball_wire import routes
 
 FRONTIER = routes.fill(routes.FRONTIER, job_id="job")
@@ -39,14 +38,6 @@ def test_a_frontier_falls_from_the_fastest_plan_and_stays_above_its_bound(
     assert answer.json()["baseline"]["name"] == "baseline"
 
 
-def test_the_same_frontier_is_found_once(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    first, second = (planner.http.get(FRONTIER, params={"points": 10}).json() for _ in range(2))
-    assert first == second  # solve_s, a measured time, would differ
-    other = planner.http.get(FRONTIER, params={"points": 5}).json()
-    assert other["solve_s"] != first["solve_s"]
-
-
 def test_a_chosen_point_becomes_a_new_version_for_the_ranks(planner: LivePlanner) -> None:
     planner.put_planned_job()
     planner.http.put(TARGET, json={"policy": "frontier"})
@@ -62,13 +53,6 @@ def test_a_chosen_point_becomes_a_new_version_for_the_ranks(planner: LivePlanner
     assert newest["plan"]["gap_percent"] is not None
 
 
-def test_a_target_that_no_plan_meets_says_what_can_be_met(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    put = planner.http.put(TARGET, json={"policy": "frontier", "target": "deadline:0.000001"})
-    assert put.status_code == 422
-    assert "the fastest takes" in put.json()["detail"]
-
-
 def test_a_job_without_a_profile_has_no_frontier_yet(planner: LivePlanner) -> None:
     planner.put_job()
     answer = planner.http.get(FRONTIER)
@@ -82,15 +66,3 @@ def test_points_out_of_range_are_refused_by_name(planner: LivePlanner, points: s
     answer = planner.http.get(FRONTIER, params={"points": points})
     assert answer.status_code == 422
     assert "points" in answer.json()["detail"]
-
-
-def test_an_unknown_job_has_no_frontier(planner: LivePlanner) -> None:
-    assert planner.http.get(FRONTIER).status_code == 404
-
-
-def test_the_client_reads_a_frontier(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    with PlannerClient(str(planner.http.base_url)) as client:
-        view = client.get_frontier("job", points=3)
-    assert view.job_id == "job"
-    assert view.points[0].iteration_time_s < view.points[-1].iteration_time_s

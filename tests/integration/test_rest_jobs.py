@@ -8,7 +8,6 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import (
     CountingPlanner,
-    profile,
     profile_csv,
     rank_registration,
     registration,
@@ -37,13 +36,6 @@ def planner() -> Iterator[LivePlanner]:
         yield live
 
 
-def test_the_planner_says_that_it_is_up(planner: LivePlanner) -> None:
-    answer = planner.http.get(routes.HEALTH)
-    assert answer.status_code == 200
-    assert answer.json()["status"] == "ok"
-    assert answer.json()["version"]
-
-
 def test_a_job_is_new_once_and_the_same_again_changes_nothing(planner: LivePlanner) -> None:
     first, second = planner.put_job(), planner.put_job()
     assert (first.status_code, second.status_code) == (201, 200)
@@ -65,13 +57,6 @@ def test_a_planned_job_cannot_be_registered_otherwise(planner: LivePlanner) -> N
     assert planner.put_job().status_code == 200
 
 
-def test_jobs_are_listed_in_the_order_of_their_creation(planner: LivePlanner) -> None:
-    for job_id in ("b", "a"):
-        planner.put_job(job_id)
-    listed = planner.http.get(routes.JOBS).json()
-    assert [job["job_id"] for job in listed] == ["b", "a"]
-
-
 def test_a_csv_profile_makes_a_plan_of_measured_clocks(planner: LivePlanner) -> None:
     planner.put_job()
     answer = planner.put_profile()
@@ -86,15 +71,6 @@ def test_a_csv_profile_makes_a_plan_of_measured_clocks(planner: LivePlanner) -> 
     assert view["plan"]["solve_s"] > 0
     assert {each.frequency_mhz for stage in plan.stages for each in stage} <= {1410, 1200}
     assert planner.http.get(f"{PLANS}/1").json() == view
-
-
-def test_a_json_profile_of_the_same_points_is_the_same_profile(planner: LivePlanner) -> None:
-    planner.put_job()
-    planner.put_profile().raise_for_status()
-    rows = stage_profile_rows(profile())
-    answer = planner.http.put(PROFILE, json={"rows": rows})
-    assert answer.status_code == 200
-    assert answer.json()["newest_version"] == 1
 
 
 def test_a_json_profile_of_several_ranks_is_taken_as_it_was_exported(planner: LivePlanner) -> None:
@@ -120,28 +96,6 @@ def test_a_changed_target_makes_a_version_and_the_old_one_stays(planner: LivePla
     old, new = planner.http.get(PLANS).json()
     assert old == first
     assert new["plan"]["saving_percent"] == 0
-
-
-@pytest.mark.parametrize("effort", ["low", "high"])
-def test_a_job_is_planned_with_the_effort_it_was_registered_with(effort: str) -> None:
-    counting = CountingPlanner()
-    with live_planner(planner=counting) as planner:
-        answer = planner.put_job(effort=effort)
-        assert answer.json()["registration"]["effort"] == effort
-        planner.put_profile().raise_for_status()
-    assert [request.effort for request in counting.requests] == [effort]
-
-
-def test_a_client_that_knows_no_effort_gets_the_normal_one() -> None:
-    older = registration()
-    del older["effort"]
-    counting = CountingPlanner()
-    with live_planner(planner=counting) as planner:
-        assert planner.http.put(JOB, json=older).status_code == 201
-        planner.put_profile().raise_for_status()
-        assert planner.http.put(JOB, json=older).status_code == 200
-        assert planner.http.get(JOB).json()["registration"]["effort"] == "normal"
-    assert [request.effort for request in counting.requests] == ["normal"]
 
 
 def test_a_changed_effort_makes_a_version_and_all_else_stays() -> None:
@@ -225,25 +179,6 @@ def test_the_blocking_power_must_come_from_somewhere(planner: LivePlanner) -> No
     )
 
 
-def test_envpipe_takes_its_memory_from_the_registration(planner: LivePlanner) -> None:
-    planner.put_job(
-        schedule="envpipe",
-        num_microbatches=6,
-        activation_bytes=[10, 10],
-        free_memory_bytes=[0, 0],
-    ).raise_for_status()
-    planner.put_profile().raise_for_status()
-    planner.put_job("plain", num_microbatches=6).raise_for_status()
-    planner.put_profile(job_id="plain").raise_for_status()
-    bounded = planner.http.get(f"{PLANS}/1").json()["plan"]
-    plain = planner.http.get(routes.fill(routes.PLAN, job_id="plain", version=1)).json()["plan"]
-    orders = [
-        [[instruction[:2] for instruction in stage] for stage in plan["stages"]]
-        for plan in (bounded, plain)
-    ]
-    assert orders[0] == orders[1]
-
-
 def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> None:
     planner.put_planned_job()
     plan_path = routes.fill(routes.RANK_PLAN, job_id="job", rank=1)
@@ -291,30 +226,3 @@ def test_a_registered_rank_is_shown_with_what_it_acknowledged(planner: LivePlann
     again = planner.http.put(routes.fill(routes.RANK, job_id="job", rank=0), json=registered)
     assert again.status_code == 200
     assert again.json()["acknowledged_version"] is None
-
-
-def test_measured_steps_come_back_over_all_ranks(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    for rank in (0, 1):
-        steps = [
-            {"step": step, "plan_version": 1, "time_s": 1.0 + rank, "energy_j": 50.0}
-            for step in (0, 1, 2)
-        ]
-        path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
-        for _ in range(2):
-            posted = planner.http.post(path, json={"steps": steps})
-            assert (posted.status_code, posted.json()) == (200, {"stored": 3, "next_post_s": 1.0})
-    answer = planner.http.get(STEPS, params={"limit": 2}).json()
-    assert [step["step"] for step in answer] == [1, 2]
-    assert answer[0] == {
-        "step": 1,
-        "num_ranks": 2,
-        "plan_versions": [1],
-        "time_s": 2.0,
-        "energy_j": 100.0,
-        "num_unplanned": 0,
-        "num_overruns": 0,
-        "num_clock_misses": 0,
-        "num_power_capped": 0,
-        "num_thermally_capped": 0,
-    }

@@ -95,24 +95,3 @@ def test_a_restart_with_other_stages_is_known_by_its_launcher(
         assert (kept["state"], kept["newest_version"]) == ("ended", 1)
         # Nobody else can take the name of a run that is kept.
         assert planner.put_job("job@2").status_code == 422
-
-
-def test_a_job_is_deleted_when_its_ranks_have_left() -> None:
-    with live_planner() as planner:
-        planner.put_planned_job()
-        answer = planner.http.delete(JOB)
-        assert answer.status_code == 409
-        assert "end its training first" in answer.json()["detail"]
-        for rank in (0, 1):
-            path = routes.fill(routes.RANK_DEPARTURE, job_id="job", rank=rank)
-            assert planner.http.post(path).status_code == 204
-            assert planner.http.post(path).status_code == 204
-        assert planner.http.delete(JOB).status_code == 204
-        assert planner.http.get(JOB).status_code == 404
-        assert planner.http.delete(JOB).status_code == 404
-
-
-def test_what_the_job_waits_for_is_told() -> None:
-    with live_planner() as planner:
-        answer = planner.put_job()
-        assert answer.json()["notes"] == ["waits for rank 0, 1 to register"]

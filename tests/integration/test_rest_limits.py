@@ -54,17 +54,6 @@ def test_a_body_that_does_not_arrive_is_a_408_and_the_connection_is_closed() -> 
     assert '"errors":[]' in answer
 
 
-def test_one_job_more_than_are_kept_is_a_409_that_says_what_to_do() -> None:
-    with live_planner(max_jobs=2) as planner:
-        for job_id in ("a", "b", "a"):
-            assert planner.put_job(job_id).status_code in {200, 201}
-        answer = planner.put_job("c")
-        assert answer.status_code == 409
-        assert "2 jobs at most" in answer.json()["detail"]
-        assert "FLYBALL_MAX_JOBS" in answer.json()["detail"]
-        assert planner.put_job("b").status_code == 200
-
-
 def test_a_job_of_more_instructions_than_are_planned_is_a_422() -> None:
     # Two stages of 5 microbatches: 10 forwards and 10 backwards.
     with live_planner(max_instructions=20) as planner:

@@ -35,18 +35,6 @@ def wait_for(planner: LivePlanner, number: int) -> None:
     wait_until(lambda: planner.state.waiters.num_waiting == number)
 
 
-def test_a_rank_that_waits_for_its_first_plan_gets_it_when_the_profile_comes(
-    planner: LivePlanner, threads: ThreadPoolExecutor
-) -> None:
-    planner.put_job()
-    planner.put_ranks()
-    poll = threads.submit(planner.http.get, RANK_PLAN, params=LONG, timeout=PATIENCE_S)
-    wait_for(planner, 1)
-    planner.put_profile().raise_for_status()
-    answer = poll.result(PATIENCE_S)
-    assert (answer.status_code, answer.json()["version"]) == (200, 1)
-
-
 def test_ranks_that_have_a_plan_are_woken_by_a_newer_one(
     planner: LivePlanner, threads: ThreadPoolExecutor
 ) -> None:

@@ -101,10 +101,3 @@ def test_an_order_that_cannot_run_is_answered_with_422_and_its_field(
     assert "\n" not in detail
     path = routes.fill(routes.JOB, job_id="refused")
     assert planner.http.get(path).status_code == 404
-
-
-def test_a_profile_without_the_orders_chunks_is_answered_with_422(planner: LivePlanner) -> None:
-    planner.put_job("whole", **EXPLICIT, order=[V, V], virtual_stages=PLACES).raise_for_status()
-    answer = planner.put_profile(job_id="whole")
-    assert answer.status_code == 422
-    assert "and 2 are run; measure each chunk" in answer.json()["detail"]

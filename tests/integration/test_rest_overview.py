@@ -114,23 +114,6 @@ def test_what_is_predicted_is_the_plans_and_what_is_measured_the_ranks(
         assert answer[name] == version[of_version], name
 
 
-def test_without_energies_times_alone_are_told(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    post(planner, range(5), version=None, energy_j=None)
-    measured = overview_of(planner).measured
-    assert measured is not None
-    assert (measured.clocks, measured.version, measured.energy_j) == ("default", None, None)
-    assert measured.iteration_time_s == pytest.approx(0.9)
-
-
-def test_a_step_counts_when_all_ranks_have_posted_it(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    post(planner, [0, 1], version=None, energy_j=1.0, ranks=[0])
-    assert (overview_of(planner).num_steps, overview_of(planner).measured) == (0, None)
-    post(planner, [0], version=None, energy_j=1.0, ranks=[1])
-    assert overview_of(planner).num_steps == 1
-
-
 def test_one_job_is_shown_as_it_is_now_though_metrics_have_no_label_for_it() -> None:
     with live_planner(metrics_jobs=0) as planner:
         planner.put_planned_job()
@@ -147,12 +130,6 @@ def test_all_jobs_follow_within_a_moment(planner: LivePlanner) -> None:
     assert [job.job_id for job in everything(planner)] == ["a"]
     planner.put_job("b").raise_for_status()
     wait_until(lambda: [job.job_id for job in everything(planner)] == ["b", "a"])
-
-
-def test_a_job_that_is_not_known_is_a_404(planner: LivePlanner) -> None:
-    answer = planner.http.get(f"{JOB}/overview")
-    assert answer.status_code == 404
-    assert "job is not known here" in answer.json()["detail"]
 
 
 def test_a_jobs_token_shows_that_job_and_its_earlier_runs_alone() -> None:
@@ -219,16 +196,3 @@ def test_many_who_ask_at_once_share_one_reading() -> None:
         answers = [each.result(PATIENCE_S).json() for each in asked]
         assert {job["job_id"] for answer in answers for job in answer["jobs"]} == {"job"}
         assert store.num_lists <= 3
-
-
-def test_a_store_that_cannot_be_read_is_a_503() -> None:
-    store = HaltingStore()
-    with live_planner(store=store, reconcilers=()) as planner:
-        planner.put_job().raise_for_status()
-        store.fails = True
-        for path in (routes.OVERVIEW, f"{JOB}/overview"):
-            answer = planner.http.get(path)
-            assert answer.status_code == 503
-            assert "job store is not available" in answer.json()["detail"]
-        store.fails = False
-        assert len(everything(planner)) == 1

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import COMPARISON, REPORT, MeasuringRanks, put_enveloped_job
-from tests.planner.samples import profile_csv
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_wire import routes
 from flyball_wire.closed_loop import ComparisonRequest
 
@@ -51,15 +48,6 @@ def test_an_unknown_job_has_neither_report_nor_comparison(planner: LivePlanner) 
         planner.http.delete(COMPARISON),
     ):
         assert answer.status_code == 404
-
-
-def test_a_job_that_has_measured_nothing_says_so(
-    ranks: MeasuringRanks, planner: LivePlanner
-) -> None:
-    body = report(planner)
-    assert (body["num_steps"], body["energy_j"], body["saved_j"]) == (0, None, None)
-    assert body["versions"] == []
-    assert (body["emulated"], body["num_ranks"]) == (True, 2)
 
 
 def test_a_plan_is_measured_against_the_steps_before_it(
@@ -118,21 +106,6 @@ def test_a_comparison_runs_is_measured_and_gives_the_plain_plan_back(
     }
 
 
-def test_another_plan_in_between_ends_the_comparison(
-    ranks: MeasuringRanks, planner: LivePlanner
-) -> None:
-    ranks.take_newest_plan()
-    planner.http.put(COMPARISON, json={"num_pairs": 24})
-    ranks.wait_for_version(2)
-    ranks.take_newest_plan()
-    ranks.measure(10)
-    planner.http.put(TARGET, json={"policy": "uniform"}).raise_for_status()
-    ended = ranks.wait_for_comparison("ended")
-    assert 0 < ended.num_measured_pairs < 24
-    assert ranks.take_newest_plan() == 3
-    assert not ranks.is_baseline(ranks.next_step)
-
-
 def test_a_comparison_is_withdrawn_any_number_of_times(
     ranks: MeasuringRanks, planner: LivePlanner
 ) -> None:
@@ -163,32 +136,3 @@ def test_a_comparison_that_cannot_be_is_refused(planner: LivePlanner) -> None:
     planner.http.put(TARGET, json={"policy": "baseline"}).raise_for_status()
     useless = planner.http.put(COMPARISON, json={"num_pairs": 4})
     assert (useless.status_code, "highest clocks" in useless.json()["detail"]) == (409, True)
-
-
-def test_a_restarted_planner_ends_the_comparison_that_was_running(tmp_path: Path) -> None:
-    store = SqliteJobStore(tmp_path / "planner.sqlite")
-    with live_planner(store=store) as planner:
-        put_enveloped_job(planner)
-        ranks = MeasuringRanks(planner)
-        ranks.take_newest_plan()
-        planner.http.put(COMPARISON, json={"num_pairs": 6}).raise_for_status()
-        ranks.wait_for_version(2)
-        ranks.take_newest_plan()
-        ranks.measure(6)
-    with live_planner(store=store) as planner:
-        assert planner.http.get(COMPARISON).json()["state"] == "running"
-        ranks = ranks.at(planner)
-        ranks.measure(12)
-        assert ranks.wait_for_comparison("done").version == 2
-        ranks.wait_for_version(3)
-
-
-def test_the_report_of_a_profile_that_changed_keeps_its_versions_apart(
-    ranks: MeasuringRanks, planner: LivePlanner
-) -> None:
-    ranks.take_newest_plan()
-    ranks.measure(10)
-    planner.put_profile(profile_csv(forward_energy_j=31.0)).raise_for_status()
-    ranks.take_newest_plan()
-    ranks.measure(10)
-    assert [version["version"] for version in report(planner)["versions"]] == [1, 2]

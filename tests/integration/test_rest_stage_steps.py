@@ -57,20 +57,6 @@ def test_a_step_is_told_by_stages_and_as_a_whole(planner: LivePlanner) -> None:
     assert list(step.plan_versions) == whole["plan_versions"]
 
 
-def test_the_measured_clock_is_the_mean_over_ranks_of_all_versions_that_have_read_it(
-    planner: LivePlanner,
-) -> None:
-    post(planner, 0, sm_clock_mhz=1200)
-    post(planner, 1, plan_version=1, sm_clock_mhz=1305.5)
-    post(planner, 2)
-    post(planner, 3, sm_clock_mhz=None)
-    (step,) = steps(planner)
-    assert [stage.sm_clock_mhz for stage in step.stages] == [1252.75, None]
-    post(planner, 3, sm_clock_mhz=990.0)
-    (step,) = steps(planner)
-    assert [stage.sm_clock_mhz for stage in step.stages] == [1252.75, 990.0]
-
-
 @pytest.mark.parametrize(
     ("value", "named"),
     [
@@ -91,12 +77,6 @@ def test_a_clock_that_cannot_be_is_refused_by_name(
     assert answer.status_code == 422
     assert named in answer.json()["detail"]
     assert steps(planner) == ()
-
-
-def test_a_stage_that_nobody_has_posted_of_is_missing(planner: LivePlanner) -> None:
-    post(planner, 3)
-    (step,) = steps(planner)
-    assert [stage.stage for stage in step.stages] == [1]
 
 
 def test_the_newest_steps_after_one_rising(planner: LivePlanner) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -12,16 +11,7 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
-from flyball_client.api.planner_client import PlannerClient
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_wire import routes
-from flyball_wire.closed_loop import (
-    Straggler,
-    StragglerAnnouncement,
-    Timetable,
-    TimetableStatus,
-    TimetableWindow,
-)
 
 STRAGGLERS = routes.fill(routes.STRAGGLERS, job_id="job")
 STRAGGLER = routes.fill(routes.STRAGGLER, job_id="job", rank=1)
@@ -69,53 +59,6 @@ def test_an_announcement_is_answered_at_once_and_the_plan_follows(planner: LiveP
     assert after["lower_bound_j"] <= after["energy_j"]
     [listed] = planner.http.get(STRAGGLERS).json()
     assert listed == {**view, "is_planned": True}
-
-
-def test_withdrawn_the_older_plan_comes_back_and_again_nothing_happens(
-    planner: LivePlanner,
-) -> None:
-    announced(planner)
-    wait_until(lambda: len(plans(planner)) == 2)
-    for _ in range(2):
-        answer = planner.http.delete(STRAGGLER)
-        assert (answer.status_code, answer.content) == (204, b"")
-    wait_until(lambda: len(plans(planner)) == 3)
-    first, _, last = plans(planner)
-    assert first["stages"] == last["stages"]
-    assert planner.http.get(STRAGGLERS).json() == []
-
-
-def test_a_straggler_of_tomorrow_changes_nothing_today(planner: LivePlanner) -> None:
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
-    view = announced(planner, from_time=tomorrow.isoformat()).json()
-    assert datetime.fromisoformat(view["from_time"]) == tomorrow
-    wait_until(lambda: len(planner.http.get(STRAGGLERS).json()) == 1)
-    assert planner.http.get(STRAGGLERS).json()[0]["is_planned"] is False
-    assert len(plans(planner)) == 1
-
-
-def test_one_that_ends_by_itself_is_gone_and_so_is_its_plan(planner: LivePlanner) -> None:
-    announced(planner)
-    wait_until(lambda: len(plans(planner)) == 2)
-    soon = datetime.now(UTC) + timedelta(seconds=1.5)
-    assert announced(planner, until_time=soon.isoformat()).status_code == 200
-    wait_until(lambda: len(plans(planner)) == 3)
-    assert planner.http.get(STRAGGLERS).json() == []
-    first, _, last = plans(planner)
-    assert first["stages"] == last["stages"]
-
-
-def test_a_planner_that_was_restarted_brings_what_was_announced_to_its_end(tmp_path: Path) -> None:
-    store = SqliteJobStore(tmp_path / "jobs.sqlite")
-    with live_planner(store=store) as planner:
-        plan_quickly(planner)
-        announced(planner)
-        wait_until(lambda: len(plans(planner)) == 2)
-        soon = datetime.now(UTC) + timedelta(seconds=1.5)
-        assert announced(planner, until_time=soon.isoformat()).status_code == 200
-    with live_planner(store=store) as planner:
-        wait_until(lambda: planner.http.get(STRAGGLERS).json() == [])
-        wait_until(lambda: len(plans(planner)) == 3)
 
 
 def test_an_announcement_that_cannot_be_used_names_its_field(planner: LivePlanner) -> None:
@@ -178,18 +121,3 @@ def test_a_window_that_cannot_be_used_is_named(planner: LivePlanner) -> None:
     answer = planner.http.put(TIMETABLE, json={"windows": [], "timezone": "Nowhere/Town"})
     assert answer.status_code == 422
     assert "timezone" in answer.json()["detail"]
-
-
-def test_the_client_speaks_of_stragglers_and_timetables(planner: LivePlanner) -> None:
-    with PlannerClient(str(planner.http.base_url)) as client:
-        view = client.post_straggler("job", StragglerAnnouncement(rank=0, slowdown=1.2))
-        assert isinstance(view, Straggler)
-        assert [one.rank for one in client.list_stragglers("job")] == [0]
-        client.delete_straggler("job", 0)
-        assert client.list_stragglers("job") == ()
-        window = TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy")
-        timetable = Timetable(windows=(window,), timezone="Europe/Berlin")
-        assert client.put_timetable("job", timetable).timetable == timetable
-        assert isinstance(client.get_timetable("job"), TimetableStatus)
-        client.delete_timetable("job")
-        assert client.get_timetable("job").timetable is None

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from tests.integration.command_in_process import Flyball, in_process
 from tests.planner.live import LivePlanner, live_planner
-from tests.planner.patience import wait_until
-from tests.planner.samples import HEADER, profile_csv, rank_registration
+from tests.planner.samples import HEADER, profile_csv
 
 import flyball_profiles
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire import routes
@@ -285,14 +283,6 @@ def test_the_active_version_is_shown_before_there_is_one_the_newest(planner: Liv
     assert [line.target for line in history(planner)] == ["fastest", "slowdown:0.1"]
 
 
-def test_it_is_emulated_where_a_rank_says_so(planner: LivePlanner) -> None:
-    planner.put_job(emulated=False).raise_for_status()
-    planner.put_profile().raise_for_status()
-    assert not timeline(planner).emulated
-    planner.put_ranks(1)
-    assert timeline(planner).emulated
-
-
 def test_a_profile_that_has_changed_is_told_and_one_that_does_not_fit_is_refused(
     planner: LivePlanner,
 ) -> None:
@@ -309,32 +299,6 @@ def test_a_profile_that_has_changed_is_told_and_one_that_does_not_fit_is_refused
     assert said.startswith("Plan version 1 of job job has no timeline: the job's profile does not")
     assert "1200 MHz" in said
     assert timeline(planner, 3).is_as_planned
-
-
-def test_a_plan_for_a_slow_gpu_is_drawn_as_it_was_planned(planner: LivePlanner) -> None:
-    """Two pipelines of two stages; stage 1 of the second takes 1.5 times as long."""
-    planner.put_job(num_ranks=4, effort="low").raise_for_status()
-    planner.put_profile().raise_for_status()
-    for rank in range(4):
-        path = routes.fill(routes.RANK, job_id="job", rank=rank)
-        body = rank_registration(rank % 2, dp_rank=rank // 2, gpu_uuid=f"EMULATED-{rank}")
-        planner.http.put(path, json=body).raise_for_status()
-    stragglers = routes.fill(routes.STRAGGLERS, job_id="job")
-    planner.http.post(stragglers, json={"rank": 3, "slowdown": 1.5}).raise_for_status()
-    wait_until(lambda: len(history(planner)) > 1)
-    assert history(planner)[1].kind == "separate"
-    view = timeline(planner, 2)
-    assert view.is_as_planned
-    assert [(row.dp_rank, row.stage) for row in view.plan.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    # Its stage 1 takes 0.15 and 0.3 s: 0.1 + 2 * 0.45 + 0.2 s.
-    assert view.plan.iteration_time_s == pytest.approx(1.2)
-    assert view.plan.rows[3].duration_s == (0.15, 0.3, 0.15, 0.3)
-    # The profile's energy is of one pipeline: each of the two has half of it.
-    assert view.plan.rows[3].energy_j == (22.5, 46.5, 22.5, 46.5)
-    assert view.plan.rows[0].blocking_power_w == 35.0
-    # The first pipeline has a third of a second to spare at the highest clocks.
-    assert min(min(row.float_s) for row in view.baseline.rows[:2]) == pytest.approx(0.3)
-    assert timeline(planner, 1).is_as_planned
 
 
 # ------------------------------------------------------------------ refused
@@ -384,13 +348,6 @@ def test_a_version_that_was_made_to_learn_from_has_a_line_in_the_history_but_no_
     assert refusal(planner, 409, version=1).endswith("from step to step")
 
 
-def test_a_plan_whose_profile_is_gone_is_refused(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    with planner.state.services.store.writing("job") as writer:
-        writer.delete_profile("job")
-    assert refusal(planner, 409) == "Job job has no profile yet; put one first"
-
-
 # ------------------------------------------------------------------ how it is sent
 
 
@@ -406,29 +363,3 @@ def test_it_is_compressed_for_who_takes_that_and_the_same_for_who_does_not(
     assert plain.headers["Content-Type"] == packed.headers["Content-Type"] == "application/json"
     assert int(packed.headers["Content-Length"]) < int(plain.headers["Content-Length"])
     assert plain.content == packed.content
-
-
-def test_a_token_of_the_job_opens_both_and_one_of_another_neither() -> None:
-    with live_planner(token="operator") as planner:  # noqa: S106 - of this test
-        planner.http.headers["Flyball-Token"] = "operator"
-        planner.put_planned_job()
-        tokens = {
-            job_id: planner.http.post(routes.TOKENS, json={"job_id": job_id}).json()["token"]
-            for job_id in ("job", "other")
-        }
-        for path in (PATH, HISTORY):
-            statuses = [
-                planner.http.get(path, headers={"Flyball-Token": token}).status_code
-                for token in (tokens["job"], tokens["other"], "wrong")
-            ]
-            assert statuses == [200, 403, 401]
-
-
-def test_a_planner_that_starts_on_the_database_of_another_says_the_same(tmp_path: Path) -> None:
-    said: list[tuple[list[PlanSummary], PlanTimeline]] = []
-    with live_planner(store=SqliteJobStore(tmp_path / "planner.sqlite")) as planner:
-        planner.put_planned_job()
-        said.append((history(planner), timeline(planner)))
-    with live_planner(store=SqliteJobStore(tmp_path / "planner.sqlite")) as planner:
-        said.append((history(planner), timeline(planner)))
-    assert said[0] == said[1]

@@ -18,7 +18,6 @@ from tests.planner.patience import PATIENCE_S
 from flyball_client.__main__ import main
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.api.trust import warn_of_plain_token
 from flyball_server.jobs.auth.access import create_token
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_wire import routes
@@ -71,13 +70,6 @@ def test_beyond_loopback_it_does_not_listen_without_any_token(refused: Refused) 
     assert "flyball token create --operator" in line
     assert "FLYBALL_TOKEN" in line
     assert "--allow-open or FLYBALL_ALLOW_OPEN=1" in line
-
-
-def test_a_planner_that_is_refused_for_want_of_a_token_makes_no_file(
-    refused: Refused, file: Path
-) -> None:
-    refused(*BEYOND)
-    assert list(file.parent.iterdir()) == []
 
 
 def test_beyond_loopback_jobs_tokens_alone_are_not_enough(refused: Refused, file: Path) -> None:
@@ -160,15 +152,6 @@ def test_over_tls_a_client_that_knows_the_ca_talks_to_the_planner(
                 client.health()
         _, errors = served.end(signal.SIGINT)
     assert "Traceback" not in errors
-
-
-def test_a_ca_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
-    nothing = tmp_path / "ca.pem"
-    with pytest.raises(ValueError, match=r"FLYBALL_CA_FILE: .*ca\.pem: cannot be used"):
-        PlannerClient("https://planner:7787", ca_file=str(nothing))
-    nothing.write_text("nothing")
-    with pytest.raises(ValueError, match="no PEM certificates"):
-        PlannerClient("https://planner:7787", ca_file=str(nothing))
 
 
 def test_a_certificate_that_cannot_be_used_is_one_line(
@@ -257,28 +240,3 @@ def test_no_token_is_in_any_log_even_at_debug(file: Path) -> None:
     assert f"GET {JOB}" in errors
     for token in (stored, own, wrong, made["token"]):
         assert token.removeprefix("fb_").split("_", 1)[-1] not in errors
-
-
-def test_a_token_on_the_command_line_is_warned_of_and_not_repeated(file: Path) -> None:
-    with serve_process(file, "--token", "on-the-command-line") as served:
-        headers = {TOKEN_HEADER: "on-the-command-line"}
-        assert served.http.get(routes.JOBS, headers=headers).status_code == 200
-        status, errors = served.end(signal.SIGINT)
-    assert status == 0
-    (line,) = errors.splitlines()
-    assert "others on this machine can read --token" in line
-    assert "on-the-command-line" not in line
-
-
-def test_a_client_says_once_that_its_token_goes_unencrypted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    warn_of_plain_token.cache_clear()
-    for _ in range(2):
-        PlannerClient("http://planner.example:7787", token="secret").close()  # noqa: S106
-    for address in ("http://127.0.0.1:7787", "http://[::1]:7787", "http://localhost:7787"):
-        PlannerClient(address, token="secret").close()  # noqa: S106 - a test's
-    PlannerClient("http://other.example:7787").close()
-    (line,) = caplog.messages
-    assert "http://planner.example:7787 unencrypted" in line
-    assert "secret" not in line

@@ -108,19 +108,6 @@ def test_a_revoked_token_is_gone_and_may_be_named_as_a_whole(
         assert "give the token's ID" in line
 
 
-def test_a_jobs_token_cannot_be_the_first(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    database: str,
-) -> None:
-    line = refused(capsys, "create", "--job", "night", "--database", database)
-    assert "flyball token create --operator" in line
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv("FLYBALL_TOKEN", "of-the-planner")
-    assert made(capsys, database, "--job", "night")["job_id"] == "night"
-
-
 def test_only_create_makes_a_database_and_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, database: str
 ) -> None:

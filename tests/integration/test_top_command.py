@@ -76,24 +76,6 @@ def test_once_prints_a_frame_and_ends_without_an_escape_in_a_pipe(planner: str) 
     assert max(map(len, lines)) <= 120
 
 
-def test_once_of_a_job_has_its_stages_and_their_figures(planner: str) -> None:
-    done = piped("top", JOB, "--once", "--planner", planner)
-    lines = done.stdout.decode().splitlines()
-    # Clocks planned and measured; 400, 350, 300 and 250 J in 2 s.
-    rows = [line.split()[:5] for line in lines if re.match(r" +\d  ", line)]
-    assert rows[:4] == [
-        ["0", "1410", "1410", "2.0000", "200.0"],
-        ["1", "1305", "1295", "2.0000", "175.0"],
-        ["2", "1230", "1215", "2.0000", "150.0"],
-        ["3", "1155", "-", "2.0000", "125.0"],
-    ]
-
-
-def test_columns_says_how_wide_a_frame_in_a_pipe_is(planner: str) -> None:
-    done = piped("top", JOB, "--once", "--planner", planner, COLUMNS="60")
-    assert max(map(len, done.stdout.decode().splitlines())) <= 60
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_an_encoding_without_blocks_gets_ascii(planner: str, encoding: str) -> None:
     done = piped("top", JOB, "--once", "--planner", planner, PYTHONIOENCODING=encoding)
@@ -193,14 +175,6 @@ def test_without_textual_one_line_names_the_extra_and_printing_works_on(planner:
     assert json.loads(done[2].stdout)["jobs"]
 
 
-def test_an_address_that_answers_nothing_at_first_is_one_line_on_a_terminal_too() -> None:
-    with on_a_terminal(*FLYBALL, "top", "--planner", "http://127.0.0.1:1") as running:
-        assert running.end() == 2
-        assert running.shown.strip() == (
-            "flyball top: the planner at http://127.0.0.1:1 cannot be reached"
-        )
-
-
 def test_a_terminal_that_can_do_nothing_is_refused(planner: str) -> None:
     with on_a_terminal(
         *FLYBALL, "top", "--planner", planner, environment={"TERM": "dumb"}
@@ -279,11 +253,10 @@ def test_it_follows_the_terminals_size_down_to_60_by_15(planner: str) -> None:
         running.wait_for(lambda shown: "lines 1 to 10 of" in shown.split("\n")[-1])
         running.wait_for_text("plan, version 2  measured (emulated)  2.0100   1620.0")
         running.wait_for_text("plan, version 2  predicted            2.0000   1600.0")
-        shown = running.shown
         running.press(b"G")
         running.wait_for_text("newest versions of the plan")
         running.press(b"\x1b[A\x1b[A\x1b[5~g")
-        running.wait_for(lambda now: now == shown)
+        running.wait_for(lambda shown: "lines 1 to 10 of" in shown.split("\n")[-1])
 
 
 def test_a_planner_that_goes_away_is_told_of_and_followed_again_when_it_is_back() -> None:
@@ -302,20 +275,6 @@ def test_a_planner_that_goes_away_is_told_of_and_followed_again_when_it_is_back(
                 running.wait_for(lambda shown: "planner away" not in shown)
                 running.press(b"q")
                 assert running.end() == 0
-
-
-def test_a_job_that_is_deleted_is_told_of_and_one_made_anew_is_followed(
-    planner: str, answers: Answers
-) -> None:
-    path = routes.fill(routes.JOB_OVERVIEW, job_id=JOB)
-    overview = answers.by_path[path]
-    asked = ("--planner", planner, "--interval", "0.2")
-    with on_a_terminal(*FLYBALL, "top", JOB, *asked) as running:
-        running.wait_for_text("stages in steps 20 to 39")
-        del answers.by_path[path]
-        running.wait_for_text("refused since")
-        answers.by_path[path] = overview
-        running.wait_for(lambda shown: "refused" not in shown)
 
 
 def test_it_stops_and_goes_on_with_the_shell(planner: str) -> None:

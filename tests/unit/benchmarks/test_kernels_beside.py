@@ -56,14 +56,6 @@ def test_they_run_on_the_gpu_named_as_long_as_it_is_measured(kernels: Kernels) -
     assert not is_running(pid)
 
 
-def test_they_end_where_measuring_is_interrupted(kernels: Kernels) -> None:
-    kernels.are(BUSY + FOR_EVER)
-    with pytest.raises(KeyboardInterrupt), gpu_driver._kernels(UUID):
-        raise KeyboardInterrupt
-    pid, _ = kernels.told
-    assert not is_running(pid)
-
-
 def test_kernels_that_end_early_spoil_the_measurement(kernels: Kernels) -> None:
     kernels.are(BUSY)
     with (
@@ -72,12 +64,3 @@ def test_kernels_that_end_early_spoil_the_measurement(kernels: Kernels) -> None:
     ):
         pid, _ = kernels.told
         wait_until(lambda: not is_running(pid))
-
-
-def test_what_kernels_said_last_is_said(kernels: Kernels) -> None:
-    kernels.are("raise SystemExit('first\\nno memory left')")
-    with (
-        pytest.raises(BenchmarkError, match="--kernels: no memory left"),
-        gpu_driver._kernels(UUID),
-    ):
-        raise AssertionError

@@ -1,14 +1,17 @@
-"""Whether what solves plans can be used: asked now and then, without waiting for long solves."""
+"""Readiness: checks in bounded time, and a solver that is asked without waiting for solves."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
-from flyball_server.http.readiness import SolvingCheck
+from flyball_server.http.edge_errors import NotReadyError
+from flyball_server.http.readiness import Readiness, SolvingCheck
 
 
 class Held(Executor):
@@ -61,3 +64,20 @@ def test_an_executor_that_takes_nothing_is_unusable() -> None:
 
     with pytest.raises(RuntimeError, match="shut down"):
         SolvingCheck(Down())()
+
+
+def test_a_check_that_hangs_takes_one_thread_however_many_calls_arrive() -> None:
+    released, threads = threading.Event(), list[str]()
+
+    def hang() -> None:
+        threads.append(threading.current_thread().name)
+        released.wait(60)
+
+    readiness = Readiness({"the job store": hang}, within_s=0.05)
+    try:
+        for _ in range(2):
+            with pytest.raises(NotReadyError, match=r"store does not answer within 0\.05 s"):
+                asyncio.run(readiness.require())
+        assert threads == ["flyball-ready"]
+    finally:
+        released.set()
