@@ -10,6 +10,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 from gpt3_cells import A100, SCHEDULE
 
 DRIFT_STAGE, DRIFT_SLOWDOWN = 3, 1.08
@@ -30,23 +31,25 @@ class DriftingCell:
     num_microbatches: int
     noise: float
 
-    def request(self, policy: str, profile: StageProfile | None = None) -> PlanRequest:
+    def request(self, policy: Policy, profile: StageProfile | None = None) -> PlanRequest:
         """For a plan in which nothing is reconfigured; of another profile, where one is given."""
         return PlanRequest(
             profile=self.profile if profile is None else profile,
             num_microbatches=self.num_microbatches,
-            blocking_power_w=(A100.blocking_power_w,),
-            schedule=SCHEDULE,
-            policy=policy,
-            reconfigure="default",
+            options=PlanOptions(
+                blocking_power_w=(A100.blocking_power_w,),
+                schedule=SCHEDULE,
+                policy=policy,
+                reconfigure=Reconfigure.DEFAULT,
+            ),
         )
 
     @property
     def model(self) -> PipelineModel:
         """Its order and operating points."""
-        return model_of_request(self.request("envelope"))
+        return model_of_request(self.request(Policy.ENVELOPE))
 
-    def planned(self, policy: str, profile: StageProfile | None = None) -> Assignment:
+    def planned(self, policy: Policy, profile: StageProfile | None = None) -> Assignment:
         """The clocks of such a plan."""
         return model_of_plan(self.profile, make_plan(self.request(policy, profile)).plan)[1]
 

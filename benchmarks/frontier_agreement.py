@@ -22,6 +22,7 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, model_of_request
+from flyball_wire.plan_options import PlanOptions
 from lowtime_peer import LowtimeRun, run_lowtime
 from measured_process import BenchmarkError
 
@@ -102,7 +103,7 @@ def _case(name: str, profile: StageProfile, unit_time_s: float) -> Agreement:
         PlanRequest(
             profile=profile,
             num_microbatches=NUM_MICROBATCHES,
-            blocking_power_w=(BLOCKING_POWER_W,),
+            options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,)),
         )
     )
     run = run_lowtime(model, unit_time_s=unit_time_s, bound_s=BOUND_S)

@@ -17,6 +17,7 @@ from benchmark_report import Report, at_least, run_benchmark, show_progress, tab
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, model_of_request
+from flyball_wire.plan_options import PlanOptions
 from gpt3_cells import A100, add_profiles_argument
 from lowtime_peer import (
     JudgedPlan,
@@ -187,7 +188,7 @@ def _model(folder: Path, num_microbatches: int) -> PipelineModel:
         PlanRequest(
             profile=read_stage_profile(A100.profile(folder)),
             num_microbatches=num_microbatches,
-            blocking_power_w=(A100.blocking_power_w,),
+            options=PlanOptions(blocking_power_w=(A100.blocking_power_w,)),
         )
     )
 

@@ -22,7 +22,7 @@ from prometheus_client.exposition import generate_latest
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord, RankRecord
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
@@ -32,6 +32,7 @@ from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import BUDGET_S, JobReading
+from flyball_wire.messages import JobSpec
 
 NUM_STAGES = 8
 NEW_STEPS = 15
@@ -136,14 +137,7 @@ def _add_job(store: JobStore, job_id: str, num_ranks: int) -> None:
         num_stages=NUM_STAGES,
         num_microbatches=NUM_STAGES,
         num_ranks=num_ranks,
-        schedule="1f1b",
-        policy=None,
-        reconfigure="balanced",
-        target="fastest",
         blocking_power_w=(70.0,),
-        gpu=None,
-        activation_bytes=None,
-        free_memory_bytes=None,
         emulated=True,
     )
     with store.writing(job_id) as writer:

@@ -22,6 +22,7 @@ from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.dag import DependencyDag
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan_options import PlanOptions, Policy
 
 BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = (12, 24, 48)
@@ -53,8 +54,8 @@ class NoisyPlan:
 def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tuple[NoisyPlan, ...]:
     """EnvPipe's plan and the frontier's, by rising reserve, on the shipped example profile."""
     profile = load_example_profile()
-    asked = [("envelope", "envelope", 0.0)]
-    asked += [(f"frontier, reserve {100 * one:g} %", "frontier", one) for one in RESERVES]
+    asked = [("envelope", Policy.ENVELOPE, 0.0)]
+    asked += [(f"frontier, reserve {100 * one:g} %", Policy.FRONTIER, one) for one in RESERVES]
     draws: FloatArray | None = None
     results = []
     for name, policy, reserve in asked:
@@ -62,9 +63,9 @@ def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tu
             PlanRequest(
                 profile=profile,
                 num_microbatches=num_microbatches,
-                blocking_power_w=(BLOCKING_POWER_W,),
-                policy=policy,
-                reserve=reserve,
+                options=PlanOptions(
+                    blocking_power_w=(BLOCKING_POWER_W,), policy=policy, reserve=reserve
+                ),
             )
         ).plan
         model, assignment = model_of_plan(profile, plan)

@@ -26,11 +26,12 @@ from flyball_server.jobs.versions.plan_versions import margin_steps
 from flyball_server.planning.model.pipeline_model import Assignment
 from flyball_server.planning.policies.measured_reconfigure import MeasuredLoop
 from flyball_server.planning.warm_up import warm_up
+from flyball_wire.plan_options import Policy, Reconfigure
 from gpt3_cells import A100, SCHEDULE, add_profiles_argument
 
 NUM_MICROBATCHES = (12, 24)
 NOISES = (0.0, 0.02)
-MANNERS = ("greedy", "balanced")
+MANNERS = (Reconfigure.GREEDY, Reconfigure.BALANCED)
 START, DRIFT = "start", "drift"
 # So many measured steps in a row tell a drift, and how far it went.
 DRIFT_WINDOW_STEPS = 5
@@ -91,7 +92,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _figures(cell: DriftingCell) -> Iterator[OnlineFigure]:
-    envelope, frontier = cell.planned("envelope"), cell.planned("frontier")
+    envelope, frontier = cell.planned(Policy.ENVELOPE), cell.planned(Policy.FRONTIER)
     ended: dict[str, Assignment] = {}
     for manner in MANNERS:
         course = _from_waits(cell, START, manner, envelope)
@@ -108,11 +109,13 @@ def _figures(cell: DriftingCell) -> Iterator[OnlineFigure]:
     yield _figure(cell, DRIFT, "frontier, solved again", _solved_again(cell, frontier))
 
 
-def _from_waits(cell: DriftingCell, phase: str, manner: str, start: Sequence[int]) -> Course:
+def _from_waits(
+    cell: DriftingCell, phase: str, manner: Reconfigure, start: Sequence[int]
+) -> Course:
     show_progress(
         f"{cell.num_microbatches} microbatches, {cell.noise:.0%} noise, {phase}, {manner}"
     )
-    request = cell.request("envelope")
+    request = cell.request(Policy.ENVELOPE)
     loop = MeasuredLoop(
         model=cell.model, manner=manner, granularity_mhz=request.reconfigure_granularity_mhz
     )
@@ -131,7 +134,7 @@ def _solved_again(cell: DriftingCell, assignment: Assignment) -> Course:
     nodes = [node for node, stage in enumerate(cell.model.dag.stage) if stage == DRIFT_STAGE]
     measured_s = sum(step.measured.computed_s[node] for step in steps for node in nodes)
     slowdown = measured_s / (len(steps) * sum(intended_s[node] for node in nodes))
-    again = cell.planned("frontier", scaled(cell.profile, DRIFT_STAGE, slowdown))
+    again = cell.planned(Policy.FRONTIER, scaled(cell.profile, DRIFT_STAGE, slowdown))
     margin = margin_steps(fmean(step.time_s for step in steps))
     steps += [pipeline.run_step(assignment) for _ in range(margin)]
     return Course(assignment=again, num_versions=1, times_s=tuple(step.time_s for step in steps))

@@ -29,6 +29,7 @@ from flyball_wire.messages import (
     RankRegistration,
     StepMeasurement,
 )
+from flyball_wire.plan_options import Effort, Policy
 from measured_process import BenchmarkError
 from served_planner import served_planner
 from tiled_profile import tile_profile
@@ -196,9 +197,9 @@ def _put_jobs(http: httpx.Client) -> None:
             num_stages=num_stages,
             num_microbatches=num_microbatches,
             blocking_power_w=(BLOCKING_POWER_W,),
-            effort="low",
+            effort=Effort.LOW,
             # The large job's plan itself is not what is measured.
-            policy="frontier" if job_id == SMALL else "baseline",
+            policy=Policy.FRONTIER if job_id == SMALL else Policy.BASELINE,
             emulated=True,
         )
         path = routes.fill(routes.JOB, job_id=job_id)

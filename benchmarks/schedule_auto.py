@@ -19,6 +19,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.warm_up import warm_up
+from flyball_wire.plan_options import PlanOptions
 from gpt3_cells import A40, A100, add_profiles_argument
 from measured_process import BenchmarkError
 
@@ -141,10 +142,10 @@ def _figure(case: Case) -> AutoFigure:
     request = PlanRequest(
         profile=case.profile,
         num_microbatches=NUM_MICROBATCHES,
-        blocking_power_w=(case.blocking_power_w,),
+        options=PlanOptions(blocking_power_w=(case.blocking_power_w,)),
     )
     one_f_one_b = make_plan(request).plan
-    chosen = make_plan(dataclasses.replace(request, schedule="auto")).plan
+    chosen = make_plan(request.with_options(schedule="auto")).plan
     baseline_j = one_f_one_b.baseline_energy_j
     gap_percent = chosen.gap_percent
     if gap_percent is None:  # policy frontier always knows it

@@ -20,6 +20,7 @@ from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.planning.schedules.explicit import EXPLICIT
 from flyball_server.planning.warm_up import warm_up
+from flyball_wire.plan_options import PlanOptions
 from measured_process import BenchmarkError
 from tiled_profile import tile_profile
 
@@ -107,8 +108,7 @@ def _figure(name: str) -> ScheduleFigure:
         PlanRequest(
             profile=profile,
             num_microbatches=NUM_MICROBATCHES,
-            blocking_power_w=(BLOCKING_POWER_W,),
-            schedule=name,
+            options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), schedule=name),
         )
     ).plan
     gap_percent = plan.gap_percent

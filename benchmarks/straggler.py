@@ -24,7 +24,6 @@ from flyball_server.planning.model.data_parallel import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,
@@ -32,6 +31,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 )
 from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
@@ -152,9 +152,9 @@ def _request(gpu: Gpu, profile: StageProfile, num_microbatches: int) -> PlanRequ
     return PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
-        blocking_power_w=(gpu.blocking_power_w,),
-        schedule=SCHEDULE,
-        effort=Effort.LOW,
+        options=PlanOptions(
+            blocking_power_w=(gpu.blocking_power_w,), schedule=SCHEDULE, effort=Effort.LOW
+        ),
     )
 
 
@@ -168,7 +168,7 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
             plan = make_slowed_plan(slowed)
             answer_s = time.perf_counter() - began_s
             left_time_s, left_energy_j = _left_as_it_was(slowed, before)
-            as_long = dataclasses.replace(request, target=f"deadline:{left_time_s!r}")
+            as_long = request.with_options(target=f"deadline:{left_time_s!r}")
             at_same_time = make_slowed_plan(dataclasses.replace(slowed, request=as_long))
             yield Cell(
                 gpu=gpu.name,
@@ -190,7 +190,7 @@ def _refined(gpu: Gpu, request: PlanRequest) -> Iterator[Refined]:
     for num_pipelines in (1, NUM_PIPELINES[-1]):
         slowed = _slowed(request, num_pipelines, LARGEST_SLOWDOWN)
         first = make_slowed_plan(slowed)
-        normal = dataclasses.replace(request, effort=Effort.NORMAL)
+        normal = request.with_options(effort=Effort.NORMAL)
         began_s = time.perf_counter()
         plan = make_slowed_plan(_slowed(normal, num_pipelines, LARGEST_SLOWDOWN))
         yield Refined(

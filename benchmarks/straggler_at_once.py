@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import flyball_profiles
@@ -22,7 +22,6 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,
@@ -30,6 +29,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 )
 from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.plan_options import Effort, PlanOptions
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
 from tiled_profile import tile_profile
@@ -116,16 +116,15 @@ def _plans(profile: StageProfile, num_microbatches: int) -> Iterator[FirstPlan]:
         request = PlanRequest(
             profile=profile,
             num_microbatches=num_microbatches,
-            blocking_power_w=(BLOCKING_POWER_W,),
-            effort=Effort.LOW,
+            options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), effort=Effort.LOW),
         )
         power_w = 0.0
         for target, reserve in CASES:
-            asked = replace(request, target=target, reserve=reserve)
+            asked = request.with_options(target=target, reserve=reserve)
             first, plan = _first_plan(asked, num_pipelines)
             power_w = power_w or plan.energy_j / plan.iteration_time_s
             yield first
-        asked = replace(request, target=f"power:{BUDGET_SHARE * power_w:.0f}")
+        asked = request.with_options(target=f"power:{BUDGET_SHARE * power_w:.0f}")
         yield _first_plan(asked, num_pipelines)[0]
 
 
@@ -133,7 +132,9 @@ def _first_plan(
     request: PlanRequest, num_pipelines: int
 ) -> tuple[FirstPlan, FrequencyPlan | DataParallelPlan]:
     size = f"{request.profile.num_stages}x{request.num_microbatches}"
-    show_progress(f"{size}, {num_pipelines} pipelines, {request.target}, {request.reserve:g}")
+    show_progress(
+        f"{size}, {num_pipelines} pipelines, {request.options.target}, {request.options.reserve:g}"
+    )
     slow = Slowdown(
         stage=request.profile.num_stages // 2, dp_rank=num_pipelines - 1, slowdown=SLOWDOWN
     )
@@ -142,8 +143,8 @@ def _first_plan(
     plan = make_slowed_plan(slowed)
     first = FirstPlan(
         size=size,
-        target=request.target,
-        reserve=request.reserve,
+        target=request.options.target,
+        reserve=request.options.reserve,
         num_pipelines=num_pipelines,
         first_s=time.perf_counter() - began_s,
         iteration_time_s=plan.iteration_time_s,

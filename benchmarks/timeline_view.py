@@ -20,13 +20,15 @@ from benchmark_report import Report, at_most, run_benchmark, show_progress, tabl
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.http.timeline_answers import TimelineAnswers, uncompressed
-from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord
+from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.history import HistoryMemory, plan_summaries
+from flyball_wire.messages import JobSpec
+from flyball_wire.plan_options import PlanOptions, Policy
 from tiled_profile import tile_profile
 
 PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
@@ -157,8 +159,7 @@ def _plan(profile: StageProfile, num_microbatches: int) -> FrequencyPlan:
         PlanRequest(
             profile=profile,
             num_microbatches=num_microbatches,
-            blocking_power_w=BLOCKING_POWER_W,
-            policy="baseline",
+            options=PlanOptions(blocking_power_w=BLOCKING_POWER_W, policy=Policy.BASELINE),
         )
     ).plan
     chance = random.Random(SEED)
@@ -181,14 +182,7 @@ def _store_job(services: JobServices, profile: StageProfile, plan: FrequencyPlan
         num_stages=profile.num_stages,
         num_microbatches=plan.num_microbatches,
         num_ranks=profile.num_stages,
-        schedule="1f1b",
-        policy=None,
-        reconfigure="balanced",
-        target="fastest",
         blocking_power_w=BLOCKING_POWER_W,
-        gpu=None,
-        activation_bytes=None,
-        free_memory_bytes=None,
         emulated=True,
     )
     with services.store.writing("job") as writer:

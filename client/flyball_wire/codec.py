@@ -11,7 +11,8 @@ import functools
 import math
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from enum import StrEnum
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from flyball_wire.errors import CodecError
 
@@ -262,23 +263,24 @@ def _scalar(target: object, data: object, path: str) -> object:
     # bool is an int to Python and a different thing to a planner.
     if target is float and isinstance(data, int | float) and not isinstance(data, bool):
         return _finite(data, path)
+    if isinstance(target, type) and issubclass(target, StrEnum):
+        return _member_of(target, data, path)
     if type(data) is not target:
         raise CodecError(f"{path} must be {_TYPE_NAMES.get(target, target)}, not {_describe(data)}")
     return data
 
 
-def _one_of(values: tuple[Any, ...], data: object, path: str) -> object:
-    for value in values:
-        if type(data) is type(value) and data == value:
-            return data
-    raise CodecError(f"{path} must be one of {', '.join(map(str, values))}")
+def _member_of(target: type[StrEnum], data: object, path: str) -> StrEnum:
+    try:
+        return target(cast("str", data))
+    except ValueError:
+        raise CodecError(f"{path} must be one of {', '.join(target)}") from None
 
 
 _BY_ORIGIN: dict[object, Callable[[tuple[Any, ...], object, str], object]] = {
     Union: _union,
     types.UnionType: _union,
     tuple: _tuple,
-    Literal: _one_of,
     dict: _dict,
 }
 

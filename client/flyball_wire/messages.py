@@ -9,8 +9,10 @@ that an older client can talk to a newer planner.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+from flyball_wire.plan_options import PlanOptions
 from flyball_wire.strictness import Sent
 
 TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
@@ -19,70 +21,72 @@ TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
 # ------------------------------------------------------------------ what clients send
 
 
+class Profiling(StrEnum):
+    """Source of a job's profile: put by someone, or measured while the job trains."""
+
+    GIVEN = "given"
+    ONLINE = "online"
+
+
+class Adaptation(StrEnum):
+    """Effect of a job's measurements on its plan.
+
+    `announced`: none. `reconfigure`: EnvPipe's loop raises the clocks of policy `envelope` from
+    measured waits. `frontier`: the job is planned again when times have drifted or a rank has
+    become a straggler.
+    """
+
+    ANNOUNCED = "announced"
+    RECONFIGURE = "reconfigure"
+    FRONTIER = "frontier"
+
+
 @dataclass(frozen=True, kw_only=True)
-class JobRegistration(Sent):
-    """A training job, as its first rank or an operator makes it known (PUT, repeatable).
+class JobSpec(PlanOptions):
+    """A training job and the options that it is planned with.
 
     Attributes:
-        num_stages: pipeline stages, at least 1.
-        num_microbatches: microbatches of one iteration, at least 1.
-        num_ranks: ranks that must have a plan before it takes effect; null: one per stage.
-        schedule: `gpipe`, `1f1b`, `interleaved-1f1b`, ... (docs/schedules.md has them all), or
-            `explicit` with an `order`.
-        policy: `baseline`, `uniform`, `envelope` or `frontier`; null: the planner's default.
-        reconfigure: `default`, `greedy` or `balanced`; EnvPipe's policies look at it.
-        target: `fastest`, `slowdown:0.05`, `deadline:2.9` (s), `least-energy` or `power:8000`
-            (W on average); EnvPipe's policies know the first only.
-        effort: `low`, `normal` or `high`: how long policy `frontier` searches.
-        blocking_power_w: W drawn by a GPU that waits in communication; one value for all
-            stages or one each; null: taken from the table of `gpu`.
-        gpu: name in the GPU table (`a100`), for its blocking power.
-        activation_bytes: bytes of activations held per microbatch, per stage; with
-            `free_memory_bytes` it bounds the extra warm-up forwards of `envpipe`, and an order
-            that does not fit is refused.
-        free_memory_bytes: bytes free beside what 1F1B holds, per stage.
-        emulated: the job's GPUs are emulated; shown wherever its figures are.
-        checkpoint: which microbatches `torchgpipe` computes forward again before their backward:
-            `except_last`, `always` or `never`; null: the first.
-        order: with schedule `explicit` only: per stage, in the order of execution,
-            `[kind, microbatch]` or `[kind, microbatch, chunk]`.
-        virtual_stages: beside `order`: per stage, the position in the model of each of its
-            chunks, from 0; null: one chunk each, in the order of the stages.
-        profiling: `given`: somebody puts the profile; `online`: it is measured in the training
-            itself, and so is the blocking power where neither it nor a `gpu` is given.
-        profiling_slowdown: by how much an iteration may be slower while it is measured, as a
-            share, above 0 and at most 1.
-        adaptation: what measurements change: `announced`: nothing, only what is announced does;
-            `reconfigure`: EnvPipe's loop raises the clocks of policy `envelope` from the waits
-            that were measured; `frontier`: planned again when times have drifted, or a rank
-            has become a straggler.
-        reserve: by how much instructions may take longer than profiled without a longer iteration,
-            as a share, 0 to 0.5; policy `frontier` looks at it.
-        run: what the launcher names this start of the job (torchrun's run id, Slurm's job id);
-            null: not told.
-        restart_count: how often the launcher has started it again by itself; null: not told.
+        num_stages: number of pipeline stages, at least 1.
+        num_microbatches: number of microbatches per iteration, at least 1.
+        num_ranks: number of ranks that must have a plan before it takes effect; null: one per
+            stage.
+        emulated: true if the job's GPUs are emulated; shown wherever its figures are.
+        profiling: `given`: someone puts the profile; `online`: it is measured in the training
+            itself, and so is the blocking power if neither it nor a `gpu` is given.
+        profiling_slowdown: largest slowdown of an iteration while it is measured, as a share,
+            above 0 and at most 1.
+        adaptation: effect of measurements on the plan.
     """
 
     num_stages: int
     num_microbatches: int
     num_ranks: int | None = None
-    schedule: str = "1f1b"
-    policy: str | None = None
-    reconfigure: str = "balanced"
-    target: str = "fastest"
-    effort: str = "normal"
-    blocking_power_w: tuple[float, ...] | None = None
-    gpu: str | None = None
-    activation_bytes: tuple[int, ...] | None = None
-    free_memory_bytes: tuple[int, ...] | None = None
     emulated: bool = False
-    checkpoint: str | None = None
-    order: tuple[tuple[tuple[str | int, ...], ...], ...] | None = None
-    virtual_stages: tuple[tuple[int, ...], ...] | None = None
-    profiling: str = "given"
+    profiling: Profiling = Profiling.GIVEN
     profiling_slowdown: float = 0.1
-    adaptation: str = "announced"
-    reserve: float = 0.0
+    adaptation: Adaptation = Adaptation.ANNOUNCED
+
+    @property
+    def num_expected_ranks(self) -> int:
+        """Number of ranks that must have a plan before it takes effect."""
+        return self.num_stages if self.num_ranks is None else self.num_ranks
+
+    @property
+    def is_profiled_online(self) -> bool:
+        """Return whether the profile is measured in the training itself."""
+        return self.profiling == Profiling.ONLINE
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRegistration(JobSpec):
+    """Registration of a training job by one of its ranks or an operator (PUT, repeatable).
+
+    Attributes:
+        run: the launcher's name of this start of the job (torchrun's run id, Slurm's job id);
+            null: not given.
+        restart_count: number of automatic restarts by the launcher; null: not given.
+    """
+
     run: str | None = None
     restart_count: int | None = None
 
@@ -144,16 +148,6 @@ class JsonProfile(Sent):
     """A stage profile as JSON."""
 
     rows: tuple[ProfileRow, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetChange(Sent):
-    """Change of how a job is planned; null leaves a field as it is."""
-
-    policy: str | None = None
-    reconfigure: str | None = None
-    target: str | None = None
-    effort: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,8 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.closed_loop import ComparisonRequest, Straggler
-from flyball_wire.messages import JobRegistration, TargetChange
+from flyball_wire.messages import Adaptation, JobRegistration, Profiling
+from flyball_wire.plan_options import TargetChange
 
 NOISE = 0.01
 # Of the shipped example, on A100; the others bring theirs.
@@ -53,14 +54,14 @@ class ShownJob:
     blocking_power_w: float
     num_microbatches: int
 
-    def registration(self, *, profiling: str = "given") -> JobRegistration:
+    def registration(self, *, profiling: Profiling = Profiling.GIVEN) -> JobRegistration:
         """Its plan follows what is measured."""
-        is_given = profiling == "given"
+        is_given = profiling == Profiling.GIVEN
         return JobRegistration(
             num_stages=self.profile.num_stages,
             num_microbatches=self.num_microbatches,
             blocking_power_w=(self.blocking_power_w,) if is_given else None,
-            adaptation="frontier",
+            adaptation=Adaptation.FRONTIER,
             profiling=profiling,
             emulated=True,
         )
@@ -161,7 +162,7 @@ def _show_profiled(planner_url: str, running: ExitStack, say: Callable[[str], No
     """A job that is being measured in its own training."""
     say(f"{PROFILED}: profiling")
     job = fitted_job(PROFILED, "megatron-760m", "RTX 3090", 24)
-    training = running.enter_context(emulated_job(planner_url, job, profiling="online"))
+    training = running.enter_context(emulated_job(planner_url, job, profiling=Profiling.ONLINE))
     training.train_until(lambda: training.newest_version() >= 2, max_steps=60)
     training.train_until_newest_in_force(max_steps=100)
     training.train(8)
@@ -200,7 +201,7 @@ def _put_profile(training: EmulatedTraining, job: ShownJob) -> None:
 
 @contextmanager
 def emulated_job(
-    planner_url: str, job: ShownJob, *, profiling: str = "given"
+    planner_url: str, job: ShownJob, *, profiling: Profiling = Profiling.GIVEN
 ) -> Iterator[EmulatedTraining]:
     """Its ranks, which follow the planner until the block ends."""
     orders = one_forward_one_backward(job.profile.num_stages, job.num_microbatches)

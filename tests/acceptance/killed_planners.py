@@ -20,7 +20,8 @@ from tests.planner.ports import free_port
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_wire.messages import JobRegistration, JobView, TargetChange
+from flyball_wire.messages import JobRegistration, JobView
+from flyball_wire.plan_options import TargetChange
 
 SLOWER = TargetChange(target="slowdown:0.1")
 PROFILE = write_stage_profile(trained_profile())

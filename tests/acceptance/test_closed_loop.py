@@ -36,7 +36,8 @@ from flyball_server.planning.model.pipeline_model import Assignment
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_wire.closed_loop import StragglerAnnouncement
-from flyball_wire.messages import JobRegistration
+from flyball_wire.messages import Adaptation, JobRegistration, Profiling
+from flyball_wire.plan_options import PlanOptions
 
 JOB = "loop"
 NUM_STAGES, NUM_MICROBATCHES = 4, 48
@@ -60,8 +61,8 @@ def registration() -> JobRegistration:
     return JobRegistration(
         num_stages=NUM_STAGES,
         num_microbatches=NUM_MICROBATCHES,
-        profiling="online",
-        adaptation="frontier",
+        profiling=Profiling.ONLINE,
+        adaptation=Adaptation.FRONTIER,
         emulated=True,
     )
 
@@ -70,7 +71,7 @@ def true_request(profile: StageProfile) -> PlanRequest:
     return PlanRequest(
         profile=profile,
         num_microbatches=NUM_MICROBATCHES,
-        blocking_power_w=(BLOCKING_POWER_W,),
+        options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,)),
     )
 
 

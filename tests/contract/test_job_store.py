@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from tests.planner.samples import (
@@ -30,6 +31,7 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.closed_loop import ProfilingResult, Timetable, TimetableWindow
+from flyball_wire.plan_options import Effort
 
 
 class TestJobStore:
@@ -63,7 +65,7 @@ class TestJobStore:
         )
         job = job_record(
             registered=spec,
-            in_force=spec.evolve(target="least-energy", effort="low"),
+            in_force=replace(spec, target="least-energy", effort=Effort.LOW),
             state=JobState.PLANNING_FAILED,
             problem="target: not met",
             changed_input=JobInput.TARGET,

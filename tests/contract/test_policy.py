@@ -17,7 +17,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
-from flyball_server.planning.request_options import Effort
+from flyball_wire.plan_options import Effort, PlanOptions, Policy, Reconfigure
 
 # The forms a user may write (DESIGN: `--target`); a policy need not know them all.
 TARGETS = ["slowdown:0", "slowdown:0.2", "deadline:100", "least-energy", "power:1000"]
@@ -26,10 +26,8 @@ TARGETS = ["slowdown:0", "slowdown:0.2", "deadline:100", "least-energy", "power:
 def request_of(model: PipelineModel, target: str = "fastest") -> PolicyRequest:
     return PolicyRequest(
         model=model,
-        reconfigure="balanced",
         reconfigure_granularity_mhz=30,
-        target=target,
-        effort=Effort.LOW,
+        options=PlanOptions(reconfigure=Reconfigure.BALANCED, target=target, effort=Effort.LOW),
     )
 
 
@@ -47,13 +45,13 @@ def assert_valid(choice: PolicyChoice, model: PipelineModel) -> None:
 class TestPolicy:
     @given(model=any_models(max_stages=2, max_microbatches=3))
     def test_gives_every_instruction_one_of_its_operating_points(
-        self, policy: str, model: PipelineModel
+        self, policy: Policy, model: PipelineModel
     ) -> None:
         assert_valid(POLICIES[policy](request_of(model)), model)
 
     @given(model=any_models(max_stages=2, max_microbatches=3))
     def test_gives_the_same_request_the_same_choice(
-        self, policy: str, model: PipelineModel
+        self, policy: Policy, model: PipelineModel
     ) -> None:
         first = POLICIES[policy](request_of(model))
         decided = list(first.assignment)
@@ -62,7 +60,7 @@ class TestPolicy:
 
     @given(model=any_models(max_stages=2, max_microbatches=3))
     def test_is_no_slower_than_the_baseline_when_aiming_at_the_fastest(
-        self, policy: str, model: PipelineModel
+        self, policy: Policy, model: PipelineModel
     ) -> None:
         choice = POLICIES[policy](request_of(model))
         baseline_s = simulate(model, model.baseline()).iteration_time_s
@@ -72,7 +70,7 @@ class TestPolicy:
     @settings(max_examples=40)  # each tries up to some thousand plans
     @given(model=any_enumerable_models())
     def test_knows_no_bound_above_the_best_of_all_plans(
-        self, policy: str, model: PipelineModel
+        self, policy: Policy, model: PipelineModel
     ) -> None:
         choice = POLICIES[policy](request_of(model))
         simulation = simulate(model, choice.assignment)
@@ -82,7 +80,7 @@ class TestPolicy:
             assert choice.lower_bound_j <= best_j * (1 + 1e-9)
 
     @pytest.mark.parametrize("target", TARGETS)
-    def test_meets_a_target_or_refuses_it_by_name(self, policy: str, target: str) -> None:
+    def test_meets_a_target_or_refuses_it_by_name(self, policy: Policy, target: str) -> None:
         model = model_of(equal_profile(3), 4)
         try:
             choice = POLICIES[policy](request_of(model, target))
@@ -105,7 +103,9 @@ class TestPolicy:
     @pytest.mark.parametrize(
         "target", ["deadline:0.001", "power:0.001", "soon", "", "slowdown:", "slowdown:nan"]
     )
-    def test_refuses_a_target_that_nobody_can_meet_or_read(self, policy: str, target: str) -> None:
+    def test_refuses_a_target_that_nobody_can_meet_or_read(
+        self, policy: Policy, target: str
+    ) -> None:
         with pytest.raises(PlanningError) as error:
             POLICIES[policy](request_of(model_of(equal_profile(3), 4), target))
         assert error.value.field == "target"

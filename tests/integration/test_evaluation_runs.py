@@ -135,8 +135,8 @@ def test_the_same_run_again_gives_the_same_figures(planner_url: str) -> None:
 
 
 def test_what_the_planner_refuses_ends_the_run_with_its_reason(planner_url: str) -> None:
-    with pytest.raises(EvaluationFailedError, match=r"no such policy: .*policy"):
-        run(planner_url, replace(BASELINE, label="no such policy", policy="fastest-of-all"))
+    with pytest.raises(EvaluationFailedError, match=r"no such schedule: .*schedule"):
+        run(planner_url, replace(BASELINE, label="no such schedule", schedule="fastest-of-all"))
 
 
 def test_an_interruption_ends_it_between_steps(planner_url: str) -> None:

@@ -22,7 +22,8 @@ from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.messages import JobRegistration, StepMeasurement
+from flyball_wire.messages import Adaptation, JobRegistration, StepMeasurement
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 
 JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 3, 4, 70.0
 PATIENCE_S = 60.0
@@ -44,14 +45,16 @@ def profile(*weights: float) -> StageProfile:
 SUPPOSED, TRUE = profile(1.0, 1.0, 1.4), profile(1.0, 1.0, 1.0)
 
 
-def offline_plan(of_profile: StageProfile, reconfigure: str) -> FrequencyPlan:
+def offline_plan(of_profile: StageProfile, reconfigure: Reconfigure) -> FrequencyPlan:
     return make_plan(
         PlanRequest(
             profile=of_profile,
             num_microbatches=NUM_MICROBATCHES,
-            blocking_power_w=(BLOCKING_POWER_W,),
-            policy="envelope",
-            reconfigure=reconfigure,
+            options=PlanOptions(
+                blocking_power_w=(BLOCKING_POWER_W,),
+                policy=Policy.ENVELOPE,
+                reconfigure=reconfigure,
+            ),
         )
     ).plan
 
@@ -65,7 +68,7 @@ def planner() -> Iterator[LivePlanner]:
 @contextmanager
 def emulated_ranks(planner_url: str) -> Iterator[list[EmulatedRank]]:
     """A rank per stage, on GPUs as they truly are, started and in the end closed."""
-    plan = offline_plan(SUPPOSED, "default")
+    plan = offline_plan(SUPPOSED, Reconfigure.DEFAULT)
     with PlannerClient(planner_url) as client:
         ranks = [_rank(client, plan, stage) for stage in range(NUM_STAGES)]
         for rank in ranks:
@@ -105,8 +108,8 @@ def test_measured_waits_lead_to_the_clocks_of_the_true_times(planner: LivePlanne
             JobRegistration(
                 num_stages=NUM_STAGES,
                 num_microbatches=NUM_MICROBATCHES,
-                policy="envelope",
-                adaptation="reconfigure",
+                policy=Policy.ENVELOPE,
+                adaptation=Adaptation.RECONFIGURE,
                 blocking_power_w=(BLOCKING_POWER_W,),
                 emulated=True,
             ),
@@ -115,7 +118,10 @@ def test_measured_waits_lead_to_the_clocks_of_the_true_times(planner: LivePlanne
         times_s = _train_until_settled(planner.state.services, ranks)
         last = max(times_s)
         plan = client.get_plan(JOB, last).plan
-    wanted, never_raised = offline_plan(TRUE, "balanced"), offline_plan(SUPPOSED, "balanced")
+    wanted, never_raised = (
+        offline_plan(TRUE, Reconfigure.BALANCED),
+        offline_plan(SUPPOSED, Reconfigure.BALANCED),
+    )
     clocks_mhz = [[item[2] for item in stage] for stage in plan["stages"]]
     assert clocks_mhz == [[item.frequency_mhz for item in stage] for stage in wanted.stages]
     assert clocks_mhz != [[item.frequency_mhz for item in stage] for stage in never_raised.stages]

@@ -9,9 +9,10 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import rank_registration
 
-from flyball_server.jobs.records import JobSpec, RankRecord
+from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry import registration
 from flyball_wire import routes
+from flyball_wire.messages import JobSpec
 
 HEADERS = {"X-Request-Id": "call-17"}
 TOLD = "The planner failed to answer this call; see its log, at request call-17"

@@ -114,7 +114,7 @@ def test_a_changed_effort_makes_a_version_and_all_else_stays() -> None:
         # A rank that restarts sends what it first sent: what an operator chose since then stays.
         assert planner.put_job().json()["registration"]["effort"] == "high"
         assert planner.http.put(TARGET, json={"target": "fastest"}).json()["newest_version"] == 4
-    made = [(request.target, request.effort) for request in counting.requests]
+    made = [(request.options.target, request.options.effort) for request in counting.requests]
     assert made == [
         ("fastest", "normal"),
         ("least-energy", "normal"),
@@ -129,7 +129,7 @@ def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
     found: list[str] = []
 
     def noted(request: PlanRequest, num_points: int) -> Frontier:
-        found.append(request.effort)
+        found.append(request.options.effort)
         return make_frontier(request, num_points)
 
     monkeypatch.setattr(frontier, "make_frontier", noted)

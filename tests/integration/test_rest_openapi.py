@@ -23,6 +23,7 @@ from flyball_server.http.openapi.examples import PROFILE_CSV, example
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
 from flyball_wire import messages, routes
+from flyball_wire.plan_options import TargetChange
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 RENEW = "FLYBALL_RENEW_OPENAPI"
@@ -163,5 +164,5 @@ def test_the_examples_work_one_after_the_other() -> None:
             path = routes.fill(route, job_id="job", rank=0)
             assert planner.http.post(path, json=example(kind)).status_code == 200
         path = routes.fill(routes.TARGET, job_id="job")
-        change = planner.http.put(path, json=example(messages.TargetChange))
+        change = planner.http.put(path, json=example(TargetChange))
         assert change.json()["newest_version"] == 2

@@ -22,6 +22,7 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.cli.pipeline_arguments import read_order
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Instruction, Schedule
+from flyball_server.planning.schedules.explicit import explicit_order
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -187,9 +188,9 @@ def test_an_order_that_torch_wrote_as_csv_is_read_as_ours(
     torch_schedule = writer.__new__(writer)
     torch_schedule.pipeline_order = dict(enumerate(torch_actions(name, *shape)))
     torch_schedule._dump_csv(str(path), format="compute_only")
-    order = read_order(path)
-    assert order.virtual_stages == made.virtual_stages
-    assert order.stages == made.stages
+    read = explicit_order(*read_order(path))
+    assert read.virtual_stages == made.virtual_stages
+    assert read.stages == made.stages
 
 
 def test_transfers_and_sharding_in_torchs_csv_are_no_computations(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_transfers_and_sharding_in_torchs_csv_are_no_computations(tmp_path: Path
             assert str(schedules._Action.from_str(text)) == text
     path = tmp_path / "order.csv"
     path.write_text("".join(",".join(row) + "\n" for row in texts), encoding="utf-8")
-    assert read_order(path).stages == (
+    assert explicit_order(*read_order(path)).stages == (
         (Instruction(F, 0), Instruction(B, 0)),
         (Instruction(F, 0), Instruction(I, 0), Instruction(W, 0)),
     )

@@ -28,6 +28,7 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.plan_options import Policy
 
 NUM_STAGES, NUM_MICROBATCHES = 2, 4
 Factor = Callable[[int], float]
@@ -56,7 +57,7 @@ class Running:
     num_pipelines: int = 1
     adaptation: str = "announced"
     effort: str = "normal"
-    policy: str | None = None
+    policy: Policy = Policy.FRONTIER
     schedule: str = "1f1b"
     now: datetime = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     pacing: StragglerReconciler = field(default_factory=StragglerReconciler)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.records import JobRecord, JobSpec, PlanRecord, RankRecord, StepRecord
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import messages
+from flyball_wire.messages import JobSpec
 
 MOMENT = datetime(2026, 1, 5, 9, 30, 0, 123456, tzinfo=UTC)
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -34,23 +35,12 @@ def profile(num_stages: int = 2, *, forward_energy_j: float = 30.0) -> StageProf
     return parse_stage_profile(profile_csv(num_stages, forward_energy_j=forward_energy_j))
 
 
-def job_spec(**changes: object) -> JobSpec:
+def job_spec(**changes: Any) -> JobSpec:  # noqa: ANN401 - of any field
     """Two stages, two microbatches, all else as a rank would send it."""
     spec = JobSpec(
-        num_stages=2,
-        num_microbatches=2,
-        num_ranks=2,
-        schedule="1f1b",
-        policy=None,
-        reconfigure="balanced",
-        target="fastest",
-        blocking_power_w=(70.0,),
-        gpu=None,
-        activation_bytes=None,
-        free_memory_bytes=None,
-        emulated=True,
+        num_stages=2, num_microbatches=2, num_ranks=2, blocking_power_w=(70.0,), emulated=True
     )
-    return spec.evolve(**changes)
+    return replace(spec, **changes)
 
 
 def job_record(job_id: str = "job", *, seconds_later: float = 0.0, **changes: object) -> JobRecord:

@@ -104,14 +104,14 @@ class Planner:
 
     def __call__(self, request: PlanRequest) -> FrequencyPlan:
         """Answer, or not."""
-        if request.target == "fastest" and self.asks:
+        if request.options.target == "fastest" and self.asks:
             ask_on(self.folder)
-        if request.target == "fastest":
+        if request.options.target == "fastest":
             leave_pid_and_wait(self.solving)
-        if request.target == "power:1":
+        if request.options.target == "power:1":
             raise PlanningError("too little", field="target")
         deaths = len(list(self.folder.glob("death-*")))
-        if request.target == "power:9" and deaths < self.num_deaths:
+        if request.options.target == "power:9" and deaths < self.num_deaths:
             (self.folder / f"death-{deaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return frequency_plan(num_stages=request.profile.num_stages)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.registry import inputs, registration
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.replanning.plan_job import is_planned, plan_if_needed
 from flyball_server.jobs.services import JobServices
+from flyball_wire.messages import JobSpec
+from flyball_wire.plan_options import TargetChange
 
 _UNTOLD = Launch()
 
@@ -30,7 +31,7 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
     return plan_if_needed(services, job_id, JobInput.PROFILE)
 
 
-def change_target(services: JobServices, job_id: str, update: inputs.TargetUpdate) -> JobSummary:
+def change_target(services: JobServices, job_id: str, update: TargetChange) -> JobSummary:
     """The job once it is planned."""
     inputs.change_target(services, job_id, update)
     return plan_if_needed(services, job_id, JobInput.TARGET)

@@ -29,8 +29,8 @@ from flyball_wire.messages import (
     RankPlan,
     RankRegistration,
     RegisteredRank,
-    TargetChange,
 )
+from flyball_wire.plan_options import TargetChange
 from flyball_wire.read_models import JobFrontier, JobOverview, Overview, PlanSummary, StagesOfStep
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]

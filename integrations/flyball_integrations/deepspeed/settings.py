@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from flyball_profiles.gpu_windows import gpu_names
+from flyball_wire.messages import Adaptation, Profiling
+from flyball_wire.plan_options import MAX_RESERVE, Effort, Policy, Reconfigure
 
-POLICIES = ("baseline", "uniform", "envelope", "frontier")
 SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
-RECONFIGURATIONS = ("default", "greedy", "balanced")
-EFFORTS = ("low", "normal", "high")
-PROFILINGS = ("given", "online")
-ADAPTATIONS = ("announced", "reconfigure", "frontier")
-_MAX_RESERVE = 0.5
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
 
@@ -95,13 +91,14 @@ def _envpipes(where: str, given: object, values: Mapping[str, str]) -> str:
 
 
 def _choice(
-    key: str, variable: str, names: tuple[str, ...], envpipe: EnvPipeName | None = None
+    key: str, variable: str, names: Iterable[str], envpipe: EnvPipeName | None = None
 ) -> Setting:
+    known = tuple(map(str, names))
     return Setting(
         key=key,
         variable=variable,
-        must_be=f"one of {', '.join(names)}",
-        read=lambda given: given if isinstance(given, str) and given in names else None,
+        must_be=f"one of {', '.join(known)}",
+        read=lambda given: given if given in known else None,
         envpipe=envpipe,
     )
 
@@ -148,7 +145,7 @@ def _share(given: object) -> float | None:
 
 def _reserve(given: object) -> float | None:
     share = _number(given)
-    return share if share is not None and 0 <= share <= _MAX_RESERVE else None
+    return share if share is not None and 0 <= share <= MAX_RESERVE else None
 
 
 def _num_bytes(given: object) -> int | None:
@@ -180,11 +177,11 @@ SETTINGS = (
     _choice(
         "policy",
         "FLYBALL_POLICY",
-        POLICIES,
+        Policy,
         EnvPipeName(
             key="type",
             variable="ENVPIPE_TYPE",
-            values={name: name for name in ("baseline", "uniform", "envelope")},
+            values={str(name): str(name) for name in Policy if name != Policy.FRONTIER},
         ),
     ),
     _choice(
@@ -200,11 +197,11 @@ SETTINGS = (
     _choice(
         "reconfigure",
         "FLYBALL_RECONFIGURE",
-        RECONFIGURATIONS,
+        Reconfigure,
         EnvPipeName(
             key="reconfig",
             variable="ENVPIPE_RECONFIGURE",
-            values={name: name for name in RECONFIGURATIONS},
+            values={str(name): str(name) for name in Reconfigure},
         ),
     ),
     Setting(
@@ -213,7 +210,7 @@ SETTINGS = (
         must_be="fastest, least-energy, slowdown:0.05, deadline:2.9 (s) or power:8000 (W)",
         read=_target,
     ),
-    _choice("effort", "FLYBALL_EFFORT", EFFORTS),
+    _choice("effort", "FLYBALL_EFFORT", Effort),
     _choice(
         "gpu_type",
         "FLYBALL_GPU_TYPE",
@@ -227,14 +224,14 @@ SETTINGS = (
         must_be="W above 0, one value or one per stage (70 or 70,84)",
         read=_powers_w,
     ),
-    _choice("profiling", "FLYBALL_PROFILING", PROFILINGS),
+    _choice("profiling", "FLYBALL_PROFILING", Profiling),
     Setting(
         key="profiling_slowdown",
         variable="FLYBALL_PROFILING_SLOWDOWN",
         must_be="a share above 0 and at most 1 (0.1)",
         read=_share,
     ),
-    _choice("adaptation", "FLYBALL_ADAPTATION", ADAPTATIONS),
+    _choice("adaptation", "FLYBALL_ADAPTATION", Adaptation),
     Setting(
         key="reserve",
         variable="FLYBALL_RESERVE",

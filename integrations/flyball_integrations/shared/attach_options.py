@@ -12,46 +12,45 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from enum import StrEnum
 from numbers import Real
 from typing import Any, TypedDict, cast
 
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.session.rank_settings import WithoutPlanner
+from flyball_wire.messages import Adaptation, Profiling
+from flyball_wire.plan_options import Effort, Policy, Reconfigure
+
+_NAMES: Mapping[str, type[StrEnum]] = {
+    "policy": Policy,
+    "reconfigure": Reconfigure,
+    "effort": Effort,
+    "profiling": Profiling,
+    "adaptation": Adaptation,
+}
 
 
 class PlanningOptions(TypedDict, total=False):
     """Planning options that the job is registered with; the same on all ranks.
 
-    Names are checked by the planner; what it refuses is one line in the log of rank 0.
+    `flyball_wire.plan_options.PlanOptions` and `flyball_wire.messages.JobSpec` describe them and
+    have their defaults.
 
     Attributes:
-        gpu_type: name in the GPU table (`a100`), for its blocking power.
-        blocking_power_w: W of a waiting GPU, one value or one per stage; wins over `gpu_type`.
-            One of the two is needed, but with `profiling="online"`.
-        policy: planning policy; default: the planner's.
-        reconfigure: `default`, `greedy` or `balanced`; default: `balanced`.
-        target: what the planner plans for; default: `fastest`.
-        effort: `low`, `normal` or `high`: how long policy `frontier` searches; default: `normal`.
-        profiling: `given`: somebody puts the profile; `online`: it is measured while training
-            runs, and so is the blocking power where it is not known; default: `given`.
-        profiling_slowdown: by how much an iteration may be slower while it is measured, a share
-            above 0 and at most 1; default: 0.1.
-        adaptation: what measurements change: `announced`: nothing; `reconfigure`: they raise
-            clocks of policy `envelope`; `frontier`: planned again where a rank has become slow,
-            or times have drifted; default: `announced`.
-        reserve: by how much instructions may take longer than profiled without a longer iteration,
-            as a share, 0 to 0.5; policy `frontier` looks at it; default: 0.
+        gpu_type: name in the GPU table (`a100`), for its blocking power: their `gpu`.
+        blocking_power_w: power of a waiting GPU in W, one value or one per stage; takes
+            precedence over `gpu_type`. One of the two is needed unless `profiling` is `online`.
     """
 
     gpu_type: str | None
     blocking_power_w: Sequence[float] | float | None
-    policy: str | None
-    reconfigure: str | None
+    policy: Policy | str | None
+    reconfigure: Reconfigure | str | None
     target: str | None
-    effort: str | None
-    profiling: str | None
+    effort: Effort | str | None
+    profiling: Profiling | str | None
     profiling_slowdown: float | None
-    adaptation: str | None
+    adaptation: Adaptation | str | None
     reserve: float | None
 
 
@@ -108,7 +107,8 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     """Fields of a JobRegistration that the options give; others keep their defaults.
 
     Raises:
-        ValueError: `blocking_power_w` is neither a number nor a list of numbers.
+        ValueError: `blocking_power_w` is neither a number nor a list of numbers, or an option is
+            none of the names that it takes.
     """
     given = cast("Mapping[str, Any]", options)
     fields = {
@@ -118,9 +118,18 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     }
     if "gpu_type" in fields:
         fields["gpu"] = fields.pop("gpu_type")
+    for name, names in _NAMES.items():
+        if name in fields:
+            fields[name] = _named(name, fields[name], names)
     if "blocking_power_w" in fields:
         fields["blocking_power_w"] = _powers_w(fields["blocking_power_w"])
     return fields
+
+
+def _named(option: str, given: object, names: type[StrEnum]) -> StrEnum:
+    if given not in set(names):
+        raise ValueError(f"{option} must be one of {', '.join(names)}, not {given!r}")
+    return names(cast("str", given))
 
 
 def _powers_w(given: object) -> tuple[float, ...]:

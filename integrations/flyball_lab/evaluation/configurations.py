@@ -11,6 +11,7 @@ from flyball_profiles.gpu_windows import gpu_names, load_gpu_window
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_wire.command import CommandError
+from flyball_wire.plan_options import Policy, Reconfigure
 
 FITTED = "fitted, not measured"
 GIVEN = "given"
@@ -52,9 +53,9 @@ class Manner:
     """
 
     label: str
-    policy: str
+    policy: Policy
     schedule: str
-    reconfigure: str
+    reconfigure: Reconfigure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,34 +87,47 @@ class Configuration:
         )
 
 
-BASELINE = Manner(label="baseline", policy="baseline", schedule="1f1b", reconfigure="default")
-UNIFORM = Manner(label="uniform", policy="uniform", schedule="1f1b", reconfigure="default")
+BASELINE = Manner(
+    label="baseline", policy=Policy.BASELINE, schedule="1f1b", reconfigure=Reconfigure.DEFAULT
+)
+UNIFORM = Manner(
+    label="uniform", policy=Policy.UNIFORM, schedule="1f1b", reconfigure=Reconfigure.DEFAULT
+)
 ENVELOPE_1F1B = Manner(
-    label="envelope, 1F1B, balanced", policy="envelope", schedule="1f1b", reconfigure="balanced"
+    label="envelope, 1F1B, balanced",
+    policy=Policy.ENVELOPE,
+    schedule="1f1b",
+    reconfigure=Reconfigure.BALANCED,
 )
 ENVELOPE_DEFAULT = Manner(
     label="envelope, EnvPipe's order, default",
-    policy="envelope",
+    policy=Policy.ENVELOPE,
     schedule="envpipe",
-    reconfigure="default",
+    reconfigure=Reconfigure.DEFAULT,
 )
 ENVELOPE_GREEDY = Manner(
     label="envelope, EnvPipe's order, greedy",
-    policy="envelope",
+    policy=Policy.ENVELOPE,
     schedule="envpipe",
-    reconfigure="greedy",
+    reconfigure=Reconfigure.GREEDY,
 )
 ENVPIPE = Manner(
     label="envelope, EnvPipe's order, balanced",
-    policy="envelope",
+    policy=Policy.ENVELOPE,
     schedule="envpipe",
-    reconfigure="balanced",
+    reconfigure=Reconfigure.BALANCED,
 )
 FRONTIER_1F1B = Manner(
-    label="frontier, 1F1B", policy="frontier", schedule="1f1b", reconfigure="balanced"
+    label="frontier, 1F1B",
+    policy=Policy.FRONTIER,
+    schedule="1f1b",
+    reconfigure=Reconfigure.BALANCED,
 )
 FRONTIER_ENVPIPE = Manner(
-    label="frontier, EnvPipe's order", policy="frontier", schedule="envpipe", reconfigure="balanced"
+    label="frontier, EnvPipe's order",
+    policy=Policy.FRONTIER,
+    schedule="envpipe",
+    reconfigure=Reconfigure.BALANCED,
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from flyball_server.cli import pipeline_arguments
 from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES, write_frontier_plot
 from flyball_server.cli.progress_line import ProgressLine
-from flyball_server.planning import planner, request_options
+from flyball_server.planning import planner
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import (
     DEFAULT_NUM_POINTS,
@@ -58,12 +58,7 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
         progress.show(f"planned {num_plans}, about {arguments.points} wanted")
 
     try:
-        request = pipeline_arguments.request_of(
-            arguments,
-            policy="frontier",
-            reconfigure=request_options.DEFAULT_RECONFIGURE,
-            target=request_options.DEFAULT_TARGET,
-        )
+        request = pipeline_arguments.request_of(arguments)
         progress.show("loading compiled code")
         warm_up()  # this is starting the program, not solving
         progress.show("solving the bounds")

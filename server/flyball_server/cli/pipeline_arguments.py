@@ -8,27 +8,32 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.cli import offline_inputs
-from flyball_server.planning import request_options
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.request_options import Effort
+from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
-from flyball_server.planning.schedules._base import (
-    MAX_NUM_MICROBATCHES,
-    ActivationMemory,
-    ExplicitOrder,
-    Instruction,
-)
+from flyball_server.planning.schedules._base import MAX_NUM_MICROBATCHES
 from flyball_server.planning.schedules.explicit import EXPLICIT, explicit_order
-from flyball_server.planning.schedules.gpipe import CHECKPOINT_MODES
 from flyball_wire.command import CommandError
+from flyball_wire.plan_options import (
+    DEFAULT_SCHEDULE,
+    Checkpoint,
+    Effort,
+    Order,
+    PlanOptions,
+    Policy,
+    Reconfigure,
+)
+
+ChoiceT = TypeVar("ChoiceT", bound=str)
 
 # torch's text of an action: virtual stage, what, microbatch; two at once stand in brackets.
 _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|I|W|B)(\d*)")
@@ -40,8 +45,12 @@ _KINDS = {
 }
 
 
-def read_order(path: Path) -> ExplicitOrder:
-    """The order of a `.csv` file of torch's, or else of a JSON file.
+OrderOptions = tuple[Order, tuple[tuple[int, ...], ...] | None]
+"""Options `order` and `virtual_stages` of a plan."""
+
+
+def read_order(path: Path) -> OrderOptions:
+    """Read the order of a torch `.csv` file, or else of a JSON file.
 
     JSON is `{"stages": [[["forward", 0], ["backward", 0, CHUNK], ...], ...]}`, with
     `"virtual_stages": [[0, 4], ...]` beside it where stages hold several chunks.
@@ -60,40 +69,39 @@ def read_order(path: Path) -> ExplicitOrder:
         raise CommandError(f"{path}: not an order ({error})") from None
 
 
-def _of_json(document: object) -> ExplicitOrder:
+def _of_json(document: object) -> OrderOptions:
     if not isinstance(document, dict) or not isinstance(document.get("stages"), list):
         raise PlanningError("must be an object with a list of stages", field="order")
     fields = cast("dict[str, Any]", document)
     for stage, entries in enumerate(fields["stages"]):
         if not isinstance(entries, list) or not all(isinstance(entry, list) for entry in entries):
             raise PlanningError("must be a list of instructions", field=f"stages[{stage}]")
+    order = tuple(tuple(map(tuple, entries)) for entries in fields["stages"])
     places = fields.get("virtual_stages")
     if places is None:
-        return explicit_order(fields["stages"], None)
+        explicit_order(order, None)  # names the place of a wrong entry
+        return order, None
     is_list = isinstance(places, list) and all(isinstance(of_stage, list) for of_stage in places)
     if not is_list or not all(type(place) is int for of_stage in places for place in of_stage):
         raise PlanningError("must be a list of counts per stage", field="virtual_stages")
-    return explicit_order(fields["stages"], tuple(tuple(of_stage) for of_stage in places))
+    virtual_stages = tuple(map(tuple, places))
+    explicit_order(order, virtual_stages)
+    return order, virtual_stages
 
 
-def _of_csv(text: str) -> ExplicitOrder:
-    """A row per rank; its virtual stages, lowest first, are its chunks."""
+def _of_csv(text: str) -> OrderOptions:
+    """Read a row per rank; its virtual stages, lowest first, are its chunks."""
     rows = [
         [action for cell in row for action in _actions(cell, line)]
         for line, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1)
         if row
     ]
     places = tuple(tuple(sorted({virtual for virtual, _, _ in row})) for row in rows)
-    return ExplicitOrder(
-        stages=tuple(
-            tuple(
-                Instruction(kind, microbatch, of_rank.index(virtual))
-                for virtual, kind, microbatch in row
-            )
-            for row, of_rank in zip(rows, places, strict=True)
-        ),
-        virtual_stages=places,
+    order = tuple(
+        tuple((str(kind), microbatch, of_rank.index(virtual)) for virtual, kind, microbatch in row)
+        for row, of_rank in zip(rows, places, strict=True)
     )
+    return order, places
 
 
 def _actions(cell: str, line: int) -> Iterator[tuple[int, InstructionKind, int]]:
@@ -127,28 +135,17 @@ OPTION_OF_FIELD = {
     "profile": "PROFILE.csv",
     "virtual_stages": "--order",
 }
+# Options of a plan that are set by a command-line option of the same name; `order` is a file.
+_NAMED_OPTIONS = tuple(
+    field.name
+    for field in fields(PlanOptions)
+    if field.name not in {"schedule", "order", "virtual_stages", "blocking_power_w"}
+)
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
-    """Profile, microbatches, schedule, blocking power, memory, data parallelism and effort."""
+    """Add the profile, its schedule, and the options of a plan that all commands take."""
     offline_inputs.add_profile_argument(parser)
-    _add_order(parser)
-    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
-    parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
-    _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
-    _add_bytes(parser, "--free-memory-bytes", "free beside what 1F1B holds")
-    parser.add_argument(
-        "--data-parallel",
-        choices=[MERGED, SEPARATE],
-        default=MERGED,
-        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
-        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
-    )
-    _add_solving(parser)
-
-
-def _add_order(parser: argparse.ArgumentParser) -> None:
-    """Dependencies between instructions."""
     parser.add_argument(
         "--microbatches",
         metavar="M",
@@ -160,53 +157,86 @@ def _add_order(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help=f"{', '.join(names)} (default {request_options.DEFAULT_SCHEDULE}); auto: the one of"
-        " least energy at the target among those that the profile and memory allow; auto:NAME,NAME:"
-        " among these and 1f1b",
+        help=f"{', '.join(names)} (default {DEFAULT_SCHEDULE}); auto: the one with the least energy"
+        " at the target among those that profile and memory allow; auto:NAME,NAME: among these"
+        " and 1f1b",
     )
     parser.add_argument(
         "--order",
         metavar="FILE",
         type=Path,
-        help="an order in the place of a schedule: JSON, or torch.distributed.pipelining's CSV",
+        help="explicit order instead of a schedule: JSON, or torch.distributed.pipelining's CSV",
     )
-    parser.add_argument(
+    add_choice(
+        parser,
         "--checkpoint",
-        metavar="MODE",
-        help=f"schedule torchgpipe: which microbatches are computed forward again before their"
-        f" backward: {', '.join(CHECKPOINT_MODES)} (default {CHECKPOINT_MODES[0]})",
+        Checkpoint,
+        None,
+        "schedule torchgpipe: microbatches that are computed forward again before their backward"
+        f" (default {Checkpoint.EXCEPT_LAST})",
     )
-
-
-def _add_solving(parser: argparse.ArgumentParser) -> None:
-    """Options of policy `frontier`."""
+    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
+    parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
+    _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
+    _add_bytes(parser, "--free-memory-bytes", "free beside what 1F1B holds")
     parser.add_argument(
+        "--data-parallel",
+        choices=[MERGED, SEPARATE],
+        default=MERGED,
+        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
+        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
+    )
+    add_choice(
+        parser,
         "--effort",
-        choices=list(map(str, Effort)),
-        default=str(Effort.NORMAL),
-        help="policy frontier: how long to search for clocks near the bound (default normal)",
+        Effort,
+        Effort.NORMAL,
+        f"policy frontier: search effort (default {Effort.NORMAL})",
     )
     parser.add_argument(
         "--reserve",
         metavar="SHARE",
         type=float,
-        default=0.0,
-        help="policy frontier: by how much instructions may take longer than profiled without a"
-        " longer iteration, as far as the pipeline allows: 0.01, say (default %(default)s)",
+        default=PlanOptions.reserve,
+        help="policy frontier: share by which instructions may take longer than profiled without a"
+        " longer iteration, as far as the pipeline allows, as 0.01 (default %(default)s)",
+    )
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser, policies: Iterable[Policy]) -> None:
+    """Add `--policy` with these choices, and `--reconfigure`."""
+    default = PlanOptions.policy if PlanOptions.policy in policies else Policy.ENVELOPE
+    add_choice(parser, "--policy", policies, default, f"clock policy (default {default})")
+    add_choice(
+        parser,
+        "--reconfigure",
+        Reconfigure,
+        PlanOptions.reconfigure,
+        f"EnvPipe's reconfiguration (default {PlanOptions.reconfigure})",
     )
 
 
 def add_choice(
-    parser: argparse.ArgumentParser, option: str, names: Iterable[str], default: str
+    parser: argparse.ArgumentParser,
+    option: str,
+    names: Iterable[ChoiceT],
+    default: ChoiceT | None,
+    help_text: str,
 ) -> None:
-    """An option whose names the planning core knows, and refuses in one line itself."""
-    parser.add_argument(option, default=default, help=f"{', '.join(names)} (default {default})")
+    """Add an option that takes one of these names."""
+    by_name = {str(name): name for name in names}
+
+    def named(text: str) -> ChoiceT:
+        if text not in by_name:
+            raise argparse.ArgumentTypeError(f"unknown {text!r}; known: {', '.join(by_name)}")
+        return by_name[text]
+
+    metavar = "{" + ",".join(by_name) + "}"
+    parser.add_argument(option, metavar=metavar, type=named, default=default, help=help_text)
 
 
-def request_of(
-    arguments: argparse.Namespace, *, policy: str, reconfigure: str, target: str
-) -> PlanRequest | DataParallelRequest:
-    """Return what `add_pipeline_arguments` describes, for this policy and target.
+def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelRequest:
+    """Return the request that the parsed arguments describe.
 
     Raises:
         PlanningError: a part of it cannot be used; names its field.
@@ -217,31 +247,28 @@ def request_of(
         if is_separate
         else (offline_inputs.read_profile(arguments.profile),)
     )
-    order = read_order(arguments.order) if arguments.order else None
+    order, virtual_stages = read_order(arguments.order) if arguments.order else (None, None)
     gpu = offline_inputs.gpu_window(arguments.gpu)
-    granularity_mhz = gpu.reconfigure_granularity_mhz if gpu else None
+    given = {name: getattr(arguments, name) for name in _NAMED_OPTIONS if name in arguments}
     request = PlanRequest(
         profile=profiles[0],
         num_microbatches=arguments.microbatches,
-        blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
-        schedule=arguments.schedule or (EXPLICIT if order else request_options.DEFAULT_SCHEDULE),
-        policy=policy,
-        reconfigure=reconfigure,
-        target=target,
-        activation_memory=_activation_memory(arguments, profiles[0].num_stages),
-        reconfigure_granularity_mhz=(
-            granularity_mhz or request_options.DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+        options=PlanOptions(
+            schedule=arguments.schedule or (EXPLICIT if order else DEFAULT_SCHEDULE),
+            order=order,
+            virtual_stages=virtual_stages,
+            blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
+            **given,
         ),
-        effort=Effort(arguments.effort),
-        checkpoint=arguments.checkpoint,
-        order=order,
-        reserve=arguments.reserve,
+        reconfigure_granularity_mhz=(
+            gpu.reconfigure_granularity_mhz if gpu else DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+        ),
     )
     return separate_pipelines(request, profiles) if is_separate else request
 
 
 def refused(error: PlanningError) -> CommandError:
-    """The planning core's refusal, with the option in the place of the field."""
+    """Return the planning core's refusal with the option in place of the field."""
     option = OPTION_OF_FIELD.get(error.field, f"--{error.field}")
     return CommandError(f"{option}: {error.message}")
 
@@ -251,7 +278,7 @@ def _add_bytes(parser: argparse.ArgumentParser, option: str, what: str) -> None:
         option,
         metavar="N",
         type=_sizes,
-        help=f"bytes {what}, one value or one per stage: bounds the extra forwards of envpipe, and"
+        help=f"bytes {what}, one value or one per stage: limits the extra forwards of envpipe, and"
         " an order that does not fit is refused",
     )
 
@@ -263,23 +290,3 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of bytes, nor one per stage as in 1000,2000"
         ) from None
-
-
-def _activation_memory(arguments: argparse.Namespace, num_stages: int) -> ActivationMemory | None:
-    sizes, free = arguments.activation_bytes, arguments.free_memory_bytes
-    if sizes is None and free is None:
-        return None
-    if sizes is None or free is None:
-        raise CommandError("give --activation-bytes and --free-memory-bytes together, or neither")
-    return ActivationMemory(
-        activation_bytes=_per_stage("--activation-bytes", sizes, num_stages),
-        free_bytes=_per_stage("--free-memory-bytes", free, num_stages),
-    )
-
-
-def _per_stage(option: str, sizes: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
-    if len(sizes) not in {1, num_stages}:
-        raise CommandError(
-            f"{option}: {len(sizes)} values for {num_stages} stages; give one, or one per stage"
-        )
-    return sizes * num_stages if len(sizes) == 1 else sizes

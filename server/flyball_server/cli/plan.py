@@ -16,7 +16,7 @@ from flyball_server.cli.plots.clock_colors import (
     row_colors,
 )
 from flyball_server.cli.progress_line import ProgressLine
-from flyball_server.planning import planner, request_options
+from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.errors import PlanningError
@@ -30,11 +30,10 @@ from flyball_server.planning.model.data_parallel import (
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
 from flyball_server.planning.planner import SolvedPlan
-from flyball_server.planning.policies import POLICIES
-from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_server.planning.warm_up import warm_up
 from flyball_wire.command import Command
+from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem
@@ -42,10 +41,12 @@ if TYPE_CHECKING:
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     pipeline_arguments.add_pipeline_arguments(parser)
-    add_choice = pipeline_arguments.add_choice
-    add_choice(parser, "--policy", POLICIES, request_options.DEFAULT_POLICY)
-    add_choice(parser, "--reconfigure", RECONFIGURATIONS, request_options.DEFAULT_RECONFIGURE)
-    add_choice(parser, "--target", TARGET_FORMS, request_options.DEFAULT_TARGET)
+    pipeline_arguments.add_policy_arguments(parser, Policy)
+    parser.add_argument(
+        "--target",
+        default=DEFAULT_TARGET,
+        help=f"{', '.join(TARGET_FORMS)} (default {DEFAULT_TARGET})",
+    )
     parser.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"
     )
@@ -68,13 +69,8 @@ def _planned(
 ) -> tuple[str, str]:
     """The plan as a document and, unless JSON is asked for, as text."""
     try:
-        request = pipeline_arguments.request_of(
-            arguments,
-            policy=arguments.policy,
-            reconfigure=arguments.reconfigure,
-            target=arguments.target,
-        )
-        if arguments.policy == "frontier":
+        request = pipeline_arguments.request_of(arguments)
+        if arguments.policy == Policy.FRONTIER:
             progress.show("loading compiled code")
             warm_up()  # this is starting the program, not solving
         began_s = time.perf_counter()

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from flyball_server.cli import pipeline_arguments
-from flyball_server.planning import request_options
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import DataParallelRequest
@@ -19,8 +17,9 @@ from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, model_of_request, policy_request
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
-from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS, reconfiguring_steps
+from flyball_server.planning.policies.reconfigure import reconfiguring_steps
 from flyball_wire.command import CommandError
+from flyball_wire.plan_options import Reconfigure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,17 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _request(argv: Sequence[str] | None) -> PlanRequest:
     parser = argparse.ArgumentParser(description="The plan after each reconfiguring step.")
     pipeline_arguments.add_pipeline_arguments(parser)
-    parser.add_argument("--policy", choices=list(ENVPIPE_POLICIES), default="envelope")
-    parser.add_argument(
-        "--reconfigure", choices=list(RECONFIGURATIONS), default=request_options.DEFAULT_RECONFIGURE
-    )
-    arguments = parser.parse_args(argv)
-    request = pipeline_arguments.request_of(
-        arguments,
-        policy=arguments.policy,
-        reconfigure=arguments.reconfigure,
-        target=request_options.DEFAULT_TARGET,
-    )
+    pipeline_arguments.add_policy_arguments(parser, ENVPIPE_POLICIES)
+    request = pipeline_arguments.request_of(parser.parse_args(argv))
     if isinstance(request, DataParallelRequest):
         raise CommandError("--data-parallel separate: pipelines are reconfigured one by one")
     return request
@@ -55,18 +45,16 @@ def _request(argv: Sequence[str] | None) -> PlanRequest:
 
 def _lines(request: PlanRequest) -> Iterator[str]:
     model = model_of_request(request)
-    unraised = choose(request.policy, policy_request(_without_raising(request), model))
+    options = request.options
+    not_raised = request.with_options(reconfigure=Reconfigure.DEFAULT)
+    start = choose(options.policy, policy_request(not_raised, model)).assignment
     steps = reconfiguring_steps(
-        model, unraised.assignment, request.reconfigure, request.reconfigure_granularity_mhz
+        model, start, options.reconfigure, request.reconfigure_granularity_mhz
     )
     for number, assignment in enumerate(steps):
         yield f"CURRENT_STEP {number}"
         yield from plan_rows(model, assignment, simulate(model, assignment))
         yield ""
-
-
-def _without_raising(request: PlanRequest) -> PlanRequest:
-    return replace(request, reconfigure="default")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from flyball_server.jobs.records import (
     ANY_JOB_ID_PATTERN,
     JOB_ID_PATTERN,
     MAX_RANKS,
-    JobSpec,
     RankRecord,
 )
 from flyball_server.jobs.registry.launch import Launch
@@ -48,7 +47,7 @@ from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
-from flyball_wire.messages import Accepted, PlanVersion, RankPlan
+from flyball_wire.messages import Accepted, JobSpec, PlanVersion, RankPlan
 
 
 class RankCalls:

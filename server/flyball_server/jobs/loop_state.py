@@ -13,6 +13,7 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_RANKS, Record
 from flyball_server.planning.request_options import MAX_SLOWDOWN
 from flyball_wire.closed_loop import ProfilingResult, Timetable
+from flyball_wire.plan_options import Effort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class PlanningInputs:
     target: str | None = None
     rank_slowdowns: tuple[RankSlowdown, ...] = ()
     stage_slowdowns: tuple[StageSlowdown, ...] = ()
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ from flyball_server.jobs.job_state import JobInput, JobState, check_move
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import Effort, check_reserve
-from flyball_wire.messages import ClockTiming, InstructionReport
+from flyball_server.planning.request_options import check_reserve
+from flyball_wire.messages import ClockTiming, InstructionReport, JobSpec
 
 # No dot first: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
@@ -37,21 +37,6 @@ MAX_SM_CLOCK_MHZ = 100_000
 # Of one rank in one step: sums and squares of any number of them stay finite.
 MAX_STEP_TIME_S = 1e9
 MAX_STEP_ENERGY_J = 1e12
-_TEXT_FIELDS = (
-    "schedule",
-    "policy",
-    "reconfigure",
-    "target",
-    "effort",
-    "gpu",
-    "checkpoint",
-    "profiling",
-    "adaptation",
-)
-PROFILING_ONLINE = "online"
-PROFILINGS = ("given", PROFILING_ONLINE)
-ADAPT_RECONFIGURE, ADAPT_FRONTIER = "reconfigure", "frontier"
-ADAPTATIONS = ("announced", ADAPT_RECONFIGURE, ADAPT_FRONTIER)
 # Where a rank stands among those of its stage.
 LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
@@ -65,110 +50,58 @@ class Record:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSpec(Record):
-    """Specification of a job: what it is, and how it is planned.
-
-    Attributes:
-        num_ranks: ranks that must have a plan before it takes effect, at least num_stages.
-        policy: None: the planner's default.
-        effort: `low`, `normal` or `high`: how long policy `frontier` searches.
-        blocking_power_w: W of a waiting GPU, one value for all stages or one each; None: from
-            the table of `gpu`.
-        activation_bytes: bytes held per microbatch, per stage; with `free_memory_bytes` or
-            not at all.
-        checkpoint: of schedule `torchgpipe`; None: its default.
-        order, virtual_stages: of schedule `explicit`; as `explicit_order` takes them.
-        profiling: one of PROFILINGS.
-        profiling_slowdown: by how much an iteration may be slower while it is measured, a share.
-        adaptation: one of ADAPTATIONS.
-        reserve: by how much instructions may take longer without a longer iteration, a share.
+def check_spec_bounds(spec: JobSpec) -> None:
+    """Check the bounds of each field of a job's specification.
 
     Raises:
-        InvalidFieldError: a value is out of its bounds.
+        InvalidFieldError: a value is out of its bounds; names the field.
     """
+    check_count("num_stages", spec.num_stages, least=1, most=MAX_STAGES)
+    check_count("num_microbatches", spec.num_microbatches, least=1, most=MAX_MICROBATCHES)
+    check_count("num_ranks", spec.num_expected_ranks, least=spec.num_stages, most=MAX_RANKS)
+    for field in ("schedule", "target", "gpu"):
+        check_text(field, getattr(spec, field) or "")
+    _check_blocking_power(spec)
+    _check_memory(spec)
+    if spec.order is not None:
+        check_length("order", len(spec.order), (spec.num_stages,))
+    elif spec.virtual_stages is not None:
+        raise InvalidFieldError("virtual_stages", "give it beside an order")
+    check_quantity("profiling_slowdown", spec.profiling_slowdown)
+    if not 0 < spec.profiling_slowdown <= 1:
+        raise InvalidFieldError(
+            "profiling_slowdown",
+            f"must be a share above 0 and at most 1, not {spec.profiling_slowdown:g}",
+        )
+    try:
+        check_reserve(spec.reserve)
+    except PlanningError as error:
+        raise InvalidFieldError("reserve", error.message) from None
 
-    num_stages: int
-    num_microbatches: int
-    num_ranks: int
-    schedule: str
-    policy: str | None
-    reconfigure: str
-    target: str
-    blocking_power_w: tuple[float, ...] | None
-    gpu: str | None
-    activation_bytes: tuple[int, ...] | None
-    free_memory_bytes: tuple[int, ...] | None
-    emulated: bool
-    effort: str = Effort.NORMAL.value
-    checkpoint: str | None = None
-    order: tuple[tuple[tuple[str | int, ...], ...], ...] | None = None
-    virtual_stages: tuple[tuple[int, ...], ...] | None = None
-    profiling: str = PROFILINGS[0]
-    profiling_slowdown: float = 0.1
-    adaptation: str = ADAPTATIONS[0]
-    reserve: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_count("num_stages", self.num_stages, least=1, most=MAX_STAGES)
-        check_count("num_microbatches", self.num_microbatches, least=1, most=MAX_MICROBATCHES)
-        check_count("num_ranks", self.num_ranks, least=self.num_stages, most=MAX_RANKS)
-        for field in _TEXT_FIELDS:
-            check_text(field, getattr(self, field) or "")
-        self._check_blocking_power()
-        self._check_memory()
-        self._check_order()
-        check_quantity("profiling_slowdown", self.profiling_slowdown)
-        self._check_reserve()
-        if not 0 < self.profiling_slowdown <= 1:
-            raise InvalidFieldError(
-                "profiling_slowdown",
-                f"must be a share above 0 and at most 1, not {self.profiling_slowdown:g}",
-            )
+def _check_blocking_power(spec: JobSpec) -> None:
+    if spec.blocking_power_w is None:
+        if spec.gpu is None and not spec.is_profiled_online:
+            raise InvalidFieldError("blocking_power_w", "give it in W, or name a gpu of the table")
+        return
+    check_length("blocking_power_w", len(spec.blocking_power_w), (1, spec.num_stages))
+    for power_w in spec.blocking_power_w:
+        check_quantity("blocking_power_w", power_w)
 
-    def _check_reserve(self) -> None:
-        try:
-            check_reserve(self.reserve)
-        except PlanningError as error:
-            raise InvalidFieldError("reserve", error.message) from None
 
-    @property
-    def is_profiled_online(self) -> bool:
-        """Return whether the profile is measured in the training itself."""
-        return self.profiling == PROFILING_ONLINE
-
-    def _check_blocking_power(self) -> None:
-        if self.blocking_power_w is None:
-            if self.gpu is None and not self.is_profiled_online:
+def _check_memory(spec: JobSpec) -> None:
+    least_bytes = {"activation_bytes": 1, "free_memory_bytes": 0}
+    given = {field: getattr(spec, field) for field in least_bytes}
+    for field, values in given.items():
+        if values is None:
+            if any(other is not None for other in given.values()):
                 raise InvalidFieldError(
-                    "blocking_power_w", "give it in W, or name a gpu of the table"
+                    field, "give activation_bytes and free_memory_bytes together"
                 )
-            return
-        check_length("blocking_power_w", len(self.blocking_power_w), (1, self.num_stages))
-        for power_w in self.blocking_power_w:
-            check_quantity("blocking_power_w", power_w)
-
-    def _check_order(self) -> None:
-        if self.order is not None:
-            check_length("order", len(self.order), (self.num_stages,))
-        elif self.virtual_stages is not None:
-            raise InvalidFieldError("virtual_stages", "give it beside an order")
-
-    def _check_memory(self) -> None:
-        given = {
-            "activation_bytes": self.activation_bytes,
-            "free_memory_bytes": self.free_memory_bytes,
-        }
-        for field, values in given.items():
-            if values is None:
-                if any(other is not None for other in given.values()):
-                    raise InvalidFieldError(
-                        field, "give activation_bytes and free_memory_bytes together"
-                    )
-                continue
-            check_length(field, len(values), (self.num_stages,))
-            for num_bytes in values:
-                check_count(field, num_bytes, least=1 if field == "activation_bytes" else 0)
+            continue
+        check_length(field, len(values), (1, spec.num_stages))
+        for num_bytes in values:
+            check_count(field, num_bytes, least=least_bytes[field])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +138,8 @@ class JobRecord(Record):
             raise InvalidFieldError(
                 "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -, no dot first"
             )
+        for spec in {self.registered, self.in_force}:
+            check_spec_bounds(spec)
         check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
         check_text("run", self.run or "")
         check_count("restart_count", self.restart_count or 0)

@@ -15,8 +15,8 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import parse_target
-from flyball_server.planning.request_options import DEFAULT_POLICY, DEFAULT_TARGET
 from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow
+from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 
 MAX_WINDOWS = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -268,9 +268,9 @@ def delete_timetable(services: JobServices, job_id: str) -> None:
 
 
 def _check_policy(job: JobRecord, timetable: Timetable) -> None:
-    policy = job.in_force.policy or DEFAULT_POLICY
+    policy = job.in_force.policy
     for index, window in enumerate(timetable.windows):
-        if policy != "frontier" and window.target != DEFAULT_TARGET:
+        if policy != Policy.FRONTIER and window.target != DEFAULT_TARGET:
             raise InvalidFieldError(
                 f"windows[{index}].target",
                 f"policy {policy} aims at {DEFAULT_TARGET} only; others need policy frontier",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from flyball_server.planning.model.data_parallel import (
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_wire.plan_options import DEFAULT_TARGET, Policy, Reconfigure
 from flyball_wire.read_models import ComparedPlan, Frontier, FrontierPoint
 
 # Of an interval's claim to the next point, how much its width counts beside its error: where
@@ -155,7 +156,11 @@ def _sandwich_error_j(left: RelaxedOptimum, right: RelaxedOptimum) -> float:
 DEFAULT_NUM_POINTS = 100
 MAX_NUM_POINTS = 10_000
 # Greedy reconfiguration is left out: it ends near balanced and takes by far the longest.
-COMPARED_ENVPIPE = (("uniform", "default"), ("envelope", "default"), ("envelope", "balanced"))
+COMPARED_ENVPIPE = (
+    (Policy.UNIFORM, Reconfigure.DEFAULT),
+    (Policy.ENVELOPE, Reconfigure.DEFAULT),
+    (Policy.ENVELOPE, Reconfigure.BALANCED),
+)
 
 
 def make_frontier(
@@ -163,7 +168,7 @@ def make_frontier(
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
 ) -> Frontier:
-    """The whole frontier; `request.policy`, `reconfigure` and `target` are not looked at.
+    """The whole frontier; options `policy`, `reconfigure` and `target` are not used.
 
     Args:
         request: the pipeline, or data-parallel pipelines with clocks of their own.
@@ -176,8 +181,8 @@ def make_frontier(
     if not 2 <= num_points <= MAX_NUM_POINTS:
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
     first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
-    solver = DeadlineSolver(_model(request), reserve=first.reserve)
-    plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(first.effort), report)
+    solver = DeadlineSolver(_model(request), reserve=first.options.reserve)
+    plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(first.options.effort), report)
     return Frontier(
         points=tuple(
             FrontierPoint(
@@ -189,17 +194,17 @@ def make_frontier(
             )
             for plan in plans
         ),
-        baseline=_compared(request, "baseline", "default"),
+        baseline=_compared(request, Policy.BASELINE, Reconfigure.DEFAULT),
         envpipe=tuple(
             _compared(request, policy, reconfigure) for policy, reconfigure in COMPARED_ENVPIPE
         ),
-        reserve=first.reserve,
+        reserve=first.options.reserve,
     )
 
 
 def frontier_document(curve: Frontier, *, solve_s: float) -> dict[str, Any]:
     """Return what `flyball frontier --json` prints; `solve_s` is how long the planning took, s."""
-    return {**dataclasses.asdict(curve), "solve_s": solve_s}
+    return {**asdict(curve), "solve_s": solve_s}
 
 
 def _model(request: PlanRequest | DataParallelRequest) -> PipelineModel:
@@ -209,19 +214,19 @@ def _model(request: PlanRequest | DataParallelRequest) -> PipelineModel:
 
 
 def _compared(
-    request: PlanRequest | DataParallelRequest, policy: str, reconfigure: str
+    request: PlanRequest | DataParallelRequest, policy: Policy, reconfigure: Reconfigure
 ) -> ComparedPlan:
     plan: PlanPrediction
     if isinstance(request, DataParallelRequest):
         plan = make_data_parallel_plan(
-            request.evolve(policy=policy, reconfigure=reconfigure, target="fastest")
+            request.with_options(policy=policy, reconfigure=reconfigure, target=DEFAULT_TARGET)
         ).plan
     else:
         plan = make_plan(
-            dataclasses.replace(request, policy=policy, reconfigure=reconfigure, target="fastest")
+            request.with_options(policy=policy, reconfigure=reconfigure, target=DEFAULT_TARGET)
         ).plan
     return ComparedPlan(
-        name=policy if policy == "baseline" else f"{policy}, {reconfigure}",
+        name=policy if policy == Policy.BASELINE else f"{policy}, {reconfigure}",
         iteration_time_s=plan.iteration_time_s,
         energy_j=plan.energy_j,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import Any
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
@@ -21,12 +22,7 @@ from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.request_options import (
-    DEFAULT_POLICY,
-    DEFAULT_RECONFIGURE,
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    DEFAULT_SCHEDULE,
-    DEFAULT_TARGET,
-    Effort,
     check_reserve,
 )
 from flyball_server.planning.schedule_choice import (
@@ -38,12 +34,13 @@ from flyball_server.planning.schedule_choice import (
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import (
     ActivationMemory,
-    ExplicitOrder,
     Schedule,
     ScheduleContext,
     VirtualStages,
     one_chunk_each,
 )
+from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_wire.plan_options import PlanOptions, Policy
 
 # What a report says.
 BUILDING, SEARCHING = "building the pipeline", "searching for clocks"
@@ -51,39 +48,44 @@ BUILDING, SEARCHING = "building the pipeline", "searching for clocks"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """All that a plan depends on.
+    """Inputs of a plan.
 
     Attributes:
-        num_microbatches: of one iteration, at least 1.
-        blocking_power_w: W of a waiting GPU, one value for all stages or one per stage.
-        activation_memory: None: memory bounds nothing.
-        reconfigure_granularity_mhz: what one reconfiguring step raises a clock by, at least;
-            in the GPU table by GPU.
-        checkpoint: which microbatches schedule `torchgpipe` computes forward again.
-        order: the order of schedule `explicit`.
-        reserve: by how much instructions may take longer than profiled without a longer
-            iteration, as a share, 0 to MAX_RESERVE; only policy `frontier` looks at it.
+        num_microbatches: number of microbatches per iteration, at least 1.
+        options: options of the plan; `blocking_power_w` is given, `gpu` is not used.
+        reconfigure_granularity_mhz: least clock increase of one reconfiguration step in MHz; the
+            GPU table has it per GPU.
 
     Raises:
-        PlanningError: the reserve is out of its bounds.
+        PlanningError: no blocking power is given, the reserve is out of its bounds, or only one
+            of the two memory sizes is given.
     """
 
     profile: StageProfile
     num_microbatches: int
-    blocking_power_w: tuple[float, ...]
-    schedule: str = DEFAULT_SCHEDULE
-    policy: str = DEFAULT_POLICY
-    reconfigure: str = DEFAULT_RECONFIGURE
-    target: str = DEFAULT_TARGET
-    activation_memory: ActivationMemory | None = None
+    options: PlanOptions
     reconfigure_granularity_mhz: int = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
-    effort: Effort = Effort.NORMAL
-    checkpoint: str | None = None
-    order: ExplicitOrder | None = None
-    reserve: float = 0.0
 
     def __post_init__(self) -> None:
-        check_reserve(self.reserve)
+        options = self.options
+        check_reserve(options.reserve)
+        if options.blocking_power_w is None:
+            raise PlanningError("give it in W, or name a gpu", field="blocking_power_w")
+        if (options.activation_bytes is None) is not (options.free_memory_bytes is None):
+            field = "activation_bytes" if options.activation_bytes is None else "free_memory_bytes"
+            raise PlanningError(
+                "give activation_bytes and free_memory_bytes together, or neither", field=field
+            )
+
+    @property
+    def blocking_power_w(self) -> tuple[float, ...]:
+        """Power of a waiting GPU in W, one value for all stages or one per stage."""
+        assert self.options.blocking_power_w is not None  # noqa: S101 - checked when it was made
+        return self.options.blocking_power_w
+
+    def with_options(self, **changes: Any) -> PlanRequest:  # noqa: ANN401 - of any option
+        """Return the request with some options changed."""
+        return replace(self, options=replace(self.options, **changes))
 
 
 PhaseReport = Callable[[str], None]
@@ -112,17 +114,17 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
         TargetUnreachableError: no plan of this policy meets the target.
     """
     report(BUILDING)
-    if is_auto(request.schedule):
+    if is_auto(request.options.schedule):
         chosen = _chosen_schedule(request, report)
         choice = PolicyChoice(
             assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
         )
-        named = replace(request, schedule=chosen.name)
+        named = request.with_options(schedule=chosen.name)
         plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
         return SolvedPlan(plan=plan, model=chosen.model, assignment=choice.assignment)
     model = model_of_request(request)
     report(SEARCHING)
-    choice = choose(request.policy, policy_request(request, model))
+    choice = choose(request.options.policy, policy_request(request, model))
     plan = plan_of_choice(request, model, choice)
     return SolvedPlan(plan=plan, model=model, assignment=choice.assignment)
 
@@ -144,46 +146,47 @@ def with_named_schedule(request: PlanRequest) -> PlanRequest:
     Raises:
         PlanningError, TargetUnreachableError: as for `make_plan`.
     """
-    if not is_auto(request.schedule):
+    if not is_auto(request.options.schedule):
         return request
-    return replace(request, schedule=_chosen_schedule(request, lambda _: None).name)
+    return request.with_options(schedule=_chosen_schedule(request, lambda _: None).name)
 
 
 def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoice:
-    if request.policy != "frontier":
+    options = request.options
+    if options.policy != Policy.FRONTIER:
         raise PlanningError(
-            f"auto compares frontiers, which policy {request.policy} has not", field="schedule"
+            f"auto compares frontiers, which policy {options.policy} has not", field="schedule"
         )
     models: dict[str, PipelineModel | PlanningError] = {}
-    for name in candidate_schedules(request.schedule):
+    for name in candidate_schedules(options.schedule):
         cancellation_point()
         try:
-            models[name] = model_of_request(replace(request, schedule=name))
+            models[name] = model_of_request(request.with_options(schedule=name))
         except PlanningError as error:
             models[name] = error
-    return choose_schedule(models, request.target, request.effort, report, reserve=request.reserve)
+    return choose_schedule(models, options, report)
 
 
 def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:
-    """Return what the request asks of its policy."""
+    """Return the request to the policy for this model."""
     return PolicyRequest(
         model=model,
-        reconfigure=request.reconfigure,
+        options=request.options,
         reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
-        target=request.target,
-        effort=request.effort,
-        reserve=request.reserve,
     )
 
 
 def _pipeline_digest(request: PlanRequest) -> bytes:
+    options = request.options
     rest = (
         request.num_microbatches,
-        request.blocking_power_w,
-        request.schedule,
-        request.activation_memory,
-        request.checkpoint,
-        request.order,
+        options.blocking_power_w,
+        options.schedule,
+        options.activation_bytes,
+        options.free_memory_bytes,
+        options.checkpoint,
+        options.order,
+        options.virtual_stages,
     )
     return repr(rest).encode() + profile_digest(request.profile)
 
@@ -191,25 +194,47 @@ def _pipeline_digest(request: PlanRequest) -> bytes:
 # Of 64 stages x 256 microbatches it takes half a second to build, and some 20 MB.
 @kept_by_digest(_pipeline_digest, num_kept=2)
 def model_of_request(request: PlanRequest) -> PipelineModel:
-    """The pipeline that the request describes.
+    """Return the pipeline that the request describes.
 
     Raises:
         PlanningError: a part of the request cannot be used; names its field.
     """
+    options = request.options
+    order = None
+    if options.order is not None:
+        order = explicit_order(options.order, options.virtual_stages)
     context = ScheduleContext(
         profile=request.profile,
         num_microbatches=request.num_microbatches,
-        activation_memory=request.activation_memory,
-        checkpoint=request.checkpoint,
-        order=request.order,
+        activation_memory=_activation_memory(request),
+        checkpoint=options.checkpoint,
+        order=order,
     )
     try:
-        schedule = make_schedule(request.schedule, context)
+        schedule = make_schedule(options.schedule, context)
         return build_model(request.profile, schedule, request.blocking_power_w)
     except PlanningError as error:
-        if request.order is None or error.field != "schedule":
+        if order is None or error.field != "schedule":
             raise
         raise PlanningError(error.message, field="order") from None
+
+
+def _activation_memory(request: PlanRequest) -> ActivationMemory | None:
+    options, num_stages = request.options, request.profile.num_stages
+    if options.activation_bytes is None or options.free_memory_bytes is None:
+        return None
+    return ActivationMemory(
+        activation_bytes=_per_stage("activation_bytes", options.activation_bytes, num_stages),
+        free_bytes=_per_stage("free_memory_bytes", options.free_memory_bytes, num_stages),
+    )
+
+
+def _per_stage(field: str, sizes: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
+    if len(sizes) not in {1, num_stages}:
+        raise PlanningError(
+            f"{len(sizes)} values for {num_stages} stages; give one, or one per stage", field=field
+        )
+    return sizes * num_stages if len(sizes) == 1 else sizes
 
 
 def plan_of_choice(
@@ -219,10 +244,10 @@ def plan_of_choice(
     iteration_time_s, energy_j = predicted_time_and_energy(model, choice.assignment)
     baseline_time_s, baseline_energy_j = predicted_time_and_energy(model, model.baseline())
     return FrequencyPlan(
-        policy=request.policy,
-        reconfigure=request.reconfigure,
-        schedule=request.schedule,
-        target=request.target,
+        policy=request.options.policy,
+        reconfigure=request.options.reconfigure,
+        schedule=request.options.schedule,
+        target=request.options.target,
         num_microbatches=request.num_microbatches,
         blocking_power_w=model.blocking_power_w,
         iteration_time_s=iteration_time_s,
@@ -239,7 +264,8 @@ def plan_of_choice(
 
 def kept_reserve(request: PlanRequest) -> float:
     """The reserve that a plan for the request keeps: other policies than `frontier` keep none."""
-    return request.reserve if request.policy == "frontier" else 0.0
+    options = request.options
+    return options.reserve if options.policy == Policy.FRONTIER else 0.0
 
 
 def chunk_places(schedule: Schedule) -> VirtualStages:

@@ -25,7 +25,7 @@ from flyball_server.planning.model.simulator import (
     simulate,
 )
 from flyball_server.planning.plan import ConsideredSchedule
-from flyball_server.planning.request_options import Effort
+from flyball_wire.plan_options import Effort, PlanOptions
 
 AUTO = "auto"
 REFERENCE = "1f1b"
@@ -85,11 +85,8 @@ def candidate_schedules(schedule: str) -> tuple[str, ...]:
 
 def choose_schedule(
     models: Mapping[str, PipelineModel | PlanningError],
-    target_text: str,
-    effort: Effort,
+    options: PlanOptions,
     report: Callable[[str], None],
-    *,
-    reserve: float = 0.0,
 ) -> ScheduleChoice:
     """The order with the least energy at the target.
 
@@ -98,10 +95,8 @@ def choose_schedule(
 
     Args:
         models: by name, the pipeline under that order, or why it cannot run; 1F1B among them.
-        target_text: as the user wrote it.
-        effort: how hard to search for each plan.
-        report: told which order is looked at.
-        reserve: by how much instructions may take longer, as a share.
+        options: target, effort and reserve of each plan.
+        report: callback that receives the name of each order before it is planned.
 
     Raises:
         PlanningError: 1F1B itself cannot run, or the target is none.
@@ -112,11 +107,11 @@ def choose_schedule(
         raise reference
     baseline_s = max(earliest_finish_s(reference.dag, reference.durations_s(reference.baseline())))
     search = _Search(
-        target=_with_deadline(parse_target(target_text), baseline_s),
+        target=_with_deadline(parse_target(options.target), baseline_s),
         baseline_s=baseline_s,
-        effort=effort,
+        effort=options.effort,
         report=report,
-        reserve=reserve,
+        reserve=options.reserve,
     )
     for name, model in models.items():
         report(f"looking at {name}")
@@ -124,7 +119,9 @@ def choose_schedule(
     best = search.best()
     if best is None or best.plan is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in search.why_not.items())
-        raise TargetUnreachableError(f"no order meets {target_text!r}: {reasons}", field="target")
+        raise TargetUnreachableError(
+            f"no order meets {options.target!r}: {reasons}", field="target"
+        )
     return ScheduleChoice(
         name=best.name,
         model=best.model,

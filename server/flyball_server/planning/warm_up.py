@@ -5,7 +5,7 @@ from __future__ import annotations
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.model.finish_times import FinishTimes
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.request_options import Effort
+from flyball_wire.plan_options import Effort, PlanOptions
 
 
 def warm_up() -> None:
@@ -22,9 +22,7 @@ def warm_up() -> None:
     request = PlanRequest(
         profile=profile,
         num_microbatches=2,
-        blocking_power_w=(0.1,),
-        policy="frontier",
-        effort=Effort.LOW,
+        options=PlanOptions(blocking_power_w=(0.1,), effort=Effort.LOW),
     )
     model = make_plan(request).model
     durations_s = model.durations_s(model.baseline())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
@@ -15,7 +14,7 @@ from flyball_server.kit.lru import Lru
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.planner import PlanRequest, with_named_schedule
-from flyball_server.planning.request_options import DEFAULT_TARGET, Effort
+from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.read_models import Frontier, JobFrontier
 
 MAX_REMEMBERED = 64
@@ -84,13 +83,10 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest
         raise MissingProfileError(job_id=job_id)
     # The frontier is of all targets, one policy and the job's own effort: what is in force of
     # them is no matter.
-    request = dataclasses.replace(
-        plan_request(job.in_force, profile, services.gpu_window, loop_state),
-        policy="frontier",
-        target=DEFAULT_TARGET,
-        effort=Effort(job.in_force.effort),
+    request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
+    return job, request.with_options(
+        policy=Policy.FRONTIER, target=DEFAULT_TARGET, effort=job.in_force.effort
     )
-    return job, request
 
 
 def _solved(

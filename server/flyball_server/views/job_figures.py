@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from flyball_server.jobs.errors import UnknownJobError
-from flyball_server.planning.request_options import DEFAULT_POLICY
 from flyball_server.views.job_reading import AllJobs, JobFacts, JobReading
 from flyball_wire.closed_loop import MeasuredSavings
 from flyball_wire.read_models import JobOverview
@@ -31,7 +30,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         num_present=facts.ranks.present,
         newest_version=facts.newest_version,
         active_version=facts.active_version,
-        policy=spec.policy or DEFAULT_POLICY,
+        policy=spec.policy,
         target=facts.planned_target or spec.target,
         predicted=facts.prediction,
         measured=facts.newest,

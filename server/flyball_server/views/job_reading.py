@@ -235,14 +235,14 @@ def _read_job(
         facts.target_revision = job.planned_revision
     facts.emulated = job.in_force.emulated or any(rank.emulated for rank in ranks)
     facts.ranks = RankCounts(
-        expected=job.in_force.num_ranks,
+        expected=job.in_force.num_expected_ranks,
         registered=len(ranks),
         present=sum(not is_gone(rank, now, services.life) for rank in ranks),
     )
     are_known = _read_plans(reader, facts, is_late)
     before = facts.totals.after_step
     facts.is_caught_up = are_known and facts.totals.read(
-        reader, job.job_id, job.in_force.num_ranks, is_late
+        reader, job.job_id, job.in_force.num_expected_ranks, is_late
     )
     facts.active_at = max(facts.active_at, last_sign(job, ranks))
     if before not in (-1, facts.totals.after_step):

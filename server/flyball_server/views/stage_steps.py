@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
-from flyball_server.jobs.records import JobRecord, JobSpec, StageTotals
+from flyball_server.jobs.records import JobRecord, StageTotals
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_wire.messages import JobSpec
 from flyball_wire.read_models import StageOfStep, StagesOfStep
 
 # That one answer is made of; adding them up takes some tenths of a second.
@@ -39,7 +40,7 @@ def list_stage_steps(
 
 def most_steps(spec: JobSpec, limit: int, *, num_measurements: int, num_stages: int) -> int:
     """Return the number of steps to read, 1 to `limit`, by the bounds on measurements."""
-    fit = min(num_measurements // spec.num_ranks, num_stages // spec.num_stages)
+    fit = min(num_measurements // spec.num_expected_ranks, num_stages // spec.num_stages)
     return max(min(limit, fit), 1)
 
 
@@ -164,7 +165,7 @@ class StepWindow:
 
     def _newer(self, reader: JobReader, job: JobRecord) -> tuple[StagesOfStep, ...] | None:
         """Steps after the complete ones; None: between these and those known some are left out."""
-        some = max(_MEASUREMENTS_A_LOOK // job.in_force.num_ranks, _FEWEST_A_LOOK)
+        some = max(_MEASUREMENTS_A_LOOK // job.in_force.num_expected_ranks, _FEWEST_A_LOOK)
         limit = min(_num_kept(job), some)
         found = _read(reader, job, after_step=settled_step(self._steps), limit=limit)
         newest = self._steps[-1].step if self._steps else -1
@@ -183,7 +184,7 @@ class StepWindow:
                 known = WindowStep(
                     step=summary.step,
                     revision=self._revision,
-                    is_complete=summary.num_ranks >= job.in_force.num_ranks,
+                    is_complete=summary.num_ranks >= job.in_force.num_expected_ranks,
                     rendered=rendered,
                 )
             steps[summary.step] = known

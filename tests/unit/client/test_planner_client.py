@@ -18,6 +18,7 @@ from flyball_client.api.errors import (
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_wire import messages
 from flyball_wire.codec import encode
+from flyball_wire.plan_options import Policy, TargetChange
 from flyball_wire.read_models import Overview
 
 TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
@@ -78,7 +79,7 @@ HEALTH = messages.Health(status="ok", version="0.1.0")
 VERSION = messages.PlanVersion(version=3, first_step=7)
 ACCEPTED = messages.Accepted(stored=1, next_post_s=1.0)
 BATCH = messages.MeasurementBatch(steps=(MEASUREMENT,))
-CHANGE = messages.TargetChange(policy="uniform")
+CHANGE = TargetChange(policy=Policy.UNIFORM)
 ACKNOWLEDGEMENT = messages.Acknowledgement(version=3, current_step=5)
 
 Call = Callable[[PlannerClient], object]

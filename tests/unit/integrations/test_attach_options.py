@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Unpack, get_type_hints
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 from flyball_integrations.shared.attach_options import (
     AttachOptions,
     PlanningOptions,
-    RankOptions,
     check_options,
     registered_fields,
 )
@@ -49,13 +48,6 @@ def test_all_that_a_job_can_be_planned_with_is_an_option() -> None:
     named = {field.name for field in fields(JobRegistration)} - _NOT_PLANNED
     assert PlanningOptions.__optional_keys__ == (named - {"gpu"}) | {"gpu_type"}
     assert set(GIVEN) == PlanningOptions.__optional_keys__
-
-
-@pytest.mark.parametrize("options", [PlanningOptions, RankOptions])
-def test_every_option_is_described(options: type) -> None:
-    described = options.__doc__ or ""
-    for name in get_type_hints(options):
-        assert f"        {name}: " in described
 
 
 def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> None:

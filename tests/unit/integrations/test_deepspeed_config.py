@@ -24,23 +24,13 @@ from flyball_integrations.deepspeed.config_file import (
 )
 from flyball_integrations.deepspeed.pipeline import attach
 from flyball_integrations.deepspeed.settings import (
-    ADAPTATIONS,
-    EFFORTS,
-    POLICIES,
-    PROFILINGS,
-    RECONFIGURATIONS,
     SCHEDULES,
     SETTINGS,
     Setting,
 )
 from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_profiles.gpu_windows import gpu_names
-from flyball_server.jobs.records import ADAPTATIONS as PLANNERS_ADAPTATIONS
-from flyball_server.jobs.records import PROFILINGS as PLANNERS_PROFILINGS
 from flyball_server.planning.frontier.targets import parse_target
-from flyball_server.planning.policies import POLICIES as PLANNERS_POLICIES
-from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS as PLANNERS_MOVES
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
 
@@ -169,12 +159,7 @@ def test_the_settings_are_the_arguments_of_attach_that_are_no_objects_or_secrets
 
 
 def test_the_names_are_those_that_the_planner_knows() -> None:
-    assert set(POLICIES) == set(PLANNERS_POLICIES)
     assert set(SCHEDULES) <= {*PLANNERS_SCHEDULES, PLANNERS_AUTO}
-    assert set(RECONFIGURATIONS) == set(PLANNERS_MOVES)
-    assert set(EFFORTS) == {str(effort) for effort in Effort}
-    assert PROFILINGS == PLANNERS_PROFILINGS
-    assert ADAPTATIONS == PLANNERS_ADAPTATIONS
 
 
 def test_nothing_given_leaves_all_to_attach() -> None:

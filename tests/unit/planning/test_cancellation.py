@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from tests.planner.samples import profile
 
@@ -16,6 +14,7 @@ from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_wire.plan_options import PlanOptions
 
 
 class NobodyWantsItError(Exception):
@@ -39,8 +38,7 @@ def request(num_microbatches: int = 4) -> PlanRequest:
     return PlanRequest(
         profile=profile(),
         num_microbatches=num_microbatches,
-        blocking_power_w=(70.0,),
-        target="slowdown:0.02",
+        options=PlanOptions(blocking_power_w=(70.0,), target="slowdown:0.02"),
     )
 
 
@@ -129,12 +127,12 @@ def test_each_order_that_is_looked_at_asks_before_it_is_built(
     built: list[str] = []
 
     def note(asked: PlanRequest) -> PipelineModel:
-        built.append(asked.schedule)
+        built.append(asked.options.schedule)
         return model_of_request(asked)
 
     monkeypatch.setattr(planner_module, "model_of_request", note)
     with pytest.raises(NobodyWantsItError), cancelled_by(EndsAt(2)):
-        make_plan(replace(request(), schedule="auto:gpipe"))
+        make_plan(request().with_options(schedule="auto:gpipe"))
     assert built == ["1f1b"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from flyball_server.planning.schedules._base import (
     VirtualStages,
 )
 from flyball_server.planning.schedules.explicit import explicit_order, num_microbatches_of
+from flyball_wire.plan_options import PlanOptions, Policy
 
 from .tiny_pipelines import (
     B,
@@ -48,7 +50,7 @@ def refusal(
     virtual_stages: VirtualStages | None = None,
     num_microbatches: int = 1,
     profile: StageProfile | None = None,
-    memory: ActivationMemory | None = None,
+    **options: Any,  # noqa: ANN401 - of any option
 ) -> PlanningError:
     """Return what a planner says that is asked to plan this."""
     with pytest.raises(PlanningError) as raised:
@@ -56,11 +58,14 @@ def refusal(
             PlanRequest(
                 profile=profile or equal_profile(2),
                 num_microbatches=num_microbatches,
-                blocking_power_w=(5.0,),
-                schedule="explicit",
-                policy="envelope",
-                activation_memory=memory,
-                order=explicit_order(stages, virtual_stages),
+                options=PlanOptions(
+                    blocking_power_w=(5.0,),
+                    schedule="explicit",
+                    policy=Policy.ENVELOPE,
+                    order=tuple(tuple(map(tuple, stage)) for stage in stages),
+                    virtual_stages=virtual_stages,
+                    **options,
+                ),
             )
         )
     assert "\n" not in str(raised.value)
@@ -78,14 +83,17 @@ def test_an_order_is_run_as_it_is_written() -> None:
 
 def test_an_order_of_chunks_is_run_as_it_is_written() -> None:
     profile = timed_profile(2, {F: 1.0, B: 2.0}, num_chunks=2)
-    order = explicit_order([V, V], ((0, 3), (1, 2)))
+    order = (tuple(map(tuple, V)),) * 2
     request = PlanRequest(
         profile=profile,
         num_microbatches=1,
-        blocking_power_w=(5.0,),
-        schedule="explicit",
-        policy="baseline",
-        order=order,
+        options=PlanOptions(
+            blocking_power_w=(5.0,),
+            schedule="explicit",
+            policy=Policy.BASELINE,
+            order=order,
+            virtual_stages=((0, 3), (1, 2)),
+        ),
     )
     plan = make_plan(request).plan
     assert plan.iteration_time_s == 4 * 1 + 4 * 2
@@ -160,8 +168,8 @@ def test_an_order_that_cannot_be_planned_is_refused_by_its_name(
 def test_an_order_of_another_number_of_stages_is_refused_before_its_memory_is_looked_at(
     num_stages: int,
 ) -> None:
-    memory = ActivationMemory(activation_bytes=(1, 1), free_bytes=(9, 9))
-    assert refusal([ONE] * num_stages, memory=memory).field == "order"
+    error = refusal([ONE] * num_stages, activation_bytes=(1, 1), free_memory_bytes=(9, 9))
+    assert error.field == "order"
 
 
 @pytest.mark.parametrize(
@@ -198,21 +206,24 @@ def test_an_order_of_other_chunks_than_were_profiled_is_refused(num_chunks: int)
 
 def test_an_order_that_memory_cannot_hold_is_refused_and_one_byte_more_is_enough() -> None:
     """GPipe's order of two microbatches: stage 1 holds one more than 1F1B's one."""
-    memory = ActivationMemory(activation_bytes=(10, 10), free_bytes=(0, 9))
-    error = refusal([STAGE, STAGE], num_microbatches=2, memory=memory)
+    error = refusal(
+        [STAGE, STAGE], num_microbatches=2, activation_bytes=(10,), free_memory_bytes=(0, 9)
+    )
     assert error.message == (
         "explicit keeps the activations of 2 microbatches on stage 1, whose memory holds 1.9"
     )
     assert error.field == "free_memory_bytes"
-    enough = replace(memory, free_bytes=(0, 10))
     model_of_request(
         PlanRequest(
             profile=equal_profile(2),
             num_microbatches=2,
-            blocking_power_w=(5.0,),
-            schedule="explicit",
-            activation_memory=enough,
-            order=explicit_order([STAGE, STAGE], None),
+            options=PlanOptions(
+                blocking_power_w=(5.0,),
+                schedule="explicit",
+                activation_bytes=(10,),
+                free_memory_bytes=(0, 10),
+                order=(tuple(map(tuple, STAGE)),) * 2,
+            ),
         )
     )
 

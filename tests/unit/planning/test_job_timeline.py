@@ -21,13 +21,13 @@ from flyball_server.planning.documents.predicted_timeline import (
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,
     make_slowed_plan,
 )
+from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 from .tiny_pipelines import (
     B,
@@ -45,16 +45,18 @@ CLOSE = 1e-9
 
 
 def plan_of(
-    profile: StageProfile, num_microbatches: int, schedule: str = "1f1b", policy: str = "baseline"
+    profile: StageProfile,
+    num_microbatches: int,
+    schedule: str = "1f1b",
+    policy: Policy = Policy.BASELINE,
 ) -> FrequencyPlan:
     return make_plan(
         PlanRequest(
             profile=profile,
             num_microbatches=num_microbatches,
-            blocking_power_w=(5.0,),
-            schedule=schedule,
-            policy=policy,
-            effort=Effort.LOW,
+            options=PlanOptions(
+                blocking_power_w=(5.0,), schedule=schedule, policy=policy, effort=Effort.LOW
+            ),
         )
     ).plan
 
@@ -65,8 +67,7 @@ def slowed_plan(
     request = PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
-        blocking_power_w=(5.0,),
-        effort=Effort.LOW,
+        options=PlanOptions(blocking_power_w=(5.0,), effort=Effort.LOW),
     )
     return make_slowed_plan(
         SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)

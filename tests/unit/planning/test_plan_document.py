@@ -19,12 +19,15 @@ from flyball_server.planning.documents.planned_instructions import PlannedInstru
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan_options import PlanOptions, Policy
 
 from .tiny_pipelines import B, F, I, W, any_requests, equal_profile, timed_profile
 
 PLAN = make_plan(
     PlanRequest(
-        profile=equal_profile(2), num_microbatches=2, blocking_power_w=(5.0,), policy="envelope"
+        profile=equal_profile(2),
+        num_microbatches=2,
+        options=PlanOptions(blocking_power_w=(5.0,), policy=Policy.ENVELOPE),
     )
 ).plan
 JSON_VALUES = st.recursive(
@@ -111,9 +114,7 @@ def test_a_plan_of_chunks_says_where_they_stand_in_the_model() -> None:
     request = PlanRequest(
         profile=timed_profile(1, {F: 1.0, I: 1.0, W: 1.0}, num_chunks=2),
         num_microbatches=1,
-        blocking_power_w=(5.0,),
-        schedule="zbv",
-        policy="baseline",
+        options=PlanOptions(blocking_power_w=(5.0,), schedule="zbv", policy=Policy.BASELINE),
     )
     document = plan_document(make_plan(request).plan, solve_s=0.0)
     assert document["virtual_stages"] == [[0, 1]]
@@ -134,9 +135,7 @@ def test_a_plan_that_never_flushes_says_how_many_versions_of_weights_it_needs() 
     request = PlanRequest(
         profile=equal_profile(3),
         num_microbatches=4,
-        blocking_power_w=(5.0,),
-        schedule="pipedream",
-        policy="baseline",
+        options=PlanOptions(blocking_power_w=(5.0,), schedule="pipedream", policy=Policy.BASELINE),
     )
     document = plan_document(make_plan(request).plan, solve_s=0.0)
     assert document["weight_versions"] == [3, 2, 1]

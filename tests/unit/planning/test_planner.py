@@ -13,17 +13,14 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.request_options import (
-    DEFAULT_POLICY,
-    DEFAULT_RECONFIGURE,
-    DEFAULT_SCHEDULE,
-    DEFAULT_TARGET,
-)
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 
 from .tiny_pipelines import B, F, equal_profile, profiles
 
 REQUEST = PlanRequest(
-    profile=equal_profile(2), num_microbatches=2, blocking_power_w=(5.0,), policy="envelope"
+    profile=equal_profile(2),
+    num_microbatches=2,
+    options=PlanOptions(blocking_power_w=(5.0,), policy=Policy.ENVELOPE),
 )
 
 
@@ -50,14 +47,16 @@ def test_a_plan_of_two_stages_is_as_on_paper() -> None:
 
 def test_a_slower_plan_says_by_how_much() -> None:
     """Uniform without reconfiguring: everything takes 1.25 times as long."""
-    plan = make_plan(replace(REQUEST, policy="uniform", reconfigure="default")).plan
+    plan = make_plan(
+        REQUEST.with_options(policy=Policy.UNIFORM, reconfigure=Reconfigure.DEFAULT)
+    ).plan
     assert plan.slowdown_percent == pytest.approx(25)
 
 
 def test_a_plan_names_what_it_was_made_with() -> None:
-    plan = make_plan(replace(REQUEST, policy=DEFAULT_POLICY)).plan
+    plan = make_plan(REQUEST.with_options(policy=Policy.FRONTIER)).plan
     named = (plan.policy, plan.reconfigure, plan.schedule, plan.target)
-    assert named == (DEFAULT_POLICY, DEFAULT_RECONFIGURE, DEFAULT_SCHEDULE, DEFAULT_TARGET)
+    assert named == ("frontier", "balanced", "1f1b", "fastest")
     assert (plan.num_stages, plan.num_microbatches, plan.blocking_power_w) == (2, 2, (5.0, 5.0))
 
 
@@ -68,15 +67,13 @@ def test_a_plan_names_what_it_was_made_with() -> None:
     st.sampled_from(["baseline", "uniform", "envelope"]),
 )
 def test_a_balanced_plan_is_never_slower_than_its_baseline(
-    profile: StageProfile, num_microbatches: int, schedule: str, policy: str
+    profile: StageProfile, num_microbatches: int, schedule: str, policy: Policy
 ) -> None:
     plan = make_plan(
         PlanRequest(
             profile=profile,
             num_microbatches=num_microbatches,
-            blocking_power_w=(20.0,),
-            schedule=schedule,
-            policy=policy,
+            options=PlanOptions(blocking_power_w=(20.0,), schedule=schedule, policy=policy),
         )
     ).plan
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
@@ -88,17 +85,15 @@ def test_a_balanced_plan_is_never_slower_than_its_baseline(
         (replace(REQUEST, num_microbatches=0), "num_microbatches"),
         (replace(REQUEST, num_microbatches=-3), "num_microbatches"),
         (replace(REQUEST, num_microbatches=2**53), "num_microbatches"),
-        (replace(REQUEST, schedule="1F1B"), "schedule"),
-        (replace(REQUEST, policy="eco"), "policy"),
-        (replace(REQUEST, reconfigure="eager"), "reconfigure"),
-        (replace(REQUEST, target="soon"), "target"),
+        (REQUEST.with_options(schedule="1F1B"), "schedule"),
+        (REQUEST.with_options(target="soon"), "target"),
         (replace(REQUEST, reconfigure_granularity_mhz=0), "reconfigure_granularity_mhz"),
-        (replace(REQUEST, blocking_power_w=()), "blocking_power_w"),
-        (replace(REQUEST, blocking_power_w=(1.0, 2.0, 3.0)), "blocking_power_w"),
-        (replace(REQUEST, blocking_power_w=(-1.0,)), "blocking_power_w"),
-        (replace(REQUEST, blocking_power_w=(5.0, math.nan)), "blocking_power_w"),
-        (replace(REQUEST, blocking_power_w=(math.inf,)), "blocking_power_w"),
-        (replace(REQUEST, blocking_power_w=(100_001.0,)), "blocking_power_w"),
+        (REQUEST.with_options(blocking_power_w=()), "blocking_power_w"),
+        (REQUEST.with_options(blocking_power_w=(1.0, 2.0, 3.0)), "blocking_power_w"),
+        (REQUEST.with_options(blocking_power_w=(-1.0,)), "blocking_power_w"),
+        (REQUEST.with_options(blocking_power_w=(5.0, math.nan)), "blocking_power_w"),
+        (REQUEST.with_options(blocking_power_w=(math.inf,)), "blocking_power_w"),
+        (REQUEST.with_options(blocking_power_w=(100_001.0,)), "blocking_power_w"),
     ],
 )
 def test_a_request_that_cannot_be_planned_names_its_field(

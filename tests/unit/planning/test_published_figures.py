@@ -12,6 +12,7 @@ from tests.shared_data import needs_shared_data, published_profile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 
 A100_BLOCKING_POWER_W = 83.64
 A40_BLOCKING_POWER_W = 70.38
@@ -24,10 +25,12 @@ def plan_of(file: str, blocking_power_w: float, num_microbatches: int) -> Freque
         PlanRequest(
             profile=read_stage_profile(published_profile(file)),
             num_microbatches=num_microbatches,
-            blocking_power_w=(blocking_power_w,),
-            schedule="1f1b",
-            policy="envelope",
-            reconfigure="balanced",
+            options=PlanOptions(
+                blocking_power_w=(blocking_power_w,),
+                schedule="1f1b",
+                policy=Policy.ENVELOPE,
+                reconfigure=Reconfigure.BALANCED,
+            ),
         )
     ).plan
 

@@ -10,6 +10,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS, reconfigure
+from flyball_wire.plan_options import Reconfigure
 
 from .oracles import event_driven_finish_s
 from .tiny_pipelines import B, F, Points, assigned_models, model_of, node_of, profile_of
@@ -22,7 +23,9 @@ def one_stage(points: Points = HUNDREDS, num_microbatches: int = 2) -> PipelineM
     return model_of(profile_of([{F: points, B: points}]), num_microbatches)
 
 
-def one_move(model: PipelineModel, mhz: list[int], manner: str, granularity_mhz: int) -> list[int]:
+def one_move(
+    model: PipelineModel, mhz: list[int], manner: Reconfigure, granularity_mhz: int
+) -> list[int]:
     """The clocks of a one-stage pipeline after one move, from these."""
     clocks = [point.frequency_mhz for point in model.points[0]]
     assignment = [clocks.index(clock) for clock in mhz]
@@ -34,22 +37,27 @@ def one_move(model: PipelineModel, mhz: list[int], manner: str, granularity_mhz:
 
 def test_greedy_raises_the_last_unit_below_the_highest_by_three_steps() -> None:
     model = one_stage()
-    assert one_move(model, [100, 100, 100, 100], "greedy", 100) == [100, 100, 100, 400]
-    assert one_move(model, [100, 100, 100, 400], "greedy", 100) == [100, 100, 100, 500]
-    assert one_move(model, [100, 100, 200, 500], "greedy", 100) == [100, 100, 500, 500]
+    assert one_move(model, [100, 100, 100, 100], Reconfigure.GREEDY, 100) == [100, 100, 100, 400]
+    assert one_move(model, [100, 100, 100, 400], Reconfigure.GREEDY, 100) == [100, 100, 100, 500]
+    assert one_move(model, [100, 100, 200, 500], Reconfigure.GREEDY, 100) == [100, 100, 500, 500]
 
 
 def test_balanced_raises_every_unit_with_the_lowest_clock_by_one_step() -> None:
     model = one_stage()
-    assert one_move(model, [100, 200, 100, 500], "balanced", 100) == [200, 200, 200, 500]
-    assert one_move(model, [200, 200, 200, 500], "balanced", 100) == [300, 300, 300, 500]
-    assert one_move(model, [500, 400, 500, 500], "balanced", 100) == [500, 500, 500, 500]
+    assert one_move(model, [100, 200, 100, 500], Reconfigure.BALANCED, 100) == [200, 200, 200, 500]
+    assert one_move(model, [200, 200, 200, 500], Reconfigure.BALANCED, 100) == [300, 300, 300, 500]
+    assert one_move(model, [500, 400, 500, 500], Reconfigure.BALANCED, 100) == [500, 500, 500, 500]
 
 
 def test_balanced_leaves_a_unit_one_small_step_above_the_lowest() -> None:
     """GPUs step by 15 MHz: what is that close to the lowest clock is not the lowest."""
     steps: Points = [(mhz, 1000 / mhz, 1.0) for mhz in (130, 115, 100)]
-    assert one_move(one_stage(steps), [100, 115, 100, 130], "balanced", 15) == [115, 115, 115, 130]
+    assert one_move(one_stage(steps), [100, 115, 100, 130], Reconfigure.BALANCED, 15) == [
+        115,
+        115,
+        115,
+        130,
+    ]
 
 
 def test_balanced_looks_for_the_lowest_clock_among_units_that_can_be_raised() -> None:
@@ -57,12 +65,12 @@ def test_balanced_looks_for_the_lowest_clock_among_units_that_can_be_raised() ->
     stage = {F: [(200, 1.0, 1.0), (100, 2.0, 1.0)], B: HUNDREDS}
     model = model_of(profile_of([stage]), 1)
     assignment = [0, 2]  # F0 at its highest, 200 MHz; B0 at 300 MHz
-    assert RECONFIGURATIONS["balanced"](model, assignment, (0, 1), 100)
+    assert RECONFIGURATIONS[Reconfigure.BALANCED](model, assignment, (0, 1), 100)
     assert assignment == [0, 1]
 
 
 @pytest.mark.parametrize("manner", ["greedy", "balanced"])
-def test_a_path_at_the_highest_clocks_ends_it(manner: str) -> None:
+def test_a_path_at_the_highest_clocks_ends_it(manner: Reconfigure) -> None:
     model = one_stage()
     assert not RECONFIGURATIONS[manner](model, [0, 0, 0, 0], (0, 1, 2, 3), 100)
 
@@ -77,17 +85,20 @@ GAPS: Points = [(mhz, 1.0, 1.0) for mhz in (1410, 1395, 1380, 1300, 1290, 1275)]
 def test_a_step_goes_to_the_first_profiled_clock_at_least_a_granularity_higher(
     from_mhz: int, to_mhz: int
 ) -> None:
-    assert one_move(one_stage(GAPS, 1), [from_mhz, 1410], "balanced", 30) == [to_mhz, 1410]
+    assert one_move(one_stage(GAPS, 1), [from_mhz, 1410], Reconfigure.BALANCED, 30) == [
+        to_mhz,
+        1410,
+    ]
 
 
 def test_three_greedy_steps_are_three_times_that_rule() -> None:
     """1275 -> 1290 -> 1300 -> 1380 at 10 MHz, though 1275 + 3 * 10 is 1305."""
-    assert one_move(one_stage(GAPS, 1), [1410, 1275], "greedy", 10) == [1410, 1380]
+    assert one_move(one_stage(GAPS, 1), [1410, 1275], Reconfigure.GREEDY, 10) == [1410, 1380]
 
 
 def test_default_raises_nothing() -> None:
     model = one_stage()
-    assert reconfigure(model, [4, 3, 2, 1], "default", 30) == [4, 3, 2, 1]
+    assert reconfigure(model, [4, 3, 2, 1], Reconfigure.DEFAULT, 30) == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +112,7 @@ def test_default_raises_nothing() -> None:
 )
 @pytest.mark.parametrize("manner", ["greedy", "balanced"])
 def test_only_what_delays_the_iteration_is_raised(
-    manner: str, slow_backward_s: float, final_mhz: int
+    manner: Reconfigure, slow_backward_s: float, final_mhz: int
 ) -> None:
     """Two stages, two microbatches; F1 and B0 of stage 0 start at their lower clock.
 
@@ -126,7 +137,7 @@ def test_only_what_delays_the_iteration_is_raised(
 @pytest.mark.parametrize("manner", sorted(RECONFIGURATIONS))
 @pytest.mark.parametrize("granularity_mhz", [0, -30])
 def test_a_step_of_nothing_is_refused_rather_than_taken_for_ever(
-    manner: str, granularity_mhz: int
+    manner: Reconfigure, granularity_mhz: int
 ) -> None:
     with pytest.raises(PlanningError, match="must be at least 1 MHz") as error:
         reconfigure(one_stage(), [4, 4, 4, 4], manner, granularity_mhz)
@@ -137,7 +148,7 @@ def test_a_step_of_nothing_is_refused_rather_than_taken_for_ever(
     assigned_models(), st.sampled_from(["greedy", "balanced"]), st.sampled_from([1, 15, 30, 5000])
 )
 def test_it_ends_no_slower_than_baseline_with_a_critical_path_at_the_highest_clocks(
-    assigned: tuple[PipelineModel, list[int]], manner: str, granularity_mhz: int
+    assigned: tuple[PipelineModel, list[int]], manner: Reconfigure, granularity_mhz: int
 ) -> None:
     model, start = assigned
     result = reconfigure(model, start, manner, granularity_mhz)
@@ -152,7 +163,7 @@ def test_it_ends_no_slower_than_baseline_with_a_critical_path_at_the_highest_clo
 
 @given(assigned_models(), st.sampled_from(["greedy", "balanced"]))
 def test_a_pipeline_already_reconfigured_stays_as_it_is(
-    assigned: tuple[PipelineModel, list[int]], manner: str
+    assigned: tuple[PipelineModel, list[int]], manner: Reconfigure
 ) -> None:
     model, start = assigned
     once = reconfigure(model, start, manner, 30)

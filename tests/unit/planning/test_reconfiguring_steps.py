@@ -11,31 +11,29 @@ import pytest
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_server.cli.reconfiguration_steps import main
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies.reconfigure import reconfigure, reconfiguring_steps
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 
 NUM_MICROBATCHES = 4
 
 
-def envelope(manner: str) -> tuple[PlanRequest, FrequencyPlan]:
+def envelope(manner: Reconfigure) -> tuple[PlanRequest, FrequencyPlan]:
     """EnvPipe's plan of four stages of the example."""
     request = PlanRequest(
         profile=load_example_profile().select_stages((0, 1, 2, 7)),
         num_microbatches=NUM_MICROBATCHES,
-        blocking_power_w=(80.0,),
-        policy="envelope",
-        reconfigure=manner,
+        options=PlanOptions(blocking_power_w=(80.0,), policy=Policy.ENVELOPE, reconfigure=manner),
     )
     return request, make_plan(request).plan
 
 
 @pytest.mark.parametrize("manner", ["greedy", "balanced"])
-def test_the_steps_lead_from_the_unraised_plan_to_the_reconfigured_one(manner: str) -> None:
+def test_the_steps_lead_from_the_unraised_plan_to_the_reconfigured_one(manner: Reconfigure) -> None:
     request, plan = envelope(manner)
-    _, unraised = envelope("default")
+    _, unraised = envelope(Reconfigure.DEFAULT)
     _, start = model_of_plan(request.profile, unraised)
     _, end = model_of_plan(request.profile, plan)
     model = model_of_request(request)
@@ -46,7 +44,9 @@ def test_the_steps_lead_from_the_unraised_plan_to_the_reconfigured_one(manner: s
 
 
 @pytest.mark.parametrize("manner", ["greedy", "balanced"])
-def test_every_step_raises_something_on_the_critical_path_and_nothing_else(manner: str) -> None:
+def test_every_step_raises_something_on_the_critical_path_and_nothing_else(
+    manner: Reconfigure,
+) -> None:
     request, _ = envelope(manner)
     model = model_of_request(request)
     start = [len(points) - 1 for points in model.points]
@@ -59,17 +59,10 @@ def test_every_step_raises_something_on_the_critical_path_and_nothing_else(manne
 
 
 def test_without_raising_there_is_the_start_alone() -> None:
-    request, _ = envelope("default")
+    request, _ = envelope(Reconfigure.DEFAULT)
     model = model_of_request(request)
     start = [1] * model.dag.num_nodes
-    assert list(reconfiguring_steps(model, start, "default", 30)) == [start]
-
-
-def test_a_manner_that_does_not_exist_is_refused_before_the_first_step() -> None:
-    request, _ = envelope("default")
-    model = model_of_request(request)
-    with pytest.raises(PlanningError, match="unknown 'fastest'"):
-        next(reconfiguring_steps(model, model.baseline(), "fastest", 30))
+    assert list(reconfiguring_steps(model, start, Reconfigure.DEFAULT, 30)) == [start]
 
 
 def test_they_are_printed_as_envpipe_prints_them(

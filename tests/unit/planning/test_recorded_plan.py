@@ -12,7 +12,7 @@ from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_wire.plan_options import PlanOptions, Policy
 
 from .tiny_pipelines import B, F, I, W, any_requests, equal_profile, profile_of
 
@@ -20,8 +20,7 @@ PLAN = make_plan(
     PlanRequest(
         profile=equal_profile(2),
         num_microbatches=2,
-        blocking_power_w=(5.0, 7.0),
-        policy="envelope",
+        options=PlanOptions(blocking_power_w=(5.0, 7.0), policy=Policy.ENVELOPE),
     )
 ).plan
 
@@ -129,10 +128,13 @@ def test_a_plan_of_stages_in_another_order_than_the_models_keeps_their_places() 
         PlanRequest(
             profile=equal_profile(2),
             num_microbatches=1,
-            blocking_power_w=(5.0,),
-            schedule="explicit",
-            policy="baseline",
-            order=explicit_order((stage, stage), ((1,), (0,))),
+            options=PlanOptions(
+                blocking_power_w=(5.0,),
+                schedule="explicit",
+                policy=Policy.BASELINE,
+                order=(stage, stage),
+                virtual_stages=((1,), (0,)),
+            ),
         )
     ).plan
     model, assignment = model_of_plan(equal_profile(2), plan)
@@ -145,9 +147,9 @@ def test_a_period_with_several_clocks_for_one_kind_of_a_stage_is_refused() -> No
         PlanRequest(
             profile=equal_profile(2),
             num_microbatches=3,
-            blocking_power_w=(5.0,),
-            schedule="pipedream",
-            policy="baseline",
+            options=PlanOptions(
+                blocking_power_w=(5.0,), schedule="pipedream", policy=Policy.BASELINE
+            ),
         )
     ).plan
     first, *others = plan.stages[0]

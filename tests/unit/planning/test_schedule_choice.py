@@ -13,13 +13,12 @@ from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import separate_pipelines
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, with_named_schedule
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import (
     COMPARABLE,
     DEFAULT_CANDIDATES,
     candidate_schedules,
 )
-from flyball_server.planning.schedules._base import ActivationMemory
+from flyball_wire.plan_options import Effort, PlanOptions
 
 from .tiny_pipelines import B, F, I, W, profile_of
 
@@ -51,10 +50,9 @@ def request_of(target: str = "fastest", schedule: str = "auto") -> PlanRequest:
     return PlanRequest(
         profile=in_parts(3),
         num_microbatches=6,
-        blocking_power_w=(80.0,),
-        schedule=schedule,
-        target=target,
-        effort=Effort.LOW,
+        options=PlanOptions(
+            blocking_power_w=(80.0,), schedule=schedule, target=target, effort=Effort.LOW
+        ),
     )
 
 
@@ -117,12 +115,8 @@ def test_the_plan_is_what_the_chosen_order_by_its_name_would_give_at_the_same_de
 
 def test_orders_that_the_profile_or_memory_do_not_allow_say_why() -> None:
     request = replace(
-        request_of(),
-        profile=profile_of([{F: curve(1, 300), B: curve(2, 600)}] * 3),
-        activation_memory=ActivationMemory(
-            activation_bytes=(100, 100, 100), free_bytes=(150, 150, 150)
-        ),
-    )
+        request_of(), profile=profile_of([{F: curve(1, 300), B: curve(2, 600)}] * 3)
+    ).with_options(activation_bytes=(100,), free_memory_bytes=(150,))
     why_not = {entry.schedule: entry.why_not or "" for entry in make_plan(request).plan.considered}
     assert "has no backward_input of stage 0" in why_not["zb-h1"]
     assert "has no chunks" in why_not["interleaved-1f1b"]
@@ -153,7 +147,7 @@ def test_a_target_that_no_order_meets_says_what_each_can() -> None:
 
 def test_a_policy_without_a_frontier_is_refused() -> None:
     with pytest.raises(PlanningError, match="auto compares frontiers") as error:
-        make_plan(replace(request_of(), policy="envelope"))
+        make_plan(request_of().with_options(policy="envelope"))
     assert error.value.field == "schedule"
 
 
@@ -171,7 +165,7 @@ def test_what_was_considered_survives_a_plan_file() -> None:
 
 def test_a_frontier_is_of_the_order_that_is_chosen() -> None:
     named = with_named_schedule(request_of())
-    assert named.schedule == make_plan(request_of()).plan.schedule
+    assert named.options.schedule == make_plan(request_of()).plan.schedule
     assert make_frontier(named, 3) == make_frontier(
-        replace(request_of(), schedule=named.schedule), 3
+        request_of().with_options(schedule=named.options.schedule), 3
     )

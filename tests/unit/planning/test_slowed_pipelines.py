@@ -24,12 +24,12 @@ from flyball_server.planning.model.data_parallel import make_data_parallel_plan,
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies import POLICIES
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,
     make_slowed_plan,
 )
+from flyball_wire.plan_options import Effort, PlanOptions
 
 from .oracles import every_plan
 from .tiny_pipelines import B, F, equal_profile, profile_of, profiles
@@ -60,11 +60,10 @@ def slowed(
     request = PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
-        blocking_power_w=(5.0,),
-        effort=Effort.LOW,
+        options=PlanOptions(blocking_power_w=(5.0,), effort=Effort.LOW),
     )
     return SlowedRequest(
-        request=replace(request, **changes),  # type: ignore[arg-type]
+        request=request.with_options(**changes),
         slowdowns=slowdowns,
         num_pipelines=num_pipelines,
     )
@@ -217,7 +216,9 @@ def test_a_plan_of_little_effort_keeps_the_deadline_and_its_bound() -> None:
     slow = Slowdown(stage=1, slowdown=1.3, dp_rank=1)
     request = slowed(merged(3, 3), slow, num_pipelines=3, num_microbatches=8)
     quick = planned_apart(request)
-    full = planned_apart(replace(request, request=replace(request.request, effort=Effort.NORMAL)))
+    full = planned_apart(
+        replace(request, request=request.request.with_options(effort=Effort.NORMAL))
+    )
     assert quick.baseline_iteration_time_s == full.baseline_iteration_time_s
     assert quick.iteration_time_s <= quick.baseline_iteration_time_s
     assert quick.lower_bound_j is not None
@@ -260,7 +261,9 @@ def best_energy_j(
 ) -> float:
     """The least energy of all choices of one plan for the slow pipeline and one for the others."""
     model = model_of_request(
-        PlanRequest(profile=profile, num_microbatches=1, blocking_power_w=(5.0,))
+        PlanRequest(
+            profile=profile, num_microbatches=1, options=PlanOptions(blocking_power_w=(5.0,))
+        )
     )
     plans = [(time_s, energy_j / num_pipelines) for time_s, energy_j in every_plan(model)]
     best_j = float("inf")
@@ -281,7 +284,9 @@ def test_classes_are_what_separate_pipelines_of_these_profiles_would_be(
     one = replace(profile, num_ranks_per_stage=(1,) * profile.num_stages)
     stage = data.draw(st.integers(0, profile.num_stages - 1))
     request = PlanRequest(
-        profile=one, num_microbatches=num_microbatches, blocking_power_w=(12.5,), effort=Effort.LOW
+        profile=one,
+        num_microbatches=num_microbatches,
+        options=PlanOptions(blocking_power_w=(12.5,), effort=Effort.LOW),
     )
     slow = StageProfile(
         points={
@@ -385,8 +390,10 @@ def test_equal_requests_have_one_digest_and_others_another() -> None:
 def test_one_pipeline_is_built_once_for_several_targets() -> None:
     request = slowed(merged(2, 2)).request
     model = model_of_request(request)
-    assert model_of_request(replace(request, target="slowdown:0.1", effort=Effort.HIGH)) is model
-    assert model_of_request(replace(request, schedule="gpipe")).schedule.name == "gpipe"
+    assert (
+        model_of_request(request.with_options(target="slowdown:0.1", effort=Effort.HIGH)) is model
+    )
+    assert model_of_request(request.with_options(schedule="gpipe")).schedule.name == "gpipe"
 
 
 # ------------------------------------------------------------------ refusals

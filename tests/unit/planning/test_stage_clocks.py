@@ -10,7 +10,6 @@ from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
@@ -18,20 +17,23 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     make_slowed_plan,
 )
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
+from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 from .tiny_pipelines import B, F, equal_profile, profile_of, timed_profile
 
 
 def request_of(
-    profile: StageProfile, num_microbatches: int, schedule: str = "1f1b", policy: str = "frontier"
+    profile: StageProfile,
+    num_microbatches: int,
+    schedule: str = "1f1b",
+    policy: Policy = Policy.FRONTIER,
 ) -> PlanRequest:
     return PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
-        blocking_power_w=(5.0,),
-        schedule=schedule,
-        policy=policy,
-        effort=Effort.LOW,
+        options=PlanOptions(
+            blocking_power_w=(5.0,), schedule=schedule, policy=policy, effort=Effort.LOW
+        ),
     )
 
 
@@ -63,7 +65,7 @@ def test_a_chunk_counts_by_its_own_time() -> None:
     """Chunks of 1 and 2 s, and of 3 and 4 s; the first one's forward at 1000 MHz takes 2 s."""
     chunks = (timed_profile(1, {F: 1.0, B: 2.0}), timed_profile(1, {F: 3.0, B: 4.0}))
     profile = whole_stages(chunks)
-    plan = make_plan(request_of(profile, 1, "interleaved-1f1b", "baseline")).plan
+    plan = make_plan(request_of(profile, 1, "interleaved-1f1b", Policy.BASELINE)).plan
     forward, *others = plan.stages[0]
     slowed = replace(plan, stages=((forward._replace(frequency_mhz=1000), *others),))
     expected = (2 * 1000 + (3 + 4 + 2) * 1410) / 11

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -12,10 +13,9 @@ from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
-from flyball_server.planning.schedules.gpipe import CHECKPOINT_MODES
+from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions
 
 F = InstructionKind.FORWARD
 B = InstructionKind.BACKWARD
@@ -194,7 +194,7 @@ def any_contexts(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> Schedul
     return ScheduleContext(
         profile=profile,
         num_microbatches=num_microbatches,
-        checkpoint=draw(st.sampled_from(CHECKPOINT_MODES)) if name == "torchgpipe" else None,
+        checkpoint=draw(st.sampled_from(Checkpoint)) if name == "torchgpipe" else None,
         order=draw(any_orders(chunks, num_microbatches)) if is_explicit else None,
     )
 
@@ -255,6 +255,14 @@ def _any_models_of(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> Pipel
     return build_model(context.profile, make_schedule(shape[0], context), power_w)
 
 
+def raw_order(order: ExplicitOrder | None) -> dict[str, Any]:
+    """Options `order` and `virtual_stages` of an order."""
+    if order is None:
+        return {}
+    entries = tuple(tuple(map(tuple, stage)) for stage in order.stages)
+    return {"order": entries, "virtual_stages": order.virtual_stages}
+
+
 @st.composite
 def any_requests(draw: st.DrawFn) -> PlanRequest:
     """Requests for a plan of the frontier's, under any schedule there is."""
@@ -263,11 +271,13 @@ def any_requests(draw: st.DrawFn) -> PlanRequest:
     return PlanRequest(
         profile=context.profile,
         num_microbatches=context.num_microbatches,
-        blocking_power_w=(12.5,),
-        schedule=shape[0],
-        effort=Effort.LOW,
-        checkpoint=context.checkpoint,
-        order=context.order,
+        options=PlanOptions(
+            blocking_power_w=(12.5,),
+            schedule=shape[0],
+            effort=Effort.LOW,
+            checkpoint=context.checkpoint,
+            **raw_order(context.order),
+        ),
     )
 
 

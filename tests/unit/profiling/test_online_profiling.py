@@ -17,6 +17,7 @@ from flyball_server.planning.schedules._base import Schedule, ScheduleContext
 from flyball_server.profiling.moves import Finished, Refused, next_move
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_server.profiling.profiling_result import ProfilingResult
+from flyball_wire.plan_options import PlanOptions
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +99,7 @@ def on_the_truth(plan: FrequencyPlan, truth: StageProfile, num_microbatches: int
         PlanRequest(
             profile=truth,
             num_microbatches=num_microbatches,
-            blocking_power_w=(BLOCKING_POWER_W,),
+            options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,)),
         )
     )
     clocks_mhz = {
@@ -136,9 +137,11 @@ def test_eight_stages_of_forty_clocks_are_profiled_as_the_limits_say() -> None:
     request = PlanRequest(
         profile=found.profile(setup),
         num_microbatches=num_microbatches,
-        blocking_power_w=found.blocking_power_w,
+        options=PlanOptions(blocking_power_w=found.blocking_power_w),
     )
-    best = make_plan(replace(request, profile=truth, blocking_power_w=(BLOCKING_POWER_W,))).plan
+    best = make_plan(
+        replace(request, profile=truth).with_options(blocking_power_w=(BLOCKING_POWER_W,))
+    ).plan
     planned = on_the_truth(make_plan(request).plan, truth, num_microbatches)
     assert planned.energy_j <= 1.01 * best.energy_j
     assert planned.iteration_time_s <= 1.01 * best.iteration_time_s

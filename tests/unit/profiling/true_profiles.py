@@ -24,6 +24,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_server.profiling.profiling_result import ProfilingResult
 from flyball_wire.closed_loop import ProbedPoint
+from flyball_wire.plan_options import PlanOptions
 
 A100_BLOCKING_POWER_W = 83.64
 NUM_CLOCKS = 40
@@ -166,8 +167,7 @@ def _plan(
     request = PlanRequest(
         profile=profile,
         num_microbatches=truth.schedule.num_microbatches,
-        blocking_power_w=blocking_power_w,
-        schedule=truth.schedule.name,
+        options=PlanOptions(blocking_power_w=blocking_power_w, schedule=truth.schedule.name),
     )
     plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
     assert isinstance(plan, FrequencyPlan)

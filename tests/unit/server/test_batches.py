@@ -37,14 +37,14 @@ from flyball_server.jobs.measurements.measurements import (
     post_period_s,
     store_together,
 )
-from flyball_server.jobs.records import JobSpec, RankRecord
+from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
-from flyball_wire.messages import RankPlan
+from flyball_wire.messages import JobSpec, RankPlan
 
 NOBODY = Launch()
 WAIT_S = 30.0

@@ -30,6 +30,7 @@ from flyball_server.planning.documents.recorded_plan import (
 from flyball_server.planning.model.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules._base import Instruction
+from flyball_wire.plan_options import PlanOptions, Policy
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 Event = dict[str, Any]
@@ -61,8 +62,7 @@ def request_of(num_stages: int, num_microbatches: int, scale: float) -> PlanRequ
     return PlanRequest(
         profile=profile_of(num_stages, scale, num_ranks=2),
         num_microbatches=num_microbatches,
-        blocking_power_w=(5.0,),
-        policy="envelope",
+        options=PlanOptions(blocking_power_w=(5.0,), policy=Policy.ENVELOPE),
     )
 
 

@@ -29,7 +29,6 @@ from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile import comparing
 from flyball_server.jobs.reconcile.comparing import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord, StepReport
-from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import (
     comparison_cycle,
@@ -38,6 +37,7 @@ from flyball_server.jobs.savings.comparisons import (
     start_comparison,
 )
 from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_wire.plan_options import TargetChange
 
 
 class ComparedJob:
@@ -173,7 +173,7 @@ def test_a_new_plan_in_between_ends_the_comparison_and_is_not_undone(job: Compar
     job.look()
     job.activate()
     job.measure(10)
-    change_target(job.services, "job", TargetUpdate(target="least-energy"))
+    change_target(job.services, "job", TargetChange(target="least-energy"))
     job.look()
     assert job.progress() == ("ended", 2, 4)
     assert len(job.versions()) == 3

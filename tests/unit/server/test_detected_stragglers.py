@@ -22,7 +22,6 @@ from flyball_server.jobs.reconcile.slowdowns import (
     StragglerReconciler,
 )
 from flyball_server.jobs.records import StepReport
-from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, require_job
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
@@ -32,6 +31,7 @@ from flyball_server.jobs.stragglers.announcements import (
     withdraw_straggler,
 )
 from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_wire.plan_options import TargetChange
 
 
 def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten() -> None:
@@ -195,7 +195,7 @@ def test_steps_are_found_after_a_gap_in_which_nothing_was_measured() -> None:
 def test_after_a_planning_that_failed_the_plan_that_holds_is_watched() -> None:
     job = Running(adaptation="frontier", effort="low")
     deadline_s = job.plan.baseline_iteration_time_s * 1.05
-    change_target(job.services, "job", TargetUpdate(target=f"deadline:{deadline_s}"))
+    change_target(job.services, "job", TargetChange(target=f"deadline:{deadline_s}"))
     job.acknowledged()
     job.run(MIN_STEPS + 6, slow(1, 1.3))
     assert get_job(job.services, "job").job.state is JobState.PLANNING_FAILED

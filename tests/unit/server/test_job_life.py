@@ -30,9 +30,8 @@ from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile import expiry
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.replanning import ReplanReconciler, TimetableReconciler
-from flyball_server.jobs.records import JobSpec, RankRecord, StepDetail
+from flyball_server.jobs.records import RankRecord, StepDetail
 from flyball_server.jobs.registry import registration
-from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import delete_job, leave_rank, register_together
@@ -40,6 +39,8 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.timetables import get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
+from flyball_wire.messages import JobSpec
+from flyball_wire.plan_options import Policy, TargetChange
 
 LIFE = LifeTimes(rank_silence_s=90, job_expiry_s=3600, job_retention_s=7200)
 FIRST = Launch(run="42", restart_count=0)
@@ -127,7 +128,7 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
     with life.services.store.writing("job") as writer:
         writer.touch_ranks("job", (0,), life.now)
     life.pass_time(40)
-    change_target(life.services, "job", TargetUpdate(policy="uniform"))
+    change_target(life.services, "job", TargetChange(policy=Policy.UNIFORM))
     acknowledge(life.services, "job", 0, version=2, current_step=9)
     summary = get_job(life.services, "job")
     assert (summary.newest_version, summary.active_version) == (2, 1)

@@ -21,6 +21,7 @@ from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.job_totals import NEWEST_STEPS, Clocks, JobTotals
 from flyball_server.views.plan_facts import plan_facts
+from flyball_wire.plan_options import PlanOptions
 from flyball_wire.read_models import PredictedIteration
 
 NUM_RANKS = 2
@@ -163,7 +164,9 @@ def test_the_newest_steps_are_alike_and_a_few(store: MemoryJobStore) -> None:
 
 def test_the_energies_of_the_stages_are_the_plans() -> None:
     plan = make_plan(
-        PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,))
+        PlanRequest(
+            profile=profile(), num_microbatches=2, options=PlanOptions(blocking_power_w=(70.0,))
+        )
     ).plan
     facts = plan_facts(plan_record(plan=plan), profile())
     assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
@@ -174,7 +177,9 @@ def test_the_energies_of_the_stages_are_the_plans() -> None:
 
 def test_stages_are_not_told_from_a_profile_that_is_not_the_plans() -> None:
     plan = make_plan(
-        PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,))
+        PlanRequest(
+            profile=profile(), num_microbatches=2, options=PlanOptions(blocking_power_w=(70.0,))
+        )
     ).plan
     assert plan_facts(plan_record(plan=plan), profile(forward_energy_j=31.0)).stages == ()
     assert plan_facts(plan_record(plan=plan), profile(3)).stages == ()

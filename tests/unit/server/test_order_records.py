@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_wire.plan_options import Checkpoint, PlanOptions, Policy
 
 V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
 PLACES = ((0, 3), (1, 2))
@@ -27,15 +28,18 @@ MAKERS: dict[str, Callable[[Path], JobStore]] = {
 
 
 def plan_of(profile: StageProfile, schedule: str) -> FrequencyPlan:
-    order = explicit_order((V, V), PLACES) if schedule == "explicit" else None
+    is_explicit = schedule == "explicit"
     return make_plan(
         PlanRequest(
             profile=profile,
-            num_microbatches=1 if order else 4,
-            blocking_power_w=(5.0,),
-            schedule=schedule,
-            policy="envelope",
-            order=order,
+            num_microbatches=1 if is_explicit else 4,
+            options=PlanOptions(
+                blocking_power_w=(5.0,),
+                schedule=schedule,
+                policy=Policy.ENVELOPE,
+                order=(V, V) if is_explicit else None,
+                virtual_stages=PLACES if is_explicit else None,
+            ),
         )
     ).plan
 
@@ -47,8 +51,8 @@ def test_order_chunks_and_weight_versions_come_out_as_they_went_in(
     store = MAKERS[kind](tmp_path)
     spec = job_spec(schedule="explicit", num_microbatches=1, order=(V, V), virtual_stages=PLACES)
     chunked = timed_profile(2, {F: 0.1, B: 1 / 3}, num_chunks=2)
-    job = job_record(registered=spec, in_force=spec.evolve(target="least-energy"))
-    recomputing = job_spec(schedule="torchgpipe", checkpoint="always")
+    job = job_record(registered=spec, in_force=replace(spec, target="least-energy"))
+    recomputing = job_spec(schedule="torchgpipe", checkpoint=Checkpoint.ALWAYS)
     other = job_record("other", registered=recomputing, in_force=recomputing)
     explicit = plan_of(chunked, "explicit")
     periodic = plan_of(equal_profile(2), "pipedream")

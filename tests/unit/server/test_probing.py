@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pytest
@@ -27,6 +27,7 @@ from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
 from flyball_server.views.profiling import get_profiling
+from flyball_wire.messages import Profiling
 
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
 NUM_MICROBATCHES = 16
@@ -62,9 +63,10 @@ class ProbedJob:
     _acknowledged: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        spec = job_spec().evolve(
+        spec = replace(
+            job_spec(),
             num_microbatches=NUM_MICROBATCHES,
-            profiling="online",
+            profiling=Profiling.ONLINE,
             blocking_power_w=None,
             gpu=None,
         )
@@ -312,8 +314,8 @@ def test_a_job_that_was_refused_can_be_registered_to_wait_for_a_profile_but_not_
 ):
     job = ProbedJob(services=Services(CountingPlanner()), tells=False)
     job.profile_to_the_end()
-    given = job_spec().evolve(num_microbatches=NUM_MICROBATCHES)
-    again = given.evolve(profiling="online", profiling_slowdown=0.5)
+    given = replace(job_spec(), num_microbatches=NUM_MICROBATCHES)
+    again = replace(given, profiling=Profiling.ONLINE, profiling_slowdown=0.5)
     with pytest.raises(RegistrationConflictError):
         register_job(job.services.jobs, "job", again)
     register_job(job.services.jobs, "job", given)
@@ -327,7 +329,9 @@ def test_a_job_that_is_being_profiled_cannot_be_registered_otherwise(job: Probed
     job.register_ranks()
     job.look()
     with pytest.raises(RegistrationConflictError):
-        register_job(job.services.jobs, "job", job_spec().evolve(num_microbatches=NUM_MICROBATCHES))
+        register_job(
+            job.services.jobs, "job", replace(job_spec(), num_microbatches=NUM_MICROBATCHES)
+        )
 
 
 def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(job: ProbedJob) -> None:

@@ -25,7 +25,6 @@ from flyball_server.jobs.reconcile.reconfiguring import (
     ReconfigurationReconciler,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepReport
-from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
@@ -42,6 +41,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     make_slowed_plan,
 )
 from flyball_wire.messages import InstructionReport
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, TargetChange
 
 NUM_STAGES, NUM_MICROBATCHES = 3, 4
 CLOCKS_MHZ = (1400, 1300, 1200, 1100)
@@ -60,18 +60,18 @@ def three_stages(weights: tuple[float, ...] = WEIGHTS) -> StageProfile:
     return parse_stage_profile("stage,instruction,frequency,time,energy\n" + "\n".join(rows) + "\n")
 
 
-def offline_plan(profile: StageProfile, reconfigure: str) -> FrequencyPlan:
+def offline_plan(profile: StageProfile, reconfigure: Reconfigure) -> FrequencyPlan:
     """Return what a planner that knows the true times makes at once."""
     return make_plan(offline_request(profile, reconfigure)).plan
 
 
-def offline_request(profile: StageProfile, reconfigure: str) -> PlanRequest:
+def offline_request(profile: StageProfile, reconfigure: Reconfigure) -> PlanRequest:
     return PlanRequest(
         profile=profile,
         num_microbatches=NUM_MICROBATCHES,
-        blocking_power_w=(70.0,),
-        policy="envelope",
-        reconfigure=reconfigure,
+        options=PlanOptions(
+            blocking_power_w=(70.0,), policy=Policy.ENVELOPE, reconfigure=reconfigure
+        ),
     )
 
 
@@ -85,7 +85,7 @@ def reconfigured_job(
     *,
     num_dp: int = 1,
     adaptation: str = "reconfigure",
-    reconfigure: str = "balanced",
+    reconfigure: Reconfigure = Reconfigure.BALANCED,
 ) -> PipelineOnPaper:
     """A job of three stages with its ranks, and plan version 1 taken by all."""
     spec = job_spec(
@@ -149,14 +149,14 @@ def run_to_the_end(services: JobServices, pipeline: PipelineOnPaper) -> PlanReco
 
 @pytest.mark.parametrize("manner", ["greedy", "balanced"])
 def test_version_after_version_ends_where_the_true_profile_would_have_led(
-    services: JobServices, manner: str
+    services: JobServices, manner: Reconfigure
 ) -> None:
     """The planner's profile is wrong about stage 2, which really is the heaviest."""
     pipeline = reconfigured_job(services, reconfigure=manner)
     pipeline.profile = three_stages((1.0, 1.3, 1.6))
     first = newest(services)
     assert first.report is StepReport.INSTRUCTIONS
-    assert stages_of(first) == offline_plan(three_stages(), "default").stages
+    assert stages_of(first) == offline_plan(three_stages(), Reconfigure.DEFAULT).stages
     last = run_to_the_end(services, pipeline)
     assert stages_of(last) == offline_plan(pipeline.profile, manner).stages
     assert stages_of(last) != offline_plan(three_stages(), manner).stages
@@ -178,7 +178,7 @@ def test_it_is_over_when_it_is_over(services: JobServices) -> None:
 def test_a_version_carries_the_prediction_of_its_own_clocks(services: JobServices) -> None:
     pipeline = reconfigured_job(services)
     last = run_to_the_end(services, pipeline)
-    wanted = offline_plan(three_stages(), "balanced")
+    wanted = offline_plan(three_stages(), Reconfigure.BALANCED)
     assert last.plan == wanted
 
 
@@ -232,7 +232,7 @@ def test_a_planner_that_was_restarted_goes_on(tmp_path: Path) -> None:
     assert newest(services).version == version + 1
     pipeline.take(version + 1)
     last = run_to_the_end(services, pipeline)
-    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
     services.store.close()
 
 
@@ -244,10 +244,13 @@ def test_a_job_that_is_planned_anew_begins_anew(services: JobServices) -> None:
     ReconfigurationReconciler()(services, "job")
     anew = newest(services)
     assert (anew.version, anew.report) == (version + 1, StepReport.INSTRUCTIONS)
-    assert stages_of(anew) == offline_plan(other, "default").stages
+    assert stages_of(anew) == offline_plan(other, Reconfigure.DEFAULT).stages
     pipeline.profile = other
     pipeline.take(anew.version)
-    assert stages_of(run_to_the_end(services, pipeline)) == offline_plan(other, "balanced").stages
+    assert (
+        stages_of(run_to_the_end(services, pipeline))
+        == offline_plan(other, Reconfigure.BALANCED).stages
+    )
 
 
 def test_a_job_whose_new_target_failed_stays_as_it_is(services: JobServices) -> None:
@@ -255,7 +258,7 @@ def test_a_job_whose_new_target_failed_stays_as_it_is(services: JobServices) -> 
     pipeline = reconfigured_job(services)
     pipeline.run(1 + STEPS_PER_LOOK)
     with pytest.raises(PlanningFailedError):
-        change_target(services, "job", TargetUpdate(target="slowdown:0.1"))
+        change_target(services, "job", TargetChange(target="slowdown:0.1"))
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 1
 
@@ -323,7 +326,7 @@ def test_where_waits_are_not_told_the_profile_decides(
     with caplog.at_level(logging.WARNING):
         last = run_to_the_end(services, pipeline)
     assert last.version == 2
-    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
     assert [record.getMessage() for record in caplog.records] == [
         "job job: no rank tells how long it waits for its input; the profile decides which clocks"
         " to raise"
@@ -349,7 +352,7 @@ def test_where_nothing_can_be_looked_at_the_profile_decides_after_some_patience(
     ReconfigurationReconciler()(services, "job")
     last = newest(services)
     assert (last.version, last.report) == (2, StepReport.TOTALS)
-    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
 
 
 def test_a_framework_that_does_not_tell_microbatches_is_looked_at_by_order(
@@ -364,7 +367,7 @@ def test_a_framework_that_does_not_tell_microbatches_is_looked_at_by_order(
 
     pipeline.told = told
     last = run_to_the_end(services, pipeline)
-    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
 
 
 def test_of_data_parallel_pipelines_the_slowest_tells_the_waits(services: JobServices) -> None:
@@ -380,7 +383,7 @@ def test_of_data_parallel_pipelines_the_slowest_tells_the_waits(services: JobSer
 
     pipeline.told = told
     last = run_to_the_end(services, pipeline)
-    assert stages_of(last) == offline_plan(three_stages(), "balanced").stages
+    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
 
 
 def test_other_jobs_are_left_alone(services: JobServices) -> None:
@@ -441,7 +444,7 @@ def test_while_a_rank_is_slow_the_model_decides_once_for_the_paces(
     slowed = newest(services)
     wanted = make_slowed_plan(
         SlowedRequest(
-            request=offline_request(three_stages(), "balanced"),
+            request=offline_request(three_stages(), Reconfigure.BALANCED),
             slowdowns=(Slowdown(stage=0, dp_rank=0, slowdown=1.3),),
             num_pipelines=num_dp,
         )
@@ -461,10 +464,10 @@ def test_once_no_rank_is_slow_any_more_the_loop_begins_anew(services: JobService
     slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.0))
     anew = newest(services)
     assert (anew.version, anew.report) == (3, StepReport.INSTRUCTIONS)
-    assert stages_of(anew) == offline_plan(three_stages(), "default").stages
+    assert stages_of(anew) == offline_plan(three_stages(), Reconfigure.DEFAULT).stages
     pipeline.take(3)
     assert stages_of(run_to_the_end(services, pipeline)) == stages_of(
-        replace(anew, plan=offline_plan(three_stages(), "balanced"))
+        replace(anew, plan=offline_plan(three_stages(), Reconfigure.BALANCED))
     )
 
 

@@ -15,7 +15,6 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile.replanning import ReplanReconciler
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inputs
-from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import JobSummary, get_job, require_job
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PlanningSlots
@@ -25,6 +24,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
+from flyball_wire.plan_options import TargetChange
 
 
 class PickyPlanner(CountingPlanner):
@@ -32,7 +32,7 @@ class PickyPlanner(CountingPlanner):
 
     def __call__(self, request: PlanRequest) -> FrequencyPlan:
         plan = super().__call__(request)
-        if request.target != "fastest":
+        if request.options.target != "fastest":
             raise PlanningError("only fastest is met", field="target")
         return plan
 
@@ -55,7 +55,7 @@ def services(planner: PickyPlanner) -> JobServices:
 
 def change_and_die(services: JobServices, target: str) -> JobSummary:
     """The planner stores the target, and ends before it plans."""
-    return inputs.change_target(services, "job", TargetUpdate(target=target))
+    return inputs.change_target(services, "job", TargetChange(target=target))
 
 
 # ------------------------------------------------------------------ jobs that could not be planned
@@ -81,7 +81,7 @@ def test_a_change_that_fails_too_is_tried_once_and_told_to_who_made_it(
     assert get_job(services, "job").job.problem == "target: only fastest is met"
     assert register_job(services, "job", job_spec(target="power:1"))[0].newest_version is None
     with pytest.raises(PlanningFailedError, match="only fastest is met"):
-        change_target(services, "job", TargetUpdate(target="power:2"))
+        change_target(services, "job", TargetChange(target="power:2"))
 
 
 def test_a_rank_that_repeats_itself_meanwhile_is_told_nothing(

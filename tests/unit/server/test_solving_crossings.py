@@ -13,8 +13,6 @@ from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_only
-from flyball_server.planning.request_options import Effort
-from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     SlowedRequest,
@@ -23,25 +21,28 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.worker import outcome_of
 from flyball_server.views.frontier import _curve
+from flyball_wire.plan_options import Effort, PlanOptions
 
 ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
 PLAIN = PlanRequest(
-    profile=profile(), num_microbatches=2, blocking_power_w=(70.0,), effort=Effort.LOW
+    profile=profile(),
+    num_microbatches=2,
+    options=PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW),
 )
 EXPLICIT = PlanRequest(
     profile=profile(),
     num_microbatches=2,
-    blocking_power_w=(70.0,),
-    effort=Effort.LOW,
-    schedule="explicit",
-    order=explicit_order((ORDER, ORDER), None),
+    options=PlanOptions(
+        blocking_power_w=(70.0,),
+        effort=Effort.LOW,
+        schedule="explicit",
+        order=(ORDER, ORDER),
+    ),
 )
 AUTO = PlanRequest(
     profile=profile(),
     num_microbatches=2,
-    blocking_power_w=(70.0,),
-    effort=Effort.LOW,
-    schedule="auto",
+    options=PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, schedule="auto"),
 )
 
 

@@ -19,7 +19,6 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
-from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.replanning import slowed_plan
 from flyball_server.jobs.replanning.plan_job import LEAST_GAIN
@@ -33,7 +32,6 @@ from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import model_of_request, plan_of_choice
 from flyball_server.planning.policies._base import PolicyChoice
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
@@ -41,13 +39,14 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     slowed_model,
 )
 from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.plan_options import Effort, Policy, Reconfigure, TargetChange
 
 
 def with_poor_quick_plans(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
     """Plan, but leave all clocks at their highest where the effort is low."""
-    if slowed.request.effort is not Effort.LOW:
+    if slowed.request.options.effort != Effort.LOW:
         return make_slowed_plan(slowed)
-    request = replace(slowed.request, policy="envelope", reconfigure="default")
+    request = slowed.request.with_options(policy=Policy.ENVELOPE, reconfigure=Reconfigure.DEFAULT)
     [slowdowns] = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
     model = slowed_model(model_of_request(request), slowdowns, share=1.0)
     return plan_of_choice(request, model, PolicyChoice(assignment=model.baseline()))
@@ -232,7 +231,7 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes() -> None:
 def test_a_deadline_that_a_straggler_makes_unreachable_is_said_and_the_older_plan_holds() -> None:
     job = Running(effort="low")
     deadline_s = job.plan.baseline_iteration_time_s * 1.05
-    change_target(job.services, "job", TargetUpdate(target=f"deadline:{deadline_s}"))
+    change_target(job.services, "job", TargetChange(target=f"deadline:{deadline_s}"))
     job.announce(0, 1.5)
     job.settle()
     summary = get_job(job.services, "job")
@@ -297,9 +296,9 @@ def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_ane
     job.settle()
     assert job.newest.version == 3
     assert job.plan.schedule == order
-    assert [request.schedule for request in job.requests] == ["auto:gpipe"]
-    change_target(job.services, "job", TargetUpdate(target="slowdown:0.1"))
-    assert job.requests[-1].schedule == "auto:gpipe"
+    assert [request.options.schedule for request in job.requests] == ["auto:gpipe"]
+    change_target(job.services, "job", TargetChange(target="slowdown:0.1"))
+    assert job.requests[-1].options.schedule == "auto:gpipe"
 
 
 class CountedStore:

@@ -18,6 +18,7 @@ from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.plan_timeline import TimelineKey, get_timeline
+from flyball_wire.plan_options import PlanOptions
 from flyball_wire.read_models import PlanTimeline
 
 MOST = "flyball_server.views.plan_timeline.MAX_INSTRUCTIONS"
@@ -29,7 +30,9 @@ def services() -> JobServices:
     """Job `job` with three versions, all the same plan."""
     found = Services(CountingPlanner()).jobs
     plan = make_plan(
-        PlanRequest(profile=profile(), num_microbatches=2, blocking_power_w=(70.0,))
+        PlanRequest(
+            profile=profile(), num_microbatches=2, options=PlanOptions(blocking_power_w=(70.0,))
+        )
     ).plan
     with found.store.writing("job") as writer:
         writer.save_job(job_record())

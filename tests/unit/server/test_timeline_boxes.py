@@ -27,14 +27,14 @@ from flyball_server.planning.documents.recorded_plan import (
 from flyball_server.planning.model.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules._base import Instruction
+from flyball_wire.plan_options import PlanOptions, Policy
 
 
 def request_of(num_stages: int, num_microbatches: int) -> PlanRequest:
     return PlanRequest(
         profile=equal_profile(num_stages),
         num_microbatches=num_microbatches,
-        blocking_power_w=(5.0,),
-        policy="envelope",
+        options=PlanOptions(blocking_power_w=(5.0,), policy=Policy.ENVELOPE),
     )
 
 

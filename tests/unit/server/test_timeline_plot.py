@@ -18,6 +18,7 @@ from flyball_server.planning.documents.predicted_timeline import (
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.command import CommandError
+from flyball_wire.plan_options import PlanOptions, Policy
 
 pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 
@@ -39,8 +40,7 @@ def timeline_of(num_stages: int, num_microbatches: int) -> PredictedTimeline:
     request = PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
-        blocking_power_w=(5.0,),
-        policy="baseline",
+        options=PlanOptions(blocking_power_w=(5.0,), policy=Policy.BASELINE),
     )
     plan = make_plan(request).plan
     model, assignment = model_of_plan(profile, plan)

@@ -15,6 +15,7 @@ from flyball_server.jobs.reconcile.replanning import LONGEST_PAUSE_S, TimetableR
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
+from flyball_wire.plan_options import Policy
 
 
 def night(target: str = "least-energy") -> Timetable:
@@ -84,7 +85,7 @@ def test_a_straggler_within_a_window_is_planned_with_the_windows_target() -> Non
 
 
 def test_a_target_that_the_policy_does_not_know_is_refused_with_its_window() -> None:
-    job = Running(policy="envelope")
+    job = Running(policy=Policy.ENVELOPE)
     with pytest.raises(InvalidFieldError, match="aims at fastest only") as error:
         put_timetable(job.services, "job", night())
     assert error.value.field == "windows[0].target"

@@ -10,20 +10,21 @@ from pydantic import TypeAdapter
 
 from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import (
-    JobSpec,
     PlanRecord,
     RankRecord,
     StepDetail,
     StepRecord,
+    check_spec_bounds,
 )
-from flyball_server.jobs.registry.inputs import TargetUpdate
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
 from flyball_server.jobs.replanning.plan_documents import any_plan_document
 from flyball_wire import messages
+from flyball_wire.messages import JobSpec
 
 _LAUNCH_FIELDS = ("run", "restart_count")
+_SPEC_FIELDS = tuple(field.name for field in fields(JobSpec))
 _STEP_FIELDS = tuple(
     field.name for field in fields(StepRecord) if field.name not in {"job_id", "rank"}
 )
@@ -32,30 +33,15 @@ _STEP_FIELDS = tuple(
 
 
 def job_spec(registration: messages.JobRegistration) -> JobSpec:
-    """A registration as the planner keeps it: one rank per stage unless it says otherwise."""
-    num_ranks = registration.num_ranks
-    return JobSpec(
-        num_stages=registration.num_stages,
-        num_microbatches=registration.num_microbatches,
-        num_ranks=registration.num_stages if num_ranks is None else num_ranks,
-        schedule=registration.schedule,
-        policy=registration.policy,
-        reconfigure=registration.reconfigure,
-        target=registration.target,
-        effort=registration.effort,
-        blocking_power_w=registration.blocking_power_w,
-        gpu=registration.gpu,
-        activation_bytes=registration.activation_bytes,
-        free_memory_bytes=registration.free_memory_bytes,
-        emulated=registration.emulated,
-        checkpoint=registration.checkpoint,
-        order=registration.order,
-        virtual_stages=registration.virtual_stages,
-        profiling=registration.profiling,
-        profiling_slowdown=registration.profiling_slowdown,
-        adaptation=registration.adaptation,
-        reserve=registration.reserve,
-    )
+    """Return a registration's specification: one rank per stage unless it gives another number.
+
+    Raises:
+        InvalidFieldError: a value is out of its bounds.
+    """
+    values = {name: getattr(registration, name) for name in _SPEC_FIELDS}
+    spec = JobSpec(**values | {"num_ranks": registration.num_expected_ranks})
+    check_spec_bounds(spec)
+    return spec
 
 
 def launch(registration: messages.JobRegistration | messages.RankRegistration) -> Launch:
@@ -69,11 +55,6 @@ def rank_record(job_id: str, rank: int, registration: messages.RankRegistration)
     for name in _LAUNCH_FIELDS:
         del values[name]
     return RankRecord(job_id=job_id, rank=rank, **values)
-
-
-def target_update(change: messages.TargetChange) -> TargetUpdate:
-    """A change of target."""
-    return TargetUpdate(**asdict(change))
 
 
 def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPost:
@@ -121,7 +102,7 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
         job_id=job.job_id,
         state=str(job.state),
         registration=messages.JobRegistration(
-            **asdict(job.in_force), run=job.run, restart_count=job.restart_count
+            **vars(job.in_force), run=job.run, restart_count=job.restart_count
         ),
         ranks=tuple(rank_view(rank) for rank in summary.ranks),
         newest_version=summary.newest_version,

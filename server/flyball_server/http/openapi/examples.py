@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, cast, get_args, get_type_hints
 
-from flyball_wire import closed_loop, messages, read_models
+from flyball_wire import closed_loop, messages, plan_options, read_models
 
 PROFILE_CSV = """stage,instruction,frequency,time,energy
 0,forward,1410,0.10,30.0
@@ -201,7 +201,7 @@ _OF_TYPE: Mapping[type, Mapping[str, object]] = MappingProxyType(
             "current_step": None,
             "run_id": "6440f4e8a1b40",
         },
-        messages.TargetChange: {"policy": "uniform"},
+        plan_options.TargetChange: {"policy": "uniform"},
         read_models.FrontierPoint: {"iteration_time_s": 0.9187, "energy_j": 442.9},
         read_models.JobOverview: _MEASURED_BASELINE,
         read_models.PredictedIteration: {"saving_percent": 11.1},

@@ -6,7 +6,7 @@ from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.http.dependencies import JobId, NewJobId, PlannerState, State, check_size
-from flyball_server.http.mapping.jobs import job_spec, job_view, launch, target_update
+from flyball_server.http.mapping.jobs import job_spec, job_view, launch
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.http.openapi.examples import example
@@ -14,6 +14,7 @@ from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry import inspection, registration
 from flyball_server.jobs.registry.inputs import change_target
 from flyball_wire import messages, routes
+from flyball_wire.plan_options import TargetChange
 from flyball_wire.read_models import JobOverview, Overview
 
 ROUTER = call_router("jobs")
@@ -75,16 +76,14 @@ def get_job(state: State, job_id: JobId) -> messages.JobView:
     summary="Change a job's planning options",
     response_description="The job, planned again.",
 )
-async def put_target(
-    state: State, job_id: JobId, change: messages.TargetChange
-) -> messages.JobView:
+async def put_target(state: State, job_id: JobId, change: TargetChange) -> messages.JobView:
     """Change policy, reconfiguration, target and effort; null leaves one unchanged.
 
     A job with a profile is planned at once and gets a new plan version, unless no value changes.
     If no plan meets the target, the answer is a 422, the job's state is `planning-failed`, and the
     current plan stays active.
     """
-    stored = await run_in_threadpool(change_target, state.services, job_id, target_update(change))
+    stored = await run_in_threadpool(change_target, state.services, job_id, change)
     return await _planned_view(state, stored, JobInput.TARGET)
 
 

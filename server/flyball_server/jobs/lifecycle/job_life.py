@@ -92,7 +92,7 @@ def job_notes(
     notes: list[str] = []
     if _is_being_planned(job):
         notes.append("is being planned")
-    missing = sorted(set(range(job.in_force.num_ranks)) - {rank.rank for rank in ranks})
+    missing = sorted(set(range(job.in_force.num_expected_ranks)) - {rank.rank for rank in ranks})
     if missing:
         notes.append(f"waits for {_ranks(missing)} to register")
     newest = max(versions, key=lambda entry: entry.version, default=None)

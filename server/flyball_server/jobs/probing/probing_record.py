@@ -9,7 +9,6 @@ from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.jobs.probing.probing_setup import probe_setup, probed_versions, stage_steps
 from flyball_server.jobs.records import (
     JobRecord,
-    JobSpec,
     PlanRecord,
     RankRecord,
     StepRecord,
@@ -18,7 +17,7 @@ from flyball_server.jobs.registry.inspection import newest_plan, require_plan
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import JobSpec, PlanVersion
 
 # Of the newest steps some may still be without the last rank's measurement.
 _LOOK_BACK_STEPS = 8
@@ -66,7 +65,7 @@ class ProbingRecord:
 def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
     """The record, where there may be something to do; None: ranks or steps are awaited."""
     ranks = reader.list_ranks(job.job_id)
-    if len(ranks) < job.in_force.num_ranks:
+    if len(ranks) < job.in_force.num_expected_ranks:
         return None
     # Only the newest one, as long as it is being measured: they are large.
     newest = newest_plan(reader, job.job_id)

@@ -8,7 +8,7 @@ from itertools import groupby
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.records import JobSpec, PlanRecord, RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail, StepRecord
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedule_choice import is_auto
@@ -23,6 +23,7 @@ from flyball_server.profiling.observations import (
 )
 from flyball_server.profiling.profiling_result import ProfilingResult
 from flyball_wire import closed_loop
+from flyball_wire.messages import JobSpec
 
 # What is run until a plan changes the order: both are 1F1B as long as nothing is known.
 _UNTIL_PLANNED = {"envpipe": "1f1b"}

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from flyball_server.jobs.records import (
-    ADAPT_RECONFIGURE,
     JobRecord,
     PlanRecord,
     RankRecord,
@@ -44,6 +43,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
     slowest,
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
+from flyball_wire.messages import Adaptation
 
 # Of a version's steps, whatever the store still has: a run that started over has later ones too.
 MOST_STEPS = 64
@@ -216,7 +216,7 @@ class ReconfigurationReconciler:
 
 def is_reconfigured(job: JobRecord) -> bool:
     """Return whether measured waits raise its clocks."""
-    return job.in_force.adaptation == ADAPT_RECONFIGURE
+    return job.in_force.adaptation == Adaptation.RECONFIGURE
 
 
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
-from flyball_server.jobs.records import ADAPT_FRONTIER, JobRecord, RankRecord
+from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots
 from flyball_server.jobs.replanning.solve import is_same_work
@@ -29,7 +29,8 @@ from flyball_server.jobs.stragglers.detector import (
     rank_step,
 )
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import DEFAULT_POLICY, Effort
+from flyball_wire.messages import Adaptation
+from flyball_wire.plan_options import Effort, Policy
 
 # So many steps further on the next measured step is looked for: those of a run before this one
 # may lie there too, and a step with an absurd number must not end all looking.
@@ -234,7 +235,7 @@ class StragglerReconciler:
             memory.key, memory.seen = key, DetectionWindow(job.job_id, version, first_step)
             memory.looked_at_step = first_step
         memory.seen.advance(reader)
-        pause = 1 + job.in_force.num_ranks // _RANKS_PER_STEP
+        pause = 1 + job.in_force.num_expected_ranks // _RANKS_PER_STEP
         if memory.seen.newest_step - memory.looked_at_step < pause:
             return None
         memory.looked_at_step = memory.seen.newest_step
@@ -271,7 +272,7 @@ class _Memory:
 
 
 def _with_slowdowns(
-    loop_state: JobLoopState, found: Slowdowns | None, now_unix_s: float, effort: str | None
+    loop_state: JobLoopState, found: Slowdowns | None, now_unix_s: float, effort: Effort | None
 ) -> JobLoopState:
     """The control with what holds now; announced ones that are over are dropped."""
     left = tuple(
@@ -301,10 +302,10 @@ def _same_times(before: PlanningInputs, after: PlanningInputs) -> bool:
     return slowdowns[0] == slowdowns[1] and before.stage_slowdowns == after.stage_slowdowns
 
 
-def _quick_effort(job: JobRecord) -> str | None:
-    """Return the immediate answer to a change; None: the job's own effort is no more than that."""
-    is_searched = (job.in_force.policy or DEFAULT_POLICY) == "frontier"
-    return Effort.LOW.value if is_searched and job.in_force.effort != Effort.LOW else None
+def _quick_effort(job: JobRecord) -> Effort | None:
+    """Return the effort of an immediate plan; None: the job's own effort is no more than that."""
+    is_searched = job.in_force.policy == Policy.FRONTIER
+    return Effort.LOW if is_searched and job.in_force.effort != Effort.LOW else None
 
 
 def _refined(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
@@ -336,4 +337,4 @@ def _next_change_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
 
 def adapts_frontier(job: JobRecord) -> bool:
     """Return whether stragglers and drift are looked for in what its ranks measure."""
-    return job.in_force.adaptation == ADAPT_FRONTIER
+    return job.in_force.adaptation == Adaptation.FRONTIER

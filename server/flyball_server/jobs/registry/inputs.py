@@ -5,31 +5,16 @@ Whoever calls them has the job planned (`plan_if_needed`).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.records import JobSpec
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stragglers.announcements import forget_measured_slowdowns
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetUpdate:
-    """Change of how a job is planned; None leaves a part as it is."""
-
-    policy: str | None = None
-    reconfigure: str | None = None
-    target: str | None = None
-    effort: str | None = None
-
-    def applied_to(self, spec: JobSpec) -> JobSpec:
-        """The specification with the parts that are given."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        return spec.evolve(**given)
+from flyball_wire.plan_options import TargetChange
 
 
 def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> JobSummary:
@@ -54,7 +39,7 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
         return summarise(writer, job)
 
 
-def change_target(services: JobServices, job_id: str, update: TargetUpdate) -> JobSummary:
+def change_target(services: JobServices, job_id: str, change: TargetChange) -> JobSummary:
     """Store how the job is to be planned from now on; the same again changes nothing.
 
     Raises:
@@ -63,7 +48,8 @@ def change_target(services: JobServices, job_id: str, update: TargetUpdate) -> J
     """
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
-        spec = update.applied_to(job.in_force)
+        given = {name: value for name, value in vars(change).items() if value is not None}
+        spec = replace(job.in_force, **given)
         if spec != job.in_force:
             check_spec(spec, services.gpu_window)
             problem = job.problem

@@ -20,13 +20,14 @@ from flyball_server.jobs.job_state import OVER, JobInput, JobState
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.probing.probing_record import is_never_planned
-from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, JobSpec, RankRecord
+from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
 from flyball_server.jobs.registry.launch import Launch, check_not_over, check_run, check_run_id
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_wire.messages import JobSpec
 
 # Of one job; a job whose launcher restarts it for ever must not fill the database.
 MAX_KEPT_RUNS = 16
@@ -218,12 +219,14 @@ def _take_rank(
 
 
 def _check_place(rank: RankRecord, spec: JobSpec) -> None:
-    if rank.rank >= spec.num_ranks:
-        raise InvalidFieldError("rank", f"must be 0 to {spec.num_ranks - 1}, not {rank.rank}")
+    if rank.rank >= spec.num_expected_ranks:
+        raise InvalidFieldError(
+            "rank", f"must be 0 to {spec.num_expected_ranks - 1}, not {rank.rank}"
+        )
     if rank.stage >= spec.num_stages:
         raise InvalidFieldError("stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}")
     # Each stage has a rank at least, and the others may all be of this one.
-    most_of_stage = spec.num_ranks - spec.num_stages
+    most_of_stage = spec.num_expected_ranks - spec.num_stages
     for field in LAYOUT_FIELDS:
         check_count(field, getattr(rank, field), most=most_of_stage)
 
@@ -265,7 +268,7 @@ def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
             if getattr(spec, field.name) != getattr(job.in_force, field.name)
         )
     for rank in reader.list_ranks(job.job_id):
-        if rank.rank >= spec.num_ranks:
+        if rank.rank >= spec.num_expected_ranks:
             return "num_ranks"
         if rank.stage >= spec.num_stages:
             return "num_stages"

@@ -21,9 +21,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.loop_state import JobLoopState, MadePlan, PlanningInputs
 from flyball_server.jobs.records import (
-    ADAPT_FRONTIER,
     JobRecord,
-    JobSpec,
     PlanRecord,
     StepReport,
 )
@@ -37,6 +35,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
+from flyball_wire.messages import Adaptation, JobSpec
 
 # Jobs that the reconcile loop has planned at once; a thread each, which waits for its solve.
 NUM_SLOTS = 6
@@ -236,7 +235,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
     loop_state = snapshot.loop_state
     try:
         request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
-        with observed_solve(services, request.policy):
+        with observed_solve(services, request.options.policy):
             planned = slowed_plan(services, snapshot, request)
     except SupersededError:
         _LOG.info("job %s: its inputs have changed; it is planned from those", job_id)
@@ -314,7 +313,7 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
 
 def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
     """Return what the job's adaptation has to be told of each step."""
-    if spec.adaptation == ADAPT_FRONTIER:
+    if spec.adaptation == Adaptation.FRONTIER:
         return StepReport.CLOCKS
     is_looked_at = is_raised_by_waits(spec, planned_for)
     return StepReport.INSTRUCTIONS if is_looked_at else StepReport.TOTALS

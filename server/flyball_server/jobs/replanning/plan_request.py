@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 
 from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.probing.probing_setup import probing_schedule
-from flyball_server.jobs.records import (
-    ADAPT_FRONTIER,
-    ADAPT_RECONFIGURE,
-    ADAPTATIONS,
-    PROFILINGS,
-    JobSpec,
-)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.policies import POLICIES
-from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
-from flyball_server.planning.request_options import (
-    DEFAULT_POLICY,
-    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    Effort,
-)
+from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ
 from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
 from flyball_server.planning.schedules import SCHEDULES
-from flyball_server.planning.schedules._base import ActivationMemory
 from flyball_server.planning.schedules.explicit import (
     EXPLICIT,
     explicit_order,
     schedule_of_order,
 )
 from flyball_server.planning.schedules.gpipe import check_checkpoint
+from flyball_wire.messages import Adaptation, JobSpec
+from flyball_wire.plan_options import Policy, Reconfigure, plan_options
 
 GpuTable = Callable[[str], GpuWindow]
 
@@ -48,11 +37,7 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     if is_auto(spec.schedule):
         _check_candidates(spec)
     else:
-        _check_name("schedule", spec.schedule, (*SCHEDULES, AUTO))
-    _check_name("policy", DEFAULT_POLICY if spec.policy is None else spec.policy, POLICIES)
-    _check_name("reconfigure", spec.reconfigure, RECONFIGURATIONS)
-    _check_name("effort", spec.effort, tuple(Effort))
-    _check_name("profiling", spec.profiling, PROFILINGS)
+        _check_schedule(spec)
     _check_adaptation(spec)
     window = _window(spec, gpu_table)
     if not spec.is_profiled_online:
@@ -64,15 +49,13 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
 
 
 def _check_adaptation(spec: JobSpec) -> None:
-    _check_name("adaptation", spec.adaptation, ADAPTATIONS)
-    policy = spec.policy or DEFAULT_POLICY
-    if spec.adaptation == ADAPT_RECONFIGURE and policy != "envelope":
+    if spec.adaptation == Adaptation.RECONFIGURE and spec.policy != Policy.ENVELOPE:
         raise InvalidFieldError(
-            "adaptation", f"reconfigure raises clocks of policy envelope, not of {policy}"
+            "adaptation", f"reconfigure raises clocks of policy envelope, not of {spec.policy}"
         )
-    if spec.adaptation == ADAPT_FRONTIER and policy != "frontier":
+    if spec.adaptation == Adaptation.FRONTIER and spec.policy != Policy.FRONTIER:
         raise InvalidFieldError(
-            "adaptation", f"frontier plans with policy frontier, not with {policy}"
+            "adaptation", f"frontier plans with policy frontier, not with {spec.policy}"
         )
 
 
@@ -84,7 +67,7 @@ def _check_checkpoint(spec: JobSpec) -> None:
 
 
 def _check_candidates(spec: JobSpec) -> None:
-    if spec.policy not in {None, "frontier"}:
+    if spec.policy != Policy.FRONTIER:
         raise InvalidFieldError("schedule", "auto compares frontiers; policy must be frontier")
     try:
         candidate_schedules(spec.schedule)
@@ -126,28 +109,20 @@ def plan_request(
         if window is None
         else window.reconfigure_granularity_mhz
     )
-    memory = None
-    if spec.activation_bytes is not None and spec.free_memory_bytes is not None:
-        memory = ActivationMemory(
-            activation_bytes=spec.activation_bytes, free_bytes=spec.free_memory_bytes
-        )
+    # Where waits are measured, they decide which clocks are raised, not the model.
+    is_measured = is_raised_by_waits(spec, loop_state.in_force)
+    options = replace(
+        plan_options(spec),
+        blocking_power_w=_blocking_power_w(spec, window, loop_state),
+        reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfigure,
+        target=loop_state.in_force.target or spec.target,
+        effort=loop_state.in_force.effort or spec.effort,
+    )
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
-        blocking_power_w=_blocking_power_w(spec, window, loop_state),
-        schedule=spec.schedule,
-        policy=spec.policy or DEFAULT_POLICY,
-        # Where waits are measured, they decide what is raised, and not the model.
-        reconfigure="default"
-        if is_raised_by_waits(spec, loop_state.in_force)
-        else spec.reconfigure,
-        target=loop_state.in_force.target or spec.target,
-        activation_memory=memory,
+        options=options,
         reconfigure_granularity_mhz=granularity_mhz,
-        effort=Effort(loop_state.in_force.effort or spec.effort),
-        checkpoint=spec.checkpoint,
-        order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
-        reserve=spec.reserve,
     )
 
 
@@ -159,12 +134,13 @@ def is_raised_by_waits(spec: JobSpec, in_force: PlanningInputs) -> bool:
     """
     slowdowns = [slowed.slowdown for slowed in in_force.rank_slowdowns]
     slowdowns += [slowed.slowdown for slowed in in_force.stage_slowdowns]
-    return spec.adaptation == ADAPT_RECONFIGURE and all(each == 1 for each in slowdowns)
+    return spec.adaptation == Adaptation.RECONFIGURE and all(each == 1 for each in slowdowns)
 
 
-def _check_name(field: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise InvalidFieldError(field, f"unknown {name!r}; known: {', '.join(known)}")
+def _check_schedule(spec: JobSpec) -> None:
+    if spec.schedule not in SCHEDULES:
+        known = ", ".join((*SCHEDULES, AUTO))
+        raise InvalidFieldError("schedule", f"unknown {spec.schedule!r}; known: {known}")
 
 
 def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:

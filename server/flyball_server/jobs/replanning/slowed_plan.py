@@ -18,7 +18,6 @@ from flyball_server.planning.memoize import profile_digest
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import Effort
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
@@ -110,12 +109,12 @@ def slowed_plan(
     """
     job, in_force = snapshot.job, snapshot.loop_state.in_force
     slowdowns = planned_slowdowns(in_force, snapshot.ranks)
-    if is_auto(request.schedule):
+    if is_auto(request.options.schedule):
         kept = _kept_schedule(snapshot, has_slowdowns=bool(slowdowns))
-        request = replace(request, schedule=kept or request.schedule)
+        request = request.with_options(schedule=kept or request.options.schedule)
     num_pipelines = 1 + max((rank.dp_rank for rank in snapshot.ranks), default=0)
     slowed = SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)
-    made = _made_before(services, snapshot, _digest(job, slowed, request.schedule))
+    made = _made_before(services, snapshot, _digest(job, slowed, request.options.schedule))
     if made is not None:
         return made
     plan = _solved(services, snapshot, slowed)
@@ -136,8 +135,7 @@ def _solved(
 
 
 def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
-    effort = Effort(job.in_force.effort)
-    own = replace(slowed.request, effort=effort, schedule=schedule)
+    own = slowed.request.with_options(effort=job.in_force.effort, schedule=schedule)
     return request_digest(replace(slowed, request=own))
 
 

@@ -25,7 +25,7 @@ from flyball_server.planning.plan import (
     PlannedPipeline,
     PlanPrediction,
 )
-from flyball_server.planning.request_options import DEFAULT_TARGET
+from flyball_wire.plan_options import DEFAULT_TARGET
 
 
 def mapping_of(value: object, where: str) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
 from flyball_server.planning.model.finish_times import FinishTimes
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
-from flyball_server.planning.request_options import Effort, check_reserve
+from flyball_server.planning.request_options import check_reserve
+from flyball_wire.plan_options import Effort
 
 # Shares are rounded down to so many, that instructions go on sharing their tables of points.
 _NUM_LEVELS = 16
@@ -183,7 +184,7 @@ class DeadlineSolver:
 
     def num_moves(self, effort: Effort) -> int:
         """Annealing moves that one plan of this pipeline gets."""
-        most_counted = math.inf if effort is Effort.HIGH else MOST_COUNTED
+        most_counted = math.inf if effort == Effort.HIGH else MOST_COUNTED
         return round(MOVES_BY_EFFORT[effort] * math.sqrt(min(self.num_instructions, most_counted)))
 
     def num_sweep_moves(self, effort: Effort) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
@@ -34,17 +34,13 @@ from flyball_server.planning.planner import (
     planned_stages,
     policy_request,
 )
-from flyball_server.planning.policies import POLICIES, choose
+from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.schedules._base import Schedule, VirtualStages
 
 ItemT = TypeVar("ItemT")
-
-# They find the outer envelope or the deadline in the model they are given: EnvPipe's need one
-# pipeline at a time, the frontier needs all at once.
-JOINT_POLICIES = frozenset({"frontier"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +53,10 @@ class DataParallelRequest:
 
     pipelines: tuple[PlanRequest, ...]
 
-    def evolve(self, *, policy: str, reconfigure: str, target: str) -> DataParallelRequest:
-        """The request with these for all pipelines."""
+    def with_options(self, **changes: Any) -> DataParallelRequest:  # noqa: ANN401 - any option
+        """Return the request with some options changed for all pipelines."""
         return DataParallelRequest(
-            pipelines=tuple(
-                replace(pipeline, policy=policy, reconfigure=reconfigure, target=target)
-                for pipeline in self.pipelines
-            )
+            pipelines=tuple(pipeline.with_options(**changes) for pipeline in self.pipelines)
         )
 
 
@@ -91,7 +84,7 @@ def separate_pipelines(
     Raises:
         PlanningError: it is another number of values, or the schedule is `auto`.
     """
-    if is_auto(request.schedule):
+    if is_auto(request.options.schedule):
         raise PlanningError(
             "auto plans one pipeline; name a schedule for separate pipelines", field="schedule"
         )
@@ -100,7 +93,7 @@ def separate_pipelines(
     )
     return DataParallelRequest(
         pipelines=tuple(
-            replace(request, profile=profile, blocking_power_w=of_pipeline_w)
+            replace(request, profile=profile).with_options(blocking_power_w=of_pipeline_w)
             for profile, of_pipeline_w in zip(profiles, power_w, strict=True)
         )
     )
@@ -213,10 +206,10 @@ def plan_of_pipelines(
     iteration_time_s, energy_j = predicted_time_and_energy(joint, choice.assignment)
     baseline_time_s, baseline_energy_j = predicted_time_and_energy(joint, joint.baseline())
     return DataParallelPlan(
-        policy=request.policy,
-        reconfigure=request.reconfigure,
-        schedule=request.schedule,
-        target=request.target,
+        policy=request.options.policy,
+        reconfigure=request.options.reconfigure,
+        schedule=request.options.schedule,
+        target=request.options.target,
         num_microbatches=request.num_microbatches,
         blocking_power_w=joint.blocking_power_w,
         iteration_time_s=iteration_time_s,
@@ -332,16 +325,11 @@ def _simulate_until(end_s: float, model: PipelineModel, assignment: Assignment) 
 def _choose(
     request: PlanRequest, models: Sequence[PipelineModel], joint: PipelineModel
 ) -> PolicyChoice:
-    policy = request.policy
+    policy = request.options.policy
+    # EnvPipe's policies find the outer envelope of one pipeline, the frontier the deadline of all.
     if policy in ENVPIPE_POLICIES:
         choices = [choose(policy, policy_request(request, model)).assignment for model in models]
         return PolicyChoice(assignment=list(itertools.chain(*choices)))
-    if policy in POLICIES and policy not in JOINT_POLICIES:
-        raise PlanningError(
-            f"{policy!r} cannot plan data-parallel pipelines separately; these can:"
-            f" {', '.join([*ENVPIPE_POLICIES, *sorted(JOINT_POLICIES)])}",
-            field="policy",
-        )
     return choose(policy, policy_request(request, joint))
 
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.policies._base import Policy, PolicyChoice, PolicyRequest
+from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest, PolicyRule
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.policies.frontier import frontier
-from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
+from flyball_wire.plan_options import Policy
 
-POLICIES: dict[str, Policy] = {**ENVPIPE_POLICIES, "frontier": frontier}
+POLICIES: dict[Policy, PolicyRule] = {**ENVPIPE_POLICIES, Policy.FRONTIER: frontier}
 
 
-def choose(policy: str, request: PolicyRequest) -> PolicyChoice:
-    """Return what the policy called `policy` decides.
+def choose(policy: Policy, request: PolicyRequest) -> PolicyChoice:
+    """Return the policy's decision.
 
     Raises:
-        PlanningError: there is no such policy, or it cannot do what is asked.
+        PlanningError: the policy does not support what is asked.
     """
-    if policy not in POLICIES:
-        raise PlanningError(f"unknown {policy!r}; known: {', '.join(POLICIES)}", field="policy")
-    if request.reconfigure not in RECONFIGURATIONS:  # also where a policy does not look at it
-        raise PlanningError(
-            f"unknown {request.reconfigure!r}; known: {', '.join(RECONFIGURATIONS)}",
-            field="reconfigure",
-        )
     return POLICIES[policy](request)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.request_options import Effort
+from flyball_wire.plan_options import PlanOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +28,16 @@ class PolicyRequest:
     """Input of a policy.
 
     Attributes:
-        reconfigure: `default`, `greedy` or `balanced`.
-        reconfigure_granularity_mhz: what one reconfiguring step raises a clock by, at least.
-        target: as the user wrote it: `fastest`, `slowdown:0.05`, ...
-        effort: how hard to search, where the policy searches.
-        reserve: by how much instructions may take longer, as a share; only `frontier` looks at it.
+        options: options of the plan.
+        reconfigure_granularity_mhz: least clock increase of one reconfiguration step in MHz.
     """
 
     model: PipelineModel
-    reconfigure: str
+    options: PlanOptions
     reconfigure_granularity_mhz: int
-    target: str
-    effort: Effort = Effort.NORMAL
-    reserve: float = 0.0
 
 
-Policy = Callable[[PolicyRequest], PolicyChoice]
+PolicyRule = Callable[[PolicyRequest], PolicyChoice]
 """Contract, tested over all policies by `tests/contract/test_policy.py`:
 
 - pure and deterministic: the same request gives the same choice;

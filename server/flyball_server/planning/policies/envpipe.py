@@ -11,8 +11,9 @@ from flyball_server.planning.model.dag import NONE, DependencyDag
 from flyball_server.planning.model.least_energy_clock import least_energy_points
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import earliest_finish_s
-from flyball_server.planning.policies._base import Policy, PolicyChoice, PolicyRequest
+from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest, PolicyRule
 from flyball_server.planning.policies.reconfigure import reconfigure
+from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 
 _UNITS: Mapping[InstructionKind, int] = MappingProxyType(
     {
@@ -68,10 +69,10 @@ def envelope(request: PolicyRequest) -> PolicyChoice:
     return _reconfigured(request, assignment)
 
 
-ENVPIPE_POLICIES: dict[str, Policy] = {
-    "baseline": baseline,
-    "uniform": uniform,
-    "envelope": envelope,
+ENVPIPE_POLICIES: dict[Policy, PolicyRule] = {
+    Policy.BASELINE: baseline,
+    Policy.UNIFORM: uniform,
+    Policy.ENVELOPE: envelope,
 }
 
 
@@ -91,13 +92,14 @@ def _valleys(model: PipelineModel) -> Assignment:
 
 
 def _reconfigured(request: PolicyRequest, assignment: Assignment) -> PolicyChoice:
-    if request.target != "fastest":
+    options = request.options
+    if options.target != DEFAULT_TARGET:
         raise PlanningError(
-            f"{request.target!r} is not one that EnvPipe's policies know; they aim at 'fastest'",
+            f"EnvPipe's policies support {DEFAULT_TARGET!r} only, not {options.target!r}",
             field="target",
         )
     return PolicyChoice(
         assignment=reconfigure(
-            request.model, assignment, request.reconfigure, request.reconfigure_granularity_mhz
+            request.model, assignment, options.reconfigure, request.reconfigure_granularity_mhz
         )
     )

@@ -11,11 +11,11 @@ from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 def frontier(request: PolicyRequest) -> PolicyChoice:
     """One clock per instruction near the relaxed optimum of the target's deadline.
 
-    Reconfiguration has nothing to add here: `reconfigure` is not looked at.
+    Option `reconfigure` is not used.
     """
     model = request.model
-    target = parse_target(request.target)
+    target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
-    solver = DeadlineSolver(model, reserve=request.reserve)
-    plan = plan_for_target(solver, target, baseline_s, solver.num_moves(request.effort))
+    solver = DeadlineSolver(model, reserve=request.options.reserve)
+    plan = plan_for_target(solver, target, baseline_s, solver.num_moves(request.options.effort))
     return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)

@@ -21,6 +21,7 @@ from flyball_server.planning.model.pipeline_model import Assignment, PipelineMod
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.policies.reconfigure import path_raise
 from flyball_server.planning.schedules._base import Instruction, Schedule
+from flyball_wire.plan_options import Reconfigure
 
 
 class InstructionTimes(NamedTuple):
@@ -118,7 +119,7 @@ class MeasuredLoop:
 
     Attributes:
         model: order and operating points; its times are not looked at.
-        manner: `default`, `greedy` or `balanced`, as in `reconfigure`.
+        manner: as in `reconfigure`.
         granularity_mhz: as in `reconfigure`.
         threshold_scale: a receive that takes longer than so many times one that waits for
             nothing has waited.
@@ -126,7 +127,7 @@ class MeasuredLoop:
     """
 
     model: PipelineModel
-    manner: str
+    manner: Reconfigure
     granularity_mhz: int
     threshold_scale: float = THRESHOLD_SCALE
     finish_limit: int = FINISH_LIMIT

@@ -14,6 +14,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.finish_times import FinishTimes
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import critical_path
+from flyball_wire.plan_options import Reconfigure
 
 GREEDY_STEPS = 3
 
@@ -22,7 +23,7 @@ PathRaise = Callable[[PipelineModel, Assignment, Sequence[int], int], bool]
 
 
 def reconfigure(
-    model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
+    model: PipelineModel, assignment: Assignment, manner: Reconfigure, granularity_mhz: int
 ) -> Assignment:
     """Raise clocks on the critical path, `manner` by `manner`, until it is all-highest.
 
@@ -36,7 +37,7 @@ def reconfigure(
             at most the highest.
 
     Raises:
-        PlanningError: there is no such manner, or the granularity is below 1 MHz.
+        PlanningError: the granularity is below 1 MHz.
     """
     raised = assignment
     for step in _raised_step_by_step(model, assignment, manner, granularity_mhz):
@@ -45,7 +46,7 @@ def reconfigure(
 
 
 def reconfiguring_steps(
-    model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
+    model: PipelineModel, assignment: Assignment, manner: Reconfigure, granularity_mhz: int
 ) -> Iterator[Assignment]:
     """Return the stages of `reconfigure`: the start, then the clocks after each of its steps.
 
@@ -56,16 +57,12 @@ def reconfiguring_steps(
         yield list(step)
 
 
-def path_raise(manner: str, granularity_mhz: int) -> PathRaise:
+def path_raise(manner: Reconfigure, granularity_mhz: int) -> PathRaise:
     """Return how `manner` raises a critical path once, wherever that path is known from.
 
     Raises:
         PlanningError: as in `reconfigure`.
     """
-    if manner not in RECONFIGURATIONS:
-        raise PlanningError(
-            f"unknown {manner!r}; known: {', '.join(RECONFIGURATIONS)}", field="reconfigure"
-        )
     if granularity_mhz < 1:  # a step that raises nothing would never end
         raise PlanningError(
             f"must be at least 1 MHz, not {granularity_mhz}", field="reconfigure_granularity_mhz"
@@ -74,7 +71,7 @@ def path_raise(manner: str, granularity_mhz: int) -> PathRaise:
 
 
 def _raised_step_by_step(
-    model: PipelineModel, assignment: Assignment, manner: str, granularity_mhz: int
+    model: PipelineModel, assignment: Assignment, manner: Reconfigure, granularity_mhz: int
 ) -> Iterator[Assignment]:
     """One list, changed between the times that it is given."""
     raise_path = path_raise(manner, granularity_mhz)
@@ -130,8 +127,8 @@ def _one_step_up(points: tuple[OperatingPoint, ...], choice: int, granularity_mh
     return choice
 
 
-RECONFIGURATIONS: dict[str, PathRaise] = {
-    "default": _raise_nothing,
-    "greedy": _raise_last,
-    "balanced": _raise_lowest,
+RECONFIGURATIONS: dict[Reconfigure, PathRaise] = {
+    Reconfigure.DEFAULT: _raise_nothing,
+    Reconfigure.GREEDY: _raise_last,
+    Reconfigure.BALANCED: _raise_lowest,
 }

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.planning.errors import PlanningError
+from flyball_wire.plan_options import Checkpoint
 
 _RELEASING = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_WEIGHT})
 
@@ -264,15 +265,14 @@ class ScheduleContext:
     """Context of an order beside the pipeline's shape.
 
     Attributes:
-        checkpoint: which microbatches `torchgpipe` computes forward again, of CHECKPOINT_MODES;
-            None: its default.
+        checkpoint: microbatches that `torchgpipe` computes forward again; None: all but the last.
         order: the order itself, for the schedule `explicit`.
     """
 
     profile: StageProfile
     num_microbatches: int
     activation_memory: ActivationMemory | None = None
-    checkpoint: str | None = None
+    checkpoint: Checkpoint | None = None
     order: ExplicitOrder | None = None
 
     def __post_init__(self) -> None:

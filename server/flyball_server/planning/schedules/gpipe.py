@@ -11,24 +11,19 @@ from flyball_server.planning.schedules._base import (
     backward_kinds,
     warmup_then_alternate,
 )
+from flyball_wire.plan_options import Checkpoint
 
 TORCHGPIPE = "torchgpipe"
-CHECKPOINT_MODES = ("except_last", "always", "never")
-"""torchgpipe's and PyTorch Pipe's; the first is their default, and ours."""
 
 
-def check_checkpoint(schedule: str, mode: str | None) -> None:
-    """Check that a schedule knows a checkpoint mode; each knows None.
+def check_checkpoint(schedule: str, mode: Checkpoint | None) -> None:
+    """Check that a checkpoint mode is given for schedule `torchgpipe` only.
 
     Raises:
-        PlanningError: it does not.
+        PlanningError: it is given for another schedule.
     """
     if mode is not None and schedule != TORCHGPIPE:
         raise PlanningError(f"is for schedule {TORCHGPIPE}, not {schedule}", field="checkpoint")
-    if mode is not None and mode not in CHECKPOINT_MODES:
-        raise PlanningError(
-            f"unknown {mode!r}; known: {', '.join(CHECKPOINT_MODES)}", field="checkpoint"
-        )
 
 
 def make_gpipe(context: ScheduleContext) -> Schedule:
@@ -49,18 +44,13 @@ def make_torchgpipe(context: ScheduleContext) -> Schedule:
     Backwards go from the last microbatch to the first. A microbatch whose activations were not
     kept is computed forward again just before, without waiting for its gradient; `except_last`
     keeps those of the last microbatch, whose backward comes first.
-
-    Raises:
-        PlanningError: there is no such checkpoint mode.
     """
-    check_checkpoint(TORCHGPIPE, context.checkpoint)
-    mode = CHECKPOINT_MODES[0] if context.checkpoint is None else context.checkpoint
     last = context.num_microbatches - 1
     recomputed = {
-        "never": frozenset[int](),
-        "except_last": frozenset(range(last)),
-        "always": frozenset(range(last + 1)),
-    }[mode]
+        Checkpoint.NEVER: frozenset[int](),
+        Checkpoint.EXCEPT_LAST: frozenset(range(last)),
+        Checkpoint.ALWAYS: frozenset(range(last + 1)),
+    }[context.checkpoint or Checkpoint.EXCEPT_LAST]
     stages: list[tuple[Instruction, ...]] = []
     for stage in range(context.profile.num_stages):
         order = [Instruction(InstructionKind.FORWARD, m) for m in range(last + 1)]

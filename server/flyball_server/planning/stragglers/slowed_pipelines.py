@@ -123,7 +123,7 @@ def make_slowed_plan(
         [slowdowns] = classes
         model = slowed_model(model, slowdowns, share=1.0)
         report(SEARCHING)
-        choice = choose(request.policy, policy_request(request, model))
+        choice = choose(request.options.policy, policy_request(request, model))
         return plan_of_choice(request, model, choice)
     models = [
         slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)

@@ -29,7 +29,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.frontier import frontier
-from flyball_server.planning.request_options import Effort
+from flyball_wire.plan_options import Effort, PlanOptions, Reconfigure
 
 pytestmark = pytest.mark.slow
 
@@ -105,10 +105,8 @@ def test_the_policy_aiming_at_the_fastest_is_never_slower_than_the_baseline(
 ) -> None:
     request = PolicyRequest(
         model=model,
-        reconfigure="default",
         reconfigure_granularity_mhz=30,
-        target="fastest",
-        effort=Effort.LOW,
+        options=PlanOptions(reconfigure=Reconfigure.DEFAULT, target="fastest", effort=Effort.LOW),
     )
     choice = frontier(request)
     baseline_s = simulate(model, model.baseline()).iteration_time_s

@@ -16,7 +16,7 @@ from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.request_options import Effort
+from flyball_wire.plan_options import Effort, PlanOptions
 
 A100, A100_BLOCKING_POWER_W = "gpt3-175b+a100_sxm_bf16.csv", 83.64
 A40, A40_BLOCKING_POWER_W = "gpt3-175b+a40_bf16.csv", 70.38
@@ -37,8 +37,7 @@ def plan_of(
         PlanRequest(
             profile=profile_of(file),
             num_microbatches=num_microbatches,
-            blocking_power_w=(blocking_power_w,),
-            target=target,
+            options=PlanOptions(blocking_power_w=(blocking_power_w,), target=target),
         )
     ).plan
 
@@ -97,7 +96,9 @@ def test_a_power_budget_is_kept_by_nearly_the_fastest_plan_that_can(budget_w: fl
     assert plan.energy_j / plan.iteration_time_s <= budget_w
     assert plan.iteration_time_s > plan.baseline_iteration_time_s
     request = PlanRequest(
-        profile=profile_of(A100), num_microbatches=12, blocking_power_w=(A100_BLOCKING_POWER_W,)
+        profile=profile_of(A100),
+        num_microbatches=12,
+        options=PlanOptions(blocking_power_w=(A100_BLOCKING_POWER_W,)),
     )
     faster_s = plan.iteration_time_s * 0.99
     bound_j = DeadlineSolver(model_of_request(request)).relax(faster_s).lower_bound_j
@@ -124,8 +125,10 @@ def test_stages_may_have_different_gpus() -> None:
     request = PlanRequest(
         profile=profile,
         num_microbatches=12,
-        blocking_power_w=(A100_BLOCKING_POWER_W,) * 4 + (A40_BLOCKING_POWER_W,) * 4,
-        effort=Effort.NORMAL,
+        options=PlanOptions(
+            blocking_power_w=(A100_BLOCKING_POWER_W,) * 4 + (A40_BLOCKING_POWER_W,) * 4,
+            effort=Effort.NORMAL,
+        ),
     )
     plan = make_plan(request).plan
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -28,8 +27,8 @@ from flyball_server.planning.model.pipeline_model import Assignment, PipelineMod
 from flyball_server.planning.model.simulator import earliest_finish_s, time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.request_options import MAX_RESERVE
 from flyball_server.planning.schedules._base import Instruction
+from flyball_wire.plan_options import MAX_RESERVE, PlanOptions, Policy
 
 pytestmark = pytest.mark.slow
 
@@ -59,9 +58,7 @@ def planned(reserve: float, num_microbatches: int = 12, target: str = "fastest")
         PlanRequest(
             profile=load_example_profile(),
             num_microbatches=num_microbatches,
-            blocking_power_w=(83.64,),
-            reserve=reserve,
-            target=target,
+            options=PlanOptions(blocking_power_w=(83.64,), reserve=reserve, target=target),
         )
     ).plan
 
@@ -193,11 +190,9 @@ def test_policies_other_than_frontier_keep_none() -> None:
     request = PlanRequest(
         profile=equal_profile(2),
         num_microbatches=2,
-        blocking_power_w=(1.0,),
-        policy="envelope",
-        reserve=0.1,
+        options=PlanOptions(blocking_power_w=(1.0,), policy=Policy.ENVELOPE, reserve=0.1),
     )
-    assert make_plan(request).plan == make_plan(replace(request, reserve=0.0)).plan
+    assert make_plan(request).plan == make_plan(request.with_options(reserve=0.0)).plan
 
 
 def test_a_reserve_too_small_for_a_share_is_none() -> None:
@@ -210,11 +205,11 @@ def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused()
     request = PlanRequest(
         profile=timed_profile(2, {F: 380_000.0, B: 380_000.0}),
         num_microbatches=2,
-        blocking_power_w=(1.0,),
+        options=PlanOptions(blocking_power_w=(1.0,)),
     )
     with pytest.raises(PlanningError, match=r"^reserve: 0\.5 is too much .* time"):
-        make_plan(replace(request, reserve=0.5))
-    assert make_plan(replace(request, reserve=0.1)).plan.reserve == 0.1
+        make_plan(request.with_options(reserve=0.5))
+    assert make_plan(request.with_options(reserve=0.1)).plan.reserve == 0.1
 
 
 @pytest.mark.parametrize("reserve", [-0.01, 0.51, float("nan"), float("inf")])
@@ -223,6 +218,5 @@ def test_what_is_no_reserve_is_refused(reserve: float) -> None:
         PlanRequest(
             profile=equal_profile(2),
             num_microbatches=2,
-            blocking_power_w=(1.0,),
-            reserve=reserve,
+            options=PlanOptions(blocking_power_w=(1.0,), reserve=reserve),
         )

@@ -13,7 +13,7 @@ from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.request_options import Effort
+from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 # Two equal stages, two microbatches: baseline (2 + 2 - 1) x (1 s + 2 s) = 9 s; at the slower
 # clock everywhere 9 x 1.25 = 11.25 s. c = E - 5 t falls on both, so the frontier ends there.
@@ -25,10 +25,9 @@ def plan(target: str) -> FrequencyPlan:
         PlanRequest(
             profile=equal_profile(2),
             num_microbatches=2,
-            blocking_power_w=(5.0,),
-            policy="frontier",
-            target=target,
-            effort=Effort.LOW,
+            options=PlanOptions(
+                blocking_power_w=(5.0,), policy=Policy.FRONTIER, target=target, effort=Effort.LOW
+            ),
         )
     ).plan
 
@@ -119,10 +118,11 @@ def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
     request = PlanRequest(
         profile=few_clocks,
         num_microbatches=4,
-        blocking_power_w=(83.64,),
-        effort=Effort.LOW,
+        options=PlanOptions(blocking_power_w=(83.64,), effort=Effort.LOW),
     )
-    plans = [make_plan(replace(request, target=f"power:{w}")).plan for w in range(820, 1140, 10)]
+    plans = [
+        make_plan(request.with_options(target=f"power:{w}")).plan for w in range(820, 1140, 10)
+    ]
     times_s = [plan.iteration_time_s for plan in plans]
     assert times_s == sorted(times_s, reverse=True)
     assert times_s[:3:2] == pytest.approx([1.195, 1.1744], abs=1e-3)

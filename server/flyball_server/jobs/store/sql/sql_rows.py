@@ -16,7 +16,6 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import (
     AnyPlan,
     JobRecord,
-    JobSpec,
     PlanRecord,
     RankRecord,
     StageTotals,
@@ -28,6 +27,7 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.kit.lru import Lru
+from flyball_wire.messages import JobSpec
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -270,7 +270,7 @@ def detail_values(detail: StepDetail) -> dict[str, Any]:
 
 def detail_of(row: Row[Any], job_id: str) -> StepDetail:
     """The details of a row of this job, by its name."""
-    by_clock, instructions = cast("tuple[Any, Any]", _with_tuples(json.loads(row.document)))
+    by_clock, instructions = _with_tuples(json.loads(row.document))
     return StepDetail(
         job_id=job_id,
         rank=row.rank,
@@ -284,7 +284,7 @@ def loop_state_values(loop_state: JobLoopState) -> dict[str, Any]:
     """The row of a job's control."""
     return {
         "job_id": loop_state.job_id,
-        "document": _loop_state_type().dump_json(loop_state).decode(),
+        "document": _reader_of(JobLoopState).dump_json(loop_state).decode(),
     }
 
 
@@ -294,27 +294,24 @@ def loop_state_of(document: str, job_id: str) -> JobLoopState:
     return loop_state if loop_state.job_id == job_id else loop_state.evolve(job_id=job_id)
 
 
+def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 @functools.lru_cache(maxsize=64)
 def _loop_state_of(document: str) -> JobLoopState:
     """Return what is written there; one that holds a measured profile takes long to read."""
-    return _loop_state_type().validate_json(document)
+    return cast("JobLoopState", _reader_of(JobLoopState).validate_json(document))
 
 
+@functools.lru_cache(maxsize=64)
 def _spec_of(document: str) -> JobSpec:
-    fields: dict[str, Any] = json.loads(document)
-    values: dict[str, Any] = {name: _with_tuples(value) for name, value in fields.items()}
-    return JobSpec(**values)
-
-
-def _with_tuples(value: object) -> object:
-    if not isinstance(value, list):
-        return value
-    return tuple(_with_tuples(item) for item in cast("list[object]", value))
+    return cast("JobSpec", _reader_of(JobSpec).validate_json(document))
 
 
 @functools.cache
-def _loop_state_type() -> TypeAdapter[JobLoopState]:
-    # Here, because it takes a quarter of a second to import, and few commands read a control.
+def _reader_of(record: type) -> TypeAdapter[Any]:
+    # Here, because it takes a quarter of a second to import, and few commands read these.
     from pydantic import TypeAdapter  # noqa: PLC0415
 
-    return TypeAdapter(JobLoopState)
+    return TypeAdapter(record)

@@ -1,0 +1,111 @@
+"""Options of a plan, declared once, and the names that they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from flyball_wire.strictness import Sent
+
+
+class Policy(StrEnum):
+    """Rule that gives each instruction its clock."""
+
+    BASELINE = "baseline"
+    UNIFORM = "uniform"
+    ENVELOPE = "envelope"
+    FRONTIER = "frontier"
+
+
+class Reconfigure(StrEnum):
+    """EnvPipe's reconfiguration: which clocks on the critical path are raised."""
+
+    DEFAULT = "default"
+    GREEDY = "greedy"
+    BALANCED = "balanced"
+
+
+class Effort(StrEnum):
+    """Effort of the search; a higher one takes longer and ends nearer to the bound."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+class Checkpoint(StrEnum):
+    """Microbatches whose activations are recomputed, as in torchgpipe and PyTorch Pipe."""
+
+    EXCEPT_LAST = "except_last"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+DEFAULT_SCHEDULE = "1f1b"
+DEFAULT_TARGET = "fastest"
+MAX_RESERVE = 0.5
+
+Order = tuple[tuple[tuple[str | int, ...], ...], ...]
+"""Per stage, in the order of execution, `(kind, microbatch)` or `(kind, microbatch, chunk)`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(Sent):
+    """Options that decide how a pipeline is planned.
+
+    Attributes:
+        schedule: name of a schedule (`gpipe`, `1f1b`, `interleaved-1f1b`, ...), `explicit` with
+            an `order`, or `auto`.
+        policy: rule that gives each instruction its clock.
+        reconfigure: EnvPipe's reconfiguration; only EnvPipe's policies use it.
+        target: `fastest`, `slowdown:0.05`, `deadline:2.9` (s), `least-energy` or `power:8000`
+            (average W); EnvPipe's policies support `fastest` only.
+        effort: search effort of policy `frontier`.
+        reserve: share by which instructions may take longer than profiled without a longer
+            iteration, 0 to 0.5; only policy `frontier` uses it.
+        checkpoint: microbatches that schedule `torchgpipe` computes forward again before their
+            backward; null: all but the last.
+        order: order of schedule `explicit`: per stage, in the order of execution,
+            `[kind, microbatch]` or `[kind, microbatch, chunk]`.
+        virtual_stages: with `order`: per stage, the position of each of its chunks in the model,
+            from 0; null: one chunk per stage, in the order of the stages.
+        blocking_power_w: power of a GPU that waits in communication in W, one value for all
+            stages or one per stage; null: the value that the GPU table has for `gpu`.
+        gpu: name in the GPU table (`a100`), for its blocking power.
+        activation_bytes: activation memory held per microbatch in bytes, per stage. With
+            `free_memory_bytes` it limits the extra warm-up forwards of `envpipe`, and an order
+            that does not fit is refused.
+        free_memory_bytes: memory free beside what 1F1B holds in bytes, per stage.
+    """
+
+    schedule: str = DEFAULT_SCHEDULE
+    policy: Policy = Policy.FRONTIER
+    reconfigure: Reconfigure = Reconfigure.BALANCED
+    target: str = DEFAULT_TARGET
+    effort: Effort = Effort.NORMAL
+    reserve: float = 0.0
+    checkpoint: Checkpoint | None = None
+    order: Order | None = None
+    virtual_stages: tuple[tuple[int, ...], ...] | None = None
+    blocking_power_w: tuple[float, ...] | None = None
+    gpu: str | None = None
+    activation_bytes: tuple[int, ...] | None = None
+    free_memory_bytes: tuple[int, ...] | None = None
+
+
+_OPTION_NAMES = tuple(field.name for field in fields(PlanOptions))
+
+
+def plan_options(source: PlanOptions) -> PlanOptions:
+    """Return the options alone of something that has more fields, such as a job."""
+    return PlanOptions(**{name: getattr(source, name) for name in _OPTION_NAMES})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetChange(Sent):
+    """Change of a job's planning options; null leaves a field as it is."""
+
+    policy: Policy | None = None
+    reconfigure: Reconfigure | None = None
+    target: str | None = None
+    effort: Effort | None = None
