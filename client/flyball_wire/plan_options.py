@@ -72,10 +72,11 @@ class PlanOptions(Sent):
         blocking_power_w: power of a GPU that waits in communication in W, one value for all
             stages or one per stage; null: the value that the GPU table has for `gpu`.
         gpu: name in the GPU table (`a100`), for its blocking power.
-        activation_bytes: activation memory held per microbatch in bytes, per stage. With
-            `free_memory_bytes` it limits the extra warm-up forwards of `envpipe`, and an order
-            that does not fit is refused.
-        free_memory_bytes: memory free beside what 1F1B holds in bytes, per stage.
+        activation_bytes: activation memory held per microbatch in bytes, one value or one per
+            stage. With `free_memory_bytes` it limits the extra warm-up forwards of `envpipe`, and
+            an order that does not fit is refused.
+        free_memory_bytes: memory free beside what 1F1B holds in bytes, one value or one per
+            stage.
     """
 
     schedule: str = DEFAULT_SCHEDULE

@@ -77,6 +77,8 @@ def _references(schema: object) -> Iterator[str]:
 
 
 def _typedef(name: str, schema: Schema) -> str:
+    if "enum" in schema:
+        return f"/** @typedef {{{_type(schema)}}} {name} */\n"
     required = set(schema.get("required", ()))
     lines = [
         f" * @property {{{_type(field)}}} {key if key in required else f'[{key}]'}"

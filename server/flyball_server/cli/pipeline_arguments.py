@@ -254,7 +254,7 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
         profile=profiles[0],
         num_microbatches=arguments.microbatches,
         options=PlanOptions(
-            schedule=arguments.schedule or (EXPLICIT if order else DEFAULT_SCHEDULE),
+            schedule=arguments.schedule or (DEFAULT_SCHEDULE if order is None else EXPLICIT),
             order=order,
             virtual_stages=virtual_stages,
             blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),

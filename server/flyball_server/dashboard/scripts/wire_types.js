@@ -1,6 +1,10 @@
 // The API's answers that the page reads (docs/rest.md); types only, no code.
 // Written by docs/scripts/write_wire_types.py from the API's OpenAPI document: do not edit.
 
+/** @typedef {"announced" | "reconfigure" | "frontier"} Adaptation */
+
+/** @typedef {"except_last" | "always" | "never"} Checkpoint */
+
 /**
  * @typedef {object} ComparedPlan
  * @property {number} energy_j
@@ -15,6 +19,8 @@
  * @property {string} state
  * @property {number | null} [version]
  */
+
+/** @typedef {"low" | "normal" | "high"} Effort */
 
 /**
  * @typedef {object} Estimate
@@ -81,10 +87,10 @@
 /**
  * @typedef {object} JobRegistration
  * @property {number[] | null} [activation_bytes]
- * @property {string} [adaptation]
+ * @property {Adaptation} [adaptation]
  * @property {number[] | null} [blocking_power_w]
- * @property {string | null} [checkpoint]
- * @property {string} [effort]
+ * @property {Checkpoint | null} [checkpoint]
+ * @property {Effort} [effort]
  * @property {boolean} [emulated]
  * @property {number[] | null} [free_memory_bytes]
  * @property {string | null} [gpu]
@@ -92,10 +98,10 @@
  * @property {number | null} [num_ranks]
  * @property {number} num_stages
  * @property {(((string | number)[])[])[] | null} [order]
- * @property {string | null} [policy]
- * @property {string} [profiling]
+ * @property {Policy} [policy]
+ * @property {Profiling} [profiling]
  * @property {number} [profiling_slowdown]
- * @property {string} [reconfigure]
+ * @property {Reconfigure} [reconfigure]
  * @property {number} [reserve]
  * @property {number | null} [restart_count]
  * @property {string | null} [run]
@@ -141,6 +147,8 @@
  * @property {number} version
  */
 
+/** @typedef {"baseline" | "uniform" | "envelope" | "frontier"} Policy */
+
 /**
  * @typedef {object} PlanTimeline
  * @property {TimelineOfPlan} baseline
@@ -176,6 +184,8 @@
  * @property {number} time_s
  */
 
+/** @typedef {"given" | "online"} Profiling */
+
 /**
  * @typedef {object} ProfilingStatus
  * @property {number[] | null} [blocking_power_error_w]
@@ -209,6 +219,8 @@
  * @property {number} stage
  * @property {number} [tp_rank]
  */
+
+/** @typedef {"default" | "greedy" | "balanced"} Reconfigure */
 
 /**
  * @typedef {object} StageOfStep
