@@ -181,7 +181,7 @@ def test_a_bad_profile_is_refused_with_file_and_line(
         (("--blocking-power", "-5"), "--blocking-power: must be from 0 to 100000 W"),
         (("--blocking-power", "nan"), "--blocking-power: must be from 0 to 100000 W"),
         (("--blocking-power", "1e300"), "--blocking-power: must be from 0 to 100000 W"),
-        (("--activation-bytes", "10"), "--free-memory-bytes: give activation_bytes and free_memory_bytes together"),
+        (("--activation-bytes", "10"), "--free-memory-bytes: give activation_bytes and free_mem"),
         (("--activation-bytes", "x"), "--activation-bytes: 'x' is not a number of bytes"),
         (
             ("--activation-bytes", "0", "--free-memory-bytes", "5"),
