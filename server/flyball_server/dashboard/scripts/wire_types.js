@@ -147,8 +147,6 @@
  * @property {number} version
  */
 
-/** @typedef {"baseline" | "uniform" | "envelope" | "frontier"} Policy */
-
 /**
  * @typedef {object} PlanTimeline
  * @property {TimelineOfPlan} baseline
@@ -160,6 +158,8 @@
  * @property {string} schedule
  * @property {number} version
  */
+
+/** @typedef {"baseline" | "uniform" | "envelope" | "frontier"} Policy */
 
 /**
  * @typedef {object} PredictedIteration
