@@ -79,10 +79,9 @@ def _references(schema: object) -> Iterator[str]:
 def _typedef(name: str, schema: Schema) -> str:
     if "enum" in schema:
         return f"/** @typedef {{{_type(schema)}}} {name} */\n"
-    required = set(schema.get("required", ()))
+    # An answer has every field, also those that have a default.
     lines = [
-        f" * @property {{{_type(field)}}} {key if key in required else f'[{key}]'}"
-        for key, field in schema["properties"].items()
+        f" * @property {{{_type(field)}}} {key}" for key, field in schema["properties"].items()
     ]
     return "\n".join(["/**", f" * @typedef {{object}} {name}", *lines, " */\n"])
 

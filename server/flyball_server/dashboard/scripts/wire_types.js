@@ -14,10 +14,10 @@
 
 /**
  * @typedef {object} ComparisonStatus
- * @property {number} [num_measured_pairs]
- * @property {number} [num_pairs]
+ * @property {number} num_measured_pairs
+ * @property {number} num_pairs
  * @property {string} state
- * @property {number | null} [version]
+ * @property {number | null} version
  */
 
 /** @typedef {"low" | "normal" | "high"} Effort */
@@ -51,7 +51,7 @@
  * @property {ComparedPlan[]} envpipe
  * @property {string} job_id
  * @property {FrontierPoint[]} points
- * @property {number} [reserve]
+ * @property {number} reserve
  * @property {number} solve_s
  */
 
@@ -86,28 +86,28 @@
 
 /**
  * @typedef {object} JobRegistration
- * @property {number[] | null} [activation_bytes]
- * @property {Adaptation} [adaptation]
- * @property {number[] | null} [blocking_power_w]
- * @property {Checkpoint | null} [checkpoint]
- * @property {Effort} [effort]
- * @property {boolean} [emulated]
- * @property {number[] | null} [free_memory_bytes]
- * @property {string | null} [gpu]
+ * @property {number[] | null} activation_bytes
+ * @property {Adaptation} adaptation
+ * @property {number[] | null} blocking_power_w
+ * @property {Checkpoint | null} checkpoint
+ * @property {Effort} effort
+ * @property {boolean} emulated
+ * @property {number[] | null} free_memory_bytes
+ * @property {string | null} gpu
  * @property {number} num_microbatches
- * @property {number | null} [num_ranks]
+ * @property {number | null} num_ranks
  * @property {number} num_stages
- * @property {(((string | number)[])[])[] | null} [order]
- * @property {Policy} [policy]
- * @property {Profiling} [profiling]
- * @property {number} [profiling_slowdown]
- * @property {Reconfigure} [reconfigure]
- * @property {number} [reserve]
- * @property {number | null} [restart_count]
- * @property {string | null} [run]
- * @property {string} [schedule]
- * @property {string} [target]
- * @property {number[][] | null} [virtual_stages]
+ * @property {(((string | number)[])[])[] | null} order
+ * @property {Policy} policy
+ * @property {Profiling} profiling
+ * @property {number} profiling_slowdown
+ * @property {Reconfigure} reconfigure
+ * @property {number} reserve
+ * @property {number | null} restart_count
+ * @property {string | null} run
+ * @property {string} schedule
+ * @property {string} target
+ * @property {number[][] | null} virtual_stages
  */
 
 /**
@@ -116,7 +116,7 @@
  * @property {string} created_at
  * @property {string} job_id
  * @property {number | null} newest_version
- * @property {string[]} [notes]
+ * @property {string[]} notes
  * @property {string | null} problem
  * @property {RankView[]} ranks
  * @property {JobRegistration} registration
@@ -188,16 +188,16 @@
 
 /**
  * @typedef {object} ProfilingStatus
- * @property {number[] | null} [blocking_power_error_w]
- * @property {number[] | null} [blocking_power_w]
+ * @property {number[] | null} blocking_power_error_w
+ * @property {number[] | null} blocking_power_w
  * @property {boolean} emulated
- * @property {number | null} [extra_energy_j]
- * @property {number | null} [extra_time_s]
+ * @property {number | null} extra_energy_j
+ * @property {number | null} extra_time_s
  * @property {string} job_id
- * @property {number | null} [largest_slowdown]
- * @property {number} [num_steps]
- * @property {ProbedPoint[]} [points]
- * @property {string | null} [problem]
+ * @property {number | null} largest_slowdown
+ * @property {number} num_steps
+ * @property {ProbedPoint[]} points
+ * @property {string | null} problem
  * @property {number} slowdown_limit
  * @property {string} state
  */
@@ -206,18 +206,18 @@
  * @typedef {object} RankView
  * @property {number | null} acknowledged_version
  * @property {string} client_version
- * @property {number} [cp_rank]
+ * @property {number} cp_rank
  * @property {number | null} current_step
- * @property {number} [dp_rank]
+ * @property {number} dp_rank
  * @property {boolean} emulated
  * @property {string} gpu_name
  * @property {string} gpu_uuid
- * @property {boolean} [has_left]
+ * @property {boolean} has_left
  * @property {string} host
- * @property {string | null} [last_seen_at]
+ * @property {string | null} last_seen_at
  * @property {number} rank
  * @property {number} stage
- * @property {number} [tp_rank]
+ * @property {number} tp_rank
  */
 
 /** @typedef {"default" | "greedy" | "balanced"} Reconfigure */
@@ -229,7 +229,7 @@
  * @property {number} num_power_capped
  * @property {number} num_ranks
  * @property {number} num_thermally_capped
- * @property {number | null} [sm_clock_mhz]
+ * @property {number | null} sm_clock_mhz
  * @property {number} stage
  * @property {number} time_s
  */
@@ -281,7 +281,7 @@
 
 /**
  * @typedef {object} Timetable
- * @property {string} [timezone]
+ * @property {string} timezone
  * @property {TimetableWindow[]} windows
  */
 
@@ -294,7 +294,7 @@
 
 /**
  * @typedef {object} TimetableWindow
- * @property {string[] | null} [days]
+ * @property {string[] | null} days
  * @property {string} from_time
  * @property {string} target
  * @property {string} until_time
