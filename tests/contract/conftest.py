@@ -11,14 +11,8 @@ from tests.planner.samples import job_record
 
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
-
-
-def memory_store(request: pytest.FixtureRequest) -> JobStore:
-    del request
-    return MemoryJobStore()
 
 
 def sqlite_store(request: pytest.FixtureRequest) -> JobStore:
@@ -30,7 +24,7 @@ def postgres_store(request: pytest.FixtureRequest) -> JobStore:
     return make_job_store(request.getfixturevalue("postgres_database"))
 
 
-@pytest.fixture(params=[memory_store, sqlite_store, postgres_store])
+@pytest.fixture(params=[sqlite_store, postgres_store])
 def store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
     """Every store there is, open and empty."""
     made: JobStore = request.param(request)

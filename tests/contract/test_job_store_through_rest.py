@@ -1,33 +1,138 @@
-"""The JobStore contract as far as the REST API shows it: over each store, and a live server."""
+"""The JobStore contract as far as the REST API shows it, over a live server."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.contract import visible_stores
-from tests.contract.visible_stores import LONG_S, VisibleJob, VisibleStore
+from tests.planner.live import serve_environment, serve_process
 from tests.planner.patience import PATIENCE_S
-from tests.planner.samples import profile, profile_csv, registration
+from tests.planner.samples import profile, profile_csv, rank_registration, registration
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_wire import routes
+from flyball_wire.messages import TOKEN_HEADER
 
-PREFIX = "flyball_test"
+pytestmark = pytest.mark.slow
+TOKEN = "the-operators"  # noqa: S105 - of this planner only
+CSV = {"Content-Type": "text/csv"}
+# Longer than anything here is waited for: an answer comes from being woken.
+LONG_S = 500
+_NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(scope="module", params=visible_stores.ALL, ids=lambda made: made.__name__)
-def store(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[VisibleStore]:
-    """Every store behind its planner, for all tests of this file: each has jobs of its own."""
-    start = request.param(request, tmp_path_factory.mktemp("visible"))
-    with VisibleStore(start=start).opened() as opened:
-        yield opened
+@dataclass(frozen=True, kw_only=True)
+class VisibleJob:
+    """A job of a planner, by its name."""
+
+    http: httpx.Client
+    job_id: str
+
+    def path(self, route: str, **parts: str | int) -> str:
+        """The address of something of the job."""
+        return routes.fill(route, job_id=self.job_id, **parts)
+
+    def get(self, route: str, *, query: dict[str, Any] | None = None, **parts: str | int) -> Any:  # noqa: ANN401 - JSON
+        """Return what is there."""
+        answer = self.http.get(self.path(route, **parts), params=query)
+        return answer.raise_for_status().json()
+
+    def register(self, **changes: object) -> Any:  # noqa: ANN401 - JSON
+        """Make it known: two stages, a rank each."""
+        # A plan of this policy takes no time.
+        body = registration(**{"policy": "uniform", **changes})
+        answer = self.http.put(self.path(routes.JOB), json=body)
+        return answer.raise_for_status().json()
+
+    def register_rank(self, rank: int, stage: int | None = None, **changes: object) -> Any:  # noqa: ANN401 - JSON
+        """On the stage of its own number, or another one."""
+        body = rank_registration(rank if stage is None else stage, **changes)
+        return self.http.put(self.path(routes.RANK, rank=rank), json=body).raise_for_status().json()
+
+    def put_profile(self, text: str | None = None) -> Any:  # noqa: ANN401 - JSON
+        """Of two stages."""
+        path, content = self.path(routes.PROFILE), profile_csv() if text is None else text
+        return self.http.put(path, content=content, headers=CSV).raise_for_status().json()
+
+    def fill(self) -> None:
+        """Register it, its two ranks, and its profile, of which version 1 is made."""
+        self.register()
+        for rank in (0, 1):
+            self.register_rank(rank)
+        self.put_profile()
+
+    def acknowledge(self, rank: int, version: int, current_step: int = 4) -> Any:  # noqa: ANN401 - JSON
+        """A rank holds a version."""
+        body = {"version": version, "current_step": current_step}
+        path = self.path(routes.RANK_ACKNOWLEDGEMENT, rank=rank)
+        return self.http.post(path, json=body).raise_for_status().json()
+
+    def measure(self, rank: int, *steps: dict[str, Any]) -> httpx.Response:
+        """A rank has measured steps."""
+        path = self.path(routes.RANK_MEASUREMENTS, rank=rank)
+        return self.http.post(path, json={"steps": steps})
+
+    def leave(self) -> None:
+        """Its two ranks have."""
+        for rank in (0, 1):
+            self.http.post(self.path(routes.RANK_DEPARTURE, rank=rank)).raise_for_status()
+
+    def everything(self) -> dict[str, Any]:
+        """All that is shown of what is stored of it."""
+        routes_of_records = (
+            routes.JOB,
+            routes.PLANS,
+            routes.STEPS,
+            routes.STAGES_OF_STEPS,
+            routes.STRAGGLERS,
+            routes.TIMETABLE,
+        )
+        found = {route: self.get(route) for route in routes_of_records}
+        answer = self.http.get(self.path(routes.PROFILE))
+        return {**found, routes.PROFILE: answer.text if answer.is_success else None}
+
+
+class VisibleStore:
+    """A store that is seen through `flyball serve` only, which is killed at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._database = folder / "served.sqlite"
+        self._running = ExitStack()
+        self.start_again()
+
+    def start_again(self) -> None:
+        """End the planner, and start another on what it has kept."""
+        self.close()
+        environment = serve_environment(
+            FLYBALL_TOKEN=TOKEN, FLYBALL_PLANNING_PROCESSES="0", FLYBALL_MAX_WAIT_S=str(LONG_S)
+        )
+        served = serve_process(self._database, environment=environment)
+        self.http: httpx.Client = self._running.enter_context(served).http
+        self.http.headers[TOKEN_HEADER] = TOKEN
+
+    def close(self) -> None:
+        """End the planner."""
+        self._running.close()
+
+    def job(self, job_id: str | None = None) -> VisibleJob:
+        """One that nobody has registered, unless it is named."""
+        return VisibleJob(http=self.http, job_id=job_id or f"job-{next(_NUMBERS)}")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VisibleStore]:
+    """One planner for all tests of this file: each has jobs of its own."""
+    made = VisibleStore(tmp_path_factory.mktemp("visible"))
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -47,23 +152,6 @@ def stored_steps(job: VisibleJob) -> dict[int, tuple[float, float | None]]:
 
 
 class TestJobStoreThroughRest:
-    @pytest.mark.parametrize(
-        "route",
-        [
-            routes.JOB,
-            routes.PROFILE,
-            routes.PLANS,
-            routes.HISTORY,
-            routes.STEPS,
-            routes.STAGES_OF_STEPS,
-            routes.STRAGGLERS,
-            routes.TIMETABLE,
-            routes.REPORT,
-        ],
-    )
-    def test_of_a_job_that_is_not_there_there_is_nothing(self, job: VisibleJob, route: str) -> None:
-        assert job.http.get(job.path(route)).status_code == 404
-
     def test_a_job_comes_out_as_it_went_in(self, job: VisibleJob) -> None:
         body = registration(
             blocking_power_w=[70.1, 1 / 3],
@@ -81,31 +169,6 @@ class TestJobStoreThroughRest:
         assert {name: told[name] for name in body} == {**body, "num_ranks": 2}
         listed = [each for each in job.http.get(routes.JOBS).json() if each["job_id"] == job.job_id]
         assert [each["registration"] for each in listed] == [told]
-
-    def test_registering_a_job_again_replaces_it(self, job: VisibleJob) -> None:
-        first = job.register()
-        job.register(num_microbatches=7)
-        again = job.get(routes.JOB)
-        assert again["registration"]["num_microbatches"] == 7
-        assert again["created_at"] == first["created_at"]
-
-    def test_jobs_are_listed_by_creation(self, store: VisibleStore) -> None:
-        prefix = store.job().job_id
-        names = [f"{prefix}-{letter}" for letter in "cab"]
-        for name in names:
-            store.job(name).register()
-        listed = [each["job_id"] for each in store.http.get(routes.JOBS).json()]
-        assert [name for name in listed if name.startswith(prefix + "-")] == names
-
-    def test_ranks_come_out_by_number_and_are_replaced(self, job: VisibleJob) -> None:
-        job.register(num_ranks=3)
-        for rank, host in ((1, "old"), (0, "node"), (1, "new")):
-            job.register_rank(rank, host=host, dp_rank=rank)
-        ranks = job.get(routes.JOB)["ranks"]
-        assert [(each["rank"], each["host"], each["dp_rank"]) for each in ranks] == [
-            (0, "node", 0),
-            (1, "new", 1),
-        ]
 
     def test_a_profile_comes_out_to_the_last_bit_and_is_replaced(self, job: VisibleJob) -> None:
         job.register()
@@ -126,19 +189,6 @@ class TestJobStoreThroughRest:
         assert job.get(routes.PLAN, version=1) == first
         assert [each["version"] for each in job.get(routes.HISTORY)] == [1, 2, 3]
         assert job.http.get(job.path(routes.PLAN, version=4)).status_code == 404
-
-    def test_the_first_step_of_a_version_is_named_once_all_ranks_hold_it(
-        self, job: VisibleJob
-    ) -> None:
-        job.fill()
-        assert job.acknowledge(0, 1)["first_step"] is None
-        assert job.get(routes.FIRST_STEP, version=1)["first_step"] is None
-        named = job.acknowledge(1, 1, current_step=9)["first_step"]
-        assert named > 9
-        # Whoever repeats it, from whatever step, hears the same.
-        assert job.acknowledge(0, 1, current_step=99)["first_step"] == named
-        assert job.get(routes.PLAN, version=1)["first_step"] == named
-        assert job.get(routes.JOB)["active_version"] == 1
 
     def test_steps_come_out_rising_over_all_their_ranks(self, job: VisibleJob) -> None:
         job.register()
@@ -163,16 +213,6 @@ class TestJobStoreThroughRest:
         newest = job.get(routes.STEPS, query={"limit": 2})
         assert newest == found[1:]
 
-    def test_a_step_posted_again_is_replaced_and_of_one_twice_in_a_post_the_last_stays(
-        self, job: VisibleJob
-    ) -> None:
-        job.register()
-        job.register_rank(0)
-        job.measure(0, step(3), step(4)).raise_for_status()
-        newest = step(3, time_s=0.1 + 0.2, energy_j=None)
-        job.measure(0, step(3, time_s=9.0), newest).raise_for_status()
-        assert stored_steps(job) == {3: (0.1 + 0.2, None), 4: (0.5, 10.0)}
-
     def test_steps_are_added_up_by_stage_and_a_rank_counts_where_it_is_now(
         self, job: VisibleJob
     ) -> None:
@@ -191,18 +231,6 @@ class TestJobStoreThroughRest:
         assert stages() == [(0, 2, 2.0, 20.0), (1, 1, 3.0, 10.0)]
         job.register_rank(1, 1)
         assert stages() == [(0, 1, 1.0, 10.0), (1, 2, 3.0, 20.0)]
-
-    def test_the_newest_steps_by_stage_after_one(self, job: VisibleJob) -> None:
-        job.register()
-        job.register_rank(0)
-        job.measure(0, *(step(number) for number in (1, 2, 3, 5, 6))).raise_for_status()
-
-        def numbers(**query: int) -> list[int]:
-            return [each["step"] for each in job.get(routes.STAGES_OF_STEPS, query=query)]
-
-        assert numbers(limit=3) == [3, 5, 6]
-        assert numbers(after_step=5) == [6]
-        assert numbers(after_step=MAX_COUNT) == []
 
     def test_whole_numbers_up_to_the_largest_are_kept(self, job: VisibleJob) -> None:
         job.register()
@@ -229,9 +257,7 @@ class TestJobStoreThroughRest:
         assert job.measure(0, step(1), step(2, time_s=-1)).status_code == 422
         refused = job.http.put(job.path(routes.TARGET), json={"target": "fastest", "what": 1})
         assert refused.status_code == 422
-        unread = job.http.put(
-            job.path(routes.PROFILE), content="no profile", headers=visible_stores.CSV
-        )
+        unread = job.http.put(job.path(routes.PROFILE), content="no profile", headers=CSV)
         assert unread.status_code == 422
         other = job.http.put(job.path(routes.JOB), json=registration(num_stages=3))
         assert other.status_code == 409
@@ -295,14 +321,6 @@ class TestJobStoreThroughRest:
         job.http.put(path, json=timetable).raise_for_status()
         assert job.get(routes.TIMETABLE)["timetable"] == timetable
 
-    def test_jobs_do_not_see_each_others_things(self, store: VisibleStore, job: VisibleJob) -> None:
-        other = store.job()
-        other.register()
-        before = other.everything()
-        job.fill()
-        job.measure(0, step(1)).raise_for_status()
-        assert other.everything() == before
-
     def test_a_job_is_forgotten_with_all_that_belongs_to_it_and_its_name_is_free(
         self, store: VisibleStore, job: VisibleJob
     ) -> None:
@@ -345,24 +363,6 @@ class TestJobStoreThroughRest:
         assert found[routes.JOB]["state"] == "ended"
         assert [each["rank"] for each in found[routes.JOB]["ranks"]] == [0, 1]
         assert job.get(routes.JOB)["ranks"] == job.get(routes.STEPS) == []
-
-    def test_tokens_come_out_by_creation_and_are_forgotten(self, store: VisibleStore) -> None:
-        names = [store.job().job_id for _ in range(3)]
-        made = [
-            store.http.post(routes.TOKENS, json={"job_id": name, "note": "ä"})
-            .raise_for_status()
-            .json()
-            for name in names
-        ]
-
-        def listed() -> list[str]:
-            found = store.http.get(routes.TOKENS).raise_for_status().json()
-            return [each["job_id"] for each in found if each["job_id"] in names]
-
-        assert listed() == names
-        path = routes.fill(routes.TOKEN, token_id=made[1]["token_id"])
-        store.http.delete(path).raise_for_status()
-        assert listed() == [names[0], names[2]]
 
     # Of those that share a planner the last one: it ends that.
     def test_a_planner_that_starts_again_knows_everything(self, store: VisibleStore) -> None:

@@ -24,9 +24,9 @@ from tests.deploy.prometheus import CONFIG, promtool
 from tests.deploy.trained_job import put_jobs, told_labels
 from tests.planner.live import live_planner
 from tests.planner.patience import PATIENCE_S
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.app import create_app
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
 
 TARGETS = tuple(grafana.targets())
@@ -153,7 +153,7 @@ def test_every_metric_and_label_of_a_query_is_exported(
 
 
 def test_calls_that_wait_are_left_out_of_call_durations() -> None:
-    described = create_app(load_settings(), MemoryJobStore()).openapi()
+    described = create_app(load_settings(), TemporaryJobStore()).openapi()
     waiting = {
         path
         for path, methods in described["paths"].items()

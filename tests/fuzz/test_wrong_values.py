@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.app import create_app
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
 from flyball_wire.messages import TOKEN_HEADER
 
@@ -105,7 +105,7 @@ class Bodies:
 
 
 def _bodies() -> Bodies:
-    return Bodies(create_app(load_settings(), MemoryJobStore()).openapi())
+    return Bodies(create_app(load_settings(), TemporaryJobStore()).openapi())
 
 
 BODIES = _bodies()

@@ -16,10 +16,10 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner, serve_process
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.http.middleware.call_log import REQUEST_ID_HEADER
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.log_setup import JsonFormatter
 from flyball_wire import routes
 
@@ -27,7 +27,7 @@ JOB = routes.fill(routes.JOB, job_id="job")
 RANK = routes.fill(routes.RANK, job_id="job", rank=1)
 
 
-class BrokenStore(MemoryJobStore):
+class BrokenStore(TemporaryJobStore):
     """A store with a mistake in it."""
 
     is_broken = False

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from docs.scripts.write_wire_types import WIRE_TYPES, wire_types
 from tests.planner.live import LivePlanner, live_planner
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.app import create_app
 from flyball_server.http.problem_handlers import API_HEADERS
 from flyball_server.http.routes.dashboard import ASSETS, PAGE, PAGE_POLICY, dashboard_files
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import Settings
 from flyball_wire.messages import TOKEN_HEADER
 
@@ -183,7 +183,7 @@ def test_nothing_else_is_served(planner: LivePlanner, path: str) -> None:
 
 def test_behind_a_proxy_the_page_is_where_the_proxy_puts_it() -> None:
     settings = Settings(database="sqlite:///unused.sqlite", token=TOKEN)
-    app = create_app(settings, MemoryJobStore())
+    app = create_app(settings, TemporaryJobStore())
 
     async def get_all() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app, root_path="/planner")

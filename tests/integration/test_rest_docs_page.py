@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.app import create_app
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import Settings
 
 
@@ -89,7 +89,7 @@ def test_the_page_may_run_the_scripts_that_it_has_and_no_others(planner: LivePla
 
 
 def test_behind_a_proxy_the_page_asks_under_the_proxys_path() -> None:
-    app = create_app(Settings(database="sqlite:///unused.sqlite"), MemoryJobStore())
+    app = create_app(Settings(database="sqlite:///unused.sqlite"), TemporaryJobStore())
 
     async def get_page() -> str:
         transport = httpx.ASGITransport(app, root_path="/planner")

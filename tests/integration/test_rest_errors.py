@@ -10,10 +10,10 @@ import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import HEADER, profile_csv, registration
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.jobs.errors import StoreBusyError
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import routes
@@ -333,7 +333,7 @@ def test_a_fault_of_the_planner_itself_is_a_500_that_tells_nothing(
 def test_a_store_that_cannot_answer_is_a_503_and_the_log_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class BusyStore(MemoryJobStore):
+    class BusyStore(TemporaryJobStore):
         @contextmanager
         def reading(self) -> Generator[JobReader]:
             raise StoreBusyError(location="/srv/flyball.sqlite")

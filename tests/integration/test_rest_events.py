@@ -18,13 +18,13 @@ from tests.planner.listening import Listener, listening, parse_events
 from tests.planner.live import LivePlanner, live_planner, serve_process
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import registration
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http import dependencies
 from flyball_server.jobs.auth.access import create_token
 from flyball_server.jobs.errors import StoreBusyError
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 from flyball_server.views import history
 from flyball_server.views.history import summary_of
@@ -367,7 +367,7 @@ def test_a_token_opens_the_events_of_its_own_jobs_alone() -> None:
         assert planner.http.get(others, params={"wait_s": "0"}).status_code == 403
 
 
-class FailingStore(MemoryJobStore):
+class FailingStore(TemporaryJobStore):
     """A store that can be told to fail when it is read."""
 
     fails = False

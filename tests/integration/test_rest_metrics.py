@@ -17,11 +17,11 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.http.routes.health import OPENMETRICS
 from flyball_server.jobs.errors import StoreUnavailableError
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
 
@@ -35,7 +35,7 @@ WITHOUT_UNIT = re.compile(
 PLANNED = "/api/v1/jobs/{job_id}/profile"
 
 
-class HaltingStore(MemoryJobStore):
+class HaltingStore(TemporaryJobStore):
     """A store that can be told to hang or to fail when it is read."""
 
     def __init__(self) -> None:

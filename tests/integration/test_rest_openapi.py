@@ -17,10 +17,10 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from tests.planner.live import live_planner
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.app import api_routes, create_app
 from flyball_server.http.openapi.examples import PROFILE_CSV, example
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.settings import load_settings
 from flyball_wire import messages, routes
 from flyball_wire.plan_options import TargetChange
@@ -33,7 +33,7 @@ OPEN = {routes.HEALTH, routes.READY}
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    described: dict[str, Any] = create_app(load_settings(), MemoryJobStore()).openapi()
+    described: dict[str, Any] = create_app(load_settings(), TemporaryJobStore()).openapi()
     return described
 
 

@@ -13,11 +13,11 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.jobs.auth.access import create_token
 from flyball_server.jobs.errors import StoreBusyError
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_wire import routes
 from flyball_wire.codec import decode
 from flyball_wire.messages import TOKEN_HEADER
@@ -149,7 +149,7 @@ def test_a_jobs_token_shows_that_job_and_its_earlier_runs_alone() -> None:
         assert len(everything(planner)) == 4
 
 
-class HaltingStore(MemoryJobStore):
+class HaltingStore(TemporaryJobStore):
     """A store whose list of jobs can be kept waiting, and which counts how often it is read."""
 
     def __init__(self) -> None:

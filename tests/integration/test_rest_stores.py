@@ -19,11 +19,11 @@ from tests.planner.live import (
 )
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
+from tests.planner.stores import TemporaryJobStore
 from tests.postgres.server import PostgresServer
 
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_wire import routes
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
@@ -73,7 +73,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
     if request.param == "memory":
-        return MemoryJobStore()
+        return TemporaryJobStore()
     if request.param == "sqlite":
         return make_job_store(f"sqlite:///{tmp_path}/planner.sqlite")
     return make_job_store(request.getfixturevalue("postgres_database"))

@@ -21,13 +21,13 @@ import uvicorn
 from fastapi import FastAPI
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.http.dependencies import PlannerState
 from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.services import Planner
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.planner import make_plan_only
 from flyball_server.settings import Settings
 from flyball_wire import routes
@@ -148,7 +148,7 @@ def live_planner(
     )
     app = create_app(
         settings,
-        MemoryJobStore() if store is None else store,
+        TemporaryJobStore() if store is None else store,
         planner=planner,
         reconcilers=reconcilers,
     )

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import job_spec, rank_record, step_record
+from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
@@ -18,7 +19,6 @@ from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.stragglers.announcements import (
     announce_straggler,
 )
@@ -64,11 +64,12 @@ class Running:
     step: int = 0
 
     def __post_init__(self) -> None:
-        store = MemoryJobStore()
-        store.open()
         self.requests: list[PlanRequest] = []
         self.services = JobServices(
-            store=store, notify_pollers=lambda _: None, now=lambda: self.now, planner=self._planned
+            store=opened_store(),
+            notify_pollers=lambda _: None,
+            now=lambda: self.now,
+            planner=self._planned,
         )
         num_ranks = NUM_STAGES * self.num_pipelines
         spec = job_spec(

@@ -6,11 +6,12 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tests.planner.stores import opened_store
+
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
@@ -122,14 +123,15 @@ class CountingPlanner:
 
 
 class Services:
-    """Use-case services over memory, which remember which jobs were woken."""
+    """Use-case services over a store of their own, which remember which jobs were woken."""
 
     def __init__(self, planner: Planner) -> None:
         self.woken: list[str] = []
-        store = MemoryJobStore()
-        store.open()
         self.jobs = JobServices(
-            store=store, notify_pollers=self.woken.append, planner=planner, now=lambda: MOMENT
+            store=opened_store(),
+            notify_pollers=self.woken.append,
+            planner=planner,
+            now=lambda: MOMENT,
         )
 
 

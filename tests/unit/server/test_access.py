@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.jobs.auth.access import (
     OPERATOR,
@@ -21,10 +22,9 @@ from flyball_server.jobs.auth.access import (
 )
 from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 
 
-class CountingStore(MemoryJobStore):
+class CountingStore(TemporaryJobStore):
     """Counts how often it is read."""
 
     num_reads = 0
@@ -46,6 +46,7 @@ class OvertakenStore(CountingStore):
     @contextmanager
     def reading(self) -> Generator[JobReader]:
         with super().reading() as reader:
+            reader.list_tokens()  # from here on it sees this moment
             while self.changes:
                 self.changes.pop()()
             yield reader

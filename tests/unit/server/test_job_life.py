@@ -16,6 +16,7 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.planner.stores import TemporaryJobStore
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
@@ -36,7 +37,6 @@ from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import delete_job, leave_rank, register_together
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.timetables import get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
 from flyball_wire.messages import JobSpec
@@ -55,7 +55,7 @@ class Life:
     services: JobServices = field(init=False)
 
     def __post_init__(self) -> None:
-        store = MemoryJobStore()
+        store = TemporaryJobStore()
         store.open()
         self.services = JobServices(
             store=store,

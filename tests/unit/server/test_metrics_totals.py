@@ -13,11 +13,12 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.planner.stores import opened_store
 
 from flyball_server.jobs.measurements.step_pairs import StepKinds
 from flyball_server.jobs.measurements.step_reading import GIVE_UP_S, MOST_LATER
 from flyball_server.jobs.records import StepRecord
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.job_totals import NEWEST_STEPS, Clocks, JobTotals
 from flyball_server.views.plan_facts import plan_facts
@@ -36,9 +37,8 @@ PREDICTION = PredictedIteration(
 
 
 @pytest.fixture
-def store() -> MemoryJobStore:
-    made = MemoryJobStore()
-    made.open()
+def store() -> JobStore:
+    made = opened_store()
     with made.writing("job") as writer:
         writer.save_job(job_record())
         for rank in range(NUM_RANKS):
@@ -46,7 +46,7 @@ def store() -> MemoryJobStore:
     return made
 
 
-def post(store: MemoryJobStore, *steps: StepRecord) -> None:
+def post(store: JobStore, *steps: StepRecord) -> None:
     with store.writing("job") as writer:
         writer.save_steps(steps)
 
@@ -56,12 +56,12 @@ def both(steps: Iterable[int], **changes: object) -> list[StepRecord]:
     return [step_record(step, rank, **changes) for step in steps for rank in range(NUM_RANKS)]
 
 
-def read(store: MemoryJobStore, totals: JobTotals) -> bool:
+def read(store: JobStore, totals: JobTotals) -> bool:
     with store.reading() as reader:
         return totals.read(reader, "job", NUM_RANKS, lambda: False)
 
 
-def test_a_step_counts_once_however_often_is_looked(store: MemoryJobStore) -> None:
+def test_a_step_counts_once_however_often_is_looked(store: JobStore) -> None:
     totals = JobTotals()
     post(store, *both(range(3)))
     assert read(store, totals)
@@ -73,7 +73,7 @@ def test_a_step_counts_once_however_often_is_looked(store: MemoryJobStore) -> No
     assert counted.time_s == pytest.approx(3.6)
 
 
-def test_a_step_waits_until_all_ranks_have_posted_it(store: MemoryJobStore) -> None:
+def test_a_step_waits_until_all_ranks_have_posted_it(store: JobStore) -> None:
     totals = JobTotals()
     post(store, *both([0]), step_record(1, 0), *both([2]))
     assert read(store, totals)
@@ -84,7 +84,7 @@ def test_a_step_waits_until_all_ranks_have_posted_it(store: MemoryJobStore) -> N
     assert totals.num_incomplete == 0
 
 
-def test_a_step_that_one_rank_never_posts_is_given_up(store: MemoryJobStore) -> None:
+def test_a_step_that_one_rank_never_posts_is_given_up(store: JobStore) -> None:
     totals = JobTotals()
     later_s = GIVE_UP_S / 2
     post(store, step_record(0, 0), *both([1], time_s=later_s))
@@ -96,14 +96,14 @@ def test_a_step_that_one_rank_never_posts_is_given_up(store: MemoryJobStore) -> 
     assert totals.sums[Clocks.DEFAULT].num_steps == 2
 
 
-def test_very_many_steps_that_are_never_whole_are_given_up_too(store: MemoryJobStore) -> None:
+def test_very_many_steps_that_are_never_whole_are_given_up_too(store: JobStore) -> None:
     totals = JobTotals()
     post(store, *(step_record(step, 0, time_s=1e-3) for step in range(2500)))
     assert read(store, totals)
     assert totals.num_incomplete == 2500 - MOST_LATER
 
 
-def test_steps_count_by_what_they_ran_at(store: MemoryJobStore) -> None:
+def test_steps_count_by_what_they_ran_at(store: JobStore) -> None:
     totals = JobTotals()
     totals.know(1, StepKinds(first_step=0, baseline_cycle=(False, True)), PREDICTION)
     totals.know(2, StepKinds(is_probe=True), None)
@@ -117,7 +117,7 @@ def test_steps_count_by_what_they_ran_at(store: MemoryJobStore) -> None:
     assert (totals.predicted_j, totals.predicted_baseline_j) == (160.0, 200.0)
 
 
-def test_saved_energy_is_what_the_report_says(store: MemoryJobStore) -> None:
+def test_saved_energy_is_what_the_report_says(store: JobStore) -> None:
     totals = JobTotals()
     totals.know(1, StepKinds(first_step=0), PREDICTION)
     post(store, *both(range(10)))
@@ -129,7 +129,7 @@ def test_saved_energy_is_what_the_report_says(store: MemoryJobStore) -> None:
     assert saved_j.mean == pytest.approx(80.0)
 
 
-def test_looking_at_what_is_saved_changes_nothing(store: MemoryJobStore) -> None:
+def test_looking_at_what_is_saved_changes_nothing(store: JobStore) -> None:
     kinds = StepKinds(first_step=0, baseline_cycle=(False, True, True, False))
     often, once = JobTotals(), JobTotals()
     for totals in (often, once):
@@ -144,7 +144,7 @@ def test_looking_at_what_is_saved_changes_nothing(store: MemoryJobStore) -> None
     assert once.savings().saved_j is not None
 
 
-def test_the_newest_steps_are_alike_and_a_few(store: MemoryJobStore) -> None:
+def test_the_newest_steps_are_alike_and_a_few(store: JobStore) -> None:
     totals = JobTotals()
     totals.know(1, StepKinds(first_step=0), PREDICTION)
     post(store, *both(range(10), time_s=5.0))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.planner.samples import job_record, job_spec, plan_record
+from tests.planner.stores import TemporaryJobStore
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -22,7 +22,7 @@ V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
 PLACES = ((0, 3), (1, 2))
 
 MAKERS: dict[str, Callable[[Path], JobStore]] = {
-    "memory": lambda folder: MemoryJobStore(),
+    "memory": lambda folder: TemporaryJobStore(),
     "sqlite": lambda folder: SqliteJobStore(folder / "planner.sqlite"),
 }
 

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 from tests.planner.samples import job_record, plan_record, rank_record, step_record
+from tests.planner.stores import opened_store
 
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import PairedSteps, num_paired_steps
 from flyball_server.jobs.records import PlanRecord, StepRecord, StepTotals
-from flyball_server.jobs.store.contract import JobReader
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
+from flyball_server.jobs.store.contract import JobReader, JobStore
 
 NUM_RANKS = 2
 ABBA = (False, True, True, False)
 
 
 @pytest.fixture
-def store() -> MemoryJobStore:
-    made = MemoryJobStore()
-    made.open()
+def store() -> JobStore:
+    made = opened_store()
     with made.writing("job") as writer:
         writer.save_job(job_record())
         for rank in range(NUM_RANKS):
@@ -56,18 +55,20 @@ class CountingReader:
         return piece
 
 
-def post(store: MemoryJobStore, *steps: StepRecord) -> None:
+def post(store: JobStore, *steps: StepRecord) -> None:
     with store.writing("job") as writer:
         writer.save_steps(steps)
 
 
-def both_counts(store: MemoryJobStore, pairs: PairedSteps, record: PlanRecord) -> tuple[int, int]:
+def both_counts(store: JobStore, pairs: PairedSteps, record: PlanRecord) -> tuple[int, int]:
     """Counted on, and from the beginning."""
     with store.reading() as reader:
         return pairs.read(reader), num_paired_steps(reader, record, NUM_RANKS)
 
 
-def test_counting_on_comes_to_what_counting_from_the_beginning_does(store: MemoryJobStore) -> None:
+def test_counting_on_comes_to_what_counting_from_the_beginning_does(
+    store: JobStore,
+) -> None:
     record = compared()
     pairs = PairedSteps(record, NUM_RANKS)
     counts = []
@@ -80,7 +81,7 @@ def test_counting_on_comes_to_what_counting_from_the_beginning_does(store: Memor
     assert counts == [0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_step_that_waits_for_a_rank_counts_when_that_has_come(store: MemoryJobStore) -> None:
+def test_a_step_that_waits_for_a_rank_counts_when_that_has_come(store: JobStore) -> None:
     record = compared()
     pairs = PairedSteps(record, NUM_RANKS)
     post(store, *both(range(10, 14)), step_record(14, 0, plan_version=1), *both([15, 16, 17]))
@@ -89,9 +90,7 @@ def test_a_step_that_waits_for_a_rank_counts_when_that_has_come(store: MemoryJob
     assert both_counts(store, pairs, record) == (3, 3)
 
 
-def test_a_settled_step_is_read_once(
-    store: MemoryJobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_settled_step_is_read_once(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_reading, "STEPS_A_PIECE", 4)
     pairs = PairedSteps(compared(), NUM_RANKS)
     read: list[int] = []
@@ -102,7 +101,7 @@ def test_a_settled_step_is_read_once(
     assert read == [*range(11, 25)]
 
 
-def test_steps_of_a_newer_version_end_the_counting(store: MemoryJobStore) -> None:
+def test_steps_of_a_newer_version_end_the_counting(store: JobStore) -> None:
     record = compared()
     pairs = PairedSteps(record, NUM_RANKS)
     post(store, *both(range(10, 15)), *both([15], version=2), *both(range(16, 24)))
@@ -113,7 +112,7 @@ def test_steps_of_a_newer_version_end_the_counting(store: MemoryJobStore) -> Non
 
 @pytest.mark.parametrize("changes", [{"first_step": None}, {"baseline_cycle": ()}])
 def test_a_version_that_compares_nothing_has_no_pairs(
-    store: MemoryJobStore, changes: dict[str, Any]
+    store: JobStore, changes: dict[str, Any]
 ) -> None:
     record = compared(**changes)
     post(store, *both(range(10, 30)))

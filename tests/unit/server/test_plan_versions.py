@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.one_rank import acknowledge, get_first_step, newer_plan, register_rank
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
@@ -130,6 +130,7 @@ def test_a_run_of_one_rank_that_starts_over_is_woken_for_its_new_version() -> No
     assert get_first_step(services.jobs, "job", 2).first_step == 5
 
 
+@settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.permutations([0, 0, 0, 1, 1, 1, 2, 2, 2]))
 def test_however_its_ranks_come_back_a_restarted_run_gets_a_step_near_its_own(
     ran_to: int, resumed_at: int, locks: list[int]
@@ -268,6 +269,7 @@ ACKNOWLEDGEMENTS = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(ACKNOWLEDGEMENTS)
 def test_versions_are_named_in_their_order_and_ahead_of_all_who_acknowledged(
     events: list[tuple[int, int, int, str]],

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 from tests.planner.pipeline_on_paper import PipelineOnPaper
 from tests.planner.samples import MOMENT, job_spec, rank_record
+from tests.planner.stores import TemporaryJobStore
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
@@ -29,7 +30,6 @@ from flyball_server.jobs.registry.inspection import get_job, get_plan, require_j
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
-from flyball_server.jobs.store.memory.memory_store import MemoryJobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
@@ -75,7 +75,7 @@ def offline_request(profile: StageProfile, reconfigure: Reconfigure) -> PlanRequ
     )
 
 
-def planner_with(store: MemoryJobStore | SqliteJobStore) -> JobServices:
+def planner_with(store: TemporaryJobStore | SqliteJobStore) -> JobServices:
     store.open()
     return JobServices(store=store, notify_pollers=lambda _: None, now=lambda: MOMENT)
 
@@ -113,7 +113,7 @@ def reconfigured_job(
 
 @pytest.fixture
 def services() -> JobServices:
-    return planner_with(MemoryJobStore())
+    return planner_with(TemporaryJobStore())
 
 
 def newest(services: JobServices) -> PlanRecord:

@@ -167,11 +167,12 @@ def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
             writer.save_ranks([rank_record(rank, stage=rank % 2, sm_clocks_mhz=(1410, 1395))])
     read: list[int] = []
 
-    def noted(row: Row[Any], job_id: str) -> RankRecord:
-        read.append(row.rank)
-        return sql_rows.rank_of(row, job_id)
+    def noted(kind: type[Any], row: Row[Any], **given: object) -> object:
+        if kind is RankRecord:
+            read.append(row.rank)
+        return sql_rows.record_of(kind, row, **given)
 
-    monkeypatch.setattr(sql_transaction, "rank_of", noted)
+    monkeypatch.setattr(sql_transaction, "record_of", noted)
     services = JobServices(store=store, notify_pollers=lambda _: None, now=lambda: MOMENT)
     for rank in range(7):
         activation = acknowledge(services, "job", rank, version=1, current_step=0)

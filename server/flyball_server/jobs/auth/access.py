@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,22 +19,24 @@ from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError,
 from flyball_server.jobs.lifecycle.job_life import utc_now
 from flyball_server.jobs.records import JOB_ID_PATTERN, RUN_SIGN, TokenRecord
 from flyball_server.jobs.store.contract import TOKENS, JobStore
+from flyball_server.kit.lru import Lru
 
-# A token that is revoked by another process opens what it opened for no longer than this, s.
+# Validity of remembered rights, s: a token that another process revokes keeps them so long.
 REMEMBERED_S = 5.0
 _MAX_REMEMBERED = 4096
+_NO_TOKEN = ""  # no digest
 
 
 class TokenGate:
-    """Lets in whoever presents a token, and everybody while there is no token at all.
+    """Rights of callers by their tokens; while the store has no token all callers have all rights.
 
-    Once there has been one, the gate asks for tokens until its process ends: to revoke the last
-    one does not open the planner. Any thread may use it. What is remembered are digests.
+    Once there has been a token, the gate requires one until its process ends: revoking the last
+    one does not open the planner. Any thread may use it. Only digests of tokens are remembered.
 
     Args:
         store: where tokens are kept.
         operator_token: one more operator's token, of the settings; None: there is none.
-        clock: s, for what is remembered.
+        clock: monotonic, s.
     """
 
     def __init__(
@@ -49,75 +50,55 @@ class TokenGate:
         self._operator_digest = None if operator_token is None else digest_of(operator_token)
         self._asks = operator_token is not None
         self._clock = clock
-        self._lock = threading.Lock()
-        # By digest: what the token opens, and until when that is remembered.
-        self._remembered: dict[str, tuple[Access, float]] = {}
-        self._open_until_s = -1.0
-        # How often what was remembered was forgotten: an answer read before that is not kept.
-        self._num_changes = 0
+        # By digest, and by `_NO_TOKEN`: the rights, and the end of their validity.
+        self._remembered = Lru[str, tuple[Access, float]](_MAX_REMEMBERED)
 
     def remembered(self, token: str | None) -> Access | None:
         """Return the remembered rights of this token, or of none; None: ask the store."""
-        now_s = self._clock()
         if not self._asks:
-            return OPERATOR if now_s < self._open_until_s else None
-        if token is None:
+            key = _NO_TOKEN
+        elif token is None:
             return None
-        digest = digest_of(token)
-        if self._is_operators(digest):
-            return OPERATOR
-        with self._lock:
-            access, until_s = self._remembered.get(digest, (None, now_s))
-        return access if now_s < until_s else None
+        else:
+            key = digest_of(token)
+            if self._is_operators(key):
+                return OPERATOR
+        access, until_s = self._remembered.get(key) or (None, 0.0)
+        return access if self._clock() < until_s else None
 
     def look_up(self, token: str | None) -> Access | None:
-        """Return what this token, or none, opens; None: nothing. May read the store.
+        """Return the rights of this token, or of none; None: no rights. May read the store.
 
         Raises:
-            StoreError: it cannot be read; nobody is let in then.
+            StoreError: it cannot be read; the caller gets no access.
         """
-        known = self.remembered(token)  # another thread may just have looked
+        known = self.remembered(token)  # another thread may just have read it
         if known is not None:
             return known
-        num_changes = self._num_changes
-        if not self._asks:
-            if not list_tokens(self._store):
-                with self._lock:
-                    if num_changes == self._num_changes:
-                        self._open_until_s = self._clock() + REMEMBERED_S
-                return OPERATOR
+        # An answer that was read before a change of tokens is put where nobody looks any more.
+        remembered = self._remembered
+        access, key = None, _NO_TOKEN
+        if not self._asks and not list_tokens(self._store):
+            access = OPERATOR
+        else:
             self._asks = True
-        if token is None:
-            return None
-        access = stored_access(self._store, token)
+            if token is not None:
+                access, key = stored_access(self._store, token), digest_of(token)
         if access is not None:
-            self._remember(digest_of(token), access, num_changes)
+            remembered.put(key, (access, self._clock() + REMEMBERED_S))
         return access
 
     def ask_always(self) -> None:
-        """Let nobody in without a token, even while there is none."""
+        """Require a token from every caller, even while there is none."""
         self._asks = True
 
     def forget(self) -> None:
-        """Look at the store before anybody else is let in: tokens have changed."""
-        with self._lock:
-            self._num_changes += 1
-            self._remembered.clear()
-            self._open_until_s = -1.0
+        """Read the store for the next call: tokens have changed."""
+        self._remembered = Lru[str, tuple[Access, float]](_MAX_REMEMBERED)
 
     def _is_operators(self, digest: str) -> bool:
         kept = self._operator_digest
         return kept is not None and hmac.compare_digest(digest, kept)
-
-    def _remember(self, digest: str, access: Access, num_changes: int) -> None:
-        now_s = self._clock()
-        with self._lock:
-            if num_changes != self._num_changes:
-                return
-            self._remembered.pop(digest, None)
-            if len(self._remembered) >= _MAX_REMEMBERED:
-                del self._remembered[next(iter(self._remembered))]  # the oldest
-            self._remembered[digest] = (access, now_s + REMEMBERED_S)
 
 
 _PREFIX = "fb"

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from flyball_server.jobs.errors import StoreBusyError, StoreClosedError
 from flyball_server.jobs.store.contract import JobReader, JobWriter
-from flyball_server.jobs.store.memory.local_coordination import NamedLocks
+from flyball_server.jobs.store.local_coordination import NamedLocks
 from flyball_server.jobs.store.postgres.postgres_engine import (
     BUSY_TIMEOUT_S,
     PostgresAddress,

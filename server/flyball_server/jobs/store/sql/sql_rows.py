@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy import Row
 
@@ -17,13 +19,9 @@ from flyball_server.jobs.records import (
     AnyPlan,
     JobRecord,
     PlanRecord,
-    RankRecord,
-    StageTotals,
+    Record,
     StepDetail,
-    StepRecord,
     StepReport,
-    StepTotals,
-    TokenRecord,
 )
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.kit.lru import Lru
@@ -70,70 +68,8 @@ def profile_from_document(document: dict[str, Any]) -> StageProfile:
     )
 
 
-def job_values(job: JobRecord) -> dict[str, Any]:
-    """The row of a job, but for its name and what its rows refer to it by."""
-    return {
-        "created_at": job.created_at.isoformat(),
-        "state": str(job.state),
-        "problem": job.problem,
-        "registered": json.dumps(asdict(job.registered)),
-        "in_force": json.dumps(asdict(job.in_force)),
-        "changed_input": str(job.changed_input),
-        "inputs_revision": job.inputs_revision,
-        "planned_revision": job.planned_revision,
-        "run": job.run,
-        "restart_count": job.restart_count,
-    }
-
-
-def job_of(row: Row[Any]) -> JobRecord:
-    """The job of a row."""
-    return JobRecord(
-        job_id=row.name,
-        created_at=datetime.fromisoformat(row.created_at),
-        state=JobState(row.state),
-        problem=row.problem,
-        registered=_spec_of(row.registered),
-        in_force=_spec_of(row.in_force),
-        changed_input=JobInput(row.changed_input),
-        inputs_revision=row.inputs_revision,
-        planned_revision=row.planned_revision,
-        run=row.run,
-        restart_count=row.restart_count,
-    )
-
-
-def rank_values(rank: RankRecord) -> dict[str, Any]:
-    """The row of a rank."""
-    clocks_mhz = rank.sm_clocks_mhz
-    return vars(rank) | {
-        "sm_clocks_mhz": None if clocks_mhz is None else json.dumps(clocks_mhz),
-        "last_seen_at": None if rank.last_seen_at is None else rank.last_seen_at.isoformat(),
-    }
-
-
-def rank_of(row: Row[Any], job_id: str) -> RankRecord:
-    """The rank of a row of this job, by its name."""
-    return RankRecord(
-        job_id=job_id,
-        rank=row.rank,
-        stage=row.stage,
-        host=row.host,
-        gpu_name=row.gpu_name,
-        gpu_uuid=row.gpu_uuid,
-        emulated=row.emulated,
-        client_version=row.client_version,
-        acknowledged_version=row.acknowledged_version,
-        current_step=row.current_step,
-        dp_rank=row.dp_rank,
-        tp_rank=row.tp_rank,
-        cp_rank=row.cp_rank,
-        sm_clocks_mhz=None if row.sm_clocks_mhz is None else _clocks_of(row.sm_clocks_mhz),
-        last_seen_at=(
-            None if row.last_seen_at is None else datetime.fromisoformat(row.last_seen_at)
-        ),
-        has_left=row.has_left,
-    )
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
 
 
 @functools.lru_cache(maxsize=256)
@@ -142,73 +78,72 @@ def _clocks_of(text: str) -> tuple[int, ...]:
     return tuple(json.loads(text))
 
 
-def token_values(token: TokenRecord) -> dict[str, Any]:
-    """The row of a token."""
-    return asdict(token) | {"created_at": token.created_at.isoformat()}
+@functools.lru_cache(maxsize=64)
+def _spec_of(document: str) -> JobSpec:
+    return cast("JobSpec", _reader_of(JobSpec).validate_json(document))
 
 
-def token_of(row: Row[Any]) -> TokenRecord:
-    """The token of a row."""
-    return TokenRecord(
-        token_id=row.token_id,
-        digest=row.digest,
-        job_id=row.job_id,
-        created_at=datetime.fromisoformat(row.created_at),
-        note=row.note,
-    )
+# By field: the function from a column's value to the record's.
+_READ: dict[str, Callable[[Any], Any]] = {
+    "created_at": datetime.fromisoformat,
+    "last_seen_at": _optional(datetime.fromisoformat),
+    "sm_clocks_mhz": _optional(_clocks_of),
+    "state": JobState,
+    "changed_input": JobInput,
+    "registered": _spec_of,
+    "in_force": _spec_of,
+    "report": StepReport,
+    "baseline_cycle": lambda text: tuple(json.loads(text)),
+}
+# PostgreSQL's sums of whole numbers are decimals.
+_SUMS = ("num_unplanned", "num_clock_misses", "num_power_capped", "num_thermally_capped")
+RecordT = TypeVar("RecordT", bound=Record)
 
 
-def step_of(row: Row[Any], job_id: str) -> StepRecord:
-    """The measured step of a row of this job, by its name."""
-    return StepRecord(
-        job_id=job_id,
-        rank=row.rank,
-        step=row.step,
-        plan_version=row.plan_version,
-        time_s=row.time_s,
-        energy_j=row.energy_j,
-        num_unplanned=row.num_unplanned,
-        num_overruns=row.num_overruns,
-        num_clock_misses=row.num_clock_misses,
-        num_power_capped=row.num_power_capped,
-        num_thermally_capped=row.num_thermally_capped,
-        sm_clock_mhz=row.sm_clock_mhz,
-    )
+@functools.cache
+def _columns(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
+    return tuple((field.name, _READ.get(field.name)) for field in fields(kind))
 
 
-def totals_of(row: Row[Any]) -> StepTotals:
-    """The totals of a row of STEP_TOTALS."""
-    return StepTotals(
-        step=row.step,
-        num_ranks=row.num_ranks,
-        lowest_version=row.lowest_version,
-        newest_version=row.newest_version,
-        num_with_plan=row.num_with_plan,
-        time_s=row.time_s,
-        energy_j=row.energy_j if row.num_with_energy == row.num_ranks else None,
-        # PostgreSQL's sums of whole numbers are decimals.
-        num_unplanned=int(row.num_unplanned),
-        num_clock_misses=int(row.num_clock_misses),
-        num_power_capped=int(row.num_power_capped),
-        num_thermally_capped=int(row.num_thermally_capped),
-    )
+def record_of(kind: type[RecordT], row: Row[Any], **given: object) -> RecordT:
+    """The record of a row, but for the given fields, which the row has otherwise or not."""
+    values = dict(given)
+    for name, read in _columns(cast("Any", kind)):
+        if name not in given:
+            value = getattr(row, name)
+            values[name] = value if read is None else read(value)
+    return kind(**values)
 
 
-def stage_totals_of(row: Row[Any]) -> StageTotals:
-    """The totals of a row of STAGE_TOTALS."""
-    return StageTotals(
-        step=row.step,
-        stage=row.stage,
-        plan_version=row.plan_version,
-        num_ranks=row.num_ranks,
-        time_s=row.time_s,
-        energy_j=row.energy_j if row.num_with_energy == row.num_ranks else None,
-        num_clock_misses=int(row.num_clock_misses),
-        num_power_capped=int(row.num_power_capped),
-        num_thermally_capped=int(row.num_thermally_capped),
-        num_with_clock=row.num_with_clock,
-        sm_clock_mhz=row.sm_clock_mhz,
-    )
+def totals_record(kind: type[RecordT], row: Row[Any]) -> RecordT:
+    """The totals of a row of STEP_TOTALS or STAGE_TOTALS."""
+    sums = {
+        name: int(getattr(row, name)) for name, _ in _columns(cast("Any", kind)) if name in _SUMS
+    }
+    energy_j = row.energy_j if row.num_with_energy == row.num_ranks else None
+    return record_of(kind, row, energy_j=energy_j, **sums)
+
+
+def values_of(record: Record) -> dict[str, Any]:
+    """The row of a record, moments, names and lists as text."""
+    return {name: _column_value(value) for name, value in vars(record).items()}
+
+
+def _column_value(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, JobSpec):
+        return json.dumps(asdict(value))
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+def job_values(job: JobRecord) -> dict[str, Any]:
+    """The row of a job, but for its name and what its rows refer to it by."""
+    values = values_of(job)
+    del values["job_id"]
+    return values
 
 
 # The plans that were written or read last, by their text: all ranks of a job want the same. Of
@@ -232,30 +167,14 @@ def _plan_of_text(text: str) -> AnyPlan:
 
 def plan_values(plan: PlanRecord) -> dict[str, Any]:
     """The row of a plan version."""
-    return {
-        "job_id": plan.job_id,
-        "version": plan.version,
-        "created_at": plan.created_at.isoformat(),
-        "first_step": plan.first_step,
-        "solve_s": plan.solve_s,
-        "document": _plan_text(plan),
-        "report": str(plan.report),
-        "baseline_cycle": json.dumps(plan.baseline_cycle),
-    }
+    values = values_of(plan) | {"document": _plan_text(plan)}
+    del values["plan"]
+    return values
 
 
 def plan_of(row: Row[Any], job_id: str) -> PlanRecord:
     """The plan version of a row of this job, by its name."""
-    return PlanRecord(
-        job_id=job_id,
-        version=row.version,
-        created_at=datetime.fromisoformat(row.created_at),
-        first_step=row.first_step,
-        solve_s=row.solve_s,
-        plan=_plan_of_text(row.document),
-        report=StepReport(row.report),
-        baseline_cycle=tuple(json.loads(row.baseline_cycle)),
-    )
+    return record_of(PlanRecord, row, job_id=job_id, plan=_plan_of_text(row.document))
 
 
 def detail_values(detail: StepDetail) -> dict[str, Any]:
@@ -302,11 +221,6 @@ def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - any JSON
 def _loop_state_of(document: str) -> JobLoopState:
     """Return what is written there; one that holds a measured profile takes long to read."""
     return cast("JobLoopState", _reader_of(JobLoopState).validate_json(document))
-
-
-@functools.lru_cache(maxsize=64)
-def _spec_of(document: str) -> JobSpec:
-    return cast("JobSpec", _reader_of(JobSpec).validate_json(document))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, func, select
+from sqlalchemy import Connection, Select, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
@@ -28,9 +28,9 @@ from flyball_server.jobs.records import (
     TokenRecord,
 )
 from flyball_server.jobs.store.sql.sql_rows import (
+    RecordT,
     detail_of,
     detail_values,
-    job_of,
     job_values,
     loop_state_of,
     loop_state_values,
@@ -38,13 +38,9 @@ from flyball_server.jobs.store.sql.sql_rows import (
     plan_values,
     profile_document,
     profile_from_text,
-    rank_of,
-    rank_values,
-    stage_totals_of,
-    step_of,
-    token_of,
-    token_values,
-    totals_of,
+    record_of,
+    totals_record,
+    values_of,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
     JOBS,
@@ -96,7 +92,7 @@ class SqlTransaction:
         if row is None:
             return None
         self._keys[job_id] = row.job_id
-        return job_of(row)
+        return record_of(JobRecord, row, job_id=row.name)
 
     def count_jobs(self) -> int:
         named = select(func.count()).select_from(JOBS).where(JOBS.c.name.is_not(None))
@@ -105,7 +101,9 @@ class SqlTransaction:
     def list_jobs(self) -> tuple[JobRecord, ...]:
         # Not ordered by the database: how it orders texts may depend on its language.
         named = select(JOBS).where(JOBS.c.name.is_not(None))
-        jobs = [job_of(row) for row in self._connection.execute(named)]
+        jobs = [
+            record_of(JobRecord, row, job_id=row.name) for row in self._connection.execute(named)
+        ]
         return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
 
     def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
@@ -115,11 +113,11 @@ class SqlTransaction:
             for some in _some_at_a_time(ranks)
             for row in self._connection.execute(of_job.where(RANKS.c.rank.in_(some)))
         )
-        return tuple(rank_of(row, job_id) for row in rows)
+        return tuple(record_of(RankRecord, row, job_id=job_id) for row in rows)
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
         query = select(RANKS).where(RANKS.c.job_id == self._key(job_id)).order_by(RANKS.c.rank)
-        return tuple(rank_of(row, job_id) for row in self._connection.execute(query))
+        return self._records(RankRecord, query, job_id=job_id)
 
     def count_ranks_holding(self, job_id: str, version: int) -> int:
         query = select(func.count()).where(
@@ -166,7 +164,7 @@ class SqlTransaction:
             )
             .order_by(STEPS.c.step, STEPS.c.rank)
         )
-        return tuple(step_of(row, job_id) for row in self._connection.execute(query))
+        return self._records(StepRecord, query, job_id=job_id)
 
     def newest_step(
         self,
@@ -197,7 +195,7 @@ class SqlTransaction:
             )
             .order_by(STEPS.c.step, STEPS.c.rank)
         )
-        return tuple(step_of(row, job_id) for row in self._connection.execute(query))
+        return self._records(StepRecord, query, job_id=job_id)
 
     def list_step_totals(
         self, job_id: str, *, after_step: int, limit: int
@@ -209,7 +207,7 @@ class SqlTransaction:
             .order_by(STEPS.c.step)
             .limit(limit)
         )
-        return tuple(totals_of(row) for row in self._connection.execute(query))
+        return tuple(totals_record(StepTotals, row) for row in self._connection.execute(query))
 
     def list_stage_totals(
         self, job_id: str, *, after_step: int, num_steps: int
@@ -227,7 +225,7 @@ class SqlTransaction:
             .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
         )
         # Not ordered by the database: where a missing version stands depends on which it is.
-        totals = (stage_totals_of(row) for row in self._connection.execute(query))
+        totals = (totals_record(StageTotals, row) for row in self._connection.execute(query))
         return tuple(sorted(totals, key=lambda each: each.place))
 
     def list_step_details(
@@ -249,10 +247,10 @@ class SqlTransaction:
     def find_token(self, token_id: str) -> TokenRecord | None:
         query = select(TOKENS).where(TOKENS.c.token_id == token_id)
         row = self._connection.execute(query).one_or_none()
-        return None if row is None else token_of(row)
+        return None if row is None else record_of(TokenRecord, row)
 
     def list_tokens(self) -> tuple[TokenRecord, ...]:
-        tokens = [token_of(row) for row in self._connection.execute(select(TOKENS))]
+        tokens = [record_of(TokenRecord, row) for row in self._connection.execute(select(TOKENS))]
         return tuple(sorted(tokens, key=lambda token: (token.created_at, token.token_id)))
 
     def save_job(self, job: JobRecord) -> None:
@@ -267,7 +265,7 @@ class SqlTransaction:
             self._keys[job.job_id] = key
 
     def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
-        self._upsert(RANKS, [self._of_job(rank_values(rank)) for rank in ranks])
+        self._upsert(RANKS, [self._of_job(values_of(rank)) for rank in ranks])
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         document = json.dumps(profile_document(profile))
@@ -333,7 +331,7 @@ class SqlTransaction:
         self._has_forgotten = True
 
     def save_token(self, token: TokenRecord) -> None:
-        self._upsert(TOKENS, [token_values(token)])
+        self._upsert(TOKENS, [values_of(token)])
 
     def delete_token(self, token_id: str) -> None:
         self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
@@ -368,6 +366,12 @@ class SqlTransaction:
         if not key:
             raise ValueError(f"no job {values['job_id']}")
         return {**values, "job_id": key}
+
+    def _records(
+        self, kind: type[RecordT], query: Select[Any], **given: object
+    ) -> tuple[RecordT, ...]:
+        """The records of the rows that a query finds."""
+        return tuple(record_of(kind, row, **given) for row in self._connection.execute(query))
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         if rows:

@@ -25,7 +25,7 @@ from flyball_server.jobs.errors import (
     StoreUnavailableError,
 )
 from flyball_server.jobs.store.contract import JobReader, JobWriter
-from flyball_server.jobs.store.memory.local_coordination import LocalCoordination
+from flyball_server.jobs.store.local_coordination import LocalCoordination
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
 from flyball_server.jobs.store.sql.sql_tables import migrate
 from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction

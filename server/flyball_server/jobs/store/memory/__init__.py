@@ -1,1 +1,0 @@
-"""Job store in memory, and the coordination within one process."""

@@ -1,0 +1,37 @@
+"""A job store for a test: SQLite's, in a folder that goes with it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
+
+# In memory where there is such a place: on a disk a database takes ten times as long to make.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
+
+
+class TemporaryJobStore(SqliteJobStore):
+    """The store on a new file, which is removed when nobody holds the store any more."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(dir=_MEMORY if _MEMORY.is_dir() else None)
+        super().__init__(Path(folder) / "planner.sqlite")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def open(self) -> None:
+        """Make the file, or open it again."""
+        super().open()
+        if self._engine is not None:
+            weakref.finalize(self, Engine.dispose, self._engine)
+
+
+def opened_store() -> TemporaryJobStore:
+    """One that is open."""
+    store = TemporaryJobStore()
+    store.open()
+    return store
