@@ -17,6 +17,7 @@ from tests.browser.fixtures import (
     page_watch,
     start_planner,
 )
+from tests.browser.modules import modules
 from tests.debian_packages import MissingProgramError
 from tests.deploy.prometheus import prometheus_path, prometheus_tools
 from tests.postgres.fixtures import postgres_database, postgres_server
@@ -26,6 +27,7 @@ __all__ = [
     "browser",
     "browser_context",
     "browser_page",
+    "modules",
     "page_watch",
     "postgres_database",
     "postgres_server",

@@ -1,7 +1,7 @@
-"""The dashboard in a real browser: a real planner, and ranks that train on emulated GPUs.
+"""The dashboard in a real browser, with a real planner and ranks that train on emulated GPUs.
 
-Somebody opens the page, chooses a plan of the frontier, and the ranks run it; the page shows what
-they measure as they do, whatever becomes of the planner.
+A plan of the frontier is chosen on the page and run by the ranks; the page shows their measurements
+live, before and after an outage of the planner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not respond")
 
 @pytest.fixture(scope="module")
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
-    """With a job that has its profile; tests change its target, and start the planner again."""
+    """Planner of a job with a profile; tests change its target and restart the planner."""
     database = tmp_path_factory.mktemp("dashboard") / "planner.sqlite"
     with planner_on(f"sqlite:///{database}") as made:
         made.start()
@@ -32,7 +32,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
 
 @pytest.fixture(scope="module")
 def training(planner: Planner) -> Iterator[TrainingRanks]:
-    """Its ranks, which train on its plan all the time."""
+    """Ranks that train on its plan."""
     with training_ranks([planner.url]) as ranks:
         await_version(ranks, 1)
         yield ranks
@@ -40,7 +40,7 @@ def training(planner: Planner) -> Iterator[TrainingRanks]:
 
 @pytest.fixture
 def ranks(planner: Planner, training: TrainingRanks) -> TrainingRanks:
-    """They run the newest plan of a planner that is there."""
+    """The ranks, once they run the newest plan."""
     wait_until(lambda: training.versions() == {planner.job().newest_version})
     return training
 
@@ -59,7 +59,7 @@ def newest_version(planner: Planner) -> int:
 def assert_runs_what_was_chosen(
     planner: Planner, ranks: TrainingRanks, page: Page, version: int
 ) -> None:
-    """The version is for the chosen deadline, and is at every rank when the page says so."""
+    """Check that the version has the chosen deadline and is at every rank, and the page's text."""
     await_version(ranks, version)
     plan = planner.client.get_plan(JOB, version)
     assert plan.plan["policy"] == "frontier"
@@ -67,14 +67,14 @@ def assert_runs_what_was_chosen(
     assert target.startswith("deadline:")
     assert plan.plan["iteration_time_s"] <= float(target.removeprefix("deadline:")) * (1 + 1e-9)
     assert {rank.acknowledged_version for rank in planner.job().ranks} == {version}
-    # The step that the planner named to the ranks, as the page tells it.
+    # The page names the same step as the planner.
     assert plan.first_step is not None
     expect(
         page.get_by_text(f"Version {version} holds from step {plan.first_step}.")
     ).to_be_visible()
 
 
-def test_a_point_that_is_clicked_is_run_by_the_ranks(
+def test_the_ranks_run_a_plan_that_is_clicked(
     planner: Planner, ranks: TrainingRanks, dashboard: Dashboard
 ) -> None:
     before = newest_version(planner)
@@ -93,7 +93,7 @@ def test_a_point_that_is_clicked_is_run_by_the_ranks(
     expect(page.locator("#panel-history tbody tr").first).to_contain_text(f"v{before + 1}")
 
 
-def test_a_point_is_chosen_with_keys_alone(
+def test_a_plan_is_chosen_with_keys_only(
     planner: Planner, ranks: TrainingRanks, dashboard: Dashboard
 ) -> None:
     before = newest_version(planner)
@@ -118,7 +118,7 @@ def test_a_point_is_chosen_with_keys_alone(
     assert_runs_what_was_chosen(planner, ranks, page, before + 1)
 
 
-def test_new_steps_come_by_themselves(ranks: TrainingRanks, dashboard: Dashboard) -> None:
+def test_new_steps_appear_without_a_reload(ranks: TrainingRanks, dashboard: Dashboard) -> None:
     page = dashboard.open_job(JOB).page
     dashboard.wait_for_pictures()
     page.evaluate("document.documentElement.dataset.loaded = 'once'")
@@ -133,7 +133,7 @@ def test_new_steps_come_by_themselves(ranks: TrainingRanks, dashboard: Dashboard
     assert page.evaluate("document.documentElement.dataset.loaded") == "once"
 
 
-def test_while_the_planner_is_away_the_figures_are_told_to_be_old(
+def test_figures_are_marked_as_stale_while_the_planner_is_away(
     planner: Planner, ranks: TrainingRanks, dashboard: Dashboard, page_watch: PageWatch
 ) -> None:
     page = dashboard.open_job(JOB).page
@@ -148,17 +148,15 @@ def test_while_the_planner_is_away_the_figures_are_told_to_be_old(
         before = dashboard.num_steps()
         ranks.go_on()
     finally:
-        planner.start()  # other tests have it too
+        planner.start()  # other tests need it
     expect(dashboard.banner).to_be_hidden()
     expect(dashboard.connection).to_have_text("live")
-    # With the steps that were trained meanwhile.
+    # The steps of the meantime are there.
     wait_in(page, lambda: dashboard.num_steps() >= before + 20)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_both_pages_can_be_read_by_everybody(
-    ranks: TrainingRanks, dashboard: Dashboard, theme: str
-) -> None:
+def test_both_pages_are_accessible(ranks: TrainingRanks, dashboard: Dashboard, theme: str) -> None:
     del ranks
     page = dashboard.page
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
@@ -172,7 +170,7 @@ def test_both_pages_can_be_read_by_everybody(
 
 
 @pytest.mark.parametrize("width_px", [390, 360, 320])
-def test_on_a_narrow_screen_nothing_is_wider_than_it(
+def test_nothing_is_wider_than_a_narrow_screen(
     ranks: TrainingRanks, dashboard: Dashboard, width_px: int
 ) -> None:
     del ranks
@@ -189,7 +187,7 @@ def test_on_a_narrow_screen_nothing_is_wider_than_it(
 
 
 def press_until(page: Page, key: str, condition: str) -> None:
-    """Press a key until it is so; a page has fewer places to go to than this."""
+    """Press a key until a condition holds, at most as often as a page has places to go to."""
     for _ in range(100):
         page.keyboard.press(key)
         if page.evaluate(condition):
@@ -198,7 +196,7 @@ def press_until(page: Page, key: str, condition: str) -> None:
 
 
 def wait_in(page: Page, is_so: Callable[[], bool]) -> None:
-    """Until it is so; what happens in the page goes on meanwhile."""
+    """Wait for a condition while events of the page are processed."""
 
     def look() -> bool:
         page.wait_for_timeout(20)

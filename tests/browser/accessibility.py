@@ -1,10 +1,11 @@
-"""What a page owes to those who cannot see it, or not well: names, order, contrast.
+"""Accessibility of a page: names, order, contrast.
 
-Asked of the browser itself: its accessibility tree, and the colours that it draws text in.
+Read from the browser: its accessibility tree, and the colours of drawn text.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from tests.browser.contrast import Rgb, contrast
@@ -12,28 +13,16 @@ from tests.browser.contrast import Rgb, contrast
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-# Whatever can be operated, and images, must say what they are.
-_NAMED_ROLES = {
-    "button",
-    "checkbox",
-    "combobox",
-    "dialog",
-    "image",
-    "link",
-    "listbox",
-    "option",
-    "radio",
-    "searchbox",
-    "slider",
-    "spinbutton",
-    "tab",
-    "textbox",
-}
+# Controls and images need a name.
+_NAMED_ROLES = re.compile(
+    "button|checkbox|combobox|dialog|image|link|listbox|option|radio|searchbox|slider|spinbutton"
+    "|tab|textbox"
+)
 _FAULTS = ("doubled_ids", "lost_references", "jumping", "headless_tables")
 _LEAST, _LEAST_LARGE = 4.5, 3.0
 
-# Text as it is drawn: its colour, what is behind it, its size. Layers are blended from the top down
-# to the first that hides all others; where an image is behind it nothing is told.
+# Drawn texts with their colour, ground and size. Layers are blended from the first that hides all
+# below it; a text on an image is left out.
 _DRAWN_TEXT = """() => {
   const channels = (text) => {
     const parts = text.match(/[\\d.]+/g).map(Number);
@@ -67,15 +56,10 @@ _DRAWN_TEXT = """() => {
     const box = range.getBoundingClientRect();
     if (box.width < 2 || box.height < 2) continue;
     const style = getComputedStyle(element);
-    const isSvg = element instanceof SVGElement;
     const ground = behind(element);
     if (ground === null) continue;
-    let opacity = 1;
-    for (let at = element; at; at = at.parentElement) {
-      opacity *= Number(getComputedStyle(at).opacity);
-    }
-    const ink = channels(isSvg ? style.fill : style.color);
-    ink[3] *= opacity;
+    const ink = channels(element instanceof SVGElement ? style.fill : style.color);
+    for (let at = element; at; at = at.parentElement) ink[3] *= getComputedStyle(at).opacity;
     found.push({
       text: text.slice(0, 60),
       ink: over(ink, ground).slice(0, 3),
@@ -108,7 +92,7 @@ _STRUCTURE = """() => {
 
 
 def assert_accessible(page: Page) -> None:
-    """Every control has a name, headings have an order, all text can be read."""
+    """Check that controls have names, headings an order, and texts a contrast."""
     faults = [f"no name: {control}" for control in nameless_loop_states(page)]
     faults += structure_faults(page)
     faults += [f"too faint: {text}" for text in faint_texts(page)]
@@ -116,7 +100,7 @@ def assert_accessible(page: Page) -> None:
 
 
 def structure_faults(page: Page) -> list[str]:
-    """Return what is wrong with language, title, headings, ids and tables."""
+    """Return faults of language, title, headings, ids and tables."""
     found = page.evaluate(_STRUCTURE)
     faults = [f"{name}: {found[name]}" for name in _FAULTS if found[name]]
     if found["lang"] != "en" or not found["title"] or found["mains"] != 1:
@@ -133,7 +117,7 @@ def structure_faults(page: Page) -> list[str]:
 
 
 def nameless_loop_states(page: Page) -> list[str]:
-    """Roles of what can be operated, and of images, that the browser has no name for."""
+    """Return the controls and images without a name."""
     session = page.context.new_cdp_session(page)
     try:
         nodes = session.send("Accessibility.getFullAXTree")["nodes"]
@@ -143,13 +127,13 @@ def nameless_loop_states(page: Page) -> list[str]:
         f"{_value(node, 'role')} {node['nodeId']}: {_value(node, 'description')}"
         for node in nodes
         if not node["ignored"]
-        and _value(node, "role") in _NAMED_ROLES
+        and _NAMED_ROLES.fullmatch(_value(node, "role"))
         and not _value(node, "name").strip()
     ]
 
 
 def faint_texts(page: Page) -> list[str]:
-    """Texts with less contrast than WCAG 2.2 AA asks for, with their ratio."""
+    """Return the texts with less contrast than WCAG 2.2 AA requires, with their ratio."""
     faint: list[str] = []
     for drawn in page.evaluate(_DRAWN_TEXT):
         is_large = drawn["size_px"] >= 24 or (drawn["size_px"] >= 18.66 and drawn["weight"] >= 700)
@@ -161,5 +145,5 @@ def faint_texts(page: Page) -> list[str]:
 
 
 def _value(node: dict[str, Any], name: str) -> str:
-    """A property of a node of the accessibility tree; empty where it has none."""
+    """Return a property of a node of the accessibility tree; empty: it has none."""
     return str(node.get(name, {}).get("value", ""))

@@ -1,6 +1,6 @@
 """A headless Chromium of Debian's, driven by Playwright, for tests and screenshots.
 
-Playwright downloads nothing: it drives the browser that the machine has.
+Playwright drives the installed browser and downloads none.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # Nothing but this machine is reached, whatever a page asks for.
+    # Other hosts cannot be reached.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
 
 
 @contextmanager
 def private_chromium() -> Iterator[Browser]:
-    """A browser of one's own until the block ends; it must end in the thread it began in.
+    """Run a browser until the block ends, in the same thread.
 
-    Meanwhile no other event loop runs in this thread: Playwright's does.
+    No other event loop can run in this thread meanwhile.
 
     Raises:
-        MissingProgramError: there is none, and none could be installed.
+        MissingProgramError: no browser is installed, and none could be.
     """
-    # Not on top: what needs no browser is tested without Playwright too.
+    # Imported here: a test without a browser needs no Playwright.
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
 
     path = chromium_path()
@@ -55,12 +55,12 @@ def private_chromium() -> Iterator[Browser]:
 
 
 def chromium_path() -> str:
-    """Return where the browser is; on Debian it is installed where it is missing.
+    """Return the path of the browser; on Debian a missing one is installed.
 
     Raises:
-        MissingProgramError: there is none, and none could be installed.
+        MissingProgramError: no browser is installed, and none could be.
     """
-    # Text is drawn with the fonts there are: without any, all letters are boxes.
+    # Without a font all letters are boxes.
     return find_or_install(_find, f"{', '.join(NAMES)} on PATH", "chromium", "fonts-dejavu-core")
 
 

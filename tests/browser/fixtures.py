@@ -3,9 +3,8 @@
     def test_it_opens(browser_page: Page, start_planner: StartPlanner) -> None:
         browser_page.goto(str(start_planner().http.base_url))
 
-Such a test fails at its end where the page logged an error, a request of it failed, or it asked
-another host for something; what a test brings about itself it allows before:
-`page_watch.allow("401")`.
+Such a test fails at its end if the page logged an error, a request failed, or another host was
+requested. Expected troubles are allowed before: `page_watch.allow("401")`.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ if TYPE_CHECKING:
 
 SCREEN = {"width": 1440, "height": 900}
 StartPlanner = Callable[..., LivePlanner]
-"""Starts a planner, with what `live_planner` takes."""
+"""Function that starts a planner with the arguments of `live_planner`."""
 
 
-# Of a file, not of the session: while it is open no other event loop can run in this thread.
+# Per file: while it is open no other event loop can run in this thread.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium for a file of tests; without one, a failure where CI=true, else a skip."""
-    # Not on top: a test without a browser needs no Playwright.
+    # Imported here: a test without a browser needs no Playwright.
     from playwright.sync_api import expect  # noqa: PLC0415
 
     with skipped_where_missing():
         chromium_path()
-    # What is expected may take its time on a busy machine.
+    # A busy machine takes its time.
     expect.set_options(timeout=1e3 * PATIENCE_S)
     with private_chromium() as browser:
         yield browser
@@ -45,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser_context(browser: Browser) -> Iterator[BrowserContext]:
-    """As a browser that was just installed: nothing stored, nothing open."""
+    """A context of a browser without stored data."""
     context = browser.new_context(
         viewport={"width": SCREEN["width"], "height": SCREEN["height"]},
         reduced_motion="reduce",
@@ -60,13 +59,13 @@ def browser_context(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page_watch(browser_context: BrowserContext) -> PageWatch:
-    """The troubles of the test's pages."""
+    """Troubles of the test's pages."""
     return PageWatch(browser_context)
 
 
 @pytest.fixture
 def start_planner() -> Iterator[StartPlanner]:
-    """Starts planners that outlive the test's page, which would else tell that they have gone."""
+    """Start planners that outlive the test's page, which would report them as away."""
     with ExitStack() as ending:
         yield lambda **options: ending.enter_context(live_planner(**options))
 
@@ -75,7 +74,7 @@ def start_planner() -> Iterator[StartPlanner]:
 def browser_page(
     start_planner: StartPlanner, browser_context: BrowserContext, page_watch: PageWatch
 ) -> Iterator[Page]:
-    """An empty page 1440 wide, light; no trouble in it may be left at the end."""
+    """An empty light page, 1440 px wide, which must end without troubles."""
     del start_planner  # set up before the page, so it ends after it
     page = browser_context.new_page()
     yield page

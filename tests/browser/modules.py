@@ -1,12 +1,8 @@
-"""The dashboard's modules, called in a real browser.
-
-from tests.browser.modules import Modules, modules
-
-__all__ = ["modules"]  # the fixture: one tab for a file of tests
-"""
+"""The dashboard's modules, called in a real browser."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,28 +16,32 @@ if TYPE_CHECKING:
 
 
 class Modules:
-    """Runs functions of modules.
+    """Caller of functions of modules.
 
     Args:
-        page: a tab with the planner's page, whose policy lets its own modules be imported.
+        page: tab with the planner's page, whose policy allows imports of its own modules.
     """
 
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def run(self, module: str, body: str, **values: object) -> Any:  # noqa: ANN401 - JSON
-        """What a function body returns that sees the module as `m`, and the values by name."""
-        names = ", ".join(values)
+    def run(self, module: str, code: str, **values: object) -> Any:  # noqa: ANN401 - JSON
+        """Return the value of an expression, or of a function body, with the module as `m`.
+
+        Narrow spaces, which stand between figures and units, become ordinary ones.
+        """
+        body = code if "return " in code else f"return {code};"
         script = (
-            f"async ({{{names}}}) => {{ const m = await"
+            f"async ({{{', '.join(values)}}}) => {{ const m = await"
             f" import('/dashboard/scripts/{module}.js'); {body} }}"
         )
-        return self._page.evaluate(script, values)
+        found = self._page.evaluate(script, values)
+        return json.loads(json.dumps(found).replace("\\u202f", " "))
 
 
 @pytest.fixture(scope="module")
 def modules(browser: Browser) -> Iterator[Modules]:
-    """The modules as a planner without jobs serves them; no trouble in the tab may be left."""
+    """The modules in one tab for a file of tests, which must have no troubles."""
     with live_planner() as planner:
         context = browser.new_context()
         context.set_default_timeout(1e3 * PATIENCE_S)

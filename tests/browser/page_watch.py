@@ -1,25 +1,22 @@
-"""What goes wrong in a browser's pages: errors on the console, failed requests, other hosts."""
+"""Troubles of a browser's pages: errors on the console, failed requests, other hosts."""
 
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-from tests.browser.chromium import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, WebError
 
 _OUR_HOSTS = {"127.0.0.1", "localhost"}
 _LOADS_NOTHING = {"data", "blob", "about"}
-# A page that ends a request itself, as a stream that it no longer follows, has no trouble.
+# A page may end a request itself, such as a stream that it no longer follows.
 _ENDED_BY_THE_PAGE = "net::ERR_ABORTED"
 
 
 class PageWatch:
-    """Collects the troubles of all pages of a context, one line each."""
+    """Collector of the troubles of all pages of a context, one line each."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.troubles: list[str] = []
@@ -30,11 +27,11 @@ class PageWatch:
         context.on("requestfailed", self._on_failed)
 
     def allow(self, *patterns: str) -> None:
-        """Troubles in which one of these is found are meant to be: the test makes them."""
+        """Expect troubles with one of these patterns: the test brings them about."""
         self._allowed += [re.compile(pattern) for pattern in patterns]
 
     def unexpected(self) -> list[str]:
-        """Troubles that nobody has allowed."""
+        """Return the troubles that are not allowed."""
         return [
             trouble
             for trouble in self.troubles
@@ -42,15 +39,8 @@ class PageWatch:
         ]
 
     def settle(self, page: Page) -> None:
-        """Take in what the browser has told of its pages until now."""
+        """Process the events of the browser until now."""
         page.wait_for_timeout(0)
-
-    def wait_for(self, trouble: str, page: Page) -> None:
-        """Until one with this text is there; fails after a long while."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not any(trouble in told for told in self.troubles):
-            assert time.monotonic() < deadline_s, self.troubles
-            page.wait_for_timeout(20)  # its events come meanwhile
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:

@@ -1,42 +1,38 @@
-"""What the frontier panel is made of, in a browser: marks, axes, labels, progress in words."""
+"""Modules of the frontier in a browser: marks, axes, labels, progress; the panel alone."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
-from tests.browser.frontier_views import FRONTIER, MEASURED, PREDICTED, point, state, summary
-from tests.browser.modules import Modules, modules
+from tests.browser.modules import Modules
+from tests.browser.views import FRONTIER, PREDICTED, frontier_state, measured, plan, point
 
-__all__ = ["modules"]
-
-NARROW_SPACE = "\u202f"
+MEASURED = {**measured(2.1, 910.0), "version": 3}
 
 
-def labels(modules: Modules, **changes: object) -> list[str]:
-    """Of the marks in the chart."""
-    marks = modules.run(
-        "frontier_curve",
-        "return m.marksOf(frontier, state);",
-        frontier=FRONTIER,
-        state=state([summary(3)], **changes),
-    )
-    return [mark["label"] for mark in marks]
+def marks(modules: Modules, **changes: object) -> Any:  # noqa: ANN401 - JSON
+    """Return the marks of the chart."""
+    code = "m.marksOf(frontier, state)"
+    state = frontier_state(**changes)
+    return modules.run("frontier_curve", code, frontier=FRONTIER, state=state)
 
 
 # ------------------------------------------------------------------ marks and axes
 
 
-def test_baseline_envpipe_plan_and_measured_are_marked_and_equal_plans_once(
-    modules: Modules,
-) -> None:
-    assert labels(modules) == [
+def test_marks_have_labels_and_figures_and_equal_plans_only_one(modules: Modules) -> None:
+    found = marks(modules)
+    assert [mark["label"] for mark in found] == [
         "baseline: highest clocks",
         "EnvPipe: uniform, default",
         "EnvPipe: envelope, default; envelope, balanced",
         "version 3, in force",
         "version 3, measured",
     ]
+    assert found[0]["words"] == "baseline: highest clocks: 2.000 s, 1.000 kJ, predicted"
+    assert found[-1]["words"] == "version 3, measured: 2.100 s, 910.0 J, steps 10 to 19"
 
 
 @pytest.mark.parametrize(
@@ -47,95 +43,62 @@ def test_baseline_envpipe_plan_and_measured_are_marked_and_equal_plans_once(
         ({"measured": {**MEASURED, "energy_j": None}}, "version 3, in force"),
         ({"measured": None}, "version 3, in force"),
         ({"measured": None, "active_version": None}, "version 3, newest"),
-        (
-            {"measured": None, "predicted": None},
-            "EnvPipe: envelope, default; envelope, balanced",
-        ),
+        ({"measured": None, "predicted": None}, "EnvPipe: envelope, default; envelope, balanced"),
     ],
 )
-def test_what_was_measured_and_what_is_only_planned_are_told_apart(
+def test_labels_name_the_origin_of_a_mark(
     modules: Modules, changes: dict[str, object], label: str
 ) -> None:
-    assert labels(modules, **changes)[-1] == label
+    assert marks(modules, **changes)[-1]["label"] == label
 
 
-def test_marks_say_in_words_what_is_predicted_and_what_measured(modules: Modules) -> None:
-    marks = modules.run(
-        "frontier_curve",
-        "return m.marksOf(frontier, state);",
-        frontier=FRONTIER,
-        state=state(),
-    )
-    words = [mark["words"].replace(NARROW_SPACE, " ") for mark in marks]
-    assert words[0] == "baseline: highest clocks: 2.000 s, 1.000 kJ, predicted"
-    assert words[-1] == "version 3, measured: 2.100 s, 910.0 J, steps 10 to 19"
-
-
-def extent(modules: Modules, measured: dict[str, Any]) -> dict[str, Any]:
-    """Return what the axes span, and what is outside."""
-    found: dict[str, Any] = modules.run(
-        "frontier_curve",
-        "return m.extentOf(frontier, m.marksOf(frontier, state));",
-        frontier=FRONTIER,
-        state=state(measured=measured),
-    )
-    return found
-
-
-def test_the_axes_span_all_marks_the_bound_and_what_was_measured(modules: Modules) -> None:
-    found = extent(modules, {**MEASURED, "iteration_time_s": 2.6, "energy_j": 1200.0})
-    assert found["outside"] == []
-    assert found["extent"]["fastest_s"] < 2.0
-    assert found["extent"]["slowest_s"] > 2.6
-    assert found["extent"]["least_j"] < 800.0
-    assert found["extent"]["most_j"] > 1200.0
-
-
-def test_a_measured_point_far_from_what_is_predicted_does_not_squeeze_the_rest(
-    modules: Modules,
+@pytest.mark.parametrize(
+    ("time_s", "energy_j", "outside"),
+    # Eight pipelines are measured where the profile is one's: eight times the energy.
+    [(2.6, 1200.0, []), (2.1, 8000.0, ["measured"])],
+)
+def test_the_axes_span_all_marks_but_a_distant_measured_one(
+    modules: Modules, time_s: float, energy_j: float, outside: list[str]
 ) -> None:
-    """Eight pipelines are measured where the profile is one's: eight times the energy."""
-    found = extent(modules, {**MEASURED, "energy_j": 8000.0})
-    assert [mark["kind"] for mark in found["outside"]] == ["measured"]
-    assert found["extent"]["most_j"] < 1100.0
+    code = "m.extentOf(frontier, m.marksOf(frontier, state))"
+    state = frontier_state(measured=measured(time_s, energy_j), predicted=None)
+    found = modules.run("frontier_curve", code, frontier=FRONTIER, state=state)
+    extent = found["extent"]
+    assert [mark["kind"] for mark in found["outside"]] == outside
+    assert (extent["fastest_s"] < 2.0, extent["least_j"] < 800.0) == (True, True)
+    assert (extent["slowest_s"] > 2.6, extent["most_j"] > 1200.0) == (not outside, not outside)
 
 
-def test_a_point_is_told_against_the_baseline_and_gives_its_deadline_back(
-    modules: Modules,
-) -> None:
+def test_a_point_has_its_figures_and_its_exact_deadline(modules: Modules) -> None:
     sentence, target = modules.run(
         "frontier_curve",
-        "return [m.pointSentence(point, baseline), m.targetOf(point)];",
+        "[m.pointSentence(point, baseline), m.targetOf(point)]",
         point={**point(2.2, 800.0, 784.0), "deadline_s": 2.8290389777777794},
         baseline=FRONTIER["baseline"],
     )
-    assert sentence.replace(NARROW_SPACE, " ") == (
-        "2.200 s, 800.0 J; saves 20.0 %, +10.00 % time; gap 2.04 %; predicted"
-    )
+    assert sentence == "2.200 s, 800.0 J; saves 20.0 %, +10.00 % time; gap 2.04 %; predicted"
     assert float(target.removeprefix("deadline:")) == 2.8290389777777794
 
 
-def test_another_profile_or_schedule_asks_for_a_new_frontier_and_another_target_does_not(
-    modules: Modules,
-) -> None:
+def test_another_profile_or_schedule_needs_a_new_frontier(modules: Modules) -> None:
     other_profile = {**PREDICTED, "baseline_energy_j": 1001.0}
-    other_target = {**PREDICTED, "iteration_time_s": 2.2, "energy_j": 800.0}
+    other_target = {**PREDICTED, "iteration_time_s": 2.2, "energy_j": 550.0}
     states = [
-        state(),
-        state([summary(3), summary(4, predicted=other_target)]),
-        state([summary(3), summary(4, kind="probe", predicted=None)]),
-        state([summary(3), summary(4, predicted=other_profile)]),
-        state([summary(3), summary(4, schedule="zbv")]),
+        frontier_state([plan(3, 5), *newer])
+        for newer in (
+            [],
+            [plan(4, 5, predicted=other_target)],
+            [plan(4, 5, kind="probe", predicted=None)],
+            [plan(4, 5, predicted=other_profile)],
+            [plan(4, 5, schedule="zbv")],
+        )
     ]
-    keys = modules.run("frontier_curve", "return states.map(m.frontierKey);", states=states)
+    keys = modules.run("frontier_curve", "states.map(m.frontierKey)", states=states)
     assert keys[1:3] == [keys[0]] * 2
     assert keys[0] not in keys[3:]
 
 
 # ------------------------------------------------------------------ labels
-
-ROOM = {"x": 0, "y": 0, "width": 400, "height": 300}
-PLACE = "return m.placeLabels(marks, spots, room);"
 
 
 def mark(x: float, y: float, **changes: object) -> dict[str, Any]:
@@ -143,134 +106,195 @@ def mark(x: float, y: float, **changes: object) -> dict[str, Any]:
     return {"x": x, "y": y, "radius": 5, "width": 100, "height": 16, **changes}
 
 
-def is_apart(one: dict[str, float], other: dict[str, float]) -> bool:
-    """Return whether two labels of 100 x 16 px leave each other alone."""
-    return abs(one["x"] - other["x"]) >= 100 or abs(one["y"] - other["y"]) >= 16
+def placed(modules: Modules, *marks: dict[str, Any], spots: list[Any] | None = None) -> Any:  # noqa: ANN401 - JSON
+    """Return the places of labels in 400 x 300 px."""
+    room = {"x": 0, "y": 0, "width": 400, "height": 300}
+    code = "m.placeLabels(marks, spots, room)"
+    return modules.run("label_layout", code, marks=marks, spots=spots or [], room=room)
 
 
-def test_a_label_alone_stands_beside_its_mark(modules: Modules) -> None:
-    """5 px of the mark and 5 px of room to its right, its middle at the mark's height."""
-    [placed] = modules.run("label_layout", PLACE, marks=[mark(100, 100)], spots=[], room=ROOM)
-    assert placed == {"x": 110, "y": 92, "isFar": False}
-
-
-def test_labels_of_marks_close_together_do_not_overlap_and_stay_in_the_picture(
-    modules: Modules,
-) -> None:
-    marks = [mark(20 + 6 * each, 150 + 5 * each) for each in range(7)]
-    placed = modules.run("label_layout", PLACE, marks=marks, spots=[], room=ROOM)
-    for index, one in enumerate(placed):
-        assert 0 <= one["x"] <= 300
-        assert 0 <= one["y"] <= 284
-        assert all(is_apart(one, other) for other in placed[index + 1 :])
-
-
-def test_a_label_keeps_off_points_where_there_is_room(modules: Modules) -> None:
-    """Points to the right of the mark: its label goes to the left."""
-    spots = [{"x": 215 + 10 * each, "y": 100, "radius": 6} for each in range(10)]
-    [placed] = modules.run("label_layout", PLACE, marks=[mark(200, 100)], spots=spots, room=ROOM)
-    assert placed == {"x": 90, "y": 92, "isFar": False}
-
-
-def test_a_label_is_not_put_where_it_seems_to_be_anothers(modules: Modules) -> None:
-    """Two marks one above the other: right of the lower one is as near to the upper one."""
-    placed = modules.run(
-        "label_layout", PLACE, marks=[mark(200, 100), mark(200, 88)], spots=[], room=ROOM
-    )
-    assert placed[0]["y"] > 100
-    assert placed[1]["y"] + 16 < 100
-
-
-def test_a_preferred_side_is_taken_where_it_is_free(modules: Modules) -> None:
-    [placed] = modules.run(
-        "label_layout", PLACE, marks=[mark(200, 100, prefers=[0, 1])], spots=[], room=ROOM
-    )
-    assert placed == {"x": 150, "y": 110, "isFar": False}
+SPOTS = [{"x": 215 + 10 * each, "y": 100, "radius": 6} for each in range(10)]
 
 
 @pytest.mark.parametrize(
-    ("line", "is_crossing"),
+    ("changes", "spots", "place"),
     [
-        ([0, 0, 10, 10], False),
-        ([0, 0, 30, 30], True),
-        ([25, 0, 25, 100], True),
-        ([0, 25, 100, 25], True),
-        ([45, 0, 45, 100], False),
-        ([0, 60, 60, 60], False),
-        ([25, 25, 26, 26], True),
+        # 5 px of the mark and 5 px of room to its right, its middle at the mark's height.
+        ({}, [], (210, 92)),
+        ({}, SPOTS, (90, 92)),
+        ({"prefers": [0, 1]}, [], (150, 110)),
     ],
 )
-def test_a_line_that_meets_a_rectangle_is_seen(
-    modules: Modules, line: list[int], is_crossing: bool
+def test_a_label_stands_beside_its_mark_where_there_is_room(
+    modules: Modules, changes: dict[str, object], spots: list[Any], place: tuple[int, int]
 ) -> None:
-    """The rectangle goes from 20 to 40 both ways."""
-    rectangle = {"x": 20, "y": 20, "width": 20, "height": 20}
-    found = modules.run(
-        "label_layout", "return m.crosses(line, rectangle);", line=line, rectangle=rectangle
-    )
-    assert found is is_crossing
+    [found] = placed(modules, mark(200, 100, **changes), spots=spots)
+    assert found == {"x": place[0], "y": place[1], "isFar": False}
 
 
-# ------------------------------------------------------------------ what became of a target
+def test_labels_of_close_marks_do_not_overlap_and_stay_in_the_picture(modules: Modules) -> None:
+    found = placed(modules, *(mark(20 + 6 * each, 150 + 5 * each) for each in range(7)))
+    assert all(0 <= label["x"] <= 300 and 0 <= label["y"] <= 284 for label in found)
+    for one, other in combinations(found, 2):
+        assert abs(one["x"] - other["x"]) >= 100 or abs(one["y"] - other["y"]) >= 16
+
+
+def test_a_label_is_not_placed_as_near_to_another_mark(modules: Modules) -> None:
+    """Two marks one above the other: right of the lower one is as near to the upper one."""
+    lower, upper = placed(modules, mark(200, 100), mark(200, 88))
+    assert lower["y"] > 100
+    assert upper["y"] + 16 < 100
+
+
+# ------------------------------------------------------------------ progress of a target
 
 ASKED = {"target": "fastest", "versionBefore": 3, "version": 4, "inForce": None}
-UNKNOWN = "not known"
+OWN = "fastest is the job's own target now"
 
 
 @pytest.mark.parametrize(
-    ("asked", "changes", "words", "is_over"),
+    ("asked", "changes", "words"),
     [
-        ({}, {}, "Version 4 is made. It waits until 2 ranks have it.", False),
+        ({}, {}, "Version 4 is made. It waits until 2 ranks have it."),
         (
             {},
             {"num_present": 1},
             "Version 4 is made. It takes effect when 2 ranks have it; of these, 1 were heard of"
             " lately.",
-            False,
         ),
-        ({}, {"first_step": 120}, "Version 4 holds from step 120.", True),
-        ({}, {"active_version": 5}, "Version 5 has replaced version 4.", True),
-        (
-            {"version": 3},
-            {},
-            "The job was planned for fastest already: version 3 stays.",
-            True,
-        ),
+        ({}, {"first_step": 120}, "Version 4 holds from step 120."),
+        ({}, {"active_version": 5}, "Version 5 has replaced version 4."),
+        ({}, {"state": "ended"}, "The job has ended; version 4 was never active."),
+        ({"version": 3}, {}, "The job was planned for fastest already: version 3 stays."),
         (
             {"version": 3, "inForce": "power:8000"},
             {},
-            "fastest is the job's own target now. The timetable has power 8000 W in force; outside"
-            " its windows the new one holds.",
-            True,
+            f"{OWN}. The timetable has power 8000 W in force; outside its windows the new one"
+            " holds.",
         ),
-        (
-            {"version": 3, "inForce": UNKNOWN},
-            {},
-            "fastest is the job's own target now: version 3 stays.",
-            True,
-        ),
-        ({}, {"state": "ended"}, "The job has ended; version 4 was never active.", True),
+        ({"version": 3, "inForce": "not known"}, {}, f"{OWN}: version 3 stays."),
         (
             {"version": None, "versionBefore": None},
             {},
             "fastest is the job's target now. It is planned as soon as there is a profile.",
-            True,
         ),
     ],
 )
-def test_what_becomes_of_a_target_is_told(
-    modules: Modules,
-    asked: dict[str, object],
-    changes: dict[str, Any],
-    words: str,
-    is_over: bool,
+def test_the_progress_of_a_target_is_described(
+    modules: Modules, asked: dict[str, object], changes: dict[str, Any], words: str
 ) -> None:
-    overviews = {name: value for name, value in changes.items() if name != "first_step"}
-    told = modules.run(
+    overview = {name: value for name, value in changes.items() if name != "first_step"}
+    history = [plan(3, 5), plan(4, changes.get("first_step"))]
+    found = modules.run(
         "frontier_target",
-        "return m.progressOf(asked, state);",
-        asked={name: value for name, value in {**ASKED, **asked}.items() if value != UNKNOWN},
-        state=state([summary(3), summary(4, first_step=changes.get("first_step"))], **overviews),
+        "m.progressOf(asked, state)",
+        asked={name: each for name, each in {**ASKED, **asked}.items() if each != "not known"},
+        state=frontier_state(history, **overview),
     )
-    told["words"] = told["words"].replace(NARROW_SPACE, " ")
-    assert told == {"words": words, "isOver": is_over}
+    assert found == {"words": words, "isOver": "is made" not in words}
+
+
+# ------------------------------------------------------------------ the panel alone
+
+# A panel with a stub of the planner: each request waits in `asked` for its answer.
+ALONE = """
+    const asked = [];
+    const ask = (path, body) => new Promise((resolve, reject) => {
+        asked.push({ path, target: body?.target, resolve, reject });
+    });
+    const api = { get: (path) => ask(path), put: ask };
+    const place = document.createElement("section");
+    document.body.append(place);
+    const context = { api, path: "job", announce() {}, guard: (action) => action() };
+    const panel = new m.FrontierPanel(place, context);
+    const rest = () => new Promise((resolve) => setTimeout(resolve));
+    const question = (part) => asked.filter(({ path }) => path.includes(part)).at(-1);
+    const points = () => [...place.querySelectorAll(".frontier-point")];
+    const strip = place.querySelector(".frontier-confirm");
+    // As assistive technology clicks: without a place.
+    const choose = (index) => points()[index].dispatchEvent(
+        new MouseEvent("click", { bubbles: true }),
+    );
+    const run = () => strip.querySelector(".primary").click();
+    panel.update(state);
+    question("frontier?").resolve(frontier);
+    await rest();
+    try {
+        return await (async () => { BODY })();
+    } finally {
+        panel.destroy();
+        place.remove();
+    }
+"""
+
+
+def on_panel(modules: Modules, body: str, **values: object) -> Any:  # noqa: ANN401 - JSON
+    """Return the result of a function body that has a panel with the frontier."""
+    values = {"state": frontier_state(), "frontier": FRONTIER, **values}
+    return modules.run("frontier_panel", ALONE.replace("BODY", body), **values)
+
+
+def test_a_plan_chosen_while_another_is_planned_can_be_run_after_it(modules: Modules) -> None:
+    body = """
+        const found = [];
+        const look = () => found.push([
+            strip.hidden,
+            strip.querySelector(".primary").disabled,
+            document.activeElement.textContent,
+        ]);
+        choose(0);
+        run();
+        choose(1);
+        look();
+        run();
+        question("target").resolve({ newest_version: 4 });
+        await rest();
+        // Without its answer the target is accepted all the same.
+        question("timetable").reject(new Error("away"));
+        await rest();
+        look();
+        const progress = place.querySelector(".frontier-progress");
+        const { textContent, className } = progress;
+        run();
+        const targets = asked.map(({ target }) => target).filter(Boolean);
+        return [found, targets, [textContent, className.includes("problem")]];
+    """
+    found, targets, progress = on_panel(modules, body)
+    assert progress == ["Version 4 is made. It waits until 2 ranks have it.", False]
+    assert found == [[False, True, "Cancel"], [False, False, "Cancel"]]
+    assert targets == ["deadline:2", "deadline:2.2"]
+
+
+def test_an_outdated_frontier_says_so_and_offers_no_plan(modules: Modules) -> None:
+    body = """
+        const found = [place.querySelector("form").hidden];
+        const look = () => found.push([
+            place.querySelector(".frontier-message").textContent,
+            points()[0].ariaDisabled,
+            strip.hidden,
+        ]);
+        choose(0);
+        look();
+        panel.update(changed);
+        choose(1);
+        look();
+        question("frontier?").reject(new Error("away"));
+        await rest();
+        look();
+        panel.update(changed);
+        question("frontier?").resolve(frontier);
+        await rest();
+        choose(1);
+        look();
+        return found;
+    """
+    other = {**PREDICTED, "baseline_energy_j": 1001.0}
+    found = on_panel(modules, body, changed=frontier_state([plan(4, 5, predicted=other)]))
+    lead = "The job has changed since this frontier was computed. "
+    assert found == [
+        False,
+        ["", None, False],
+        [f"{lead}Computing the frontier\u2026", "true", True],
+        [f"{lead}The frontier could not be computed: The planner does not respond", "true", True],
+        ["", None, False],
+    ]

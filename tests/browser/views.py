@@ -1,12 +1,27 @@
-"""What the API tells of a job, as the dashboard's modules are given it."""
+"""Answers of the API about jobs, as the dashboard's modules get them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+PREDICTED = {
+    "iteration_time_s": 1.9,
+    "energy_j": 590.0,
+    "baseline_iteration_time_s": 1.9,
+    "baseline_energy_j": 700.0,
+    "saving_percent": 15.7,
+    "gap_percent": 1.0,
+}
 
-def job(job_id: str, **changes: object) -> dict[str, Any]:
-    """A job of eight present ranks on version 1, that nothing is measured of."""
+
+_NOT_MEASURED = (
+    *("predicted", "measured", "measured_baseline_time_s", "measured_baseline_energy_j"),
+    *("slowdown_percent", "saving_percent", "saved_j"),
+)
+
+
+def job(job_id: str = "job", /, **changes: object) -> dict[str, Any]:
+    """A job of eight present ranks on version 1, without measured steps."""
     return {
         "job_id": job_id,
         "state": "planned",
@@ -21,13 +36,7 @@ def job(job_id: str, **changes: object) -> dict[str, Any]:
         "active_version": 1,
         "policy": "frontier",
         "target": "fastest",
-        "predicted": None,
-        "measured": None,
-        "measured_baseline_time_s": None,
-        "measured_baseline_energy_j": None,
-        "slowdown_percent": None,
-        "saving_percent": None,
-        "saved_j": None,
+        **dict.fromkeys(_NOT_MEASURED),
         "num_steps": 0,
         "is_caught_up": True,
         "problem": None,
@@ -51,27 +60,25 @@ def measured(time_s: float, energy_j: float | None, clocks: str = "plan") -> dic
 
 
 def estimate(mean: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    """Of ten steps."""
+    """An estimate from ten steps."""
     return {"mean": mean, "low": low, "high": high, "num_steps": 10}
 
 
-def stage_of_step(stage: int, energy_j: float | None, **held: int) -> dict[str, Any]:
-    """Of 2 s."""
+def stage_of_step(stage: int, energy_j: float | None, **changes: float | None) -> dict[str, Any]:
+    """A stage's 2 s of a step."""
     return {
         "stage": stage,
         "num_ranks": 1,
         "time_s": 2.0,
         "energy_j": energy_j,
-        "num_clock_misses": 0,
-        "num_power_capped": 0,
-        "num_thermally_capped": 0,
+        **dict.fromkeys(("num_clock_misses", "num_power_capped", "num_thermally_capped"), 0),
         "sm_clock_mhz": None,
-        **held,
+        **changes,
     }
 
 
 def step(number: int, version: int | None = 1, **changes: object) -> dict[str, Any]:
-    """Of two stages that drew 100 W and 200 W."""
+    """A step of two stages that drew 100 W and 200 W."""
     return {
         "step": number,
         "num_ranks": 2,
@@ -84,9 +91,12 @@ def step(number: int, version: int | None = 1, **changes: object) -> dict[str, A
 
 
 def plan(
-    version: int, first_step: int | None, created_at: str, **changes: object
+    version: int,
+    first_step: int | None,
+    created_at: str = "2026-01-05T09:30:00Z",
+    **changes: object,
 ) -> dict[str, Any]:
-    """A version that is predicted to take 1.9 s and 590 J."""
+    """A version with a prediction of 1.9 s and 590 J."""
     return {
         "version": version,
         "kind": "plan",
@@ -95,14 +105,52 @@ def plan(
         "target": "fastest",
         "created_at": created_at,
         "first_step": first_step,
-        "predicted": {
-            "iteration_time_s": 1.9,
-            "energy_j": 590.0,
-            "baseline_iteration_time_s": 1.9,
-            "baseline_energy_j": 700.0,
-            "saving_percent": 15.7,
-            "gap_percent": 1.0,
-        },
+        "predicted": PREDICTED,
         "stage_clock_mhz": [1000.0, 1410.0],
         **changes,
     }
+
+
+def point(time_s: float, energy_j: float, bound_j: float) -> dict[str, float]:
+    """A point of a frontier, made for its own time."""
+    return {
+        "deadline_s": time_s,
+        "iteration_time_s": time_s,
+        "energy_j": energy_j,
+        "lower_bound_j": bound_j,
+        "gap_percent": 100 * (energy_j / bound_j - 1),
+    }
+
+
+def compared(name: str, time_s: float, energy_j: float) -> dict[str, Any]:
+    """A plan that the frontier is compared with."""
+    return {"name": name, "iteration_time_s": time_s, "energy_j": energy_j}
+
+
+FRONTIER = {
+    "points": [point(2.0, 900.0, 880.0), point(2.2, 800.0, 800.0)],
+    "baseline": compared("baseline", 2.0, 1000.0),
+    "envpipe": [
+        compared("uniform, default", 2.5, 850.0),
+        compared("envelope, default", 2.0, 950.0),
+        compared("envelope, balanced", 2.0, 950.0),
+    ],
+    "solve_s": 0.1,
+}
+
+
+def frontier_state(
+    history: list[dict[str, Any]] | None = None, /, **changes: object
+) -> dict[str, Any]:
+    """The page's state of a measured job of two ranks with version 3 in force."""
+    overview = {
+        "num_stages": 2,
+        "num_ranks": 2,
+        "num_present": 2,
+        "newest_version": 3,
+        "active_version": 3,
+        "predicted": PREDICTED,
+        "measured": {**measured(2.1, 910.0), "version": 3},
+        **changes,
+    }
+    return {"overview": job(**overview), "history": [plan(3, 5)] if history is None else history}

@@ -7,7 +7,7 @@ import { FrontierPicture } from "./frontier_picture.js";
 /**
  * @import { Mark } from "./frontier_curve.js"
  * @import { Frame, Shown } from "./frontier_picture.js"
- * @import { FrontierPoint as FrontierPoint } from "./wire_types.js"
+ * @import { FrontierPoint } from "./wire_types.js"
  */
 
 /** Point by its number, or mark. @typedef {{point: number} | {mark: Mark}} Told */

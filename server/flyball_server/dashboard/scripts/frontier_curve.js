@@ -4,7 +4,7 @@ import { joules, percent, percentAbove, seconds } from "./format.js";
 
 /**
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparedPlan as ComparedPlan, FrontierPoint as FrontierPoint, JobFrontier,
+ * @import { ComparedPlan, FrontierPoint, JobFrontier,
  *   JobOverview } from "./wire_types.js"
  */
 
@@ -140,11 +140,10 @@ export function extentOf(frontier, marks) {
   const outside = marks.filter(isFar);
   const inside = marks.filter((each) => !isFar(each));
   const bounds = points.map((point) => point.lower_bound_j);
-  const [fastest_s, slowest_s] = padded([...times, ...inside.map((each) => each.time_s)], 0.13);
-  const [least_j, most_j] = padded(
-    [...energies, ...bounds, ...inside.map((each) => each.energy_j)],
-    0.16,
-  );
+  const all_s = [...times, ...inside.map((each) => each.time_s)];
+  const all_j = [...energies, ...bounds, ...inside.map((each) => each.energy_j)];
+  const [fastest_s, slowest_s] = padded(all_s, 0.13, 0.05);
+  const [least_j, most_j] = padded(all_j, 0.16, 0.08);
   return { extent: { fastest_s, slowest_s, least_j, most_j }, outside };
 }
 
@@ -162,10 +161,10 @@ function isBetween(value, values) {
  * Return the range of values with room on both sides.
  * @param {number[]} values
  * @param {number} below share of the range
- * @param {number} [above]
+ * @param {number} above
  * @returns {[number, number]}
  */
-function padded(values, below, above = below / 2) {
+function padded(values, below, above) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const range = Math.max(high - low, 1e-3 * Math.abs(high), 1e-9);
   return [low - below * range, high + above * range];

@@ -8,7 +8,7 @@ import { leaderTo, placeLabels } from "./label_layout.js";
 
 /**
  * @import { Extent, Mark } from "./frontier_curve.js"
- * @import { ComparedPlan as ComparedPlan, JobFrontier } from "./wire_types.js"
+ * @import { ComparedPlan, JobFrontier } from "./wire_types.js"
  */
 
 /**

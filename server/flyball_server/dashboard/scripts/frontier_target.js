@@ -9,7 +9,7 @@ import { isOver } from "./job_words.js";
 /**
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparedPlan as ComparedPlan, FrontierPoint as FrontierPoint, JobOverview,
+ * @import { ComparedPlan, FrontierPoint, JobOverview,
  *   JobView, TimetableStatus } from "./wire_types.js"
  */
 

@@ -155,7 +155,7 @@ export function leaderTo(rectangle, x, y) {
 }
 
 /** Return whether a line meets a rectangle. @param {Line} line @param {Rectangle} rectangle */
-export function crosses([x1, y1, x2, y2], { x, y, width, height }) {
+function crosses([x1, y1, x2, y2], { x, y, width, height }) {
   let [from, until] = [0, 1];
   const sides = [
     [x1 - x2, x1 - x],
