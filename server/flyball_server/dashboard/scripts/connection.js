@@ -105,7 +105,7 @@ const LEADS = new Map([
  * @param {Shell} shell
  * @param {string} path
  * @param {object} page
- * @param {(event: Exclude<E, TroubleEvent>) => void} page.onEvent
+ * @param {(event: E) => void} page.onEvent
  * @param {(status: number, text: string) => void} page.onRefusal gets a final answer
  * @returns {() => void} ends it
  */
@@ -113,13 +113,13 @@ export function followPage({ api, connection }, path, { onEvent, onRefusal }) {
   /** @type {Follower<E | TroubleEvent>} */
   const follower = {
     onEvent(event) {
-      if (isTrouble(event)) {
-        connection.trouble(event.data.detail);
+      if (event.name === "trouble") {
+        connection.trouble(/** @type {TroubleEvent} */ (event).data.detail);
         return;
       }
       if (event.name === "overview") connection.trouble(null);
       connection.heard();
-      onEvent(/** @type {Exclude<E, TroubleEvent>} */ (event));
+      onEvent(/** @type {E} */ (event));
     },
     onState(connected, text, refusal) {
       if (refusal !== 0) onRefusal(refusal, text);
@@ -127,11 +127,6 @@ export function followPage({ api, connection }, path, { onEvent, onRefusal }) {
     },
   };
   return api.follow(path, follower);
-}
-
-/** @param {{name: string}} event @returns {event is TroubleEvent} */
-function isTrouble(event) {
-  return event.name === "trouble";
 }
 
 /**

@@ -8,14 +8,7 @@ const NONE = "\u2013";
 
 /** @typedef {number | null | undefined} Figure null and undefined are shown as a dash */
 
-const PREFIXES = new Map([
-  ["G", 1e9],
-  ["M", 1e6],
-  ["k", 1e3],
-  ["", 1],
-  ["m", 1e-3],
-  ["\u00b5", 1e-6],
-]);
+const PREFIXES = { G: 1e9, M: 1e6, k: 1e3, "": 1, m: 1e-3, "\u00b5": 1e-6 };
 
 /**
  * Return multiples of a unit with their size, largest first.
@@ -25,7 +18,7 @@ const PREFIXES = new Map([
  * @returns {[number, string][]}
  */
 export function unitsOf(unit, largest, smallest) {
-  const sizes = [...PREFIXES].filter(([, size]) => size <= largest && size >= smallest);
+  const sizes = Object.entries(PREFIXES).filter(([, size]) => size <= largest && size >= smallest);
   return sizes.map(([prefix, size]) => [size, prefix + unit]);
 }
 

@@ -4,8 +4,7 @@ import { joules, percent, percentAbove, seconds } from "./format.js";
 
 /**
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparedPlan, FrontierPoint, JobFrontier,
- *   JobOverview } from "./wire_types.js"
+ * @import { ComparedPlan, FrontierPoint, JobFrontier, JobOverview } from "./wire_types.js"
  */
 
 /**

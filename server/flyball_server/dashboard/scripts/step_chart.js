@@ -12,11 +12,9 @@ const AXIS_WIDTH = 56;
 const X_AXIS_HEIGHT = 26;
 const X_LABEL_HEIGHT = 16;
 const TOP = 8;
-const STEP_INCREMENTS = Array.from({ length: 9 }, (_, power) => 10 ** power).flatMap((unit) => [
-  unit,
-  2 * unit,
-  5 * unit,
-]);
+const STEP_INCREMENTS = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8].flatMap((unit) =>
+  [1, 2, 5].map((factor) => factor * unit),
+);
 
 /**
  * @typedef {object} ChartLine

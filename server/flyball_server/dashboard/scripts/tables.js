@@ -11,12 +11,8 @@ import { make, setChildren } from "./elements.js";
 export function makeTable(label, { selector = "table", caption, heads }) {
   const body = make("tbody");
   const cells = heads.map((text) => (text ? make("th", { scope: "col" }, text) : make("td")));
-  const table = make(
-    selector,
-    caption && make("caption", caption),
-    make("thead", make("tr", ...cells)),
-    body,
-  );
+  const head = make("thead", make("tr", ...cells));
+  const table = make(selector, caption && make("caption", caption), head, body);
   const attributes = { tabindex: 0, role: "group", "aria-label": label };
   return { frame: make("div.table-frame", attributes, table), table, body };
 }
