@@ -1,4 +1,4 @@
-"""Commands of a page that only compute, run within this process: Python starts once for them all.
+"""Plain commands of a page, run within this process: Python starts once for them all.
 
 What a shell is needed for, as pipes, files, variables and jobs beside, stays with the shell.
 """
@@ -16,7 +16,10 @@ from unittest import mock
 from flyball_client.__main__ import main
 
 # Nothing in it that a shell would read as more than a word, or a word in quotation marks.
-_PLAIN = re.compile(r"""flyball (?:plan|frontier|simulate) [\w \n./,:=@%+'"-]+""")
+_PLAIN = re.compile(
+    r"flyball (?:plan|frontier|simulate|report|doctor|token|export) "
+    r"""[\w \n./,:=@%+'"-]+"""
+)
 
 
 def plain_arguments(command: str) -> list[str] | None:

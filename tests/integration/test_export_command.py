@@ -85,35 +85,6 @@ def test_data_parallel_pipelines_are_processes(
     assert names == ["pipeline, dp_rank 0 (predicted)", "pipeline, dp_rank 1 (predicted)"]
 
 
-def test_with_json_it_prints_what_it_wrote(
-    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "trace.json"
-    done = flyball("export", profile, plan, "--chrome-trace", path, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {
-        "chrome_trace": str(path),
-        "predicted": True,
-        "num_instructions": 8,
-        "num_events": len(trace_in(path)["traceEvents"]),
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("", "is a folder"),
-        ("missing/trace.json", "cannot be written (No such file or directory)"),
-    ],
-)
-def test_a_trace_that_cannot_be_written_is_refused_in_one_line(
-    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path, name: str, said: str
-) -> None:
-    line = refusal(flyball("export", profile, plan, "--chrome-trace", tmp_path / name))
-    assert line.startswith(f"flyball export: {tmp_path / name}: ")
-    assert said in line
-
-
 def test_what_it_cannot_use_is_refused_in_one_line_and_nothing_is_written(
     flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
 ) -> None:

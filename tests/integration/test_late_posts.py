@@ -59,15 +59,6 @@ def begin_new_run(planner: LivePlanner) -> tuple[str, str]:
     return old_run_id, new_run_id
 
 
-def test_all_ranks_of_a_run_belong_to_it_however_often_they_register(planner: LivePlanner) -> None:
-    run_id = register(planner, 0)
-    assert run_id
-    assert [register(planner, rank) for rank in (1, 0)] == [run_id] * 2
-    # Who merely looks at a job is no process of it.
-    ranks = planner.http.get(path(routes.JOB)).json()["ranks"]
-    assert ["run_id" in each for each in ranks] == [False, False]
-
-
 def test_late_measurements_of_the_old_run_are_refused_and_not_stored(planner: LivePlanner) -> None:
     old, new = begin_new_run(planner)
     late = post(planner, 0, run_id=old)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.integration.command_in_process import Flyball, in_process, refusal, two_pipelines
 from tests.integration.on_a_terminal import FLYBALL, on_a_terminal
-from tests.planner.live import serve_environment
-from tests.planner.patience import PATIENCE_S
 
 ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
 SEPARATE = ("--data-parallel", "separate")
@@ -104,28 +101,6 @@ def test_always_colours_a_pipe_too(
         assert without_colours(always) == flyball(*command).stdout
 
 
-@pytest.mark.parametrize(
-    ("term", "colour_term", "code"),
-    [
-        ("xterm-256color", "truecolor", "\x1b[1;38;2;"),
-        ("xterm-256color", "", "\x1b[1;38;5;"),
-        ("xterm", "", "\x1b[1;31m"),
-    ],
-    ids=["true", "256", "16"],
-)
-def test_colours_are_those_that_the_terminal_knows(
-    flyball: Flyball,
-    profile: str,
-    monkeypatch: pytest.MonkeyPatch,
-    term: str,
-    colour_term: str,
-    code: str,
-) -> None:
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.setenv("COLORTERM", colour_term)
-    assert code in flyball("plan", profile, *ASKED, "--color", "always").stdout
-
-
 def test_json_and_files_have_no_colours(
     flyball: Flyball, tmp_path: Path, profile: str, plan: str
 ) -> None:
@@ -135,18 +110,6 @@ def test_json_and_files_have_no_colours(
     assert path.read_text() == done.stdout
     done = flyball("simulate", profile, plan, "--json", "--color", "always")
     assert json.loads(done.stdout)["iteration_time_s"] == 9.0
-
-
-def test_an_encoding_without_blocks_gets_its_legend_without_them(profile: str) -> None:
-    done = subprocess.run(
-        [*FLYBALL, "plan", profile, *ASKED, "--color", "always"],
-        env=serve_environment(PYTHONIOENCODING="ascii"),
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert "MHz: 1000 ############ 1410" in _ESCAPE.sub("", done.stdout.decode("ascii"))
 
 
 def test_a_word_that_is_none_of_the_three_is_refused(

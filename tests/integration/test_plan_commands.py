@@ -132,16 +132,6 @@ def test_without_json_the_plan_is_shown_row_by_row(profile: Path, plan: Path) ->
     assert flyball("simulate", profile, plan).stdout.count("Stage ") == 2
 
 
-def test_a_profile_by_rank_with_further_columns_is_planned(tmp_path: Path) -> None:
-    """Two ranks a stage: the energy of both, and the blocking power of both."""
-    path = tmp_path / "wide.csv"
-    lines = GOOD_ROWS.replace("10.0\n", "5.0\n").splitlines()
-    wide = [f"{line},{rank},note" for line in lines for rank in (0, 1)]
-    path.write_text(HEADER.strip() + ",dp_rank,note\n" + "\n".join(wide) + "\n", encoding="utf-8")
-    baseline = printed("plan", path, *ASKED, "--policy", "baseline")
-    assert baseline["energy_j"] == 2 * (4 * 5 + 4 * 30) + 2 * 6 * 5
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -166,10 +156,7 @@ def test_a_bad_profile_is_refused_with_file_and_line(
     ("options", "said"),
     [
         (("--microbatches", "0"), "--microbatches: must be from 1"),
-        (("--microbatches", "-4"), "--microbatches: must be from 1"),
-        (("--microbatches", "9999999999"), "--microbatches: must be from 1"),
         (("--microbatches", "many"), "--microbatches: invalid int value: 'many'"),
-        (("--microbatches", "2.5"), "--microbatches: invalid int value: '2.5'"),
         (("--policy", "eco"), "--policy: unknown 'eco'; known: baseline"),
         (("--schedule", "2f2b"), "--schedule: unknown '2f2b'; known: gpipe"),
         (("--reconfigure", "eager"), "--reconfigure: unknown 'eager'; known: default"),
@@ -177,23 +164,11 @@ def test_a_bad_profile_is_refused_with_file_and_line(
         (("--gpu", "a1000"), "--gpu: unknown GPU 'a1000'; known: a100"),
         (("--blocking-power", "1,2,3"), "--blocking-power: 3 values for 2 stages"),
         (("--blocking-power", "much"), "--blocking-power: 'much' is not a number of watts"),
-        (("--blocking-power", "5,"), "--blocking-power: '5,' is not a number of watts"),
         (("--blocking-power", "-5"), "--blocking-power: must be from 0 to 100000 W"),
-        (("--blocking-power", "nan"), "--blocking-power: must be from 0 to 100000 W"),
-        (("--blocking-power", "1e300"), "--blocking-power: must be from 0 to 100000 W"),
         (("--activation-bytes", "10"), "--free-memory-bytes: give activation_bytes and free_mem"),
-        (("--activation-bytes", "x"), "--activation-bytes: 'x' is not a number of bytes"),
-        (
-            ("--activation-bytes", "0", "--free-memory-bytes", "5"),
-            "--activation-bytes: each stage's must be positive",
-        ),
         (
             ("--activation-bytes", "1,2,3", "--free-memory-bytes", "4", "--schedule=envpipe"),
             "--activation-bytes: 3 values for 2 stages; give one, or one per stage",
-        ),
-        (
-            ("--activation-bytes", "1", "--free-memory-bytes", "4,5,6"),
-            "--free-memory-bytes: 3 values for 2 stages; give one, or one per stage",
         ),
     ],
 )
@@ -240,13 +215,6 @@ def test_a_plan_without_blocking_power_is_refused_never_guessed(profile: Path) -
     assert "--gpu NAME" in line
 
 
-def test_a_gpu_whose_blocking_power_nobody_measured_needs_it_given(profile: Path) -> None:
-    line = refusal("plan", profile, "--microbatches", "2", "--gpu", "v100")
-    assert "the table of v100 has no measured blocking power" in line
-    given = printed("plan", profile, *ASKED, "--gpu", "v100")
-    assert given["blocking_power_w"] == [5.0, 5.0]
-
-
 def test_a_missing_profile_or_a_folder_is_refused(tmp_path: Path) -> None:
     assert "missing.csv: cannot read" in refusal("plan", tmp_path / "missing.csv", *ASKED)
     assert "cannot read" in refusal("plan", tmp_path, *ASKED)
@@ -278,13 +246,10 @@ def test_a_plan_that_cannot_be_made_leaves_an_older_file_as_it_was(
     ("content", "said"),
     [
         (b"", "not a plan in JSON"),
-        (b"{", "not a plan in JSON"),
-        (b"\xff\xfe", "not a plan in JSON"),
         (b"[" * 100_000, "not a plan in JSON"),
-        (b"[]", "plan: must be an object"),
         (b"{}", "baseline: must be an object"),
     ],
-    ids=["empty", "cut off", "not UTF-8", "nested too deep", "a list", "an empty object"],
+    ids=["empty", "nested too deep", "an empty object"],
 )
 def test_a_file_that_is_no_plan_is_refused(
     tmp_path: Path, profile: Path, content: bytes, said: str
@@ -300,12 +265,7 @@ def test_a_file_that_is_no_plan_is_refused(
     ("key", "value", "said"),
     [
         ("energy_j", float("nan"), "energy_j: must be a number above 0"),
-        ("energy_j", 10**400, "energy_j: must be a number above 0"),
-        ("num_microbatches", 3, "schedule: stage 0 does not run all 3 microbatches"),
-        ("blocking_power_w", [1, 2, 3], "blocking_power_w: 3 values for 2 stages"),
         ("stages", [[["forward", 0, 1410]]], "schedule: stage 0 does not run one forward and one"),
-        ("stages", [[["forward", 0, 1410, 1]]], "schedule: stage 0 runs chunk 1, but has 1"),
-        ("stages", [], "schedule: every stage must run something"),
         ("stages", [["forward"]], "stages[0][0]: must be a list"),
     ],
 )
@@ -315,16 +275,6 @@ def test_a_plan_with_one_wrong_part_is_refused_with_the_part(
     document = json.loads(plan.read_text(encoding="utf-8")) | {key: value}
     plan.write_text(json.dumps(document), encoding="utf-8")
     assert f"{plan}: {said}" in refusal("simulate", profile, plan)
-
-
-def test_a_plan_for_another_profile_is_refused_with_the_reason(
-    tmp_path: Path, profile: Path, plan: Path
-) -> None:
-    other = tmp_path / "other.csv"
-    other.write_text(HEADER + rows_of(3), encoding="utf-8")
-    assert "schedule: has 2 stages, the profile 3" in refusal("simulate", other, plan)
-    other.write_text(HEADER + GOOD_ROWS.replace(",1410,", ",1980,"), encoding="utf-8")
-    assert "runs at 1410 MHz, which the profile does not have" in refusal("simulate", other, plan)
 
 
 # ------------------------------------------------------------------ data-parallel pipelines
@@ -396,17 +346,6 @@ def test_simulating_separate_pipelines_agrees_to_the_last_digit(
         assert own["peak_activations"] == [2, 1]
 
 
-def test_the_frontier_of_separate_pipelines_is_that_of_all_together(wide: Path) -> None:
-    document = printed("frontier", wide, *ASKED, *SEPARATE, "--points", "3")
-    assert document["baseline"]["energy_j"] == pytest.approx(392)
-    assert len(document["points"]) >= 3
-    for point in document["points"]:
-        assert point["lower_bound_j"] <= point["energy_j"] * (1 + 1e-12)
-    deadline = f"deadline:{document['points'][-1]['deadline_s']!r}"
-    plan = printed("plan", wide, *ASKED, *SEPARATE, "--target", deadline)
-    assert plan["energy_j"] <= document["points"][-1]["energy_j"] * (1 + 1e-9)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -430,22 +369,6 @@ def test_a_profile_that_cannot_be_separated_is_refused(wide: Path, text: str, sa
     wide.write_text(text, encoding="utf-8")
     assert said in refusal("plan", wide, *ASKED, *SEPARATE)
     assert said in refusal("frontier", wide, *ASKED, *SEPARATE)
-
-
-def test_a_separate_plan_is_held_against_a_profile_of_as_many_pipelines(
-    tmp_path: Path, wide: Path, profile: Path
-) -> None:
-    path = tmp_path / "plan.json"
-    printed("plan", wide, *ASKED, *SEPARATE, "--policy", "envelope", "-o", path)
-    assert "profile.csv: the profile has no column dp_rank" in refusal("simulate", profile, path)
-    third = "".join(f"2{line[1:]}\n" for line in WIDE_ROWS.splitlines() if line[0] == "1")
-    wide.write_text(WIDE_HEADER + WIDE_ROWS + third, encoding="utf-8")
-    line = refusal("simulate", wide, path)
-    assert f"{path}: pipelines: has 2 pipelines, the profile 3" in line
-    wide.write_text(WIDE_HEADER + WIDE_ROWS.replace(",1410,", ",1500,"), encoding="utf-8")
-    assert f"{path}: pipelines[0].stages: forward of stage 0 runs at 1410 MHz" in refusal(
-        "simulate", wide, path
-    )
 
 
 # ------------------------------------------------------------------ progress on a terminal

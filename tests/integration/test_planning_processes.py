@@ -132,18 +132,6 @@ def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Pat
         assert planner.put_profile().json()["state"] == "planned"
 
 
-def test_a_solve_that_takes_too_long_is_stopped_and_says_so(planning: solves.Planner) -> None:
-    with live_planner(
-        planner=planning, planning_processes=1, planning_timeout_s=0.5, reconcilers=()
-    ) as planner:
-        planner.put_job().raise_for_status()
-        answer = planner.put_profile()
-        assert answer.status_code == 422
-        assert "took longer than 0.5 s" in answer.json()["detail"]
-        pid = solving_pid(planning)
-        wait_until(lambda: not solves.is_there(pid))
-
-
 def test_calls_that_wait_for_a_plan_keep_no_other_waiting(planning: solves.Planner) -> None:
     with (
         live_planner(planner=planning, planning_processes=1) as planner,

@@ -131,17 +131,6 @@ def test_without_a_token_or_with_a_wrong_one_it_is_a_401(planner: LivePlanner, j
             assert http.get(DOCS).status_code == 200
 
 
-def test_the_token_may_come_as_a_bearers(planner: LivePlanner, jobs: str) -> None:
-    with as_bearer(planner, None) as http:
-        for scheme in ("Bearer", "bearer"):
-            headers = {"Authorization": f"{scheme} {jobs}"}
-            assert http.get(JOB, headers=headers).status_code == 200
-        for value in (jobs, f"Basic {jobs}", "Bearer"):
-            assert http.get(JOB, headers={"Authorization": value}).status_code == 401
-        both = {"Authorization": f"Bearer {jobs}", TOKEN_HEADER: "wrong"}
-        assert http.get(JOB, headers=both).status_code == 401
-
-
 def test_tokens_are_made_listed_and_revoked_over_rest(planner: LivePlanner, operators: str) -> None:
     with as_bearer(planner, operators) as http:
         answer = http.post(routes.TOKENS, json={"job_id": "night", "note": "runs"})
@@ -215,3 +204,14 @@ def test_every_answer_carries_the_headers_that_browsers_heed() -> None:
         for name, value in API_HEADERS.items():
             assert answer.headers[name] == value, (status, name)
         assert "Strict-Transport-Security" not in answer.headers
+
+
+def test_the_token_may_come_as_a_bearers(planner: LivePlanner, jobs: str) -> None:
+    with as_bearer(planner, None) as http:
+        for scheme in ("Bearer", "bearer"):
+            headers = {"Authorization": f"{scheme} {jobs}"}
+            assert http.get(JOB, headers=headers).status_code == 200
+        for value in (jobs, f"Basic {jobs}", "Bearer"):
+            assert http.get(JOB, headers={"Authorization": value}).status_code == 401
+        both = {"Authorization": f"Bearer {jobs}", TOKEN_HEADER: "wrong"}
+        assert http.get(JOB, headers=both).status_code == 401

@@ -65,22 +65,16 @@ def with_value(name: str, value: str) -> str:
         ("num_stages", "0", "num_stages: must be 1 to 4096, not 0"),
         ("num_stages", '"many"', "num_stages: Input should be a valid integer"),
         ("num_stages", "null", "num_stages: Input should be a valid integer"),
-        ("num_stages", "Infinity", "num_stages: Input should be a valid integer"),
-        ("num_stages", "1.5", "num_stages: Input should be a valid integer"),
-        ("num_stages", "9" * 400, "num_stages: "),
         ("num_microbatches", "0", "num_microbatches: must be 1 to 65536, not 0"),
         ("num_microbatches", "-3", "num_microbatches: must be 1 to 65536, not -3"),
-        ("num_microbatches", "NaN", "num_microbatches: Input should be a valid integer"),
         ("num_ranks", "1", "num_ranks: must be 2 to 1048576, not 1"),
         ("schedule", '"solitaire"', "schedule: unknown 'solitaire'; known: gpipe, 1f1b, envpipe"),
         ("policy", '"thrifty"', "policy: Input should be 'baseline', 'uniform', 'envelope' or"),
         ("reconfigure", '"wild"', "reconfigure: Input should be 'default', 'greedy' or 'bal"),
         ("effort", '"High"', "effort: Input should be 'low', 'normal' or 'high'"),
         ("effort", "null", "effort: Input should be 'low', 'normal' or 'high'"),
-        ("effort", "3", "effort: Input should be 'low', 'normal' or 'high'"),
         ("profiling", '"offline"', "profiling: Input should be 'given' or 'online'"),
         ("checkpoint", '"often"', "checkpoint: Input should be 'except_last', 'always' or"),
-        ("policy", '"\\ud800"', "policy: "),
         ("blocking_power_w", "[NaN]", "blocking_power_w: must be a finite number"),
         ("blocking_power_w", "[1, 2, 3]", "blocking_power_w: must have 1 or 2 values, not 3"),
         ("blocking_power_w", "null", "blocking_power_w: give it in W, or name a gpu"),
@@ -131,11 +125,9 @@ def test_what_was_sent_is_never_echoed(planner: LivePlanner) -> None:
     [
         (b"{bad", 422, "body: "),
         (b"", 422, "body: "),
-        (b"[]", 422, "body: "),
         (b'{"\\ud800": 1}', 422, ""),
         (b"\xff\xfe\xff", 400, "The body cannot be read as JSON"),
         (b'{"num_stages": ' + b"9" * 5000 + b"}", 400, "The body cannot be read as JSON"),
-        (b"[" * 100_000, 400, "The body cannot be read as JSON"),
     ],
 )
 def test_a_body_that_is_no_json_object_is_a_problem(
@@ -149,16 +141,10 @@ def test_a_body_that_is_no_json_object_is_a_problem(
     ("text", "says"),
     [
         ("", "profile: the profile is empty"),
-        ("stage,instruction,frequency,time\n0,forward,1410,0.1\n", "profile:1: missing column"),
         (HEADER + "0,forward,fast,0.1,30\n", "profile:2: frequency"),
         (HEADER + "0,forward,1410,nan,30\n", "profile:2: time"),
-        (HEADER + "0,forward,1410,inf,30\n", "profile:2: time"),
-        (HEADER + "0,forward,1410,0.1,-30\n", "profile:2: energy"),
         (profile_csv() + "1,forward,1410,0.1,30\n", "profile:10: "),
-        (profile_csv() + "3,forward,1410,0.1,30\n", "profile"),
-        (HEADER + "0,forward,1410,0.1,30\n0,forward,1200,0.2,20\n", "profile"),
         (profile_csv(3), "profile: has 3 stages, but the job has 2"),
-        (profile_csv(1), "profile: has 1 stages, but the job has 2"),
     ],
 )
 def test_a_csv_profile_that_cannot_be_used_names_the_line(
@@ -167,12 +153,6 @@ def test_a_csv_profile_that_cannot_be_used_names_the_line(
     answer = planner.put_profile(text)
     assert problem(answer, 422).startswith(says)
     assert answer.json()["errors"][0]["loc"] == answer.json()["detail"].split(": ")[0]
-
-
-def test_a_csv_profile_that_is_not_utf8_names_the_line(planner: LivePlanner) -> None:
-    body = HEADER.encode() + b"0,forward,1410,0.1,30\n0,forw\xe4rd,1200,0.1,30\n"
-    answer = planner.http.put(PROFILE, content=body, headers={"Content-Type": "text/csv"})
-    assert problem(answer, 422).startswith("profile:3: not UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -185,10 +165,10 @@ def test_a_csv_profile_that_is_not_utf8_names_the_line(planner: LivePlanner) -> 
         ('{"rows": [{"stage": 0, "instruction": "forward", "frequency": Infinity, "time": 1,'
          ' "energy": 3}]}', "rows.0.frequency: "),
         ("[", "body: Invalid JSON"),
-        ("[" * 100_000, "body: Invalid JSON"),
+
         ('{"rows": [], "more": 1}', "more: "),
         ("", "body: Invalid JSON"),
-        ("[" + "9" * 5000 + "]", "body: "),
+
     ],
 )  # fmt: skip
 def test_a_json_profile_that_cannot_be_used_names_the_place(
@@ -207,11 +187,6 @@ def test_another_content_type_is_refused(planner: LivePlanner, content_type: str
     assert "text/csv or application/json" in problem(answer, 415)
 
 
-def test_a_content_type_may_have_a_charset(planner: LivePlanner) -> None:
-    headers = {"Content-Type": "Text/CSV; charset=utf-8"}
-    assert planner.http.put(PROFILE, content=profile_csv(), headers=headers).status_code == 200
-
-
 def test_a_body_above_the_limit_is_refused_whether_it_says_so_or_not(
     planner: LivePlanner,
 ) -> None:
@@ -219,11 +194,6 @@ def test_a_body_above_the_limit_is_refused_whether_it_says_so_or_not(
     assert "1048576 bytes" in problem(planner.http.put(JOB, content=too_much), 413)
     chunks = (too_much[start : start + 2**16] for start in range(0, len(too_much), 2**16))
     problem(planner.http.put(JOB, content=chunks), 413)
-
-
-def test_a_body_just_at_the_limit_is_read(planner: LivePlanner) -> None:
-    padded = profile_csv() + "\n" * (MAX_BODY_BYTES - len(profile_csv()))
-    assert planner.put_profile(padded).status_code == 200
 
 
 @pytest.mark.parametrize("job_id", ["a b", "a" * 129, "%0A", "%C3%A4"])
@@ -297,21 +267,6 @@ def test_another_method_is_a_405(planner: LivePlanner) -> None:
 )
 def test_a_parameter_out_of_bounds_is_named(planner: LivePlanner, path: str, says: str) -> None:
     assert problem(planner.http.get(path), 422).startswith(says)
-
-
-def test_a_rank_that_is_not_one_of_the_jobs_is_named(planner: LivePlanner) -> None:
-    body = {
-        "stage": 2,
-        "host": "node-1",
-        "gpu_name": "emulated A100",
-        "gpu_uuid": "EMULATED-0",
-        "emulated": True,
-        "client_version": "0.1.0",
-    }
-    answer = planner.http.put("/api/v1/jobs/job/ranks/0", json=body)
-    assert problem(answer, 422) == "stage: must be 0 to 1, not 2"
-    answer = planner.http.put("/api/v1/jobs/job/ranks/2", json={**body, "stage": 0})
-    assert problem(answer, 422) == "rank: must be 0 to 1, not 2"
 
 
 def test_a_fault_of_the_planner_itself_is_a_500_that_tells_nothing(

@@ -182,22 +182,6 @@ def test_a_client_that_comes_back_gets_the_steps_it_has_missed(planner: LivePlan
         assert numbers_of(back) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_client_that_comes_back_gets_steps_that_were_posted_again_meanwhile(
-    planner: LivePlanner,
-) -> None:
-    planner.put_planned_job()
-    for rank in (0, 1):
-        post(planner, rank, *range(6))
-    answer = planner.http.get(EVENTS, params={"wait_s": 0}).raise_for_status()
-    last_id = parse_events(answer.text)[-1].event_id
-    assert last_id == "5"
-    # The run has started over from a checkpoint before step 2.
-    for rank in (0, 1):
-        post(planner, rank, 2, energy_j=90.0)
-    steps = first_steps(planner, {"Last-Event-ID": last_id})
-    assert [step["energy_j"] for step in steps] == [200.0, 200.0, 180.0, 200.0, 200.0, 200.0]
-
-
 def test_the_pairs_of_a_comparison_that_begins_while_somebody_follows_are_told(
     planner: LivePlanner,
 ) -> None:
@@ -243,27 +227,6 @@ def test_the_overview_of_all_jobs_is_told_when_one_comes_or_changes(planner: Liv
 
 
 # ------------------------------------------------------------------ how it ends
-
-
-def test_a_stream_ends_by_itself_when_its_time_is_over(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    for path in (EVENTS, routes.EVENTS):
-        answer = planner.http.get(path, params={"wait_s": "0.05"})
-        assert parse_events(answer.text)[0].name == "overview"
-
-
-def test_the_end_of_the_planner_ends_all_streams() -> None:
-    with live_planner(max_wait_s=600) as planner:
-        planner.put_planned_job()
-        with (
-            listening(planner.http, EVENTS) as job,
-            listening(planner.http, routes.EVENTS) as everything,
-        ):
-            job.wait_for("overview")
-            everything.wait_for("overview")
-            planner.state.waiters.close()
-            wait_until(lambda: job.is_over and everything.is_over)
-        wait_until(lambda: planner.state.live_events.num_followed == 0)
 
 
 def test_a_planner_that_is_told_to_end_does_so_while_somebody_follows(tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import (
     CountingPlanner,
-    profile_csv,
     rank_registration,
     registration,
 )
 
-from flyball_profiles.stage_profile_csv import stage_profile_rows
 from flyball_server.jobs.services import frontier_lock, planning_lock
 from flyball_server.planning.documents.plan_document import plan_from_document
 from flyball_server.planning.frontier_curve import make_frontier
@@ -49,14 +47,6 @@ def test_a_job_is_new_once_and_the_same_again_changes_nothing(planner: LivePlann
     assert body["created_at"].endswith("+00:00")
 
 
-def test_a_planned_job_cannot_be_registered_otherwise(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    answer = planner.put_job(num_microbatches=3)
-    assert answer.status_code == 409
-    assert "num_microbatches" in answer.json()["detail"]
-    assert planner.put_job().status_code == 200
-
-
 def test_a_csv_profile_makes_a_plan_of_measured_clocks(planner: LivePlanner) -> None:
     planner.put_job()
     answer = planner.put_profile()
@@ -71,19 +61,6 @@ def test_a_csv_profile_makes_a_plan_of_measured_clocks(planner: LivePlanner) -> 
     assert view["plan"]["solve_s"] > 0
     assert {each.frequency_mhz for stage in plan.stages for each in stage} <= {1410, 1200}
     assert planner.http.get(f"{PLANS}/1").json() == view
-
-
-def test_a_json_profile_of_several_ranks_is_taken_as_it_was_exported(planner: LivePlanner) -> None:
-    header, *lines = profile_csv().splitlines()
-    both = [f"{line},{rank}" for line in lines for rank in (0, 1)]
-    planner.put_job()
-    planner.put_profile("\n".join([f"{header},rank", *both])).raise_for_status()
-    with planner.state.services.store.reading() as reader:
-        kept = reader.find_profile("job")
-    assert kept is not None
-    assert kept.num_ranks_per_stage == (2, 2)
-    answer = planner.http.put(PROFILE, json={"rows": stage_profile_rows(kept)})
-    assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
 
 
 def test_a_changed_target_makes_a_version_and_the_old_one_stays(planner: LivePlanner) -> None:
@@ -168,15 +145,6 @@ def test_a_target_that_cannot_be_met_is_named_and_shown(planner: LivePlanner) ->
     assert job["state"] == "planning-failed"
     assert job["problem"] == answer.json()["detail"]
     assert job["newest_version"] == 1
-
-
-def test_the_blocking_power_must_come_from_somewhere(planner: LivePlanner) -> None:
-    answer = planner.put_job(blocking_power_w=None)
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["loc"] == "blocking_power_w"
-    assert (
-        planner.put_job(blocking_power_w=None, gpu="nonsense").json()["errors"][0]["loc"] == "gpu"
-    )
 
 
 def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> None:

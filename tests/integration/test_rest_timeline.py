@@ -270,19 +270,6 @@ def check_trace(drawn: TimelineOfPlan, events: list[dict[str, Any]]) -> None:
 # ------------------------------------------------------------------ which version, and of what
 
 
-def test_the_active_version_is_shown_before_there_is_one_the_newest(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    target = routes.fill(routes.TARGET, job_id="job")
-    planner.http.put(target, json={"target": "slowdown:0.1"}).raise_for_status()
-    assert timeline(planner).version == 2
-    for rank in (0, 1):
-        planner.acknowledge(rank, 1, current_step=4).raise_for_status()
-    assert timeline(planner).version == 1
-    assert timeline(planner, 2).version == 2
-    assert timeline(planner, 2).plan.iteration_time_s > 0.9
-    assert [line.target for line in history(planner)] == ["fastest", "slowdown:0.1"]
-
-
 def test_a_profile_that_has_changed_is_told_and_one_that_does_not_fit_is_refused(
     planner: LivePlanner,
 ) -> None:
@@ -363,3 +350,16 @@ def test_it_is_compressed_for_who_takes_that_and_the_same_for_who_does_not(
     assert plain.headers["Content-Type"] == packed.headers["Content-Type"] == "application/json"
     assert int(packed.headers["Content-Length"]) < int(plain.headers["Content-Length"])
     assert plain.content == packed.content
+
+
+def test_the_active_version_is_shown_before_there_is_one_the_newest(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    target = routes.fill(routes.TARGET, job_id="job")
+    planner.http.put(target, json={"target": "slowdown:0.1"}).raise_for_status()
+    assert timeline(planner).version == 2
+    for rank in (0, 1):
+        planner.acknowledge(rank, 1, current_step=4).raise_for_status()
+    assert timeline(planner).version == 1
+    assert timeline(planner, 2).version == 2
+    assert timeline(planner, 2).plan.iteration_time_s > 0.9
+    assert [line.target for line in history(planner)] == ["fastest", "slowdown:0.1"]

@@ -63,17 +63,6 @@ def test_the_picture_is_written_and_what_is_printed_stays_the_same(
 
 
 @pytest.mark.parametrize("plan", ["merged"], indirect=True)
-@pytest.mark.parametrize("name", ["timeline.gif", "timeline", ".svg", "missing/timeline.svg"])
-def test_a_file_that_cannot_be_drawn_is_refused_in_one_line(
-    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path, name: str
-) -> None:
-    done = flyball("simulate", profile, plan, "--plot", tmp_path / name)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith(f"flyball simulate: --plot: {tmp_path / name} ")
-
-
-@pytest.mark.parametrize("plan", ["merged"], indirect=True)
 def test_without_matplotlib_it_says_which_extra_draws_and_simulates_all_the_same(
     profile: Path, plan: Path, tmp_path: Path
 ) -> None:

@@ -108,21 +108,6 @@ def test_a_revoked_token_is_gone_and_may_be_named_as_a_whole(
         assert "give the token's ID" in line
 
 
-def test_only_create_makes_a_database_and_says_so(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, database: str
-) -> None:
-    for action in (("list",), ("revoke", "0123456789abcdef")):
-        line = refused(capsys, *action, "--database", database)
-        assert f"{tmp_path / 'planner.sqlite'} is not there" in line
-        assert "--database" in line
-    assert list(tmp_path.iterdir()) == []
-    assert main(["token", "create", "--operator", "--database", database]) == 0
-    told = f"flyball token: made {tmp_path / 'planner.sqlite'}\n"
-    assert capsys.readouterr().err == told
-    assert main(["token", "create", "--operator", "--database", database]) == 0
-    assert capsys.readouterr().err == ""
-
-
 def test_a_token_that_nobody_could_read_is_revoked_again(
     capsys: pytest.CaptureFixture[str], database: str
 ) -> None:
