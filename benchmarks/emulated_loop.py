@@ -11,7 +11,7 @@ import numpy as np
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.reconcile.reconfiguring import STEPS_PER_LOOK
+from flyball_server.jobs.reconcile.reconfigurations import STEPS_PER_LOOK
 from flyball_server.jobs.versions.plan_versions import margin_steps
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.policies.measured_reconfigure import (

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, Table, create_engine, func, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Engine, Table, create_engine, func, select
 from tests.planner.patience import wait_until
 from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
 
@@ -19,18 +18,11 @@ from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.jobs.store.sql import sql_forgetting
-from flyball_server.jobs.store.sql.sql_rows import job_values
 from flyball_server.jobs.store.sql.sql_tables import JOBS, RANKS, STEPS, TABLES_OF_JOBS
 
 NUM_STEPS = 1_200  # more than one statement removes
 
 # How schema 9 stored a job, whose name was what its rows referred to.
-AS_SCHEMA_9 = (
-    "INSERT INTO jobs (job_id, created_at, state, problem, registered, in_force, changed_input,"
-    " inputs_revision, planned_revision, run, restart_count) VALUES (:job_id, :created_at, :state,"
-    " :problem, :registered, :in_force, :changed_input, :inputs_revision, :planned_revision, :run,"
-    " :restart_count) ON CONFLICT (job_id) DO UPDATE SET state = excluded.state"
-)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -307,33 +299,6 @@ def test_rows_that_come_while_the_others_go_are_removed_too(
 
 
 # ------------------------------------------------------------- planners of an older schema
-
-
-def test_a_planner_that_knows_no_names_stores_no_job_and_loses_none(
-    store: JobStore, engine: Engine
-) -> None:
-    fill(store, "other", 3)
-    before = num_rows(engine)
-    with engine.connect() as connection:
-        known = connection.execute(select(JOBS.c.job_id)).scalar_one()
-    for job_id in ("new", known):
-        written = {"job_id": job_id, **job_values(job_record())}
-        with pytest.raises(IntegrityError), engine.begin() as connection:
-            connection.execute(text(AS_SCHEMA_9), written)
-    delete(store, "unknown")  # which wakes whoever removes rows
-    with engine.connect() as connection:
-        assert not sql_forgetting.has_forgotten_jobs(connection)
-    assert num_rows(engine) == before
-
-
-def test_a_planner_that_only_takes_the_name_deletes_nothing(
-    store: JobStore, engine: Engine
-) -> None:
-    fill(store, "job", 3)
-    with pytest.raises(IntegrityError), engine.begin() as connection:
-        connection.execute(JOBS.update().values(name=None))
-    with store.reading() as reader:
-        assert reader.list_jobs() == (job_record("job"),)
 
 
 def test_another_name_changes_no_row_of_what_belongs_to_a_job(

@@ -78,13 +78,6 @@ class TestJobStore:
         with store.reading() as reader:
             assert reader.find_job("job") == job
 
-    def test_saving_a_job_again_replaces_it(self, store_with_job: JobStore) -> None:
-        changed = job_record(problem="changed")
-        with store_with_job.writing("job") as writer:
-            writer.save_job(changed)
-        with store_with_job.reading() as reader:
-            assert reader.list_jobs() == (changed,)
-
     def test_jobs_are_listed_by_creation_then_by_name(self, store: JobStore) -> None:
         late = job_record("a", seconds_later=1)
         twins = job_record("c"), job_record("b")

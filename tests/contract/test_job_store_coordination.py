@@ -76,14 +76,6 @@ def test_whoever_waits_for_a_turn_gets_it_when_it_is_given_back(store: JobStore)
     assert order == ["first", "second"]
 
 
-def test_a_job_can_be_written_and_read_during_a_turn(store: JobStore) -> None:
-    with store.lock("plan job"):
-        with store.writing("job") as writer:
-            writer.save_job(job_record())
-        with store.reading() as reader:
-            assert reader.find_job("job") == job_record()
-
-
 def test_a_signal_reaches_the_listener(store: JobStore) -> None:
     heard: list[str | None] = []
     store.signal("unheard")

@@ -16,7 +16,7 @@ from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
-from flyball_server.jobs.reconcile.reconfiguring import ReconfigurationReconciler
+from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices

@@ -15,7 +15,7 @@ from tests.planner.use_cases import put_profile, register_job
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
+from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices

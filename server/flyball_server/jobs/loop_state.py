@@ -72,7 +72,7 @@ class StageSlowdown:
 
     Attributes:
         kind: of instruction, `forward`.
-        slowdown: as in RankPace.
+        slowdown: as in RankSlowdown.
     """
 
     stage: int
@@ -127,7 +127,7 @@ class MadePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class JobLoopState(Record):
-    """All that steers one job while it runs.
+    """State of one job's reconcile loop.
 
     Attributes:
         stragglers: announced, by rank, one each at the most; ended ones are dropped.

@@ -148,13 +148,6 @@ def test_a_process_a_pipeline_and_a_thread_a_stage_each_with_its_name(
     }
 
 
-def test_no_thread_has_the_number_of_another_or_of_a_process(timeline: PredictedTimeline) -> None:
-    named = events_of(timeline, "M")
-    pids = [event["pid"] for event in named if event["name"] == "process_name"]
-    tids = [event["tid"] for event in named if event["name"] == "thread_name"]
-    assert len({0, *pids, *tids}) == 1 + len(pids) + len(tids)
-
-
 def test_every_instruction_is_there_where_and_when_it_runs(timeline: PredictedTimeline) -> None:
     threads = by_thread(events_of(timeline, "X"))
     shown = iter(sorted(threads))
@@ -247,14 +240,6 @@ def test_the_clock_counter_has_each_instructions_clock_while_it_runs(
         elif event["name"].endswith("clock"):
             in_force[event["tid"]] = event["args"]["MHz"]
     assert len(set(in_force)) == sum(model.schedule.num_stages for model in timeline.models)
-
-
-def test_a_counter_has_a_name_of_its_own_in_its_process(timeline: PredictedTimeline) -> None:
-    owners: dict[tuple[int, str], set[int]] = defaultdict(set)
-    for event in events_of(timeline, "C"):
-        owners[event["pid"], event["name"]].add(event["tid"])
-        assert all(isinstance(value, int | float) for value in event["args"].values())
-    assert all(len(tids) == 1 for tids in owners.values())
 
 
 def test_a_model_chunk_is_named_with_the_instruction() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from rich.color import ColorSystem
 from tests.browser.contrast import luminance
@@ -15,7 +14,6 @@ from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 
-SYSTEMS = [ColorSystem.STANDARD, ColorSystem.EIGHT_BIT, ColorSystem.TRUECOLOR]
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -58,20 +56,6 @@ def test_bold_is_the_critical_path_and_nothing_else() -> None:
     ]
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
-def test_slow_middle_and_fast_clocks_differ_in_colour(system: ColorSystem) -> None:
-    colors = ClockColors(800, 1400, system)
-    painted = [colors.paint("x", mhz, False) for mhz in (800, 1100, 1400)]
-    assert len(set(painted)) == 3
-
-
-def test_slow_is_cool_and_fast_is_warm() -> None:
-    colors = ClockColors(800, 1400, ColorSystem.TRUECOLOR)
-    slow, fast = (rgb_of(colors.paint("x", mhz, True)) for mhz in (800, 1400))
-    assert slow[2] > slow[0]
-    assert fast[0] > fast[2]
-
-
 def test_every_colour_can_be_read_on_black_and_on_white() -> None:
     """A contrast of 3 to 1 at least, as WCAG 2 asks of large and of bold text."""
     colors = ClockColors(0, 100, ColorSystem.TRUECOLOR)
@@ -79,17 +63,6 @@ def test_every_colour_can_be_read_on_black_and_on_white() -> None:
         light = luminance(rgb_of(colors.paint("x", mhz, False)))
         assert (light + 0.05) / 0.05 >= 3, mhz
         assert 1.05 / (light + 0.05) >= 3, mhz
-
-
-def test_a_single_clock_has_the_colour_of_the_highest() -> None:
-    alone = ClockColors(1410, 1410, ColorSystem.TRUECOLOR)
-    ranged = ClockColors(1000, 1410, ColorSystem.TRUECOLOR)
-    assert alone.paint("x", 1410, False) == ranged.paint("x", 1410, False)
-
-
-def test_the_legend_names_the_range_and_needs_no_blocks() -> None:
-    legend = _ESCAPE.sub("", ClockColors(855, 1410, ColorSystem.STANDARD).legend(has_blocks=False))
-    assert legend == "MHz: 855 ############ 1410   [critical path]"
 
 
 def test_the_range_goes_from_the_plans_lowest_clock_to_the_highest_there_is() -> None:

@@ -26,8 +26,8 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile import comparing
-from flyball_server.jobs.reconcile.comparing import ComparisonReconciler
+from flyball_server.jobs.reconcile import comparisons
+from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord, StepReport
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import (
@@ -289,8 +289,8 @@ def test_a_new_run_of_a_job_does_not_wait_for_the_steps_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = ComparedJob().plan()
-    monkeypatch.setattr(comparing, "_QUICK_S", -1.0)
-    monkeypatch.setattr(comparing, "_PAUSE_FACTOR", 1e9)
+    monkeypatch.setattr(comparisons, "_QUICK_S", -1.0)
+    monkeypatch.setattr(comparisons, "_PAUSE_FACTOR", 1e9)
     job.look()
     start_comparison(job.services, "job", 6)
     job.look()

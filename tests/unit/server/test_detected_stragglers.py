@@ -14,8 +14,8 @@ from tests.planner.samples import job_spec, rank_record, step_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.replanning import ReplanReconciler
-from flyball_server.jobs.reconcile.slowdowns import (
+from flyball_server.jobs.reconcile.plans import ReplanReconciler
+from flyball_server.jobs.reconcile.stragglers import (
     MEMORY_S,
     MIN_STEPS,
     DetectionWindow,
@@ -235,7 +235,7 @@ def test_what_was_found_against_a_profile_holds_for_no_other_one(
         return update_and_replan(services, job_id, change, *rest)  # type: ignore[arg-type]
 
     job.run(MIN_STEPS, slow(1, 1.4))
-    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.update_and_replan", put_before)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", put_before)
     job.run(1, slow(1, 1.4))
     assert job.newest.version == 2
     assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
@@ -258,7 +258,7 @@ def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.Monk
         return update_and_replan(services, job_id, change, *rest)  # type: ignore[arg-type]
 
     job.run(MIN_STEPS, slow(1, 1.4))
-    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.update_and_replan", begin_before)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", begin_before)
     job.run(1, slow(1, 1.4))
     assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
 
@@ -266,7 +266,7 @@ def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.Monk
 def test_of_a_new_run_the_steps_are_read_from_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Running(adaptation="frontier", effort="low")
     looked = Mock(side_effect=DetectionWindow)
-    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.DetectionWindow", looked)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.DetectionWindow", looked)
     job.run(3)
     looked.reset_mock()
     job.run(3)
@@ -301,8 +301,8 @@ def test_what_is_remembered_of_a_job_goes_when_nobody_has_looked_at_it_for_long(
         made.append(weakref.ref(steps))
         return steps
 
-    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.DetectionWindow", seen)
-    monkeypatch.setattr("flyball_server.jobs.reconcile.slowdowns.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.DetectionWindow", seen)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.time.monotonic", lambda: now_s)
     job.run(3)
     register_job(job.services, "other", job_spec(adaptation="frontier"))
     for rank in (0, 1):

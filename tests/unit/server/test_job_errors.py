@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from flyball_server.http import edge_errors
-from flyball_server.http.edge_errors import ERROR_STATUS, status_of
+from flyball_server.http.edge_errors import status_of
 from flyball_server.jobs import errors
-from flyball_server.jobs.errors import InvalidFieldError, JobsError, UnknownJobError
+from flyball_server.jobs.errors import JobsError, UnknownJobError
 
 
 def tree(kind: type[JobsError]) -> Iterator[type[JobsError]]:
@@ -37,20 +37,10 @@ def test_every_error_is_one_line_made_of_its_docstring(kind: type[JobsError]) ->
     assert all(part in message for part in parts.values())
 
 
-@pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
-def test_every_error_has_a_status_of_the_table(kind: type[JobsError]) -> None:
-    assert status_of(kind(**parts_of(kind))) in ERROR_STATUS.values()
-
-
 def test_the_trees_at_the_top_of_the_files_name_every_error() -> None:
     for kind in tree(JobsError):
         home = errors if kind.__module__ == errors.__name__ else edge_errors
         assert kind.__name__ in (home.__doc__ or "")
-
-
-def test_no_error_of_the_table_is_derived_from_another_of_it() -> None:
-    for kind in ERROR_STATUS:
-        assert not any(other in ERROR_STATUS for other in kind.__mro__[1:])
 
 
 def test_what_is_not_in_the_table_is_a_500() -> None:
@@ -60,7 +50,3 @@ def test_what_is_not_in_the_table_is_a_500() -> None:
 def test_without_docstrings_the_parts_still_speak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UnknownJobError, "__doc__", None)
     assert str(UnknownJobError(job_id="gone")) == "gone"
-
-
-def test_braces_in_a_value_are_shown_as_they_are() -> None:
-    assert str(InvalidFieldError("policy", "unknown '{x}'")) == "policy: unknown '{x}'"

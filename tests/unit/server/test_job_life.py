@@ -30,7 +30,7 @@ from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile import expiry
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
-from flyball_server.jobs.reconcile.replanning import ReplanReconciler, TimetableReconciler
+from flyball_server.jobs.reconcile.plans import ReplanReconciler, TimetableReconciler
 from flyball_server.jobs.records import RankRecord, StepDetail
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
@@ -507,12 +507,3 @@ def test_a_job_that_is_being_planned_says_so(life: Life) -> None:
     with life.services.store.writing("job") as writer:
         writer.save_job(job.with_change(JobInput.PROFILE))
     assert "is being planned" in life.notes()
-
-
-def test_each_run_is_kept_under_a_name_of_its_own(life: Life) -> None:
-    for count in (1, 2):
-        launch = Launch(run="42", restart_count=count)
-        assert life.register(job_spec(num_microbatches=2 + count), launch)
-        life.join(0, launch=launch)
-    names = [summary.job.job_id for summary in list_jobs(life.services)]
-    assert sorted(names) == ["job", "job@1", "job@2"]

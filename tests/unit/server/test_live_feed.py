@@ -137,21 +137,6 @@ def test_a_wake_from_another_thread_lets_look_at_once(monkeypatch: pytest.Monkey
     run(scenario)
 
 
-def test_what_wakes_another_is_no_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
-
-    async def scenario(feed: Feed[str], waiters: JobWaiters, subject: Subject) -> None:
-        _, changed = await followed(feed)
-        num_looks = subject.num_looks
-        waiters.notify("other")
-        subject.seen = "second"
-        waiters.notify("job")
-        await changed.wait()
-        assert subject.num_looks == num_looks + 1
-
-    run(scenario)
-
-
 def test_a_change_while_it_is_looked_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
 

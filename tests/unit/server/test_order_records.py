@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from tests.planner.samples import job_record, job_spec, plan_record
-from tests.planner.stores import TemporaryJobStore
+from tests.planner.stores import opened_store
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Checkpoint, PlanOptions, Policy
 
 V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
 PLACES = ((0, 3), (1, 2))
-
-MAKERS: dict[str, Callable[[Path], JobStore]] = {
-    "memory": lambda folder: TemporaryJobStore(),
-    "sqlite": lambda folder: SqliteJobStore(folder / "planner.sqlite"),
-}
 
 
 def plan_of(profile: StageProfile, schedule: str) -> FrequencyPlan:
@@ -44,11 +34,7 @@ def plan_of(profile: StageProfile, schedule: str) -> FrequencyPlan:
     ).plan
 
 
-@pytest.mark.parametrize("kind", sorted(MAKERS))
-def test_order_chunks_and_weight_versions_come_out_as_they_went_in(
-    kind: str, tmp_path: Path
-) -> None:
-    store = MAKERS[kind](tmp_path)
+def test_order_chunks_and_weight_versions_come_out_as_they_went_in() -> None:
     spec = job_spec(schedule="explicit", num_microbatches=1, order=(V, V), virtual_stages=PLACES)
     chunked = timed_profile(2, {F: 0.1, B: 1 / 3}, num_chunks=2)
     job = job_record(registered=spec, in_force=replace(spec, target="least-energy"))
@@ -59,18 +45,15 @@ def test_order_chunks_and_weight_versions_come_out_as_they_went_in(
     assert explicit.virtual_stages == PLACES
     assert periodic.weight_versions == (2, 1)
     plans = (plan_record(1, plan=explicit), plan_record(2, plan=periodic))
-    store.open()
-    try:
-        with store.writing("job") as writer:
-            writer.save_job(job)
-            writer.save_job(other)
-            writer.save_profile("job", chunked)
-            for plan in plans:
-                writer.add_plan(plan)
-        with store.reading() as reader:
-            assert reader.find_job("job") == job
-            assert reader.find_job("other") == other
-            assert reader.find_profile("job") == chunked
-            assert reader.list_plans("job") == plans
-    finally:
-        store.close()
+    store = opened_store()
+    with store.writing("job") as writer:
+        writer.save_job(job)
+        writer.save_job(other)
+        writer.save_profile("job", chunked)
+        for plan in plans:
+            writer.add_plan(plan)
+    with store.reading() as reader:
+        assert reader.find_job("job") == job
+        assert reader.find_job("other") == other
+        assert reader.find_profile("job") == chunked
+        assert reader.list_plans("job") == plans

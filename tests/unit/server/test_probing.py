@@ -17,8 +17,8 @@ from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictEr
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.probing.probing_record import PATIENCE_STEPS
 from flyball_server.jobs.probing.probing_setup import probed_versions
-from flyball_server.jobs.reconcile.probing import ProbeReconciler
-from flyball_server.jobs.reconcile.replanning import ReplanReconciler
+from flyball_server.jobs.reconcile.plans import ReplanReconciler
+from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
 from flyball_server.jobs.registry.inspection import get_job, list_plans, require_job
 from flyball_server.planning.probe_plan import ProbePlan

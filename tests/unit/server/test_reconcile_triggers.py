@@ -10,7 +10,6 @@ from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
 from tests.planner.use_cases import register_job
 
-from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.reconcile import all_reconcilers
@@ -98,10 +97,3 @@ def test_a_comparison_counts_them_until_it_is_over(version: int | None) -> None:
     comparison = Comparison(num_pairs=8, version=version)
     assert Noticed(PLANNED, comparison).after_a_post()
     assert not Noticed(PLANNED, replace(comparison, is_done=True)).after_a_post()
-
-
-def test_steps_of_nobody_are_no_reason_to_look() -> None:
-    noticed = Noticed(PLANNED, None)
-    with pytest.raises(UnknownJobError):
-        store_measurements(noticed.services, "other", 0, [step_record(0, 0, job_id="other")])
-    assert noticed.jobs == []

@@ -20,7 +20,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
-from flyball_server.jobs.reconcile.reconfiguring import (
+from flyball_server.jobs.reconcile.reconfigurations import (
     PATIENCE_STEPS,
     STEPS_PER_LOOK,
     ReconfigurationReconciler,

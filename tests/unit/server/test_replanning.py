@@ -12,7 +12,7 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.reconcile.replanning import ReplanReconciler
+from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import JobSummary, get_job, require_job

@@ -59,29 +59,6 @@ def test_the_environment_is_over_the_defaults() -> None:
     assert sqlite_file(settings.database) == Path("/var/lib/flyball.sqlite")
 
 
-def test_access_and_limits_come_from_the_environment_too() -> None:
-    settings = load(
-        {
-            "FLYBALL_ALLOW_OPEN": "1",
-            "FLYBALL_TLS_CERTIFICATE": "planner.pem",
-            "FLYBALL_TLS_KEY": "planner.key",
-            "FLYBALL_BODY_TIMEOUT_S": "2.5",
-            "FLYBALL_MAX_HEADER_BYTES": "2048",
-            "FLYBALL_MAX_CONNECTIONS": "3",
-            "FLYBALL_MAX_WAITING": "4",
-            "FLYBALL_MAX_JOBS": "5",
-            "FLYBALL_MAX_PROFILE_POINTS": "6",
-            "FLYBALL_MAX_INSTRUCTIONS": "7",
-        }
-    )
-    assert settings.allow_open
-    assert (settings.tls_certificate, settings.tls_key) == ("planner.pem", "planner.key")
-    assert settings.body_timeout_s == 2.5
-    assert (settings.max_header_bytes, settings.max_connections) == (2048, 3)
-    assert (settings.max_waiting, settings.max_jobs) == (4, 5)
-    assert (settings.max_profile_points, settings.max_instructions) == (6, 7)
-
-
 def test_a_flag_is_over_the_environment() -> None:
     environ = {"FLYBALL_PORT": "1", "FLYBALL_HOST": "a", "FLYBALL_DATABASE": "sqlite:///a"}
     settings = load(environ, port=0, host="b", database="sqlite:///b")
@@ -210,19 +187,6 @@ def test_a_value_that_cannot_be_used_is_named_in_one_line(name: str, value: str,
     assert says in line
     assert "\n" not in line
     assert "secret" not in line
-
-
-def test_metrics_and_logs_are_set_by_the_environment() -> None:
-    settings = load(
-        {
-            "FLYBALL_METRICS_JOBS": "3",
-            "FLYBALL_METRICS_OPEN": "1",
-            "FLYBALL_LOG_FORMAT": "JSON",
-        }
-    )
-    assert (settings.metrics_jobs, settings.metrics_open) == (3, True)
-    assert settings.log_format == "json"
-    assert load({"FLYBALL_LOG_FORMAT": "json"}, log_format="text").log_format == "text"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
+from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.replanning import slowed_plan
 from flyball_server.jobs.replanning.plan_job import LEAST_GAIN

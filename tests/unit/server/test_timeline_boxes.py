@@ -7,13 +7,10 @@ from itertools import pairwise
 
 from tests.unit.planning.tiny_pipelines import equal_profile
 
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.cli.plots.timeline_plot import (
-    LOOKS,
     ROW_HEIGHT,
     boxes_of,
     critical_lines,
-    num_chunks,
     row_names,
 )
 from flyball_server.planning.documents.predicted_timeline import (
@@ -77,19 +74,6 @@ def test_every_box_stays_within_its_row() -> None:
             assert box.height > 0
 
 
-def test_each_kind_looks_different_without_colour() -> None:
-    assert set(LOOKS) == set(InstructionKind)
-    assert len({(look.height, look.hatch) for look in LOOKS.values()}) == len(LOOKS)
-
-
-def test_later_chunks_sit_higher_and_are_named() -> None:
-    timeline = in_chunks(timeline_of(1, 3))
-    assert num_chunks(timeline) == 3
-    forwards = [box for box in boxes_of(timeline) if box.kind is InstructionKind.FORWARD]
-    assert [box.label for box in forwards] == ["F0", "F0.1", "F0.2"]
-    assert all(later.bottom < box.bottom for box, later in pairwise(forwards))
-
-
 def test_data_parallel_pipelines_have_rows_of_their_own() -> None:
     timeline = two_pipelines()
     assert row_names(timeline) == [
@@ -106,10 +90,3 @@ def test_the_critical_path_is_framed_from_begin_to_end_without_a_gap() -> None:
     assert frames[0][0] == 0
     assert frames[-1][1] == timeline.simulation.whole.iteration_time_s
     assert all(before[1] == after[0] for before, after in pairwise(frames))
-
-
-def test_a_line_joins_the_frames_of_two_stages_at_the_moment_of_the_hand_over() -> None:
-    """Down through the forwards of three stages and up through the backwards: four hand-overs."""
-    lines = list(critical_lines(timeline_of(3, 1)))
-    joins = [(line[0][0], line[0][1], line[1][1]) for line in lines if len(line) == 2]
-    assert joins == [(1, 0, 1), (2, 1, 2), (5, 2, 1), (7, 1, 0)]

@@ -11,7 +11,7 @@ from flyball_server.jobs.errors import (
     InvalidFieldError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.replanning import LONGEST_PAUSE_S, TimetableReconciler
+from flyball_server.jobs.reconcile.plans import LONGEST_PAUSE_S, TimetableReconciler
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from flyball_server.jobs.reconcile.comparing import ComparisonReconciler
+from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
-from flyball_server.jobs.reconcile.probing import ProbeReconciler
-from flyball_server.jobs.reconcile.reconfiguring import ReconfigurationReconciler
-from flyball_server.jobs.reconcile.replanning import ReplanReconciler, TimetableReconciler
-from flyball_server.jobs.reconcile.slowdowns import StragglerReconciler
+from flyball_server.jobs.reconcile.plans import ReplanReconciler, TimetableReconciler
+from flyball_server.jobs.reconcile.probes import ProbeReconciler
+from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
+from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 
 
