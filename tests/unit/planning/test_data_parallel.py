@@ -103,17 +103,6 @@ def test_a_fast_pipeline_stretches_to_the_time_of_the_slow_one() -> None:
     assert [pipeline.energy_j for pipeline in plan.pipelines] == [30.0, 40.0]
 
 
-def test_one_plan_for_both_would_have_left_the_fast_one_as_it_was() -> None:
-    """Merged, each instruction takes as long as on SLOW: nothing below 1410 MHz fits in 3.5 s."""
-    merged = profile_of([{F: [(1410, 1.5, 20.0), (1000, 2.0, 17.0)], B: HEAVY_BACKWARD}], [2])
-    plan = make_plan(
-        PlanRequest(
-            profile=merged, num_microbatches=1, options=PlanOptions(blocking_power_w=(5.0,))
-        )
-    ).plan
-    assert {item.frequency_mhz for item in plan.stages[0]} == {1410}
-
-
 def test_what_a_pipeline_cannot_fill_it_waits_for_and_pays() -> None:
     """In 3.4 s FAST can slow its forward only: done at 3.25 s, 38 J and 0.15 s at 5 W."""
     plan = make_data_parallel_plan(request_of(LESS_SLOW, FAST)).plan
@@ -206,18 +195,6 @@ def test_equal_pipelines_take_as_long_as_one_and_as_many_times_its_energy(policy
         assert three.lower_bound_j == pytest.approx(3 * one.lower_bound_j)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_single_pipeline_is_planned_as_ever(policy: Policy) -> None:
-    separate = make_data_parallel_plan(
-        request_of(equal_profile(2), num_microbatches=3, policy=policy)
-    ).plan
-    request = request_of(equal_profile(2), num_microbatches=3, policy=policy)
-    plan = make_plan(request.pipelines[0]).plan
-    assert separate.pipelines[0].stages == plan.stages
-    assert (separate.iteration_time_s, separate.energy_j) == (plan.iteration_time_s, plan.energy_j)
-    assert separate.lower_bound_j == plan.lower_bound_j
-
-
 # ------------------------------------------------------------------ the joint model
 
 
@@ -261,15 +238,6 @@ def test_side_by_side_each_pipeline_runs_as_it_does_alone(
         own.bubble_fraction * num for own, num in zip(simulation.pipelines, stages, strict=True)
     ]
     assert simulation.whole.bubble_fraction == pytest.approx(sum(idle) / sum(stages), abs=1e-9)
-
-
-def test_no_instruction_waits_for_another_pipeline() -> None:
-    models = [model_of_request(request) for request in request_of(FAST, SLOW).pipelines]
-    joint = join_pipelines(models)
-    assert joint.dag.stage == (0, 0, 1, 1)
-    assert [joint.dag.predecessors(node) for node in range(4)] == [(), (0, 0), (), (2, 2)]
-    assert joint.dag.topological_order == (0, 1, 2, 3)
-    assert len(joint.schedule.stages) == 2
 
 
 # ------------------------------------------------------------------ against every plan
@@ -366,25 +334,6 @@ def test_bound_below_best_of_all_below_plan_and_no_plan_late(seed: int, slowdown
 LIMITS = {"fastest": 1.0, "slowdown:0.1": 1.1, "least-energy": 100.0}
 
 
-def share_of_best_plans(seeds: range) -> tuple[int, int]:
-    """Return how many plans with normal effort are the best of all, and of how many."""
-    num_best = num_tried = 0
-    for seed, (target, limit) in itertools.product(seeds, LIMITS.items()):
-        request = drawn_request(seed, target, Effort.NORMAL, are_alike=True)
-        plan = make_data_parallel_plan(request).plan
-        models = [model_of_request(pipeline) for pipeline in request.pipelines]
-        best_j = best_energy_j(models, plan.baseline_iteration_time_s * limit)
-        num_best += plan.energy_j <= best_j * (1 + 1e-9)
-        num_tried += 1
-    return num_best, num_tried
-
-
-def test_with_normal_effort_nearly_all_tiny_pipelines_get_the_best_plans_of_all() -> None:
-    """Of 180 (60 requests, three targets) 171 did; annealing promises no optimum."""
-    num_best, num_tried = share_of_best_plans(range(6))
-    assert num_best >= 0.8 * num_tried, f"{num_best} of {num_tried}"
-
-
 def test_the_frontier_of_both_starts_where_the_slowest_allows_and_ends_at_the_least_energy() -> (
     None
 ):
@@ -435,10 +384,6 @@ def test_a_document_has_the_fields_of_a_plan_and_pipelines_in_the_place_of_stage
     assert is_data_parallel(document)
     assert not is_data_parallel(plan_document(single, solve_s=0.5))
     assert not is_data_parallel(["pipelines"])
-
-
-def test_a_document_read_back_is_the_plan() -> None:
-    assert data_parallel_plan_from_document(fresh_document()) == PLAN
 
 
 def test_a_plan_simulates_to_its_own_prediction() -> None:
@@ -515,20 +460,3 @@ def test_one_blocking_power_per_stage_is_that_of_every_pipeline() -> None:
     assert [pipeline.blocking_power_w for pipeline in request.pipelines] == [(5.0, 6.0)] * 2
     request = request_of(equal_profile(2), equal_profile(2), blocking_power_w=(5.0, 6.0, 7.0, 8.0))
     assert [pipeline.blocking_power_w for pipeline in request.pipelines] == [(5, 6), (7, 8)]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"policy": Policy.ENVELOPE, "target": "slowdown:0.1"}, "target"),
-        ({"schedule": "2f2b"}, "schedule"),
-        ({"num_microbatches": 0}, "num_microbatches"),
-        ({"blocking_power_w": (-1.0,)}, "blocking_power_w"),
-    ],
-)
-def test_what_one_pipeline_could_not_be_planned_with_is_refused_alike(
-    wrong: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(PlanningError) as error:
-        make_data_parallel_plan(request_of(FAST, SLOW, **wrong))
-    assert error.value.field == field

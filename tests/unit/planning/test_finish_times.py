@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-import pytest
 from hypothesis import given, settings
 
-from flyball_server.planning import warm_up
 from flyball_server.planning.model import finish_times
 from flyball_server.planning.model.finish_times import FinishTimes, predicted_time_and_energy
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -32,19 +30,3 @@ def test_they_are_those_of_the_simulator(assigned: tuple[PipelineModel, list[int
     assert compiled.latest_s(durations_s, max(earliest_s)) == latest_s
     with patch.object(finish_times, "COMPILED_FROM", 0):
         assert predicted_time_and_energy(model, assignment) == time_and_energy(model, assignment)
-
-
-def test_a_planner_is_warm_for_large_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the first of them waits until what is compiled for it is loaded."""
-    called: list[str] = []
-    for name in ("_earliest", "_latest"):
-        compiled = getattr(finish_times, name)
-
-        def noted(*arguments: object, name: str = name, compiled: object = compiled) -> object:
-            called.append(name)
-            assert callable(compiled)
-            return compiled(*arguments)
-
-        monkeypatch.setattr(finish_times, name, noted)
-    warm_up.warm_up()
-    assert set(called) == {"_earliest", "_latest"}

@@ -29,11 +29,3 @@ def test_parts_of_a_split_backward_have_letters_of_their_own() -> None:
     parts = {kind: [(2, 0.001, 1.0), (1, 0.002, 1.0)] for kind in (F, I, W)}
     model = model_of(profile_of([parts]), 1)
     assert text_of(model, model.baseline()) == "Stage 0 | [F0 2 0.0] [I0 2 0.0] [W0 2 0.0]"
-
-
-def test_stage_numbers_are_aligned() -> None:
-    stage = {F: [(2, 0.001, 1.0), (1, 0.002, 1.0)], B: [(2, 0.001, 1.0), (1, 0.002, 1.0)]}
-    model = model_of(profile_of([stage] * 11), 1)
-    rows = text_of(model, model.baseline()).splitlines()
-    assert rows[9].startswith("Stage  9 | [F0 2 9.0]")
-    assert rows[10].startswith("Stage 10 | [F0 2 10.0]")

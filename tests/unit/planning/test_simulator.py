@@ -27,14 +27,6 @@ def test_two_stages_and_two_microbatches_run_as_on_paper() -> None:
     assert simulation.bubble_fraction == pytest.approx(1 / 3, abs=1e-15)
 
 
-def test_gpipe_runs_two_stages_as_on_paper() -> None:
-    """Stage 0: F0 F1 B0 B1, stage 1: F0 F1 B0 B1."""
-    model = model_of(equal_profile(2), 2, "gpipe")
-    simulation = simulate(model, model.baseline())
-    assert simulation.finish_s == (1, 2, 7, 9, 2, 3, 5, 7)
-    assert simulation.iteration_time_s == 9
-
-
 def test_a_slow_middle_stage_sets_the_pace() -> None:
     """Stage 1 takes 4 + 4 s for each of 3 microbatches, and waits 1 s for the first, F0.
 
@@ -83,17 +75,6 @@ def test_energy_is_busy_energy_and_blocking_power_over_the_rest() -> None:
     """9 s, busy 6 s a stage and 160 J in all; 3 s of waiting at 5 W and at 7 W."""
     model = model_of(equal_profile(2), 2, blocking_power_w=(5.0, 7.0))
     assert simulate(model, model.baseline()).energy_j == 160 + 3 * 5 + 3 * 7
-
-
-def test_one_blocking_power_holds_for_every_stage() -> None:
-    model = model_of(equal_profile(2), 2, blocking_power_w=(5.0,))
-    assert simulate(model, model.baseline()).energy_j == 160 + 2 * 3 * 5
-
-
-def test_every_rank_of_a_stage_draws_the_blocking_power() -> None:
-    """The points' energy is that of all ranks already; the waiting power is multiplied."""
-    model = model_of(equal_profile(2, num_ranks=(2, 3)), 2, blocking_power_w=(5.0, 7.0))
-    assert simulate(model, model.baseline()).energy_j == 160 + 3 * 2 * 5 + 3 * 3 * 7
 
 
 def test_a_slower_clock_inside_the_float_costs_no_time_and_saves_as_on_paper() -> None:

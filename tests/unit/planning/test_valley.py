@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
 from flyball_server.planning.model.least_energy_clock import least_energy_points, stage_least_energy
 
@@ -19,45 +21,39 @@ def clocks(points: Mapping[InstructionKind, OperatingPoint]) -> dict[Instruction
     return {kind: point.frequency_mhz for kind, point in points.items()}
 
 
-def test_the_valley_is_where_forward_and_backward_together_need_least() -> None:
-    """9 + 12 at 300 MHz, 8 + 11 at 200, 5 + 15 at 100: neither kind's own least."""
-    forward = [(300, 1.0, 9.0), (200, 1.0, 8.0), (100, 1.0, 5.0)]
-    backward = [(300, 1.0, 12.0), (200, 1.0, 11.0), (100, 1.0, 15.0)]
-    assert least_energy_mhz({F: forward, B: backward}) == {F: 200, B: 200}
-
-
-def test_of_two_equal_valleys_the_higher_clock_counts() -> None:
-    forward = [(300, 1.0, 9.0), (200, 1.0, 8.0), (100, 1.0, 5.0)]
-    backward = [(300, 1.0, 12.0), (200, 1.0, 11.0), (100, 1.0, 14.0)]
-    assert least_energy_mhz({F: forward, B: backward}) == {F: 200, B: 200}
-
-
-def test_raw_energy_counts_whatever_the_time() -> None:
-    points = [(200, 1.0, 8.0), (100, 1000.0, 7.5)]
-    assert least_energy_mhz({F: points, B: points}) == {F: 100, B: 100}
-
-
-def test_only_clocks_that_every_kind_was_profiled_at_are_compared() -> None:
-    forward = [(300, 1.0, 9.0), (200, 1.0, 1.0), (100, 1.0, 8.0)]
-    backward = [(300, 1.0, 9.0), (150, 1.0, 1.0), (100, 1.0, 9.0)]
-    assert least_energy_mhz({F: forward, B: backward}) == {F: 100, B: 100}
-
-
-def test_kinds_without_a_common_clock_have_a_valley_each() -> None:
-    forward = [(300, 1.0, 9.0), (200, 1.0, 2.0), (100, 1.0, 2.0)]
-    backward = [(310, 1.0, 3.0), (210, 1.0, 4.0), (110, 1.0, 3.0)]
-    assert least_energy_mhz({F: forward, B: backward}) == {F: 200, B: 310}
+@pytest.mark.parametrize(
+    ("forward", "backward", "forward_mhz", "backward_mhz"),
+    [
+        pytest.param((9, 8, 5), (12, 11, 15), 200, 200, id="least together, not of either kind"),
+        pytest.param((9, 8, 5), (12, 11, 14), 200, 200, id="of equal ones the higher clock"),
+        pytest.param({300: 9, 200: 1, 100: 8}, {300: 9, 150: 1, 100: 9}, 100, 100, id="shared"),
+        pytest.param((9, 2, 2), {310: 3, 210: 4, 110: 3}, 200, 310, id="no clock shared"),
+    ],
+)
+def test_a_stages_least_energy_is_that_of_all_its_kinds_at_a_shared_clock(
+    forward: tuple[int, ...] | dict[int, int],
+    backward: tuple[int, ...] | dict[int, int],
+    forward_mhz: int,
+    backward_mhz: int,
+) -> None:
+    """Energies in J at 300, 200 and 100 MHz, or by clock; the times do not count."""
+    kinds: dict[InstructionKind, Points] = {}
+    for kind, energies_j in ((F, forward), (B, backward)):
+        by_clock = (
+            energies_j
+            if isinstance(energies_j, dict)
+            else dict(zip((300, 200, 100), energies_j, strict=True))
+        )
+        kinds[kind] = [(mhz, 1000 / mhz, float(energy_j)) for mhz, energy_j in by_clock.items()]
+    assert least_energy_mhz(kinds) == {F: forward_mhz, B: backward_mhz}
 
 
 def test_both_parts_of_a_split_backward_count() -> None:
     """300 MHz: 2 + 2 + 9; 100 MHz: 3 + 3 + 3."""
     cheap_high = [(300, 1.0, 2.0), (100, 1.0, 3.0)]
     cheap_low = [(300, 1.0, 9.0), (100, 1.0, 3.0)]
-    assert least_energy_mhz({F: cheap_high, I: cheap_high, W: cheap_low}) == {
-        F: 100,
-        I: 100,
-        W: 100,
-    }
+    least_mhz = least_energy_mhz({F: cheap_high, I: cheap_high, W: cheap_low})
+    assert least_mhz == dict.fromkeys((F, I, W), 100)
 
 
 def test_a_kind_that_is_not_asked_for_does_not_count() -> None:

@@ -16,7 +16,7 @@ from tests.unit.profiling.true_profiles import (
     truth_of,
 )
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown
 from flyball_server.profiling.moves import Finished
 from flyball_server.profiling.profiling_result import ProfilingResult
@@ -31,10 +31,12 @@ def found(truth: Truth, seed: int) -> ProfilingResult:
 
 
 def test_probed_points_and_the_plan_are_within_their_limits() -> None:
-    truth = a100_truth(96)
+    truth = a100_truth(24)
     result = found(truth, seed=2)
     errors = found_errors(truth, result)
     assert result.num_steps <= 200
+    assert result.cost.extra_energy_j is not None
+    assert all(point.time_error_s > 0 and point.energy_error_j > 0 for point in result.points)
     assert errors.time_percent <= 2
     assert errors.energy_percent <= 3
     assert plan_excess_percent(truth, setup_of(truth), result) <= 1
@@ -61,6 +63,26 @@ def test_kinds_of_very_different_power_are_divided_equally_and_planned_right(
     assert plan_excess_percent(truth, setup_of(truth), result) <= 1
     drift = Slowdown(stage=1, kind=InstructionKind.FORWARD, slowdown=1.15)
     assert plan_excess_percent(truth, setup_of(truth), result, drift) <= 1
+
+
+def test_the_cap_holds_where_times_grow_as_fast_as_clocks_fall() -> None:
+    points = {
+        (stage, kind): tuple(
+            OperatingPoint(
+                frequency_mhz=mhz,
+                time_s=scale * 1400 / mhz,
+                energy_j=scale * 1400 / mhz * (100 + 200 * (mhz / 1400) ** 3),
+            )
+            for mhz in range(1400, 680, -60)
+        )
+        for stage in range(3)
+        for kind, scale in ((InstructionKind.FORWARD, 0.1), (InstructionKind.BACKWARD, 0.2))
+    }
+    truth = truth_of(StageProfile(points=points, num_ranks_per_stage=(1, 1, 1)), 24, 83.64)
+    run = profile_online(setup_of(truth), truth, seed=5)
+    highest_s = max(step.iteration_time_s for step in run.observed if step.version == 1)
+    slowest_s = max(step.iteration_time_s for step in run.observed)
+    assert highest_s < slowest_s <= 1.1 * highest_s
 
 
 def test_nine_of_ten_points_are_within_two_standard_errors() -> None:

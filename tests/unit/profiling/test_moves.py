@@ -90,10 +90,6 @@ def test_forward_and_backward_of_a_stage_are_slowed_in_different_steps() -> None
     assert both == 0
 
 
-def test_few_versions_carry_many_steps() -> None:
-    assert len(whole_run().versions) <= 10
-
-
 def test_the_profile_has_probed_and_interpolated_points_with_errors() -> None:
     last = whole_run().last
     assert isinstance(last, Finished)

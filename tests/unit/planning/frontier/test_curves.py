@@ -33,39 +33,11 @@ def choices(points: tuple[CostPoint, ...]) -> list[int]:
     return [point.choice for point in points]
 
 
-def test_points_of_falling_gain_are_all_on_the_hull() -> None:
-    curve = curve_of([(1410, 1.0, 30.0), (1200, 1.25, 20.0), (1000, 2.0, 18.0)])
-    assert choices(curve.staircase) == choices(curve.hull) == [0, 1, 2]
-
-
-def test_a_point_above_the_chord_is_a_step_but_not_on_the_hull() -> None:
-    curve = curve_of([(1410, 1.0, 30.0), (1200, 1.5, 28.0), (1000, 2.0, 10.0)])
-    assert choices(curve.staircase) == [0, 1, 2]
-    assert choices(curve.hull) == [0, 2]
-
-
-def test_a_point_on_the_chord_is_a_step_but_not_on_the_hull() -> None:
-    curve = curve_of([(1410, 1.0, 30.0), (1200, 1.5, 20.0), (1000, 2.0, 10.0)])
-    assert choices(curve.staircase) == [0, 1, 2]
-    assert choices(curve.hull) == [0, 2]
-
-
 def test_a_slower_clock_that_takes_more_energy_is_useful_only_against_waiting() -> None:
     points = [(1410, 1.0, 10.0), (1000, 2.0, 15.0)]
     assert choices(curve_of(points).staircase) == [0]
     saving = curve_of(points, blocking_power_w=10.0)
     assert [(point.time_s, point.cost_j) for point in saving.staircase] == [(1.0, 0.0), (2.0, -5.0)]
-
-
-def test_a_highest_clock_that_is_slower_and_costs_more_is_of_no_use() -> None:
-    curve = curve_of([(1410, 1.2, 30.0), (1200, 1.0, 20.0)])
-    assert choices(curve.staircase) == choices(curve.hull) == [1]
-
-
-def test_times_that_rise_and_fall_with_the_clock_come_out_in_rising_time() -> None:
-    curve = curve_of([(1410, 1.5, 12.0), (1300, 1.0, 30.0), (1200, 2.0, 5.0), (1100, 1.25, 20.0)])
-    assert choices(curve.staircase) == [1, 3, 0, 2]
-    assert choices(curve.hull) == [1, 3, 0, 2]
 
 
 def test_of_equal_times_the_cheapest_and_of_equal_points_the_highest_clock_is_kept() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from tests.unit.planning.tiny_pipelines import (
     B,
@@ -56,34 +55,6 @@ def test_in_1f1b_every_hand_over_is_one_event() -> None:
     assert network.tail[node_of(model, 1, F, 1)] == network.head[forward_1]
 
 
-def test_in_gpipe_hand_overs_that_wait_for_different_work_stay_apart() -> None:
-    """Both stages run F0 F1 B0 B1.
-
-    1F1 waits for 1F0 and 0F1, 1B0 for 1F1 and 1F0, 0B0 for 0F1 and 1B0, 1B1 for 1B0 and 1F1: one
-    tangle of four finishes, four starts and eight waits. Two hand-overs are one event each: after
-    0F0, and of 0B0 and 1B1 to 0B1.
-    """
-    network = network_of(model_of(equal_profile(2), 2, "gpipe"))
-    assert network.num_events == NAMED_EVENTS + 8 + 2
-    assert len(network.tail) == 8 + 8 + 1
-
-
-def test_where_envpipe_adds_no_warm_up_its_network_is_that_of_1f1b() -> None:
-    ordinary, envpipe = (
-        network_of(model_of(equal_profile(2), 2, name)) for name in ("1f1b", "envpipe")
-    )
-    assert envpipe.num_events == ordinary.num_events
-    assert envpipe.tail.tolist() == ordinary.tail.tolist()
-
-
-def test_a_split_backward_of_one_stage_is_a_chain() -> None:
-    network = network_of(split_model(1))
-    assert network.num_events == NAMED_EVENTS + 2
-    assert network.tail.tolist()[1:] == [*network.head.tolist()[:2], END]
-    assert (network.tail[0], network.head[2]) == (BEGIN, END)
-    assert (network.tail[3], network.head[3]) == (END, DEADLINE)
-
-
 def test_the_weight_part_of_a_split_backward_holds_up_no_other_stage() -> None:
     """0F is followed by 1F and 0I, 1I by 1W and 0I; 0I waits for both, the others for one."""
     model = split_model(2)
@@ -119,12 +90,3 @@ def test_any_durations_take_as_long_in_the_network_as_in_the_simulator(
     assert time_s[END] == simulate(model, assignment).iteration_time_s
     assert time_s[DEADLINE] == time_s[END]
     assert time_s[BEGIN] == 0
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_every_event_lies_between_the_begin_and_the_deadline(schedule: str) -> None:
-    network = network_of(model_of(equal_profile(3), 4, schedule))
-    has_before = set(network.head.tolist())
-    has_after = set(network.tail.tolist())
-    assert set(range(network.num_events)) - has_before == {BEGIN}
-    assert set(range(network.num_events)) - has_after == {DEADLINE}

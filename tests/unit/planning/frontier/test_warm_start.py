@@ -18,7 +18,6 @@ from flyball_server.planning.frontier.event_network import END, EventNetwork, bu
 from flyball_server.planning.frontier.interior_point import (
     InteriorPointRelaxation,
     Iterate,
-    KeptIterates,
 )
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
@@ -60,10 +59,6 @@ def deadlines_of(model: PipelineModel, shares: list[float]) -> list[float]:
 def example_model(num_microbatches: int = 4) -> PipelineModel:
     profile = load_example_profile().select_stages((0, 1, 7))
     return model_of(profile, num_microbatches, "1f1b", [83.64])
-
-
-def iterate_of(value: float) -> Iterate:
-    return Iterate(*(np.full(2, value) for _ in Iterate._fields))
 
 
 @settings(max_examples=20)
@@ -118,38 +113,6 @@ def test_a_mixed_start_that_leads_nowhere_is_followed_by_a_cold_one(
     after = relaxation.solve(between_s)
     assert after.event_time_s.tobytes() == cold.event_time_s.tobytes()
     assert after.lower_bound_j == cold.lower_bound_j
-
-
-def test_a_mix_lies_between_the_nearest_two_in_proportion() -> None:
-    kept = KeptIterates()
-    for deadline_s, value in [(4.0, 8.0), (1.0, 0.0), (2.0, 4.0)]:
-        kept.add(deadline_s, iterate_of(value))
-    mixed = kept.mixed(2.5)
-    assert mixed is not None
-    assert [array.tolist() for array in mixed] == [[5.0, 5.0]] * len(Iterate._fields)
-
-
-def test_outside_the_solved_deadlines_there_is_nothing_to_mix() -> None:
-    kept = KeptIterates()
-    assert kept.mixed(1.0) is None
-    kept.add(1.0, iterate_of(0.0))
-    kept.add(2.0, iterate_of(1.0))
-    assert kept.mixed(0.9) is None
-    assert kept.mixed(2.1) is None
-
-
-def test_of_too_many_the_one_in_the_narrowest_place_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interior_point, "MAX_KEPT", 3)
-    kept = KeptIterates()
-    for deadline_s, value in [(1.0, 1.0), (9.0, 9.0), (5.0, -70.0), (4.0, 4.0)]:
-        kept.add(deadline_s, iterate_of(value))
-    # 4 and 5 are as near to their neighbours as each other's gap: 4 spans 1 to 5, 5 spans 4 to 9.
-    mixed = kept.mixed(7.0)
-    assert mixed is not None
-    assert mixed.time_s.tolist() == [-30.5, -30.5]  # halfway from 5 to 9: 4 has gone
-    between = kept.mixed(3.0)
-    assert between is not None
-    assert between.time_s.tolist() == [-34.5, -34.5]  # halfway from 1 to 5
 
 
 def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
