@@ -21,7 +21,7 @@ class AnnouncedSlowdown:
     """A rank whose GPU is announced to be slower than its profile.
 
     Attributes:
-        slowdown: how many times as long its instructions take, 1 to MAX_SLOWDOWN.
+        slowdown: slowdown factor of its instructions, 1 to MAX_SLOWDOWN.
         from_unix_s: from when on.
         until_unix_s: until when; None: until it is withdrawn.
 
@@ -55,7 +55,7 @@ class RankSlowdown:
     """Measured slowdown factor of a rank against its profile.
 
     Attributes:
-        slowdown: how many times as long its instructions take; below 1 it is faster.
+        slowdown: slowdown factor of its instructions; below 1: faster than profiled.
         reason: what slows it: `slow` where nothing more is known.
         since_unix_s: when that was found.
     """
@@ -86,9 +86,9 @@ class Comparison:
 
     Attributes:
         num_pairs: asked for, 2 to 10000.
-        version: that it runs as; None: not made yet.
+        version: plan version that it runs as; None: not made yet.
         of_version: the plan version that it compares; it comes back when this is over.
-        is_done: whether enough was measured, or another plan has ended it.
+        is_done: true once enough was measured, or another plan has ended it.
     """
 
     num_pairs: int

@@ -118,7 +118,7 @@ class JobRecord(Record):
         inputs_revision: counts changes of profile and specification.
         planned_revision: the inputs_revision that the newest plan is made from; 0: none.
         run: what its launcher names this start of the job; None: not told.
-        restart_count: how often the launcher had started it again by itself; None: not told.
+        restart_count: number of restarts by the launcher itself; None: not reported.
     """
 
     job_id: str
@@ -178,10 +178,10 @@ class RankRecord(Record):
         acknowledged_version: the newest plan version it has said it holds; None: none since
             it registered.
         current_step: the step it was in when it last acknowledged.
-        sm_clocks_mhz: that its GPU can be locked to, MHz, falling; None: not told.
+        sm_clocks_mhz: clocks that its GPU can be locked to, MHz, falling; None: not reported.
         last_seen_at: when the planner last heard of it, UTC, to some seconds; None: since it
             registered it has not, or that was before this was kept.
-        has_left: whether it has said that its training is over.
+        has_left: true once its training is over.
     """
 
     job_id: str
@@ -247,10 +247,10 @@ class PlanRecord(Record):
     Attributes:
         version: 1, 2, 3, ... without gaps.
         first_step: the step from which all ranks run it; None until all have acknowledged it.
-        solve_s: what making it took, s.
-        report: what ranks tell of each step on it.
-        baseline_cycle: whether a step runs at the highest clocks instead: step k does what entry
-            `(k - first_step) % len` says; empty: none does.
+        solve_s: duration of the planning, s.
+        report: fields that ranks report of each step on it.
+        baseline_cycle: true for steps that run at the highest clocks instead: step k uses entry
+            `(k - first_step) % len`; empty: none does.
     """
 
     job_id: str
@@ -314,7 +314,7 @@ class StepTotals(Record):
     """One step over the ranks that have posted it.
 
     Attributes:
-        num_ranks: that have posted it.
+        num_ranks: number of ranks that have posted it.
         lowest_version, newest_version: of the plan versions that were run in it; None: all ranks
             ran at default clocks.
         num_with_plan: ranks that ran one.
@@ -392,7 +392,7 @@ class StageTotals(Record):
 
     Attributes:
         plan_version: None: default clocks.
-        num_ranks: that have posted it.
+        num_ranks: number of ranks that have posted it.
         time_s: the slowest rank's, s.
         energy_j: sum over the ranks, J; None where one could not read it.
         num_with_clock: ranks that read their SM clock back.

@@ -27,10 +27,10 @@ class Solve:
     """One try to plan a job.
 
     Attributes:
-        policy: that it was asked for.
+        policy: requested policy.
         outcome: `planned`; `failed`: the planner refused, or could not; `superseded`: the job's
             inputs changed meanwhile, it was deleted, or the planner shut down.
-        seconds: that it took, s.
+        seconds: duration, s.
     """
 
     policy: str
@@ -75,7 +75,7 @@ class JobServices:
     Attributes:
         planner: makes a plan; raises PlanningError.
         executor: where plans, frontiers and profiles are solved.
-        planning_timeout_s: how long a solve may take, s, above 0.
+        planning_timeout_s: time limit of a solve, s, above 0.
         gpu_window: an entry of the GPU table by name; raises GpuTableError.
         notify_pollers: called with a job's id after something that long polls wait for has been
             stored; from any thread.
@@ -85,8 +85,8 @@ class JobServices:
         is_reconciled_after_posts: whether a reconciler may have something to do after a post of
             the job's ranks, by the store as it is then.
         record_heartbeat: called with a job's id and ranks of it that have called; from any thread.
-        life: after which silence what is taken for gone.
-        max_jobs: so many jobs are kept; a further one is refused.
+        life: timeouts of ranks and jobs.
+        max_jobs: limit of stored jobs; a further one is refused.
         observe_solve: called after each try to plan a job; from any thread.
     """
 

@@ -32,7 +32,7 @@ class ProcessMetrics:
     """Histograms and counters of one app, in a registry of its own; any thread may observe.
 
     Args:
-        num_waiting: how many long polls wait now.
+        num_waiting: returns the number of waiting long polls.
         jobs: collects what is told of jobs; None: nothing is.
     """
 

@@ -81,8 +81,8 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest
         loop_state = reader.find_loop_state(job_id)
     if profile is None:
         raise MissingProfileError(job_id=job_id)
-    # The frontier is of all targets, one policy and the job's own effort: what is in force of
-    # them is no matter.
+    # The frontier is of all targets, one policy and the job's own effort, whatever the current
+    # ones are.
     request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
     return job, request.with_options(
         policy=Policy.FRONTIER, target=DEFAULT_TARGET, effort=job.in_force.effort

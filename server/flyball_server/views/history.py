@@ -37,7 +37,7 @@ class HistoryMemory:
     """Memory of plan versions; those of the jobs not asked for longest are forgotten.
 
     Args:
-        max_versions: that are remembered of all jobs together; all of one job in any case.
+        max_versions: limit of versions in memory; all of one job are kept in any case.
     """
 
     def __init__(self, max_versions: int = MAX_REMEMBERED) -> None:

@@ -25,7 +25,7 @@ from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
 # Reading on in what was never read takes no longer than this at a time, s.
 BUDGET_S = 0.5
-# So often a job is read that has no label of its own, s.
+# Period at which a job without a label of its own is read, s.
 OTHERS_PERIOD_S = 60.0
 # A job keeps its label against newer ones while it was heard of so lately, s.
 KEPT_LABEL_S = 600.0
@@ -68,7 +68,7 @@ class JobFacts:
         stages: predicted, of the version that `prediction` is of.
         planned_clocks_mhz: by stage, the mean clock that this version asks for, MHz.
         measured_stages: by stage, of the newest steps.
-        is_caught_up: whether all settled steps are in `totals`.
+        is_caught_up: true if all settled steps are in `totals`.
         planned_target: what a timetable made of the target, of the newest planning; None: the
             job's own.
         target_revision: the job's `planned_revision` that `planned_target` is of; -1: none yet.
@@ -116,7 +116,7 @@ class JobReading:
 
     Args:
         services: the seams.
-        max_labelled: so many jobs have a label of their own at the most.
+        max_labelled: limit of jobs with a label of their own.
         budget_s: reading on in what was never read takes no longer, s.
         clock: monotonic, s.
     """
@@ -140,7 +140,7 @@ class JobReading:
         """All jobs, as one reading transaction sees them.
 
         Args:
-            num_fresh: so many of those heard of last are read, whether they have a label or not.
+            num_fresh: number of most recently active jobs to read, with a label or without.
 
         Raises:
             StoreError: the store cannot be read.

@@ -22,11 +22,11 @@ _LOG = logging.getLogger(__name__)
 
 State = TypeVar("State")
 
-# So often is looked where nobody wakes, s.
+# Polling interval without notifications, s.
 PERIOD_S = 1.0
 # Between two looks, however often the job is woken, s.
 LEAST_PAUSE_S = 0.1
-# So many times as long as a look took is not looked: looking takes a fifth of the time at most.
+# Pause as a multiple of the last reading's duration: reading takes at most a fifth of the time.
 _PAUSE_OF_LOOKS = 4
 # But no longer than this, s: what takes more than 7.5 s to read is read more of the time.
 MOST_PAUSE_S = 30.0
@@ -127,7 +127,7 @@ class Feed(Generic[State]):
             UnknownError says that there is no such thing; other errors are told, and it is looked
             again. What it returns is compared with what it returned before.
         looks_at_once: of different things.
-        quiet_s: how long there must be between this state and the next, s, at most MOST_PAUSE_S.
+        quiet_s: least time between this state and the next, s, at most MOST_PAUSE_S.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Feed(Generic[State]):
 
     @property
     def num_followed(self) -> int:
-        """What is read now."""
+        """Number of topics that are read."""
         return len(self._topics)
 
     def follow(self, key: str, changed: asyncio.Event) -> Following[State]:

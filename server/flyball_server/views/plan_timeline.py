@@ -44,8 +44,8 @@ class TimelineKey:
     Attributes:
         created_at: of the job: another run of its name has other plans.
         inputs_revision: of the job: its profile changes only with it.
-        emulated: whether the job's GPUs are.
-        slowdowns, num_pipelines: that the newest plan was made for; older ones may differ.
+        emulated: true if some of the job's GPUs are emulated.
+        slowdowns, num_pipelines: those of the newest plan; of older ones they may differ.
     """
 
     job_id: str

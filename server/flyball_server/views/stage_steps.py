@@ -15,9 +15,9 @@ from flyball_server.jobs.store.contract import JobReader
 from flyball_wire.messages import JobSpec
 from flyball_wire.read_models import StageOfStep, StagesOfStep
 
-# That one answer is made of; adding them up takes some tenths of a second.
+# Limit of measurements of one answer; adding them up takes some tenths of a second.
 MOST_MEASUREMENTS = 262_144
-# That one answer holds, over all its steps: some 5 MB.
+# Limit of stages of one answer, over all its steps: some 5 MB.
 MOST_STAGES = 32_768
 
 
@@ -97,7 +97,7 @@ def _sm_clock_mhz(totals: Sequence[StageTotals]) -> float | None:
 KEPT_STEPS = 200
 KEPT_MEASUREMENTS = 65_536
 KEPT_STAGES = 16_384
-# So often all of them are read again: what ranks posted late, or again after a restart, s.
+# Period at which all of them are read again, for late and repeated posts, s.
 RENEWAL_S = 10.0
 # In between only steps after the complete ones are, and no more than so many measurements; where
 # that leaves some out, all are read again.
@@ -111,7 +111,7 @@ class WindowStep:
 
     Attributes:
         revision: rises over all steps with each change of one.
-        is_complete: whether all ranks of the job have posted it.
+        is_complete: true once all ranks of the job have posted it.
     """
 
     step: int

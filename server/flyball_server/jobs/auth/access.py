@@ -105,7 +105,7 @@ _PREFIX = "fb"
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _TOKEN = re.compile(r"fb_([0-9a-f]{8,32})_[A-Za-z0-9_-]{20,200}")
-# What a token of an unknown id is compared with, so that it takes as long as a known one.
+# Digest to compare a token of an unknown id with, so that it takes as long as a known one.
 _NO_DIGEST = "0" * 64
 
 
@@ -144,11 +144,11 @@ def create_token(
     """Make a token, an operator's where no job is given; the job need not be registered yet.
 
     Args:
-        store: that keeps it.
+        store: store of the token.
         job_id: the one job that it opens; None: everything.
         note: what people know it by.
         now: the time.
-        has_operator: whether there is an operator's token that the store does not know.
+        has_operator: true if there is an operator's token outside the store.
 
     Returns:
         What is kept of it, and the token itself, which is kept nowhere.

@@ -169,9 +169,9 @@ class WholeStep:
 
     Attributes:
         version: the newest plan version that was run in it; None: default clocks on all ranks.
-        is_complete: whether all ranks have posted it.
-        is_mixed: whether ranks ran several versions in it.
-        left_plan: whether it was run otherwise than planned.
+        is_complete: true once all ranks have posted it.
+        is_mixed: true if ranks ran several versions in it.
+        left_plan: true if it was run otherwise than planned.
         time_s: the slowest rank's, s.
         energy_j: of all ranks, J; None where one could not read it.
     """
@@ -192,7 +192,7 @@ class StepKinds:
     Attributes:
         first_step: the step of the first entry of `baseline_cycle`.
         baseline_cycle: as in PlanRecord; `(True,)`: all of them do; empty: none.
-        is_probe: whether the version was made to learn from, not to save.
+        is_probe: true for a version of online profiling.
     """
 
     first_step: int = 0

@@ -15,7 +15,7 @@ STEPS_A_PIECE = 5_000
 # after it, s.
 GIVE_UP_S = 60.0
 _FEWEST_LATER = 2
-# So many later steps give a step up too, however short they are.
+# Number of later steps after which a step is given up, however short they are.
 MOST_LATER = 2048
 _BASELINE = "baseline"
 

@@ -14,7 +14,7 @@ class Launch:
 
     Attributes:
         run: its name for the start that somebody asked for.
-        restart_count: how often it has started that again by itself.
+        restart_count: number of its own restarts of that.
     """
 
     run: str | None = None

@@ -17,7 +17,7 @@ class RankBatch:
     Args:
         reader: of the transaction that the calls are worked on in.
         job_id: the job that they name.
-        ranks: that they name.
+        ranks: numbers of the ranks of these calls.
     """
 
     def __init__(self, reader: JobReader, job_id: str, ranks: Iterable[int]) -> None:

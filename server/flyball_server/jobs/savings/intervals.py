@@ -34,7 +34,7 @@ class MeanEstimate:
     Attributes:
         variance: the standard error squared; None where too little was measured.
         degrees_of_freedom: of the variance, 0 where it is None.
-        num_steps: that were measured for it.
+        num_steps: number of measured steps.
     """
 
     mean: float

@@ -21,7 +21,7 @@ from flyball_server.jobs.records import (
 )
 from flyball_wire.messages import PlanVersion
 
-# What `writing` is told by whoever changes tokens: no job has this name.
+# Subject of `writing` for changes of tokens: no job has this name.
 TOKENS = "/tokens"
 
 

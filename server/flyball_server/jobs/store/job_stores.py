@@ -13,7 +13,7 @@ def make_job_store(database: str, *, for_planner: bool = False) -> JobStore:
 
     Args:
         database: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
-        for_planner: whether a planner runs on it, of which a SQLite file has one at a time.
+        for_planner: true for a planner's store; a SQLite file has one at a time.
 
     Raises:
         StoreDriverError: the driver for PostgreSQL is not installed.

@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from flyball_server.jobs.errors import StoreBusyError, StoreError, StoreUnreachableError
 from flyball_server.jobs.store.database_address import shown
 
-# So long a writing transaction waits for others of its subject, and a call for a connection, s.
+# Time that a writing transaction waits for others of its subject, s.
 BUSY_TIMEOUT_S = 10.0
 _POOL_TIMEOUT_S = 5.0
 # Several planners and their turns and signals stay below PostgreSQL's default of 100 connections.

@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 # Others wait for a transaction that removes rows: it ends after the statement that passes this, s.
 SLICE_S = 0.01
-# So long they have the database for themselves after it, s.
+# Pause between two such transactions, for other writers, s.
 PAUSE_S = 0.03
 # Until it is tried again where it failed, s.
 RETRY_S = 5.0

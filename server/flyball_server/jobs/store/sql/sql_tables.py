@@ -201,7 +201,7 @@ TOKENS = Table(
     Column("note", Text, nullable=False),
 )
 
-# What belongs to a job, in an order in which it can be deleted.
+# Tables with rows of jobs, in an order in which the rows can be deleted.
 TABLES_OF_JOBS = (STEP_DETAILS, STEPS, LOOP_STATES, PLANS, RANKS, PROFILES, JOBS)
 
 # Of a step over its ranks; to be selected by step.
