@@ -1,7 +1,4 @@
-"""Types of the closed loop that cross HTTP: profiling, stragglers, timetables, savings.
-
-As in `wire`, of which this is the second half.
-"""
+"""Types of the closed loop that cross HTTP: profiling, stragglers, timetables, savings."""
 
 from __future__ import annotations
 
@@ -14,13 +11,15 @@ from flyball_wire.strictness import Sent
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerAnnouncement(Sent):
-    """A GPU is slower than its profile, or will be; a later report of the rank replaces it.
+    """Announcement of a GPU that is, or will be, slower than its profile.
+
+    A later announcement for the same rank replaces it.
 
     Attributes:
-        rank: whose GPU it is.
-        slowdown: how many times as long its instructions take, at least 1.
-        from_time: ISO 8601 with an offset from UTC; null: now.
-        until_time: likewise, later than `from_time`; null: until it is withdrawn.
+        rank: rank of the GPU.
+        slowdown: slowdown factor of its instructions, at least 1.
+        from_time: begin, ISO 8601 with an offset from UTC; null: now.
+        until_time: end in the same form, later than `from_time`; null: until it is withdrawn.
     """
 
     rank: int
@@ -31,13 +30,13 @@ class StragglerAnnouncement(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class TimetableWindow(Sent):
-    """A target that holds for a while.
+    """Target for a window of time.
 
     Attributes:
-        from_time: `22:00`, every day (or on `days`), or ISO 8601 with an offset: once.
-        until_time: in the same form; a time of day that is not later is one of the next day.
-        target: as in JobRegistration, `power:8000` or `slowdown:0.05`, say.
-        days: `mon`, `tue`, ... on which a daily window begins; null: all.
+        from_time: begin: `22:00` every day (or on `days`), or ISO 8601 with an offset, once.
+        until_time: end in the same form; a time of day that is not later is one of the next day.
+        target: target as in PlanOptions, for example `power:8000` or `slowdown:0.05`.
+        days: weekdays (`mon`, `tue`, ...) on which a daily window begins; null: all.
     """
 
     from_time: str
@@ -48,11 +47,11 @@ class TimetableWindow(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class Timetable(Sent):
-    """Targets by the time of day; outside all windows the job's own target holds.
+    """Targets by the time of day; outside all windows the job's own target applies.
 
     Attributes:
-        windows: of several that hold at once the first counts.
-        timezone: of times of day, an IANA name: `Europe/Berlin`.
+        windows: windows of time; if several apply at once, the first takes precedence.
+        timezone: IANA name of the time zone of times of day, as `Europe/Berlin`.
     """
 
     windows: tuple[TimetableWindow, ...]
@@ -61,10 +60,10 @@ class Timetable(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest(Sent):
-    """Run some steps at the highest clocks among those on the plan, to measure what it saves.
+    """Request to alternate steps on the plan with steps at the highest clocks.
 
     Attributes:
-        num_pairs: so many steps of either kind, 2 to 10000.
+        num_pairs: number of steps of either kind, 2 to 10000.
     """
 
     num_pairs: int
@@ -81,7 +80,7 @@ class Straggler:
         source: `announced` or `detected`.
         reason: cause of the slowdown: `power`, `thermal`, or `slow` (cause unknown).
         slowdown: slowdown factor: measured time of its instructions over the profile's.
-        from_time, until_time: ISO 8601, UTC; null: no such end.
+        from_time, until_time: begin and end, ISO 8601, UTC; null: unlimited.
         is_planned: true if the newest plan is made for it.
     """
 
@@ -115,7 +114,7 @@ class ComparisonStatus:
     Attributes:
         state: `none`, `running`, `done`, or `ended`: another plan came before enough was measured,
             or the steps could not be used.
-        version: the plan version that it runs as; null: none yet.
+        version: plan version that it runs as; null: none yet.
         num_pairs: requested number of pairs.
         num_measured_pairs: number of pairs that all ranks have measured as planned.
     """
@@ -128,12 +127,12 @@ class ComparisonStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedPoint:
-    """Knowledge of one operating point of one stage during online profiling.
+    """Operating point of one stage as measured by online profiling.
 
     Attributes:
-        energy_j: divided between a stage's kinds by equal power at the highest clock, J.
+        energy_j: energy in J, divided between a stage's kinds by equal power at the highest clock.
         time_error_s, energy_error_j: standard errors.
-        num_probes: instructions that ran at this clock; 0: interpolated.
+        num_probes: number of instructions that ran at this clock; 0: interpolated.
     """
 
     stage: int
@@ -157,8 +156,8 @@ class ProfilingResult:
         num_steps: number of steps that were evaluated.
         points: operating points by stage, instruction, chunk and falling frequency; empty before
             the end.
-        blocking_power_w, blocking_power_error_w: per stage, measured; null: given, or not known
-            yet.
+        blocking_power_w, blocking_power_error_w: measured blocking power per stage and its
+            standard error; null: given, or not known yet.
         largest_slowdown: largest slowdown of a probing step against the steps at the highest
             clocks, as a share; null: none yet.
         extra_time_s: iteration time added by profiling, measured, s; null: not known.
@@ -184,7 +183,7 @@ class ProfilingStatus(ProfilingResult):
     Its `state` may also be `off`, or `waiting` (for ranks, or their first steps).
 
     Attributes:
-        slowdown_limit: the cap, as a share.
+        slowdown_limit: largest slowdown allowed while profiling, as a share.
         emulated: true if the GPUs are emulated.
     """
 
@@ -213,14 +212,14 @@ class MeasuredSavings:
     """Measured effect of one plan version against a measured baseline.
 
     Attributes:
-        time_s, energy_j: of an iteration on the plan, measured; null: no step was, or not its
-            energy.
-        baseline_time_s, baseline_energy_j: at the highest clocks, measured; null: never measured.
+        time_s, energy_j: measured time and energy of an iteration on the plan; null: not measured.
+        baseline_time_s, baseline_energy_j: the same at the highest clocks; null: never measured.
         baseline: origin of the baseline: `interleaved` with the plan's steps; `apart`, in the
             nearest steps of the job at default or highest clocks (drift in between counts as
             saving); `itself`: the version is all at the highest clocks; or `none`.
-        slowdown_percent, saving_percent: of the plan against that baseline; null without one.
-        saved_j: in `num_steps` steps, J; null without a baseline.
+        slowdown_percent, saving_percent: slowdown and saving against that baseline; null: no
+            baseline.
+        saved_j: energy saved in `num_steps` steps in J; null: no baseline.
         num_steps: number of steps measured on the plan by all ranks, and counted.
         num_left_out: number of other steps of the version: not run as planned, of several
             versions, not posted by all ranks, or directly after a change of version.
@@ -263,13 +262,13 @@ class JobReport:
         emulated: true if some of its GPUs are emulated; all measurements are then emulated.
         num_ranks: number of ranks of a complete step.
         num_steps: number of steps measured by all ranks, at any clocks.
-        time_s, energy_j: of all these steps together, measured; energy null where a rank could
+        time_s, energy_j: measured time and energy of all these steps; energy null: a rank could
             not read it.
-        saved_j: saved by all versions with a measured baseline, J; null: none has one. The
+        saved_j: energy saved by all versions with a measured baseline in J; null: none has one. The
             versions' bounds are added up, as they share baselines.
-        profiling_time_s, profiling_energy_j: added by online profiling, measured; null: none, or
-            its energy could not be read.
-        versions: per plan version that was run, rising; those of profiling are not among them.
+        profiling_time_s, profiling_energy_j: measured time and energy added by online profiling;
+            null: not profiled online, or not readable.
+        versions: savings of each plan version that was run, rising, without those of profiling.
     """
 
     job_id: str

@@ -100,12 +100,12 @@ class RankRegistration(Sent):
     Attributes:
         stage: pipeline stage, from 0.
         host: name of its node.
-        dp_rank: which of the data-parallel pipelines, from 0.
-        tp_rank: within the tensor-parallel group, from 0.
-        cp_rank: within the context-parallel group, from 0.
-        sm_clocks_mhz: that its GPU can be locked to, MHz; null: not told.
-        run, restart_count: as in the job's registration: a rank of another start of the job is
-            refused.
+        dp_rank: number of its data-parallel pipeline, from 0.
+        tp_rank: position in the tensor-parallel group, from 0.
+        cp_rank: position in the context-parallel group, from 0.
+        sm_clocks_mhz: SM clocks that its GPU supports in MHz; null: not given.
+        run, restart_count: launcher's fields as in JobRegistration; a rank of another start of
+            the job is refused.
     """
 
     stage: int
@@ -152,10 +152,10 @@ class JsonProfile(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledgement(Sent):
-    """A rank has plan `version` and is now in step `current_step` (counted from 0).
+    """Acknowledgement of plan `version` by a rank that runs step `current_step`, from 0.
 
     Attributes:
-        run_id: as the planner answered the rank's registration; null: it told none.
+        run_id: the answer to the rank's registration has it; null: not given.
     """
 
     version: int
@@ -166,8 +166,8 @@ class Acknowledgement(Sent):
 ClockTiming = tuple[str, int, int | None, int, float, float]
 """`[kind, chunk, MHz, count, mean s, variance s2]`: instructions of a step that ran at one clock.
 
-MHz is the clock that was asked for, null: the driver's own choice. The variance is of single
-instructions about the mean (with count - 1; 0 of one).
+MHz is the requested clock, null: the driver's own choice. The variance is that of single
+instructions about the mean (with count - 1; 0 for one instruction).
 """
 
 InstructionReport = tuple[str, int | None, int, float, float, float, float]
@@ -179,20 +179,21 @@ class StepMeasurement(Sent):
     """Measurement of one step on one rank.
 
     Attributes:
-        step: counted from 0; posting a step again replaces it.
-        plan_version: the plan the rank ran; null: none, default clocks.
-        time_s: from on_step_begin to on_step_end, s (on an emulated GPU: emulated seconds).
-        energy_j: of this rank's GPU over that time, J; null where it cannot be read.
-        num_unplanned: instructions of the step that the plan did not expect.
-        num_overruns: emulated GPU only: instructions whose computation outlasted the profile.
-        num_clock_misses: times that the SM clock, read back, was below the one that was set.
-        num_power_capped: of these, how often power held it down.
-        num_thermally_capped: of these, how often heat did.
-        sm_clock_mhz: mean of the SM clock as it was read back, MHz: at most five times a second, no
-            sooner than 50 ms after a switch and not while the GPU was idle; null: not read.
-        by_clock: what the instructions took, by kind, chunk and clock; null where the rank's
-            plan did not ask for it.
-        instructions: each of them, in the order of execution; likewise.
+        step: number of the step, from 0; posting a step again replaces it.
+        plan_version: version of the plan that the rank ran; null: none, default clocks.
+        time_s: time from on_step_begin to on_step_end in s (on an emulated GPU: emulated seconds).
+        energy_j: energy of this rank's GPU in that time in J; null: it cannot be read.
+        num_unplanned: number of instructions of the step that are not in the plan.
+        num_overruns: emulated GPU only: number of instructions whose computation took longer than
+            the profile has.
+        num_clock_misses: number of readings of the SM clock below the clock that was set.
+        num_power_capped: number of these with a power limit as the reason.
+        num_thermally_capped: number of these with a thermal limit as the reason.
+        sm_clock_mhz: mean of the SM clock readings in MHz: at most five a second, none within 50 ms
+            after a switch or while the GPU is idle; null: not read.
+        by_clock: times of the instructions by kind, chunk and clock; null: not asked for by the
+            rank's plan.
+        instructions: times of each instruction, in the order of execution; null: not asked for.
     """
 
     step: int
@@ -222,7 +223,7 @@ class MeasurementBatch(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """The planner is up; `version` is its Flyball version."""
+    """Health of the planner; `version` is its Flyball version."""
 
     status: str
     version: str
@@ -230,7 +231,7 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The body of every error: `detail` in one line, `errors` where several fields are wrong.
+    """Body of every error: `detail` in one line, `errors` if several fields are wrong.
 
     Each of `errors` has `loc` (a path as text), `type` and `msg`; the input is never echoed.
     """
@@ -241,12 +242,12 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """A registered rank, as the planner knows it.
+    """A registered rank.
 
     Attributes:
-        last_seen_at: when the planner last heard of it, ISO 8601, UTC, to some seconds; null: not
-            since it kept this.
-        has_left: whether it has said that its training is over.
+        last_seen_at: time of its last call to within some seconds, ISO 8601, UTC; null: none since
+            the planner stores it.
+        has_left: true if it has reported the end of its training.
     """
 
     rank: int
@@ -267,28 +268,28 @@ class RankView:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredRank(RankView):
-    """A rank, as the answer to its registration tells of it.
+    """A rank in the answer to its registration.
 
     Attributes:
-        run_id: the run of the job that it belongs to; sent with what it posts, so that a process
-            of an earlier run is known by it; null: an older planner tells none.
+        run_id: run of the job that it belongs to; sent with its posts, so that those of an earlier
+            run's processes can be refused.
     """
 
-    run_id: str | None = None
+    run_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """A job, as the planner knows it.
+    """A job with its registration, ranks and newest plan version.
 
     Attributes:
         state: `awaiting-profile`, `profiling`, `planned` or `planning-failed`; `ended`: all its
-            ranks have left; `expired`: nothing was heard of it for long.
-        newest_version: of its plans; null: none yet.
-        active_version: the newest whose first step has been named; null: none yet.
-        problem: why the newest planning failed; null otherwise.
-        created_at: ISO 8601, UTC.
-        notes: what it waits for and what is odd about it, a line each; for people.
+            ranks have left; `expired`: no rank has called for long.
+        newest_version: newest plan version; null: none yet.
+        active_version: newest plan version that has a first step; null: none yet.
+        problem: reason of the failure of the newest planning; null: it did not fail.
+        created_at: time of its registration, ISO 8601, UTC.
+        notes: lines for people: what it is waiting for, what is unusual.
     """
 
     job_id: str
@@ -307,13 +308,13 @@ class PlanView:
     """One version of a job's plan.
 
     Attributes:
-        plan: what `flyball plan --json` prints; of data-parallel pipelines with clocks of their
-            own what `--data-parallel separate` does; of a profiling version `policy` is `probe`
-            and `cycle` has the clocks of each step.
-        first_step: the step from which all ranks run it; null until all have acknowledged it.
-        report: what ranks tell of each step on it, as in RankPlan.
-        baseline_cycle: of a comparison, whether a step runs at the highest clocks instead: step
-            `k` does what entry `(k - first_step) mod length` says; empty: none does.
+        plan: the document that `flyball plan --json` prints, with `--data-parallel separate` if
+            data-parallel pipelines have clocks of their own; in a profiling version `policy` is
+            `probe` and `cycle` has the clocks of each step.
+        first_step: first step on which all ranks run it; null: not all have acknowledged it.
+        report: detail of the ranks' measurements, as in RankPlan.
+        baseline_cycle: of a comparison: true for steps at the highest clocks instead; step `k`
+            follows entry `(k - first_step) mod length`; empty: no comparison.
     """
 
     job_id: str
@@ -333,13 +334,13 @@ class RankPlan:
         first_step: as in PlanView.
         instructions: `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, in the
             order of execution.
-        predicted_iteration_time_s: of the whole pipeline, s.
+        predicted_iteration_time_s: predicted iteration time of the whole pipeline in s.
         cycle_mhz: per step of a cycle that begins at `first_step` and repeats, the clock of each
-            of `instructions`, MHz; null: the same in every step, as in `instructions`.
-        intended_times_s: how long each of `instructions` is meant to take at its clock, s: a
-            rank that is slow as planned is no straggler; null: not known.
-        report: what each measured step tells beside its totals: `totals` nothing, `clocks` its
-            `by_clock`, `instructions` that and its `instructions`.
+            of `instructions` in MHz; null: the same in every step, as in `instructions`.
+        intended_times_s: planned time of each of `instructions` at its clock in s: a rank that is
+            slow as planned is no straggler; null: unknown.
+        report: fields that each measured step has beside its totals: `totals` none, `clocks` its
+            `by_clock`, `instructions` its `by_clock` and `instructions`.
     """
 
     job_id: str
@@ -355,7 +356,7 @@ class RankPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanVersion:
-    """From which step a plan version holds; `first_step` null: not all ranks have it yet."""
+    """A plan version and its first step; `first_step` null: not all ranks have it yet."""
 
     version: int
     first_step: int | None
@@ -366,11 +367,11 @@ class JobStep:
     """One step of a job as measured by its ranks.
 
     Attributes:
-        num_ranks: ranks that have posted it.
-        plan_versions: the distinct versions run in it (null: default clocks); more than one
-            means that the step was mixed.
-        time_s: the slowest rank's, s.
-        energy_j: sum over ranks, J; null where one could not read it.
+        num_ranks: number of ranks that have posted it.
+        plan_versions: distinct versions run in it (null: default clocks); more than one: the step
+            was mixed.
+        time_s: time of the slowest rank in s.
+        energy_j: sum over the ranks in J; null: one of them could not read it.
     """
 
     step: int
@@ -390,7 +391,7 @@ class Accepted:
     """Answer to posted measurements.
 
     Attributes:
-        stored: number of steps that were stored.
+        stored: number of stored steps.
         next_post_s: time until the rank's next post in s: 1 with up to 128 ranks, growing with
             their number to 15 with 4096, less while the job is profiled or has stragglers.
     """

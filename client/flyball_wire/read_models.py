@@ -1,7 +1,7 @@
-"""Types that people look at jobs by: overview, timeline, history, steps by stage, frontier.
+"""Read models: overview, timeline, history, steps by stage, frontier, tokens.
 
-As in `wire`; what the dashboard and `flyball top` show. Only the planner sends them. A name with
-`predicted` is computed from the profile, one with `measured` was read from the ranks' GPUs.
+The dashboard and `flyball top` show them. A field named `predicted` is computed from the profile,
+one named `measured` was read from the ranks' GPUs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from flyball_wire.strictness import Sent
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRequest(Sent):
-    """A token to be made: for one job, or an operator's.
+    """Request for a token of one job, or of an operator.
 
     Attributes:
-        job_id: the one job that it opens; null: given by `operator` only.
-        operator: it opens everything.
-        note: what people know it by.
+        job_id: the only job that the token gives access to; null: with `operator` only.
+        operator: true for a token that gives access to everything.
+        note: description for people.
     """
 
     job_id: str | None = None
@@ -29,12 +29,12 @@ class TokenRequest(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """Facts about a token.
+    """Description of a token, without its secret.
 
     Attributes:
-        token_id: its public part, by which it is revoked.
-        job_id: the one job that it opens; null: everything.
-        created_at: ISO 8601, UTC.
+        token_id: public part of the token, used to revoke it.
+        job_id: the only job that it gives access to; null: all.
+        created_at: time of its creation, ISO 8601, UTC.
     """
 
     token_id: str
@@ -45,7 +45,7 @@ class TokenView:
 
 @dataclass(frozen=True, kw_only=True)
 class NewToken(TokenView):
-    """A token that was made; `token` is shown this once."""
+    """A new token; `token`, its secret, is shown only once."""
 
     token: str
 
@@ -55,9 +55,9 @@ class PredictedIteration:
     """Predicted iteration on the plan, and with all instructions at the highest clocks.
 
     Attributes:
-        saving_percent: of energy; below zero: the plan costs some.
-        gap_percent: how far the plan's energy is above its certified lower bound, with a reserve
-            that of plans which keep it and are no faster; null: unknown.
+        saving_percent: energy saved in %; below zero: the plan needs more.
+        gap_percent: optimality gap, the plan's energy above its lower bound in %; with a reserve
+            the bound is that of plans which keep it and are no faster; null: unknown.
     """
 
     iteration_time_s: float
@@ -73,9 +73,9 @@ class MeasuredIteration:
     """Mean of the newest complete steps that ran alike.
 
     Attributes:
-        clocks: what they ran at: `plan`, `highest`, `default` or `profiling`.
-        version: of the plan; null: none, default clocks.
-        energy_j: of all ranks; null where one could not read it.
+        clocks: their clocks: `plan`, `highest`, `default` or `profiling`.
+        version: plan version; null: none, default clocks.
+        energy_j: energy of all ranks in J; null: one of them could not read it.
     """
 
     clocks: str
@@ -92,19 +92,21 @@ class JobOverview:
     """A job in one row.
 
     Attributes:
-        num_ranks: that it is registered with; each has one GPU.
-        num_registered, num_present: of these, how many have registered, and were heard of lately.
-        policy, target: in force; `target` follows a timetable.
-        predicted: of the active version, before there is one of the newest; null: there is none,
-            or it is one of profiling.
-        measured: null: no complete step yet.
-        measured_baseline_time_s, measured_baseline_energy_j: at the highest clocks, measured, that
-            the newest version which has steps is compared with; null: never measured.
-        slowdown_percent, saving_percent: of that version against that baseline, measured.
-        saved_j: by all versions with a measured baseline, as in JobReport; null where none has.
-        num_steps: that all ranks have posted.
-        is_caught_up: whether all of its steps are in these figures.
-        heard_at: when it was last heard of, ISO 8601, UTC.
+        num_ranks: number of ranks that it is registered with, each with one GPU.
+        num_registered, num_present: number of ranks that have registered, and that have called
+            recently.
+        policy, target: current policy and target; `target` follows a timetable.
+        predicted: prediction for the active version, or the newest while none is active; null: no
+            version yet, or one of profiling.
+        measured: newest measurement; null: no complete step yet.
+        measured_baseline_time_s, measured_baseline_energy_j: measured baseline of the newest
+            version that has steps; null: never measured.
+        slowdown_percent, saving_percent: measured slowdown and saving of that version.
+        saved_j: energy saved by all versions with a measured baseline, as in JobReport; null: none
+            has one.
+        num_steps: number of steps that all ranks have posted.
+        is_caught_up: true if these figures include all of its steps.
+        heard_at: time of the last call of one of its ranks, ISO 8601, UTC.
     """
 
     job_id: str
@@ -136,7 +138,7 @@ class JobOverview:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """All jobs that are open to the caller, those heard of last first."""
+    """All jobs that the caller has access to, the most recently active first."""
 
     jobs: tuple[JobOverview, ...]
 
@@ -146,11 +148,11 @@ class StageOfStep:
     """Measurement of one stage's ranks in a step.
 
     Attributes:
-        time_s: the slowest rank's, s.
-        energy_j: all of them, J; null where one could not read it.
-        num_clock_misses, num_power_capped, num_thermally_capped: added up over its ranks.
-        sm_clock_mhz: measured: mean over those ranks that have read their clock back, as in
-            StepMeasurement, MHz; null: none has.
+        time_s: time of the slowest rank in s.
+        energy_j: energy of all its ranks in J; null: one of them could not read it.
+        num_clock_misses, num_power_capped, num_thermally_capped: sums over its ranks.
+        sm_clock_mhz: mean over the ranks that have read their clock, as in StepMeasurement, in MHz;
+            null: none has.
     """
 
     stage: int
@@ -165,12 +167,12 @@ class StageOfStep:
 
 @dataclass(frozen=True, kw_only=True)
 class StagesOfStep:
-    """One step by stages, rising; a stage that nobody has posted of is missing.
+    """One step by stages, rising; stages without posts are left out.
 
     Attributes:
         plan_versions: as in JobStep.
-        time_s: the slowest rank's, s.
-        energy_j: of all ranks that posted it, J; null where one could not read it.
+        time_s: time of the slowest rank in s.
+        energy_j: energy of all ranks that posted it in J; null: one of them could not read it.
     """
 
     step: int
@@ -187,13 +189,13 @@ class PlanSummary:
 
     Attributes:
         kind: `plan`; `comparison`: steps at the highest clocks in between; `separate`: each
-            data-parallel pipeline has clocks of its own; `probe`: made to learn from.
-        schedule, policy, target: that it was made for; of a probe `target` is empty.
-        first_step: from which it holds; null: not all ranks have it, or a newer one overtook it.
-        predicted: null of a probe.
-        stage_clock_mhz: per stage the mean of the clocks that it asks for, weighted by the
-            predicted times of the instructions (by their number where those are not known), MHz;
-            of a probe over all steps of its cycle.
+            data-parallel pipeline has clocks of its own; `probe`: for online profiling.
+        schedule, policy, target: options that it was planned with; `target` is empty for a probe.
+        first_step: first step of the version; null: not all ranks have it, or a newer one came
+            first.
+        predicted: prediction; null: a probe.
+        stage_clock_mhz: mean planned clock per stage in MHz, weighted by the predicted times of the
+            instructions (by their number if unknown); for a probe over all steps of its cycle.
     """
 
     version: int
@@ -212,13 +214,13 @@ class TimelineRow:
     """The instructions of one stage, predicted, in the order of execution; all lists as long.
 
     Attributes:
-        dp_rank: of data-parallel pipelines with clocks of their own, the lowest that the row
-            stands for; else 0.
-        blocking_power_w: of its ranks together while they wait, W.
-        kinds: `forward`, `backward`, ...
-        start_s, duration_s: s from the iteration's begin.
-        energy_j: of its ranks while it runs, J.
-        float_s: by how much it could end later without a longer iteration, s.
+        dp_rank: lowest data-parallel rank that the row stands for, if pipelines have clocks of
+            their own; else 0.
+        blocking_power_w: total power of its ranks while they wait in W.
+        kinds: kinds of the instructions: `forward`, `backward`, ...
+        start_s, duration_s: start after the iteration's begin, and duration, in s.
+        energy_j: energy of its ranks during the instruction in J.
+        float_s: delay in s that would not make the iteration longer.
     """
 
     stage: int
@@ -239,9 +241,9 @@ class TimelineOfPlan:
     """One iteration, predicted.
 
     Attributes:
-        rows: by `dp_rank`, then stage.
+        rows: rows by `dp_rank`, then stage.
         critical_path: `[row, position in the row]` of the instructions on a longest path, in the
-            order of time; of several pipelines one path each, one after the other.
+            order of time; one path per pipeline, one after the other.
     """
 
     iteration_time_s: float
@@ -256,9 +258,9 @@ class PlanTimeline:
     """A plan version's iteration and that of the highest clocks in the same order, predicted.
 
     Attributes:
-        is_as_planned: whether the profile as it is now gives the time and energy that the version
-            was planned with; if not, it was planned from another profile.
-        emulated: whether the job's GPUs are.
+        is_as_planned: true if the current profile gives the time and energy that the version was
+            planned with; false: it was planned from another profile.
+        emulated: true if the job's GPUs are emulated.
     """
 
     job_id: str
@@ -275,11 +277,11 @@ class PlanTimeline:
 class FrontierPoint:
     """A plan of the frontier, predicted, and the bound on all plans that meet its deadline.
 
-    Where the job has a reserve the bound is on those that keep it and are no faster.
+    If the job has a reserve, the bound is that of plans which keep it and are no faster.
 
     Attributes:
-        deadline_s: `deadline:` with this as a target gives such a plan, s.
-        gap_percent: how far the energy is above the bound.
+        deadline_s: deadline in s of the target `deadline:` that gives this plan.
+        gap_percent: optimality gap, the energy above the bound in %.
     """
 
     deadline_s: float
@@ -303,7 +305,7 @@ class Frontier:
     """A time-energy frontier with the plans to compare it with.
 
     Attributes:
-        points: in rising time and falling energy.
+        points: plans in rising time and falling energy.
         reserve: reserve that the points were planned with, a share; as in JobRegistration.
     """
 

@@ -52,6 +52,7 @@ RANK = messages.RegisteredRank(
     client_version="0.1.0",
     acknowledged_version=None,
     current_step=None,
+    run_id="run",
 )
 PLAN = messages.PlanView(
     job_id="a/b c", version=1, first_step=None, created_at="now", plan={"a": 1}
