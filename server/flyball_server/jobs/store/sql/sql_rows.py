@@ -200,7 +200,7 @@ def detail_of(row: Row[Any], job_id: str) -> StepDetail:
 
 
 def loop_state_values(loop_state: JobLoopState) -> dict[str, Any]:
-    """The row of a job's control."""
+    """The row of a job's loop state."""
     return {
         "job_id": loop_state.job_id,
         "document": _reader_of(JobLoopState).dump_json(loop_state).decode(),
@@ -208,18 +208,20 @@ def loop_state_values(loop_state: JobLoopState) -> dict[str, Any]:
 
 
 def loop_state_of(document: str, job_id: str) -> JobLoopState:
-    """The control of a row of this job, by its name, which may have been another."""
+    """The loop state of a row of this job, by its name, which may have been another."""
     loop_state = _loop_state_of(document)
     return loop_state if loop_state.job_id == job_id else loop_state.evolve(job_id=job_id)
 
 
-def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+def _with_tuples(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    return tuple(map(_with_tuples, cast("list[object]", value)))
 
 
 @functools.lru_cache(maxsize=64)
 def _loop_state_of(document: str) -> JobLoopState:
-    """Return what is written there; one that holds a measured profile takes long to read."""
+    """Return the loop state of a document; one with a measured profile takes long to read."""
     return cast("JobLoopState", _reader_of(JobLoopState).validate_json(document))
 
 
