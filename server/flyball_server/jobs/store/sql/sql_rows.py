@@ -189,7 +189,8 @@ def detail_values(detail: StepDetail) -> dict[str, Any]:
 
 def detail_of(row: Row[Any], job_id: str) -> StepDetail:
     """The details of a row of this job, by its name."""
-    by_clock, instructions = _with_tuples(json.loads(row.document))
+    document = cast("tuple[Any, Any]", _with_tuples(json.loads(row.document)))
+    by_clock, instructions = document
     return StepDetail(
         job_id=job_id,
         rank=row.rank,
