@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from flyball_profiles.stage_profile import OperatingPoint
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import earliest_finish_s, iteration_energy_j
+from flyball_server.planning.model.simulator import iteration_energy_j
 from measured_process import BenchmarkError, run_process
 
 REQUIREMENT = "lowtime==0.3.0"

@@ -1,6 +1,6 @@
 """Points at which a solve can be cancelled; they change no result.
 
-Whoever starts a solve says within which block, and by what: a thread cannot be ended from outside.
+The caller of a solve sets the check for a block: a thread cannot be ended from outside.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Check = Callable[[], None]
 
 
 def _goes_on() -> None:
-    """Nobody has said by what this solve could be ended."""
+    """Default check: the solve goes on."""
 
 
 _CHECK: ContextVar[Check] = ContextVar("flyball_cancellation", default=_goes_on)
@@ -39,6 +39,6 @@ def cancellation_point() -> None:
     of thousands of instructions), and HiGHS, which runs only where another solver fails.
 
     Raises:
-        Exception: whatever the check of `cancelled_by` raises; nobody is to catch it.
+        Exception: as raised by the check of `cancelled_by`; not to be caught within the solve.
     """
     _CHECK.get()()

@@ -42,9 +42,9 @@ def sweep_frontier(
 
     Args:
         solver: of the pipeline.
-        num_points: at least 2; fewer come only where the profile does not allow so many.
+        num_points: at least 2; fewer come only where the profile allows no more.
         num_moves: of annealing, a plan.
-        report: told how many plans have been made so far.
+        report: called with the number of plans made so far.
     """
     placement = _Placement(solver)
     plans: list[DeadlinePlan] = []  # by deadline
@@ -92,7 +92,7 @@ class _Placement:
         self._is_rising = True
 
     def add(self, num_points: int) -> list[RelaxedOptimum]:
-        """The relaxed optimum at so many new deadlines, in rising order."""
+        """Return the relaxed optimum at this many new deadlines, in rising order."""
         if len(self._optima) > 1:
             for num_known in (NUM_FIRST, math.inf):
                 num_wanted = num_points - len(self._unused)
@@ -172,8 +172,8 @@ def make_frontier(
 
     Args:
         request: the pipeline, or data-parallel pipelines with clocks of their own.
-        num_points: 2 to 10 000; fewer come where the profile does not allow so many.
-        report: told how many plans have been made so far.
+        num_points: 2 to 10 000; fewer come where the profile allows no more.
+        report: called with the number of plans made so far.
 
     Raises:
         PlanningError: a part of the request cannot be used; names its field.

@@ -14,7 +14,7 @@ from flyball_server.planning.schedules._base import VirtualStages
 
 @dataclass(frozen=True, kw_only=True)
 class ConsideredSchedule:
-    """An order that schedule `auto` looked at.
+    """An order that schedule `auto` compared.
 
     Attributes:
         lower_bound_j: no plan of this order needs less at the target, J; None: not known, or
@@ -43,13 +43,13 @@ class PlanPrediction:
         energy_j: predicted for one iteration of all that is planned, J.
         baseline_iteration_time_s: the same schedule, every instruction at its highest
             profiled frequency, s.
-        baseline_energy_j: likewise, J.
+        baseline_energy_j: energy of the same, J.
         lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
         virtual_stages: where stages hold several chunks: as in `Schedule`; else empty.
         weight_versions: as in `Schedule`.
-        reserve: by how much each instruction may take longer, as a share; the bound is then on
+        reserve: possible lengthening of each instruction, as a share; the bound is then on
             plans that keep it, and take no less time without using it.
-        considered: what schedule `auto` looked at, `schedule` being what it chose; else empty.
+        considered: orders that schedule `auto` compared, `schedule` being its choice; else empty.
     """
 
     policy: str

@@ -16,8 +16,8 @@ from flyball_server.planning.documents.planned_instructions import (
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.memoize import kept_by_digest, profile_digest
-from flyball_server.planning.model.finish_times import predicted_time_and_energy
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -241,8 +241,8 @@ def plan_of_choice(
     request: PlanRequest, model: PipelineModel, choice: PolicyChoice
 ) -> FrequencyPlan:
     """Return what a policy chose for the model, with its prediction there."""
-    iteration_time_s, energy_j = predicted_time_and_energy(model, choice.assignment)
-    baseline_time_s, baseline_energy_j = predicted_time_and_energy(model, model.baseline())
+    iteration_time_s, energy_j = time_and_energy(model, choice.assignment)
+    baseline_time_s, baseline_energy_j = time_and_energy(model, model.baseline())
     return FrequencyPlan(
         policy=request.options.policy,
         reconfigure=request.options.reconfigure,

@@ -1,6 +1,6 @@
 """Schedule `auto`: among the orders that can be run, the one with the least energy at the target.
 
-`auto:NAME,NAME` names the orders to look at, besides 1F1B: what a framework can run, say, or the
+`auto:NAME,NAME` names the orders to compare, besides 1F1B: those that a framework can run, or the
 V-shaped ones where the profile's chunks lie so.
 
 All candidates get the same deadline, from 1F1B at the highest clocks. A candidate's bound says
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import Target, parse_target, plan_for_target
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import (
     RELATIVE_TIME_TOLERANCE,
-    earliest_finish_s,
     simulate,
 )
 from flyball_server.planning.plan import ConsideredSchedule
@@ -66,7 +66,7 @@ def is_auto(schedule: str) -> bool:
 
 
 def candidate_schedules(schedule: str) -> tuple[str, ...]:
-    """The orders that `auto` or `auto:NAME,NAME` looks at: 1F1B, then those named.
+    """The orders that `auto` or `auto:NAME,NAME` compares: 1F1B, then those named.
 
     Raises:
         PlanningError: a name is none of COMPARABLE.
@@ -131,7 +131,7 @@ def choose_schedule(
 
 
 class _Search:
-    """Orders with their bounds, and plans of as many as it takes to know the best."""
+    """Orders with their bounds, and plans of as many as needed to find the best."""
 
     def __init__(
         self,

@@ -1,9 +1,11 @@
-"""Planning once for nothing, so that the first real plan does not wait for the compiler."""
+"""A plan made at start, so that the first real one does not wait for the compiler."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.finish_times import earliest_of, latest_of
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
 
@@ -25,6 +27,8 @@ def warm_up() -> None:
         options=PlanOptions(blocking_power_w=(0.1,), effort=Effort.LOW),
     )
     model = make_plan(request).model
-    durations_s = model.durations_s(model.baseline())
-    finish_times = FinishTimes(model.dag, compiled_from=0)  # as of a large pipeline
-    finish_times.latest_s(durations_s, max(finish_times.earliest_s(durations_s)))
+    dag, durations_s = model.dag, np.array(model.durations_s(model.baseline()))
+    finish_s = earliest_of(
+        dag.order_array, dag.predecessor_array, durations_s
+    )  # of large pipelines
+    latest_of(dag.order_array, dag.predecessor_array, durations_s, float(finish_s.max()))

@@ -41,7 +41,7 @@ class StepBlocks:
         follows: whether each but the first shares a reading with the one before; shape (n - 1,).
         counts: instructions at each point, of all its steps; shape (n, num_points).
         idle_s: of all its steps; shape (n,).
-        energy_j: likewise; same shape.
+        energy_j: of all its steps; same shape.
     """
 
     num_steps: FloatArray
@@ -119,7 +119,7 @@ def _principal(energies: FloatArray) -> tuple[FloatArray, FloatArray]:
     num_steps = len(energies)
     lateness = 2 * np.eye(num_steps) - np.eye(num_steps, k=1) - np.eye(num_steps, k=-1)
     less_mean = np.eye(num_steps) - 1 / num_steps
-    # The first axis is the mean itself, which tells nothing of the noise.
+    # The first axis is the mean itself, which holds nothing of the noise.
     axes, directions = np.linalg.eigh(less_mean @ (lateness + np.eye(num_steps)) @ less_mean)
     return axes[1:] - 1, np.square(directions[:, 1:].T @ energies)
 
@@ -143,7 +143,7 @@ POWER_PRIOR = CurvePrior(
     own_shape=(0.03, 0.5),
     roughness=(0.003, 0.8),
 )
-# Of the blocking power, likewise: mean and standard deviation.
+# Of the blocking power as the same share: mean and standard deviation.
 _BLOCKING_POWER, _BLOCKING_POWER_ERROR = 0.25, 0.25
 # Of a late reading: standard deviation of a uniform 0.1 s, at somewhat less than mean power, as at
 # the end of a step.

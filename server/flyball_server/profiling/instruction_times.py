@@ -92,10 +92,10 @@ TIME_PRIOR = CurvePrior(
     own_shape=(0.03, 1.0),
     roughness=(0.002, 0.8),
 )
-# As if so many instructions with so much scatter (share) had been seen before: of a handful of
-# probes alone the scatter is not known.
+# Prior of the scatter: number of instructions and their scatter (share). A handful of probes
+# alone does not determine it.
 _PRIOR_COUNT, _PRIOR_SCATTER = 4.0, 0.02
-# From so many rows on, the scatter between steps is looked at by itself.
+# Rows from which the scatter between steps is estimated by itself.
 _ENOUGH_ROWS = 10
 
 
@@ -160,7 +160,7 @@ def _scatter(points: StagePoints, table: StepTable, grand_s: FloatArray) -> Floa
     """Per class, the standard deviation of one instruction's time as a share.
 
     The larger one of what single instructions show and what the steps' means show: where a
-    whole step is slow or fast together, more instructions of it tell no more.
+    whole step is slow or fast together, more instructions of it add no information.
     """
     relative = np.divide(
         table.mean_s - grand_s, grand_s, out=np.zeros_like(table.mean_s), where=table.counts > 0

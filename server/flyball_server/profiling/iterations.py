@@ -52,7 +52,7 @@ class ProbingCost:
     Attributes:
         largest_slowdown: of a step, as a share; None: there was no such step.
         extra_time_s: of all of them together, s.
-        extra_energy_j: likewise, J, below zero where energy was saved; None: not known.
+        extra_energy_j: of all of them together, J, negative where energy was saved; None: unknown.
     """
 
     largest_slowdown: float | None
@@ -61,7 +61,7 @@ class ProbingCost:
 
 
 def iterations(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[Iteration]:
-    """The steps that every stage has told of, by number."""
+    """Return the steps that every stage has reported, by number."""
     by_step: dict[int, dict[int, StageStep]] = {}
     for step in observed:
         by_step.setdefault(step.step, {})[step.stage] = step

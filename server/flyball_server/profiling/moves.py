@@ -133,7 +133,7 @@ def is_known(findings: StageFindings, limits: ErrorLimits) -> bool:
 def refining_arms(
     findings: StageFindings, limits: ErrorLimits, *, num_blocks: int, block: int
 ) -> list[Arm | None]:
-    """Return the points to probe, one a block of steps; None: none, which tells the blocking power.
+    """Return the points to probe, one a block of steps; None: none, for the blocking power.
 
     One after the other: each block is worth what it takes off the sum of squared error
     variances, all relative to their goals, after those chosen before it.
@@ -256,7 +256,7 @@ _FEWEST_STEPS = 8
 # Of all steps, those planned for the walk down the window.
 _WALK_SHARE = 0.55
 _REFINING_BLOCKS = 6
-# A version is not waited for longer than so many times its steps, where steps are not clean.
+# Limit on the wait for a version, as a multiple of its steps, where steps are not clean.
 _PATIENCE = 2
 
 
@@ -274,7 +274,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepWatching:
-    """Nothing to do before so many more steps have been observed (at least 1)."""
+    """Nothing to do before `num_steps` more steps have been observed (at least 1)."""
 
     num_steps: int
 

@@ -51,10 +51,10 @@ class ProbeSetup:
     Attributes:
         clocks_mhz: per stage, the clocks that may be probed, MHz, falling, at least two.
         num_ranks: per stage, how many ranks its energies are the sum of.
-        slowdown_cap: by how much an iteration may be slower than at the highest clocks, as a
+        slowdown_cap: possible slowdown of an iteration against the highest clocks, as a
             share, above 0 and at most 1.
         blocking_power_w: per stage, W of one of its GPUs while it waits; None: estimated.
-        max_steps: after so many steps of probing it ends, found or refused.
+        max_steps: limit on the steps of probing, after which it is finished or refused.
 
     Raises:
         PlanningError: a part does not fit; names its field.

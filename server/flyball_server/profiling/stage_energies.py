@@ -126,7 +126,7 @@ class _Evidence:
 def _predicted(
     vague: Posterior, evidence: Mapping[int, _Evidence], departure: FloatArray
 ) -> dict[int, Posterior]:
-    """Each stage's powers as the others tell them."""
+    """Return each stage's powers as predicted from the others."""
     of_common = {stage: each.of_common(departure) for stage, each in evidence.items()}
     all_precision = sum((each.precision for each in of_common.values()), np.zeros_like(departure))
     all_weighted = sum((each.weighted for each in of_common.values()), np.zeros(len(departure)))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.model.dag import NONE, build_dag
+from flyball_server.planning.model.finish_times import earliest_of, latest_of
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Schedule, one_chunk_each
 from flyball_server.profiling.findings import StageFindings
@@ -72,7 +73,7 @@ class StepGraph:
 
     def finish_s(self, durations_s: FloatArray) -> FloatArray:
         """Per node, when it finishes if all start as early as they can, s."""
-        return _finish_s(self.order, self.predecessors, durations_s)
+        return earliest_of(self.order, self.predecessors, durations_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ def _stages_in_turn(
     graph: StepGraph, durations_s: FloatArray, slower_s: FloatArray, finish_s: FloatArray
 ) -> list[int]:
     """The stages with wanted nodes, in the order in which they are served."""
-    latest_s = _latest_s(graph.order, graph.predecessors, durations_s, float(finish_s.max()))
+    latest_s = latest_of(graph.order, graph.predecessors, durations_s, float(finish_s.max()))
     num_stages = int(graph.stage[-1]) + 1
     extra_s = np.zeros(num_stages)
     np.maximum.at(extra_s, graph.stage, np.where(slower_s > 0, slower_s - durations_s, 0.0))
@@ -147,32 +148,9 @@ def _limits_s(
     stair_s = float((wanted_s - durations_s).max())
     num_stairs = max(1, int(allowance_s / stair_s)) if stair_s > 0 else 1
     stair = np.floor(finish_s / end_s * num_stairs + 0.5) / num_stairs
-    latest_s = _latest_s(graph.order, graph.predecessors, durations_s, end_s)
+    latest_s = latest_of(graph.order, graph.predecessors, durations_s, end_s)
     limits_s: FloatArray = latest_s + allowance_s * np.minimum(stair, 1.0)
     return limits_s
-
-
-@compiled_function
-def _finish_s(order: IndexArray, predecessors: IndexArray, durations_s: FloatArray) -> FloatArray:
-    finish_s = np.zeros(len(durations_s) + 1)  # the last one stands for NONE, which is -1
-    for node in order:
-        before, source = finish_s[predecessors[0, node]], finish_s[predecessors[1, node]]
-        finish_s[node] = max(before, source) + durations_s[node]
-    return finish_s[:-1]
-
-
-@compiled_function
-def _latest_s(
-    order: IndexArray, predecessors: IndexArray, durations_s: FloatArray, end_s: float
-) -> FloatArray:
-    latest_s = np.full(len(durations_s) + 1, end_s)
-    for node in order[::-1]:
-        start_s = latest_s[node] - durations_s[node]
-        for which in range(2):
-            before = predecessors[which, node]
-            if before != NONE and start_s < latest_s[before]:
-                latest_s[before] = start_s
-    return latest_s[:-1]
 
 
 @compiled_function
@@ -197,7 +175,7 @@ def _slowed(
 
 
 _NUM_DRAWS = 16
-# A step at so many standard deviations above its mean must still keep the cap.
+# Standard deviations above its mean at which a step must still keep the cap.
 _DEVIATIONS = 4.0
 
 

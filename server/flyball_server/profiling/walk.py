@@ -19,7 +19,7 @@ from flyball_server.profiling.findings import StageFindings
 # Coarse levels below the highest clock, of all classes of a stage together; and of each.
 _ALL_LEVELS, _FEWEST_LEVELS, _MOST_LEVELS = 32, 4, 9
 LEVELS_PER_VERSION = 3
-# A rise of E - P t that is so many standard errors is taken for one.
+# Standard errors beyond which a rise of E - P t counts.
 _CLEAR_RISE = 2.0
 # By less than this factor a time has hardly grown.
 _GROWN = 1.03

@@ -115,7 +115,7 @@ class PlannerThreads(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         """End all solves: each with SolveStoppedError, where its solver next asks."""
-        del wait, cancel_futures  # a solver asks soon, and nobody waits for its result
+        del wait, cancel_futures  # a solver checks soon, and its result is not awaited
         with self._guard:
             self._is_shut_down = True
             running = tuple(self._running.values())

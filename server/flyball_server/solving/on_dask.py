@@ -101,7 +101,7 @@ def run_while_wanted(
     """Return what a task does on its worker: the function's result.
 
     Raises:
-        SolveStoppedError: nobody wants it any more.
+        SolveStoppedError: the solve was cancelled.
     """
     with cancelled_by(_check_of_task()):
         return function(*args, **kwargs)
@@ -110,8 +110,8 @@ def run_while_wanted(
 def _check_of_task() -> Check:
     """Of the task that runs in this thread of a worker.
 
-    Dask cannot end a thread. The scheduler tells the worker of a task that was cancelled, or whose
-    client is gone; the worker notes it, and keeps that to itself.
+    Dask cannot end a thread. The scheduler notifies the worker of a cancelled task, or of one whose
+    client is gone; the worker stores that without passing it on.
     """
     distributed: Any = importlib.import_module("distributed")
     worker: Any = distributed.get_worker()

@@ -22,7 +22,7 @@ from flyball_server.solving.in_thread import (
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
-# After it was told to end, or its pipe broke, a process is gone within moments, s.
+# Time until a process has ended after the request to end, or after its pipe broke, s.
 _END_TIMEOUT_S = 10.0
 # multiprocessing keeps one set of all children, without a lock.
 _CHILDREN = threading.Lock()
@@ -96,7 +96,7 @@ class PlanningProcesses(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         """End all processes now: what runs, and what waits, ends with SolveStoppedError."""
-        del cancel_futures  # a solve may take minutes, and nobody waits for it any more
+        del cancel_futures  # a solve may take minutes, and is not awaited any more
         with self._guard:
             self._is_shut_down = True
             begun = tuple(self._begun)

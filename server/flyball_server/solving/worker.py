@@ -51,13 +51,13 @@ def outcome_of(pickled: bytes) -> bytes:
 
 def _portable(error: Exception) -> Exception:
     """The exception as it can cross; where it cannot, another with its text."""
-    told = traceback.format_exc()
+    text = traceback.format_exc()
     if not isinstance(error, PlanningError):
-        error.add_note(f"in a planning process:\n{told}")
+        error.add_note(f"in a planning process:\n{text}")
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - of our own making
     except Exception:
-        return RuntimeError(told)
+        return RuntimeError(text)
     return error
 
 

@@ -32,8 +32,9 @@ from flyball_server.planning.model.data_parallel import (
     simulate_jointly,
     split_assignment,
 )
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.simulator import earliest_finish_s, simulate
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies import POLICIES

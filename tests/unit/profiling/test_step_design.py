@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import any_models, context_of, equal_profile
 
 from flyball_server.planning.model.dag import build_dag
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.simulator import earliest_finish_s
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.profiling.version_design import StepGraph, slow_nodes

@@ -270,7 +270,7 @@ def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
     job.look()
     problem = get_job(job.services.jobs, "job").job.problem
     assert problem is not None
-    assert "rank 1 told nothing of its steps while others ran" in problem
+    assert "rank 1 reported no step while others ran" in problem
     job.look()
     assert_all_at_the_highest(job)
 

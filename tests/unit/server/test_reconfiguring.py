@@ -328,8 +328,7 @@ def test_where_waits_are_not_told_the_profile_decides(
     assert last.version == 2
     assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
     assert [record.getMessage() for record in caplog.records] == [
-        "job job: no rank tells how long it waits for its input; the profile decides which clocks"
-        " to raise"
+        "job job: no rank reports the wait for its input; the profile decides which clocks to raise"
     ]
 
 

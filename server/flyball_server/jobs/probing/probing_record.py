@@ -21,7 +21,7 @@ from flyball_wire.messages import JobSpec, PlanVersion
 
 # Of the newest steps some may still be without the last rank's measurement.
 _LOOK_BACK_STEPS = 8
-# How many steps the other ranks may be ahead of one that tells nothing, beyond the cycle.
+# Steps that other ranks may be ahead of a silent one, beyond the cycle.
 PATIENCE_STEPS = 200
 _SHOWN_RANKS = 8
 
@@ -144,16 +144,16 @@ def _is_measured(reader: JobReader, newest: PlanRecord, num_ranks: int) -> bool:
 
 
 def _silence(reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...]) -> str | None:
-    """Return which ranks tell nothing while others have long passed the newest version's cycle."""
-    told = _newest_steps(reader, newest)
-    if newest.first_step is None or not told:
+    """Return the ranks that are silent while others have long passed the newest version's cycle."""
+    newest_steps = _newest_steps(reader, newest)
+    if newest.first_step is None or not newest_steps:
         return None
-    waited_for = told[-1].step - (newest.first_step + newest.cycle_length)
+    waited_for = newest_steps[-1].step - (newest.first_step + newest.cycle_length)
     if waited_for < PATIENCE_STEPS:
         return None
-    silent = sorted({rank.rank for rank in ranks} - {record.rank for record in told})
+    silent = sorted({rank.rank for rank in ranks} - {record.rank for record in newest_steps})
     names = ", ".join(map(str, silent[:_SHOWN_RANKS])) or "some"
-    return f"rank {names} told nothing of its steps while others ran {waited_for} more"
+    return f"rank {names} reported no step while others ran {waited_for} more"
 
 
 def _newest_steps(reader: JobReader, newest: PlanRecord) -> tuple[StepRecord, ...]:

@@ -34,7 +34,7 @@ _SPLIT = (
     InstructionKind.BACKWARD_WEIGHT,
 )
 _RECOMPUTED = (InstructionKind.FORWARD, InstructionKind.RECOMPUTE, InstructionKind.BACKWARD)
-# Orders by name whose number of chunks a name does not tell.
+# Orders whose number of chunks is not determined by the name.
 _TWO_CHUNKS = frozenset({"zbv", "dualpipev"})
 
 
@@ -42,7 +42,7 @@ def probing_schedule(spec: JobSpec) -> Schedule:
     """The order that the ranks run while the job is profiled.
 
     Raises:
-        InvalidFieldError: it cannot be told before there is a profile.
+        InvalidFieldError: it is unknown before there is a profile.
     """
     name = "1f1b" if is_auto(spec.schedule) else _UNTIL_PLANNED.get(spec.schedule, spec.schedule)
     num_chunks = 2 if name in _TWO_CHUNKS else 1
@@ -111,7 +111,7 @@ def stage_steps(
     steps: Sequence[StepRecord],
     details: Sequence[StepDetail],
 ) -> tuple[StageStep, ...]:
-    """Each stage in each step that all ranks have told of, by step, then stage.
+    """Each stage in each step that all ranks have reported, by step, then stage.
 
     Args:
         versions: that were probed.
@@ -121,7 +121,7 @@ def stage_steps(
     """
     stage_of = {rank.rank: rank.stage for rank in ranks}
     by_version = {version.version: version for version in versions}
-    told = {(detail.step, detail.rank): detail for detail in details}
+    by_place = {(detail.step, detail.rank): detail for detail in details}
     merged: list[StageStep] = []
     for step, group in groupby(steps, key=lambda record: record.step):
         records = [record for record in group if record.rank in stage_of]
@@ -130,7 +130,7 @@ def stage_steps(
         time_s = max(record.time_s for record in records)
         by_stage: dict[int, list[tuple[StepRecord, StepDetail | None]]] = {}
         for record in records:
-            pair = (record, told.get((step, record.rank)))
+            pair = (record, by_place.get((step, record.rank)))
             by_stage.setdefault(stage_of[record.rank], []).append(pair)
         ran = {record.plan_version for record in records}
         version = by_version.get(ran.pop() or 0) if len(ran) == 1 else None

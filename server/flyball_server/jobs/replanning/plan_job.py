@@ -44,7 +44,7 @@ LOOK_AGAIN_S = 1.0
 
 
 class PlanningSlots:
-    """A bound on the plannings that reconcilers wait for; nobody waits for a slot.
+    """Limit on the plannings that reconcilers wait for; taking a slot never blocks.
 
     Args:
         num_slots: plannings at once.
@@ -73,7 +73,7 @@ _MAX_JOBS = 64
 
 
 class PlanCoalescer:
-    """Plans jobs for whoever has changed their inputs; for the event loop's own thread.
+    """Plans jobs after a change of their inputs; for the event loop's own thread.
 
     Of the calls that wait for the same planning only one has a thread.
     """
@@ -122,7 +122,7 @@ def kept_plan(
     Args:
         reader: of the store.
         job: as it stands.
-        loop_state: likewise.
+        loop_state: of the job, as it stands.
         planned: what has been planned now.
         planned_for: what for.
     """
@@ -175,19 +175,19 @@ def observed_solve(services: JobServices, policy: str) -> Generator[None]:
     """Tell `services.observe_solve` of the block, which makes a plan with this policy."""
     started_s = time.perf_counter()
 
-    def tell(outcome: str) -> None:
+    def observe(outcome: str) -> None:
         seconds = time.perf_counter() - started_s
         services.observe_solve(Solve(policy=policy, outcome=outcome, seconds=seconds))
 
     try:
         yield
     except (SupersededError, PlanningStoppedError, UnknownJobError):
-        tell("superseded")
+        observe("superseded")
         raise
     except Exception:
-        tell("failed")
+        observe("failed")
         raise
-    tell("planned")
+    observe("planned")
 
 
 _LOG = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
 
 
 def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
-    """Return what the job's adaptation has to be told of each step."""
+    """Return the report of each step that the job's adaptation needs."""
     if spec.adaptation == Adaptation.FRONTIER:
         return StepReport.CLOCKS
     is_looked_at = is_raised_by_waits(spec, planned_for)
@@ -320,7 +320,7 @@ def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
 
 
 def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:
-    """Return whether the failure is still about inputs that nobody has planned, and is stored."""
+    """Return whether the failure is about inputs that are still unplanned, and was stored."""
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
         if not is_same_work(job, now) or now.planned_revision == now.inputs_revision:

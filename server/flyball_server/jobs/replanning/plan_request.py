@@ -29,7 +29,7 @@ GpuTable = Callable[[str], GpuWindow]
 
 
 def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
-    """Refuse now what can be told before the profile has come: names, power, an order.
+    """Refuse now what is invalid without a profile: names, power, an order.
 
     Raises:
         InvalidFieldError: an unknown name, or no blocking power.

@@ -35,8 +35,8 @@ def request_digest(slowed: SlowedRequest) -> str:
         if field.name != "profile"
     ]
     slowdowns = sorted(map(repr, slowed.slowdowns))
-    told = repr((rest, slowdowns, slowed.num_pipelines if slowdowns else 1))
-    return hashlib.sha256(told.encode() + profile_digest(request.profile)).hexdigest()
+    rest_text = repr((rest, slowdowns, slowed.num_pipelines if slowdowns else 1))
+    return hashlib.sha256(rest_text.encode() + profile_digest(request.profile)).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
 def _made_before(
     services: JobServices, snapshot: PlanningSnapshot, digest: str
 ) -> SlowedPlan | None:
-    """The plan that was made for the same; whoever puts a profile or target has it made anew."""
+    """The plan that was made for the same; a new profile or target always plans anew."""
     if snapshot.job.changed_input is not JobInput.CONTROL:
         return None
     version = next((one.version for one in snapshot.loop_state.made if one.digest == digest), None)

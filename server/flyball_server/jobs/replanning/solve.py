@@ -27,7 +27,7 @@ PLANNING_FIELD = "planning"
 
 
 class SupersededError(Exception):
-    """The job's inputs have changed since: nobody wants the result any more."""
+    """The job's inputs have changed since; the result is obsolete."""
 
 
 def solve(
@@ -46,7 +46,7 @@ def solve(
 
     Raises:
         SupersededError: the job's inputs have changed; the solve is stopped.
-        UnknownJobError: the job is gone; likewise.
+        UnknownJobError: the job is gone; the solve is stopped.
         PlanningStoppedError: the planner shuts down.
         PlanningError: the function's, or, with field `planning`: it took longer than the planner
             allows, or the process that solved it ended, and did so again at a second attempt.

@@ -45,7 +45,7 @@ def planned_instructions(
 def in_stages(
     instructions: Iterable[PlannedInstruction], nums_instructions: Iterable[int]
 ) -> PlannedStages:
-    """Instructions, stage after stage, by their stages, which have so many each."""
+    """Instructions, stage after stage, by their stages, whose lengths are given."""
     in_order = iter(instructions)
     return tuple(tuple(itertools.islice(in_order, count)) for count in nums_instructions)
 

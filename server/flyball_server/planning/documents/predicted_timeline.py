@@ -72,7 +72,7 @@ class TimelineRow:
         blocking_power_w: of all its ranks together while they wait, W.
         start_s, duration_s: s from the iteration's begin.
         energy_j: of all its ranks while it runs, J.
-        float_s: by how much it could end later without a longer iteration, s.
+        float_s: possible delay of its end without a longer iteration, s.
     """
 
     stage: int

@@ -35,7 +35,7 @@ class NodeTables(NamedTuple):
     Attributes:
         order: the nodes in topological order; shape (num_nodes,).
         predecessors: shape (num_nodes, 2), NO_NODE where there are fewer.
-        successors: shape (num_nodes, most successors of a node), likewise.
+        successors: shape (num_nodes, most successors of a node), NO_NODE where there are fewer.
         curve_of_node: per node, a row of the tables below.
         times_s: rising along each row; shape (num_curves, most points), infinite past the last.
         costs_j: falling along each row, J; same shape.

@@ -39,11 +39,11 @@ class EventNetwork:
 
     Attributes:
         num_events: BEGIN, DEADLINE and END included.
-        num_instructions: the first so many arcs are the DAG's nodes, in their order.
+        num_instructions: number of the DAG's nodes, which are the first arcs, in their order.
         tail, head: per arc, the events it runs between; shape (num_arcs,).
         min_window_s: per arc, s; shape (num_arcs,).
         slope_w: per arc and segment, J/s; shape (num_arcs, num_segments).
-        length_s: likewise, s; infinite for a last segment, 0 where there is none.
+        length_s: per arc and segment, s; infinite for a last segment, 0 where there is none.
         fixed_cost_j: cost of all instructions at their fastest point, J.
         waiting_power_w: blocking power of all ranks, W.
     """

@@ -1,4 +1,4 @@
-"""The relaxed problem by a primal-dual interior point that knows it is a network.
+"""The relaxed problem by a primal-dual interior point method for networks.
 
 Mehrotra's predictor-corrector (SIAM J. Optim. 2(4), 1992) on: least cost of the arcs' parts z,
 subject to t_head - t_tail = min_window + sum of z, 0 <= z <= length, BEGIN at 0, DEADLINE at T.
@@ -78,7 +78,7 @@ class Iterate(NamedTuple):
 
 @compiled_function
 def conductances(parts: Parts, point: Iterate) -> FloatArray:
-    """Per arc, by how much its flow falls for a longer window, W/s; shape (num_arcs,)."""
+    """Per arc, fall of its flow for a longer window, W/s; shape (num_arcs,)."""
     length_s, last = parts.length_s, parts.last
     part_s, low_w, high_w = point.part_s, point.low_w, point.high_w
     conductance = np.empty(len(last))
@@ -233,7 +233,7 @@ class KeptIterates:
 
 
 MAX_STEPS = 80
-MAX_WARM_STEPS = 40  # a mixed start takes 8 to 20; after so many it is better to begin anew
+MAX_WARM_STEPS = 40  # a mixed start takes 8 to 20; beyond, a cold start is faster
 # Complementarity, as a share of the energy: of iterates that are kept for mixing, and of mixes
 # that are worth beginning from.
 KEPT_BELOW, MIXED_BELOW = 3e-3, 3e-2
@@ -282,7 +282,7 @@ class InteriorPointRelaxation:
     def _iterated(
         self, point: Iterate, deadline_s: float, max_steps: int
     ) -> tuple[RelaxedOptimum, bool]:
-        """Return what so many steps from the point find, and whether it is as near as asked for."""
+        """Return the optimum after at most this many steps, and whether it has converged."""
         to_keep: Iterate | None = None
         for _ in range(max_steps):
             cancellation_point()
@@ -333,7 +333,7 @@ class InteriorPointRelaxation:
         return self._complementarity_j(point) < share * abs(self._energy_j(point, deadline_s))
 
     def _next(self, point: Iterate, window_error_s: FloatArray) -> Iterate:
-        """One predictor step, which tells how far to centre, and one corrected step."""
+        """One predictor step, which sets the centring, and one corrected step."""
         system = _NewtonSystem(self._parts, self._incidence, point, window_error_s)
         affine, primal, dual = system.step(0.0, self._no_step)
         before_j = self._complementarity_j(point)

@@ -108,7 +108,7 @@ def walk(
     Args:
         deadline_s: faster or slower than where the walk stands.
         stop_price_w: a walk to a faster deadline ends where a second is worth as much.
-        max_pivots: after so many it gives up.
+        max_pivots: limit beyond which it fails.
         basis: changed in place.
         arcs: the network.
 

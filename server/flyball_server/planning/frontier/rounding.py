@@ -12,7 +12,7 @@ from flyball_server.planning.frontier import annealing
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
 from flyball_server.planning.model.dag import NONE, DependencyDag
-from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment
 
 # Of the slowest iteration. A window is a difference of two sums of durations; its rounding error
@@ -188,7 +188,7 @@ def _slowest_time_s(dag: DependencyDag, curves: ModelCurves) -> float:
     """The iteration time with every instruction at the slowest clock that is of any use, s."""
     slowest_s = [curve.staircase[-1].time_s for curve in curves.curves]
     durations_s = [slowest_s[curve] for curve in curves.curve_of_node]
-    return max(FinishTimes(dag).earliest_s(durations_s))
+    return max(earliest_finish_s(dag, durations_s))
 
 
 def _padded(rows: Sequence[Sequence[float]], filling: float) -> FloatArray:

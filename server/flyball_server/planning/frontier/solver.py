@@ -19,13 +19,13 @@ from flyball_server.planning.frontier.event_network import (
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
-from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_server.planning.request_options import check_reserve
 from flyball_wire.plan_options import Effort
 
-# Shares are rounded down to so many, that instructions go on sharing their tables of points.
+# Levels to which shares are rounded down, so that instructions go on sharing tables of points.
 _NUM_LEVELS = 16
 # Each round gives out what the one before has left.
 _ROUNDS = 6
@@ -38,7 +38,7 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
 
     Args:
         model: as profiled.
-        reserve: by how much each instruction may take longer, as a share of its time, 0 to
+        reserve: possible lengthening of each instruction, as a share of its time, 0 to
             MAX_RESERVE.
 
     Raises:
@@ -83,15 +83,14 @@ def _shares(model: PipelineModel, reserve: float) -> list[float]:
     """
     dag = model.dag
     profiled_s = model.durations_s(model.baseline())
-    finish_times = FinishTimes(dag)
-    iteration_time_s = max(finish_times.earliest_s(profiled_s))
+    iteration_time_s = max(earliest_finish_s(dag, profiled_s))
     shares = [0.0] * dag.num_nodes
     for _ in range(_ROUNDS):
         durations_s = [
             duration_s * (1 + share) for duration_s, share in zip(profiled_s, shares, strict=True)
         ]
-        finish_s = finish_times.earliest_s(durations_s)
-        latest_s = finish_times.latest_s(durations_s, iteration_time_s)
+        finish_s = earliest_finish_s(dag, durations_s)
+        latest_s = latest_finish_s(dag, durations_s, iteration_time_s)
         shares = [
             min(reserve, share + max(0.0, latest - finish) / iteration_time_s)
             for share, latest, finish in zip(shares, latest_s, finish_s, strict=True)
@@ -112,8 +111,8 @@ MOVES_BY_EFFORT = {Effort.LOW: 4_000, Effort.NORMAL: 72_000, Effort.HIGH: 2_000_
 # More instructions get no more moves but with effort HIGH: on 64 x 256 twice as many moves take the
 # gap from 0.386 to 0.358 %, and half as long again.
 MOST_COUNTED = 9_000
-# In a tiny pipeline a single clock matters, and a single annealing may miss it: of so many
-# instructions or fewer, several attempts, with other random numbers.
+# In a tiny pipeline a single clock matters, and a single annealing may miss it: up to this many
+# instructions there are several attempts, with other random numbers.
 TINY_INSTRUCTIONS, MAX_ATTEMPTS = 64, 8
 # Bounds are up to this share below the optimum that they prove: no plan is to be sought there.
 AS_GOOD_AS_THE_BOUND = 1e-9
@@ -150,7 +149,7 @@ class DeadlineSolver:
 
     Args:
         model: the pipeline, as profiled.
-        reserve: by how much its instructions may take longer, as a share; see `with_reserve`.
+        reserve: possible lengthening of its instructions, as a share; see `with_reserve`.
             Bounds of plans are then on all that keep this reserve at the deadline and are no
             faster.
 

@@ -60,7 +60,7 @@ class DependencyDag:
 
     @functools.cached_property
     def predecessor_array(self) -> NDArray[np.int64]:
-        """`order_predecessor` and `data_predecessor`, likewise; shape (2, num_nodes)."""
+        """`order_predecessor` and `data_predecessor`, for compiled code; shape (2, num_nodes)."""
         return np.array([self.order_predecessor, self.data_predecessor], dtype=np.int64)
 
     @functools.cached_property

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import NONE, DependencyDag
-from flyball_server.planning.model.finish_times import predicted_time_and_energy
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import (
     Simulation,
     iteration_energy_j,
     simulate,
+    time_and_energy,
 )
 from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
 from flyball_server.planning.planner import (
@@ -166,7 +166,7 @@ def plan_models(
     Args:
         request: how to plan.
         models: of the pipelines; all run the same schedule with as many microbatches.
-        report: told what is about to be done.
+        report: called before each phase.
         dp_ranks: of each model, the pipelines that it stands for; left out: one each.
 
     Raises:
@@ -203,8 +203,8 @@ def plan_of_pipelines(
         choice: for the joint model.
         dp_ranks: of each model, the pipelines that it stands for.
     """
-    iteration_time_s, energy_j = predicted_time_and_energy(joint, choice.assignment)
-    baseline_time_s, baseline_energy_j = predicted_time_and_energy(joint, joint.baseline())
+    iteration_time_s, energy_j = time_and_energy(joint, choice.assignment)
+    baseline_time_s, baseline_energy_j = time_and_energy(joint, joint.baseline())
     return DataParallelPlan(
         policy=request.options.policy,
         reconfigure=request.options.reconfigure,
@@ -236,14 +236,14 @@ def _planned_pipelines(
 
     Args:
         models: of the pipelines.
-        assignments: likewise.
+        assignments: of the pipelines.
         iteration_time_s: of all together, s.
         dp_ranks: of each model, the pipelines that it stands for.
     """
     return tuple(
         PlannedPipeline(
             dp_rank=stands_for[0],
-            iteration_time_s=predicted_time_and_energy(model, assignment)[0],
+            iteration_time_s=time_and_energy(model, assignment)[0],
             energy_j=iteration_energy_j(model, assignment, iteration_time_s),
             stages=planned_stages(model, assignment),
             dp_ranks=stands_for if len(stands_for) > 1 else (),

@@ -8,7 +8,7 @@ from typing import TypeVar
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
 KeyT = TypeVar("KeyT", bound=Hashable)
-"""What tells a stage's instructions apart: their kind, or kind and chunk."""
+"""Key of an instruction within a stage: its kind, or kind and chunk."""
 
 
 def stage_least_energy(

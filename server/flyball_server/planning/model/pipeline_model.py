@@ -106,7 +106,7 @@ def _points_of(
 
 
 def _repeated(points: Sequence[OperatingPoint], times: int) -> tuple[OperatingPoint, ...]:
-    """Return what so many of the instruction take together, all at the same clock."""
+    """Return the points of this many of the instruction together, all at the same clock."""
     try:
         return tuple(
             replace(point, time_s=times * point.time_s, energy_j=times * point.energy_j)

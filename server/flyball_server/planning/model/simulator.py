@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.schedules._base import peak_activations
 
@@ -25,7 +26,7 @@ class Simulation:
     Attributes:
         start_s, finish_s: per node of the DAG, s from the iteration's begin.
         wait_s: per node, how long its stage was idle before it, s.
-        float_s: per node, by how much it could end later without a longer iteration, s.
+        float_s: per node, possible delay of its end without a longer iteration, s.
         critical_path: nodes of one longest path, in the order of time.
         iteration_time_s: T, s.
         energy_j: of one iteration over all stages, J.
@@ -92,17 +93,6 @@ def iteration_energy_j(
     return busy_j + iteration_time_s * sum(power_w)
 
 
-def earliest_finish_s(dag: DependencyDag, durations_s: Sequence[float]) -> list[float]:
-    """Per node, when it finishes if all start as early as they can, s."""
-    order_predecessor, data_predecessor = dag.order_predecessor, dag.data_predecessor
-    finish_s = [0.0] * (dag.num_nodes + 1)  # the last one stands for NONE
-    for node in dag.topological_order:
-        before, source = finish_s[order_predecessor[node]], finish_s[data_predecessor[node]]
-        finish_s[node] = (before if before > source else source) + durations_s[node]
-    finish_s.pop()
-    return finish_s
-
-
 def critical_path(
     dag: DependencyDag, durations_s: Sequence[float], finish_s: Sequence[float]
 ) -> list[int]:
@@ -124,15 +114,3 @@ def critical_path(
         else:
             return path[::-1]
         path.append(node)
-
-
-def latest_finish_s(
-    dag: DependencyDag, durations_s: Sequence[float], iteration_time_s: float
-) -> list[float]:
-    """Per node, when it must have finished for the iteration to take no longer than this, s."""
-    latest_s = [iteration_time_s] * dag.num_nodes
-    for node in reversed(dag.topological_order):
-        latest_start_s = latest_s[node] - durations_s[node]
-        for predecessor in dag.predecessors(node):
-            latest_s[predecessor] = min(latest_s[predecessor], latest_start_s)
-    return latest_s

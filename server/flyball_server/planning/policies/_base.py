@@ -16,7 +16,7 @@ class PolicyChoice:
     Attributes:
         assignment: per node, an index into its operating points.
         lower_bound_j: no assignment with this one's iteration time needs less, J; None where
-            the policy knows none.
+            the policy has none.
     """
 
     assignment: Assignment
@@ -43,6 +43,6 @@ PolicyRule = Callable[[PolicyRequest], PolicyChoice]
 - pure and deterministic: the same request gives the same choice;
 - the assignment has one valid index per node of the DAG;
 - a lower bound, where given, is not above the choice's own energy;
-- raises PlanningError naming `target` for one that the policy does not know, and
+- raises PlanningError naming `target` for one that the policy does not support, and
   TargetUnreachableError for one that cannot be met.
 """

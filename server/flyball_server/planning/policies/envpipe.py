@@ -8,9 +8,9 @@ from types import MappingProxyType
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.least_energy_clock import least_energy_points
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import earliest_finish_s
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest, PolicyRule
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.targets import parse_target, plan_for_target
-from flyball_server.planning.model.simulator import earliest_finish_s
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 
 

@@ -1,8 +1,8 @@
-"""EnvPipe's reconfiguration from measured receive times, one look at a time.
+"""EnvPipe's reconfiguration from measured receive times, one observation at a time.
 
 Choi et al., "EnvPipe: Performance-preserving DNN Training Framework for Saving Energy", USENIX
 ATC 2023. `reconfigure` walks the critical path of a model; here the waits that ranks measured
-tell which way it goes. A look either raises a clock or it is quiet, and there are only so many
+tell which way it goes. An observation raises a clock or is quiet, and there are finitely many
 clocks to raise, so it ends whatever is measured.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import NONE, DependencyDag
-from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.policies.reconfigure import path_raise
@@ -25,7 +25,7 @@ from flyball_wire.plan_options import Reconfigure
 
 
 class InstructionTimes(NamedTuple):
-    """One instruction as one rank ran it; microbatch None: the rank could not tell it."""
+    """One instruction as one rank ran it; microbatch None: unknown."""
 
     kind: str
     microbatch: int | None
@@ -104,8 +104,7 @@ def slowest(dag: DependencyDag, pipelines: Sequence[MeasuredPipeline]) -> Measur
         dag: of each of them.
         pipelines: one at least; of equal ones the first counts.
     """
-    finish_times = FinishTimes(dag)
-    return max(pipelines, key=lambda pipeline: max(finish_times.earliest_s(pipeline.computed_s)))
+    return max(pipelines, key=lambda pipeline: max(earliest_finish_s(dag, pipeline.computed_s)))
 
 
 # In EnvPipe's published configurations.
@@ -118,12 +117,11 @@ class MeasuredLoop:
     """Settings of reconfiguration from measurements.
 
     Attributes:
-        model: order and operating points; its times are not looked at.
+        model: order and operating points; its times are not used.
         manner: as in `reconfigure`.
         granularity_mhz: as in `reconfigure`.
-        threshold_scale: a receive that takes longer than so many times one that waits for
-            nothing has waited.
-        finish_limit: so many quiet looks in a row end it, at least 1.
+        threshold_scale: threshold of a wait, as a multiple of a receive without one.
+        finish_limit: quiet observations in a row that end the loop, at least 1.
     """
 
     model: PipelineModel
@@ -175,15 +173,15 @@ def measured_critical_path(
 
     A node whose receive was short was delayed by the one before it on its stage, another one by
     the neighbour that it received from. It begins with the last node of the stage that is done
-    last, by the computing times: EnvPipe's, stage 0's last backward, in the orders that it knows.
+    last, by the computing times: EnvPipe's, stage 0's last backward in its own orders.
 
     Raises:
-        PlanningError: no stage has told how long it received.
+        PlanningError: no stage has reported its receive times.
     """
     has_neighbours = any(receives_from_neighbour(dag, node) for node in range(dag.num_nodes))
     if has_neighbours and not any(measured.received_s):
-        raise PlanningError("no rank tells how long it waits for its input", field="received_s")
-    finish_s = FinishTimes(dag).earliest_s(measured.computed_s)
+        raise PlanningError("no rank reports the wait for its input", field="received_s")
+    finish_s = earliest_finish_s(dag, measured.computed_s)
     node = max(dag.last_of_stages, key=lambda index: (finish_s[index], -dag.stage[index]))
     threshold_s = max(
         threshold_scale * unwaited_receive_s(dag, measured, finish_s),

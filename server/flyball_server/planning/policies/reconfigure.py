@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.finish_times import FinishTimes
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import critical_path
 from flyball_wire.plan_options import Reconfigure
@@ -77,10 +77,9 @@ def _raised_step_by_step(
     raise_path = path_raise(manner, granularity_mhz)
     raised = list(assignment)
     durations_s = model.durations_s(raised)
-    finish_times = FinishTimes(model.dag)
     while True:
         yield raised
-        path = critical_path(model.dag, durations_s, finish_times.earliest_s(durations_s))
+        path = critical_path(model.dag, durations_s, earliest_finish_s(model.dag, durations_s))
         if not raise_path(model, raised, path, granularity_mhz):
             return
         for node in path:

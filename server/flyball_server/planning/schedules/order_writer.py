@@ -1,4 +1,4 @@
-"""Writing a stage's order as people describe schedules: `F0 F1 B1`, so many times.
+"""Writing a stage's order in the usual notation: `F0 F1 B1`, repeated.
 
 A token is a letter and a chunk: `F` forward, `R` recompute, `B` whole backward, `I` and `W` its
 input and weight parts. Each gets the next microbatch of its kind and chunk. `W` without a chunk

@@ -25,7 +25,7 @@ def make_zbv(context: ScheduleContext) -> Schedule:
     num_stages = context.profile.num_stages
     chunks = chunks_of(context.profile, name, 2)
     require_split_backward(chunks, name)
-    # The order is described for so many; those that there are not are left out.
+    # The order is described for this many; missing ones are left out.
     num_described = max(2 * num_stages - 1, context.num_microbatches)
     stages: list[tuple[Instruction, ...]] = []
     for stage in range(num_stages):

@@ -23,8 +23,9 @@ from flyball_server.planning.documents.plan_document import plan_document, plan_
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import earliest_finish_s, time_and_energy
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules._base import Instruction
