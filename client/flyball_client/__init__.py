@@ -1,7 +1,7 @@
 """Client of the planner for training ranks: hooks, clocks, calls to the planner.
 
 Needs httpx and nvidia-ml-py; imports neither torch nor numpy nor pydantic. The names below are
-the public ones. Each is imported when it is first used, since the governor process needs few.
+public, and imported when they are first used, since the governor process needs few.
 """
 
 from __future__ import annotations

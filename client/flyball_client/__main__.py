@@ -1,4 +1,4 @@
-"""The `flyball` command: finds its subcommands by entry point and runs the one asked for."""
+"""The `flyball` command: finds its subcommands by entry point, and runs one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
 
 _GROUP = "flyball.commands"
-# Which extra brings what a command of this package imports.
+# Extras with the dependencies of a package's commands.
 _EXTRAS = {"flyball_server": "server", "flyball_lab": "demo"}
 
 _INTERRUPTED = 130
@@ -20,7 +20,7 @@ _BROKEN_PIPE = 141
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaint is one line, without the usage before it."""
+    """Parser whose error is one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message}; see `{self.prog} --help`")
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments[0] if arguments else ""
     try:
         status = _dispatch(arguments)
-        # A reader that has gone shows only when what is buffered is written.
+        # A closed pipe is detected when the buffer is written.
         sys.stdout.flush()
     except CommandError as error:
         who = "flyball" if name.startswith("-") else f"flyball {name}"
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more as it exits, and must find it writable.
+        # Python flushes stdout again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     return status
@@ -71,7 +71,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     try:
         parsed = parser.parse_args(arguments)
     except SystemExit as finished:
-        # --help has printed what it had to say.
+        # After --help.
         return finished.code if isinstance(finished.code, int) else 0
     return command.run(parsed)
 
@@ -86,7 +86,7 @@ def _load(entry: EntryPoint) -> Command:
     except ImportError as error:
         raise CommandError(f"{_remedy(entry)} ({error})") from None
     if not isinstance(command, Command):
-        raise CommandError(f"{entry.value} is no Flyball command; reinstall what brought it")
+        raise CommandError(f"{entry.value} is no Flyball command; reinstall its package")
     return command
 
 

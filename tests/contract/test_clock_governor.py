@@ -205,7 +205,7 @@ class TestClockGovernor:
         started.governor.close()
         assert started.nvml.calls(SET) == [(0, 1410)]
         (line,) = warnings_in(caplog)
-        assert line.startswith("rank 3: clocks are no longer set, training goes on at default")
+        assert line.startswith("rank 3: clocks are no longer set, training continues at default")
         assert line.endswith("a reason")
 
     def test_giving_up_at_once_leaves_somebody_elses_lock(self, started: Governed) -> None:

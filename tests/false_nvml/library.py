@@ -33,7 +33,7 @@ _GPU_FIELDS = (
     "energy_uj",
     "counted_ns",
 )
-_COUNTER_PERIOD_NS = 100_000_000
+_COUNTER_PERIOD_NS = 25_000_000
 
 
 class FalseNvml:

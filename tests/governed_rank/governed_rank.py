@@ -104,7 +104,7 @@ class GovernedRank:
     def pid(self) -> int:
         """The rank's process number; waits until it is about to start its governor."""
         pid = int(self._read_line())
-        self._shared_state = _board_of(pid)
+        self._shared_state = board_of(pid)
         return pid
 
     @property
@@ -248,9 +248,9 @@ class GovernedRank:
         return line
 
 
-def _board_of(pid: int) -> SharedState:
+def board_of(pid: int) -> SharedState:
     """The board of a rank, mapped here too."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        if re.match(r"/memfd:flyball-clock-board\b", str(link.readlink())):
+        if re.match(r"/memfd:flyball-clock-state\b", str(link.readlink())):
             return SharedState(os.open(link, os.O_RDWR | os.O_CLOEXEC))
     raise StillWaitingError(f"process {pid} has no board")

@@ -144,7 +144,7 @@ def test_a_second_rank_on_the_same_gpu_trains_on_without_clocks(new_rank: NewRan
     second = new_rank(seed=1)
     second.check_goes_on(is_over=True)
     assert second.log.count("clocks are no longer set") == 1
-    assert "is set for rank 0 already; give each rank a GPU" in second.log
+    assert "is already set for rank 0; give each rank a GPU" in second.log
     second.tell("end")
     wait_until(lambda: not second.is_alive(), "the second rank ends")
     first.wait_until_governed()
@@ -249,7 +249,7 @@ def test_a_governor_that_cannot_start_is_told_once_and_training_goes_on(
 
     wait_until(is_over_after_a_step, "it gives up")
     (line,) = caplog.messages
-    assert line.startswith("rank 0: clocks are no longer set, training goes on at default clocks")
+    assert line.startswith("rank 0: clocks are no longer set, training continues at default clocks")
     assert "exit status 1" in line
 
 

@@ -17,7 +17,7 @@ __all__ = ["false_nvml", "false_nvml_library"]
 ROOT = Path(__file__).parents[2]
 # Of the false NVML: 50 W, and a tenth of a watt per MHz.
 POWER_W = 50 + 0.1 * HIGHEST_MHZ
-PERIOD_MS = 100
+PERIOD_MS = 25
 
 
 def run_benchmark(

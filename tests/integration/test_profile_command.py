@@ -143,19 +143,19 @@ def test_an_emulated_stage_is_profiled_and_the_profile_plans(
         ),
         (
             ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", EXAMPLE),
-            "is there already; --resume goes on with it, --force writes it anew",
+            "exists already; --resume continues it, --force overwrites it",
         ),
         (
             ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", EXAMPLE, "--resume"),
             "fitted.csv:1: was not measured with these options",
         ),
-        (("convert", EXAMPLE, EXAMPLE), "is there already; --force writes over it"),
+        (("convert", EXAMPLE, EXAMPLE), "exists already; --force overwrites it"),
         (("join", EXAMPLE, EXAMPLE, "-o", "o.csv"), "is given twice; first in"),
         (
             ("blocking-power", "--emulated", EXAMPLE),
-            "an emulated GPU needs its draw: --blocking-power W",
+            "an emulated GPU needs its power: --blocking-power W",
         ),
-        (("blocking-power", "--gpu", "a100"), "are an emulated GPU's; a real one's is read"),
+        (("blocking-power", "--gpu", "a100"), "are for emulated GPUs; the other is measured"),
         ((), "the following arguments are required: ACTION"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_clock_that_is_not_held_is_put_aside_and_told(runs: Runs) -> None:
     runs.nvml.hold_below_mhz(1800)
     status, stdout, _ = runs.finished()
     assert status == 0
-    assert "forward at 1980 MHz ran at 1800 MHz, held down by power; it is in" in stdout
+    assert "forward at 1980 MHz ran at 1800 MHz, limited by power; it is in" in stdout
     with runs.out.open() as file:
         assert {row["frequency"] for row in csv.DictReader(file)} == {"1740"}
     with (runs.folder / "out.held.csv").open() as file:
@@ -220,7 +220,8 @@ def test_ctrl_c_gives_the_clock_back_and_the_next_run_goes_on(runs: Runs) -> Non
     assert process.returncode == 130
     assert runs.nvml.locked_mhz() == 0
     found = re.fullmatch(
-        r"flyball profile: interrupted; (\d) points? (is|are) in \S+out.csv, --resume goes on\n",
+        r"flyball profile: interrupted; (\d) points? (is|are) in \S+out.csv, --resume continues"
+        r" it\n",
         stderr,
     )
     assert found is not None, stderr

@@ -195,6 +195,6 @@ def test_ctrl_c_ends_the_command_and_not_the_comparison(fresh: LivePlanner) -> N
     finally:
         process.kill()
     assert (process.returncode, printed) == (130, "")
-    assert errors == "the comparison goes on; `flyball report job` shows what it has measured\n"
+    assert errors == "the comparison continues; `flyball report job` shows its measurements\n"
     comparison = fresh.http.get(routes.fill(routes.COMPARISON, job_id="job")).json()
     assert comparison["state"] == "running"

@@ -123,7 +123,7 @@ def test_a_live_planner_is_read_and_a_wrong_name_gets_the_line_of_report(flyball
         (("--once", "--planner", "http://127.0.0.1:1"), "cannot be reached"),
         (("--planner", "http://127.0.0.1:1"), "no terminal to draw on; --once prints"),
         (("--once", "--json"), "not allowed with"),
-        (("--interval", "0"), "--interval: must be from 0.2 to 3600 s, not '0'"),
+        (("--interval", "0"), "--interval: must be a finite number, at least 0.2 and at most 3600"),
     ],
 )
 def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], named: str) -> None:

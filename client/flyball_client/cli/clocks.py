@@ -1,4 +1,4 @@
-"""`flyball clocks`: which SM clocks each GPU supports, also as a file for the GPU table."""
+"""`flyball clocks`: SM clocks that each GPU supports, also as a file for the GPU table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from flyball_client.gpu.nvml import list_nvml_gpus
 from flyball_client.gpu.nvml_facts import driver_version, nvml_session
 from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
 from flyball_client.gpu.window_draft import draft_window, window_toml
-from flyball_profiles.stage_profile import ProfileError
-from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_client.profiling.arguments import add_force, emulated_profile, write_new
 from flyball_wire.command import Command, CommandError
 
-# `--gpu NAME` finds a table's file in any case by its name in small letters.
+# `--gpu NAME` is case-insensitive and finds the file with the lower-case name.
 _TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuClocks:
-    """One GPU of the list; an emulated one's index is its stage, and it has no UUID."""
+    """One GPU of the list; the index of an emulated one is its stage, and it has no UUID."""
 
     index: int
     name: str
@@ -36,14 +35,14 @@ class GpuClocks:
 
 
 def describe_clocks(clocks_mhz: Sequence[int]) -> str:
-    """Clocks in rising order, equal steps drawn together: `210..1980 step 15, 2000`."""
+    """Return clocks in rising order, with equal steps combined: `210..1980 step 15, 2000`."""
     rising = sorted(set(clocks_mhz))
     parts: list[str] = []
     while rising:
         num_even = _num_even_steps(rising)
         run, rising = rising[:num_even], rising[num_even:]
         if len(run) < 3:
-            # Two clocks are no range; the second may begin the next one.
+            # Two clocks are not a range; the second may begin the next one.
             rising = run[1:] + rising
             parts.append(str(run[0]))
         else:
@@ -52,7 +51,7 @@ def describe_clocks(clocks_mhz: Sequence[int]) -> str:
 
 
 def _num_even_steps(rising: Sequence[int]) -> int:
-    """Return how many clocks from the first on lie equally far apart."""
+    """Return the number of clocks from the first on with equal steps."""
     for i in range(2, len(rising)):
         if rising[i] - rising[i - 1] != rising[1] - rising[0]:
             return i
@@ -77,9 +76,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="write the TOML to this new file"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="write it over a file that is there already"
-    )
+    add_force(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -89,9 +86,12 @@ def _run(arguments: argparse.Namespace) -> int:
         gpus = _emulated_gpus(profile, arguments.stage)
     else:
         gpus = _real_gpus(arguments.gpu)
-    if arguments.toml is not None:
-        return _give_toml(_toml(arguments.toml, gpus), arguments.output, force=arguments.force)
-    print(_as_json(gpus) if arguments.json else _as_text(gpus))
+    if arguments.toml is None:
+        print(_as_json(gpus) if arguments.json else "\n".join(map(_gpu_lines, gpus)))
+    elif arguments.output is None:
+        print(_toml(arguments.toml, gpus), end="")
+    else:
+        write_new(arguments.output, _toml(arguments.toml, gpus), force=arguments.force)
     return 0
 
 
@@ -99,22 +99,22 @@ def _check_combination(arguments: argparse.Namespace) -> None:
     if arguments.profile is None and arguments.stage is not None:
         raise CommandError("--stage needs --profile PROFILE.csv; real GPUs have no stages")
     if arguments.profile is not None and (arguments.gpu or arguments.toml is not None):
-        raise CommandError("--gpu and --toml are about real GPUs; leave --profile out")
+        raise CommandError("--gpu and --toml are for real GPUs; remove --profile")
     if arguments.toml is None and (arguments.output is not None or arguments.force):
         raise CommandError("-o and --force need --toml NAME")
     if arguments.toml is not None and arguments.json:
-        raise CommandError("--toml prints TOML; leave --json out")
+        raise CommandError("--toml prints TOML; remove --json")
     if arguments.toml is not None and _TABLE_NAME.fullmatch(arguments.toml) is None:
         raise CommandError(
-            f"--toml: {arguments.toml!r} cannot be a GPU's name in the table; use small letters,"
-            " digits, '.', '_' and '-', as h200"
+            f"--toml: {arguments.toml!r} cannot be a GPU's name in the table; use lower-case"
+            " letters, digits, '.', '_' and '-', as h200"
         )
 
 
 def _toml(name: str, gpus: Sequence[GpuClocks]) -> str:
     gpu = gpus[0]
     if any((other.name, other.sm_clocks_mhz) != (gpu.name, gpu.sm_clocks_mhz) for other in gpus):
-        raise CommandError("--toml: the GPUs of this machine differ; choose with --gpu INDEX|UUID")
+        raise CommandError("--toml: the GPUs of this machine differ; choose one with --gpu")
     try:
         with nvml_session():
             driver = driver_version()
@@ -128,22 +128,6 @@ def _toml(name: str, gpus: Sequence[GpuClocks]) -> str:
         raise CommandError(f"--toml: {gpu.name}: {error}") from None
 
 
-def _give_toml(text: str, output: Path | None, *, force: bool) -> int:
-    if output is None:
-        print(text, end="")
-        return 0
-    try:
-        # "x": also not over a file that appears meanwhile.
-        with output.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise CommandError(f"{output}: is there already; --force writes over it") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise CommandError(f"{output}: cannot be written ({reason or error})") from None
-    return 0
-
-
 def _real_gpus(named: str | None) -> list[GpuClocks]:
     try:
         with nvml_session():
@@ -155,7 +139,7 @@ def _real_gpus(named: str | None) -> list[GpuClocks]:
         ) from None
     if not found:
         raise CommandError(
-            "NVML sees no GPU; --profile PROFILE.csv shows the clocks of an emulated GPU"
+            "NVML lists no GPU; --profile PROFILE.csv shows the clocks of an emulated GPU"
         )
     return [
         GpuClocks(
@@ -171,13 +155,8 @@ def _real_gpus(named: str | None) -> list[GpuClocks]:
 
 
 def _emulated_gpus(file: Path, stage: int | None) -> list[GpuClocks]:
-    try:
-        profile = read_stage_profile(file)
-    except ProfileError as error:
-        raise CommandError(error.located(str(file))) from None
+    profile = emulated_profile(file, stage or 0)
     stages = range(profile.num_stages) if stage is None else (stage,)
-    if stage is not None and not 0 <= stage < profile.num_stages:
-        raise CommandError(f"{file}: no stage {stage}; it has 0 to {profile.num_stages - 1}")
     return [
         GpuClocks(
             index=stage,
@@ -194,14 +173,10 @@ def _as_json(gpus: Sequence[GpuClocks]) -> str:
     return json.dumps({"gpus": [asdict(gpu) for gpu in gpus]}, indent=2)
 
 
-def _as_text(gpus: Sequence[GpuClocks]) -> str:
-    return "\n".join(_gpu_lines(gpu) for gpu in gpus)
-
-
 def _gpu_lines(gpu: GpuClocks) -> str:
     head = gpu.name if gpu.uuid is None else f"GPU {gpu.index}  {gpu.name}  {gpu.uuid}"
     if not gpu.sm_clocks_mhz:
-        return f"{head}\n  SM clocks: this GPU does not list any that can be locked"
+        return f"{head}\n  SM clocks: this GPU lists none that can be locked"
     clocks = describe_clocks(gpu.sm_clocks_mhz)
     return f"{head}\n  SM clocks, MHz: {clocks} ({len(gpu.sm_clocks_mhz)} clocks)"
 

@@ -1,4 +1,4 @@
-"""Options of all commands that call a planner: its address, and its refusals in one line."""
+"""Option for the planner's address, and errors of its calls as command errors."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _SHOWN_JOBS = 5
 
 
 def add_planner(parser: argparse.ArgumentParser) -> None:
-    """The option that says which planner is asked."""
+    """Add the option for the planner's address."""
     parser.add_argument(
         "--planner", metavar="URL", help="the planner's address (default: FLYBALL_PLANNER_URL)"
     )
 
 
 def open_planner(given: str | None) -> PlannerClient:
-    """A client of the planner at this address, or the environment's; the caller closes it.
+    """Open a client of the planner at this address, or the environment's; the caller closes it.
 
     Raises:
-        CommandError: neither is given, or one cannot be used; an empty `given` cannot.
+        CommandError: No address is given, or address or token cannot be used.
     """
-    # Here, because it brings httpx, and `flyball --help` need not wait for that.
+    # Imported here, since httpx would slow down `flyball --help`.
     from flyball_client.api.planner_client import PlannerClient  # noqa: PLC0415
 
     name = "FLYBALL_PLANNER_URL" if given is None else "--planner"
     if given is not None and not given.strip():
-        raise CommandError("--planner is empty; give the planner's address, or leave it out")
+        raise CommandError("--planner is empty; give the planner's address, or remove the option")
     url = given or os.environ.get("FLYBALL_PLANNER_URL")
     if not url:
         raise CommandError("give --planner URL, or set FLYBALL_PLANNER_URL")
@@ -51,10 +51,10 @@ def open_planner(given: str | None) -> PlannerClient:
 
 
 def asked(planner: PlannerClient, job_id: str | None, ask: Callable[[], T]) -> T:
-    """Return what the planner answers about a job; None: about something else.
+    """Make a call about a job (None: about no single job), and return its result.
 
     Raises:
-        CommandError: it is away or refuses; the line says what to do.
+        CommandError: The planner cannot be reached, or refuses.
     """
     try:
         return ask()

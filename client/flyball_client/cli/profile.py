@@ -1,4 +1,4 @@
-"""`flyball profile`: a stage profile measured on one GPU, and a profile's file in every form."""
+"""`flyball profile`: measures a stage profile on one GPU, and converts profile files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
 _STATES = {
-    "off": "its profile is given, none is measured",
+    "off": "off, the profile was given",
     "waiting": "waiting for all ranks to register, or for their first steps",
     "probing": "probing",
     "finished": "finished",
@@ -48,10 +48,10 @@ def configure_online(parser: argparse.ArgumentParser) -> None:
 
 
 def online(arguments: argparse.Namespace) -> int:
-    """Print how far it is, and write the profile where asked; the exit status.
+    """Print the progress, write the profile to the output file, and return the exit status.
 
     Raises:
-        CommandError: there is no such job, no planner, or no profile yet to write.
+        CommandError: There is no such job, no planner, or no profile yet.
     """
     job: str = arguments.job
     output: Path | None = arguments.output
@@ -88,14 +88,14 @@ def _lines(view: ProfilingStatus) -> list[str]:
     ):
         lines.append(f"  stage {stage}: blocking power {power_w:.2f} W +- {error_w:.2f}")
     if view.blocking_power_w is not None:
-        # A profile's file has no place for it.
+        # Profile files do not contain it.
         given = ",".join(f"{power_w:.2f}" for power_w in view.blocking_power_w)
-        lines.append(f"  with the profile give blocking_power_w (--blocking-power) {given}")
+        lines.append(f"  use the profile with blocking_power_w (--blocking-power) {given}")
     return [*lines, *_point_lines(view.points)]
 
 
 def _point_lines(points: tuple[ProbedPoint, ...]) -> list[str]:
-    """One line an instruction: its window of clocks, and the largest errors in it."""
+    """Return one line per instruction: its window of clocks, and its largest errors."""
     if not points:
         return []
     lines = [
@@ -125,22 +125,22 @@ def configure_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", type=Path, metavar="IN.csv", help="a profile, or a part of one")
     parser.add_argument("output", type=Path, metavar="OUT.csv", help="write this file")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--wide", action="store_true", help="with all four rank columns")
-    form.add_argument("--merge", action="store_true", help="all ranks of a stage merged")
+    form.add_argument("--wide", action="store_true", help="write all four rank columns")
+    form.add_argument("--merge", action="store_true", help="merge all ranks of a stage")
     add_labels(parser)
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """Convert one file; the exit status.
+    """Convert one file, and return the exit status.
 
     Raises:
-        CommandError: it cannot be read or written.
+        CommandError: It cannot be read or written.
     """
     labels = labels_of(arguments)
     if labels and (arguments.wide or arguments.merge):
-        raise CommandError("a label makes a part of a profile; leave --wide and --merge out")
+        raise CommandError("a label makes a part of a profile; remove --wide and --merge")
     file: Path = arguments.profile
     try:
         if arguments.merge:
@@ -164,10 +164,10 @@ def configure_join(parser: argparse.ArgumentParser) -> None:
 
 
 def join(arguments: argparse.Namespace) -> int:
-    """Join parts into one profile; the exit status.
+    """Join parts into one profile, and return the exit status.
 
     Raises:
-        CommandError: they cannot be read, do not fit, or it cannot be written.
+        CommandError: They cannot be read, do not fit together, or the file cannot be written.
     """
     try:
         text = joined_text(arguments.parts)
@@ -191,17 +191,17 @@ _Action = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argpar
 _ACTIONS: dict[str, _Action] = {
     "run": ("measure a stage at each clock of a GPU", configure_run, run),
     "online": (
-        "how far the profiling of a training job is, and the profile it found",
+        "show the progress of a job's online profiling, and write its profile",
         configure_online,
         online,
     ),
     "blocking-power": (
-        "measure what a GPU draws while it waits for another rank",
+        "measure the power of a GPU that waits for another rank",
         configure_blocking_power,
         blocking_power,
     ),
-    "convert": ("write a profile's file in another form", configure_convert, convert),
-    "join": ("put parts that were measured apart into one profile", configure_join, join),
+    "convert": ("write a profile in another form", configure_convert, convert),
+    "join": ("join parts that were measured separately into one profile", configure_join, join),
 }
 
 
@@ -217,7 +217,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    summary="measure a stage profile on a GPU, or look at one being measured; convert and join",
+    summary="measure a stage profile on a GPU, or follow online profiling; convert and join",
     configure=_configure,
     run=_run,
 )

@@ -1,16 +1,14 @@
-"""`flyball report`: what a job was measured to take and to save."""
+"""`flyball report`: measured time, energy and savings of a job."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
@@ -22,49 +20,12 @@ from flyball_client.cli.report_text import (
     report_as_markdown,
     report_as_text,
 )
+from flyball_client.profiling.arguments import WorkLine, quantity
 from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
-if TYPE_CHECKING:
-    from flyball_client.api.planner_client import PlannerClient
-
-
 POLL_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waited:
-    """Outcome of waiting.
-
-    Attributes:
-        comparison: as it stood at the end.
-        problem: why it is not whole; None: it is.
-    """
-
-    comparison: ComparisonStatus
-    problem: str | None
-
-
-class ProgressLine:
-    """One line on stderr that is written over, where stderr is a terminal; else written once."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._length = 0
-
-    def show(self, text: str) -> None:
-        """Show this in the place of what stood there."""
-        if self._is_terminal:
-            print(f"\r{text:<{self._length}}", end="", file=sys.stderr, flush=True)
-        elif not self._length:
-            print(text, file=sys.stderr, flush=True)
-        self._length = len(text)
-
-    def clear(self) -> None:
-        """Leave an empty line behind, where there is one to be wiped."""
-        if self._is_terminal and self._length:
-            print(f"\r{'':<{self._length}}\r", end="", file=sys.stderr, flush=True)
 
 
 def wait_for_comparison(
@@ -75,39 +36,33 @@ def wait_for_comparison(
     timeout_s: float,
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Waited:
-    """Ask for a comparison and wait until it is over, or for so long.
+) -> str | None:
+    """Start a comparison and wait until it is over, at most `timeout_s`.
 
-    A planner that is away for a while is waited for too.
+    A planner that cannot be reached meanwhile is polled again.
+
+    Returns:
+        The reason why the comparison is incomplete; None: it is complete.
 
     Raises:
-        PlannerError: it cannot be asked for.
-        KeyboardInterrupt: Ctrl-C; that the comparison goes on has been said on stderr.
+        PlannerError: It cannot be started.
+        KeyboardInterrupt: Ctrl-C, after a message that the comparison continues.
     """
     deadline_s = now_s() + timeout_s
-    line = ProgressLine()
     comparison = planner.put_comparison(job_id, ComparisonRequest(num_pairs=num_pairs))
     try:
-        while comparison.state == "running" and now_s() < deadline_s:
-            line.show(_progress(comparison))
-            sleep(min(POLL_S, max(0.0, deadline_s - now_s())))
-            comparison = _look(planner, job_id, comparison, line)
+        with WorkLine(sys.stderr, prints_first=True) as line:
+            while comparison.state == "running" and now_s() < deadline_s:
+                line.show(_progress(comparison))
+                sleep(min(POLL_S, max(0.0, deadline_s - now_s())))
+                try:
+                    comparison = planner.get_comparison(job_id)
+                except PlannerUnavailableError as error:
+                    line.show(f"comparing: {error}; retrying")
     except KeyboardInterrupt:
-        line.clear()
-        print(_goes_on(job_id), file=sys.stderr)
+        print(_continues(job_id), file=sys.stderr)
         raise
-    line.clear()
-    return Waited(comparison=comparison, problem=_problem(job_id, comparison, timeout_s))
-
-
-def _look(
-    planner: PlannerClient, job_id: str, known: ComparisonStatus, line: ProgressLine
-) -> ComparisonStatus:
-    try:
-        return planner.get_comparison(job_id)
-    except PlannerUnavailableError as error:
-        line.show(f"comparing: {error}; waiting for it")
-        return known
+    return _problem(job_id, comparison, timeout_s)
 
 
 def _progress(comparison: ComparisonStatus) -> str:
@@ -119,56 +74,59 @@ def _progress(comparison: ComparisonStatus) -> str:
 def _problem(job_id: str, comparison: ComparisonStatus, timeout_s: float) -> str | None:
     measured = f"{comparison.num_measured_pairs} of {comparison.num_pairs} pairs were measured"
     if comparison.state == "running":
-        return f"not over after {timeout_s:g} s, {measured}; {_goes_on(job_id)}"
+        return f"not over after {timeout_s:g} s, {measured}; {_continues(job_id)}"
     if comparison.state == "done":
         return None
     return (
-        f"the comparison has ended early, {measured}: another plan came, or its steps could not"
-        " be used; ask for it again"
+        f"the comparison ended early, {measured}: the plan changed, or its steps could not be"
+        " used; start it again"
     )
 
 
-def _goes_on(job_id: str) -> str:
-    return f"the comparison goes on; `flyball report {job_id}` shows what it has measured"
+def _continues(job_id: str) -> str:
+    return f"the comparison continues; `flyball report {job_id}` shows its measurements"
 
 
 _MIN_PAIRS, _MAX_PAIRS = 2, 10_000
-# Of money or CO2 per kWh.
-_MAX_FACTOR = 1e6
+_MAX_FACTOR_PER_KWH = 1e6
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measured time and energy of a job's plans against the highest clocks, with 95 %"
-        " confidence intervals; what is predicted or emulated is called so."
+        " confidence intervals; predicted and emulated figures are labelled."
     )
+    factor = quantity(highest=_MAX_FACTOR_PER_KWH)
     parser.add_argument("job", metavar="JOB", help="the job's name")
     add_planner(parser)
     parser.add_argument(
         "--compare",
         metavar="PAIRS",
         type=int,
-        help="first let the job run so many steps at the highest clocks in turn with as many on"
-        f" the plan, {_MIN_PAIRS} to {_MAX_PAIRS}, and wait for them",
+        help="first compare this number of steps at the highest clocks with as many on the plan,"
+        f" in turn, {_MIN_PAIRS} to {_MAX_PAIRS}, and wait for them",
     )
     parser.add_argument(
         "--timeout",
         metavar="S",
-        type=_positive,
+        type=quantity(may_be_lowest=False),
         default=3600.0,
-        help="wait so long for --compare, s (default: %(default)s)",
+        help="timeout of --compare in s (default: %(default)s)",
     )
     parser.add_argument(
-        "--price-per-kwh", metavar="PRICE", type=_amount, help="also print what energy costs"
+        "--price-per-kwh", metavar="PRICE", type=factor, help="also print the cost of energy"
     )
     parser.add_argument(
-        "--currency", metavar="NAME", default="EUR", help="of the price (default: %(default)s)"
+        "--currency",
+        metavar="NAME",
+        default="EUR",
+        help="currency of the price (default: %(default)s)",
     )
     parser.add_argument(
         "--co2-g-per-kwh",
         metavar="GRAMS",
-        type=_amount,
-        help="also print the CO2 that energy causes",
+        type=factor,
+        help="also print the CO2 emissions of energy",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, alone")
@@ -189,25 +147,25 @@ def _run(arguments: argparse.Namespace) -> int:
         report = asked(planner, arguments.job, lambda: planner.get_report(arguments.job))
     if not report.num_steps:
         raise CommandError(
-            f"job {report.job_id} has no steps that all of its {report.num_ranks} ranks measured;"
-            " ask again when it has trained a few"
+            f"job {report.job_id} has no steps that all of its {report.num_ranks} ranks measured"
+            " yet; try again later"
         )
     print(_printed(report, factors, arguments))
     return 0 if problem is None else 1
 
 
 def _compare(planner: PlannerClient, arguments: argparse.Namespace) -> str | None:
-    """Why the comparison is not whole, told on stderr too; None: it is."""
-    waited = asked(
+    """Return and print the reason why the comparison is incomplete; None: it is complete."""
+    problem = asked(
         planner,
         arguments.job,
         lambda: wait_for_comparison(
             planner, arguments.job, arguments.compare, timeout_s=arguments.timeout
         ),
     )
-    if waited.problem is not None:
-        print(f"flyball report: {waited.problem}", file=sys.stderr)
-    return waited.problem
+    if problem is not None:
+        print(f"flyball report: {problem}", file=sys.stderr)
+    return problem
 
 
 def _printed(report: JobReport, factors: Factors, arguments: argparse.Namespace) -> str:
@@ -219,7 +177,7 @@ def _printed(report: JobReport, factors: Factors, arguments: argparse.Namespace)
 
 
 def _document(report: JobReport, factors: Factors) -> dict[str, Any]:
-    """The planner's report, and what its joules come to by the user's factors."""
+    """Return the planner's report, with its energies converted by the user's factors."""
     energy_j, saved_j = report.energy_j, report.saved_j
     conversions: dict[str, Callable[[float], float | None]] = {
         "kwh": kwh_of,
@@ -240,29 +198,8 @@ def _document(report: JobReport, factors: Factors) -> dict[str, Any]:
     }
 
 
-def _amount(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= _MAX_FACTOR:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {_MAX_FACTOR:.0f}, not {text!r}")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def _currency(name: str) -> str:
-    # Nothing that means something in Markdown or HTML.
+    # Excludes characters with a meaning in Markdown or HTML.
     if not (name.strip() and len(name) <= 12 and all(map(_is_of_currency, name))):
         raise CommandError(
             "--currency must be 1 to 12 letters, digits, spaces and currency signs, such as EUR"
@@ -276,7 +213,7 @@ def _is_of_currency(character: str) -> bool:
 
 
 COMMAND = Command(
-    summary="what a job was measured to take and to save, against the highest clocks",
+    summary="measured time, energy and savings of a job against the highest clocks",
     configure=_configure,
     run=_run,
 )

@@ -1,4 +1,4 @@
-"""A job's report as text for people: for a terminal, or in Markdown."""
+"""A job's report as text, for a terminal or in Markdown."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """Factors of the user; None: not given, and then nothing is said of it.
+    """Conversion factors of the user; None: not given, and not printed.
 
     Attributes:
-        price_per_kwh: in `currency`.
-        currency: as it is to be printed.
-        co2_g_per_kwh: g of CO2 (or its equivalent) that a kWh causes.
+        price_per_kwh: Price of a kWh in `currency`.
+        currency: Name of the currency.
+        co2_g_per_kwh: CO2 emissions (or equivalent) of a kWh in g.
     """
 
     price_per_kwh: float | None = None
@@ -25,16 +25,16 @@ class Factors:
     co2_g_per_kwh: float | None = None
 
     def cost_of(self, energy_j: float) -> float | None:
-        """Return what it costs, in `currency`."""
+        """Return the cost in `currency`."""
         return None if self.price_per_kwh is None else kwh_of(energy_j) * self.price_per_kwh
 
     def co2_g_of(self, energy_j: float) -> float | None:
-        """CO2 that it causes, g."""
+        """Return the CO2 emissions in g."""
         return None if self.co2_g_per_kwh is None else kwh_of(energy_j) * self.co2_g_per_kwh
 
 
 def energy_text(energy_j: float) -> str:
-    """Joules in the unit that suits them: `214.31 kJ`."""
+    """Return an energy in a suitable unit: `214.31 kJ`."""
     for limit, factor, unit in ((1e9, 1e-9, "GJ"), (1e6, 1e-6, "MJ"), (1e4, 1e-3, "kJ")):
         if abs(energy_j) >= limit:
             return f"{energy_j * factor:.4g} {unit}"
@@ -42,33 +42,24 @@ def energy_text(energy_j: float) -> str:
 
 
 def kwh_of(energy_j: float) -> float:
-    """Joules as kWh."""
+    """Return an energy in kWh."""
     return energy_j / J_PER_KWH
 
 
-def kwh_text(energy_j: float) -> str:
-    """Joules as kWh, for people."""
-    return f"{kwh_of(energy_j):.4g} kWh"
-
-
-def co2_text(co2_g: float) -> str:
-    """CO2 in g, or in kg."""
-    return f"{co2_g / 1e3:.4g} kg CO2" if abs(co2_g) >= 1e3 else f"{co2_g:.4g} g CO2"
-
-
 def amounts_text(energy_j: float, factors: Factors) -> str:
-    """Joules in all that can be said of them: `214.3 kJ, 0.05953 kWh, 0.01786 EUR, 22.62 g CO2`."""
+    """Return an energy in all units: `214.3 kJ, 0.05953 kWh, 0.01786 EUR, 22.62 g CO2`."""
     cost, co2_g = factors.cost_of(energy_j), factors.co2_g_of(energy_j)
-    parts = [energy_text(energy_j), kwh_text(energy_j)]
+    parts = [energy_text(energy_j), f"{kwh_of(energy_j):.4g} kWh"]
     if cost is not None:
         parts.append(f"{cost:.4g} {factors.currency}")
     if co2_g is not None:
-        parts.append(co2_text(co2_g))
+        is_large = abs(co2_g) >= 1e3
+        parts.append(f"{co2_g / 1e3:.4g} kg CO2" if is_large else f"{co2_g:.4g} g CO2")
     return ", ".join(parts)
 
 
 def converted(estimate: Estimate, convert: Callable[[float], float | None]) -> Estimate | None:
-    """An estimate in another unit; None where there is no factor."""
+    """Return an estimate in another unit; None: there is no factor."""
     mean = convert(estimate.mean)
     if mean is None:
         return None
@@ -86,10 +77,12 @@ _TOO_FEW = "[too few steps]"
 
 @dataclass(frozen=True, kw_only=True)
 class _Section:
-    """One plan version: what it is, its figures, and what is to be said of them.
+    """Texts of one plan version.
 
     Attributes:
-        rows: what it is a figure of, its origin, time, energy, steps; text, empty where none.
+        title: Version, policy and target.
+        rows: Name, origin, time, energy and steps of each row of the table.
+        notes: Lines below the table.
     """
 
     title: str
@@ -98,7 +91,7 @@ class _Section:
 
 
 def report_as_text(report: JobReport, factors: Factors) -> str:
-    """For a terminal."""
+    """Return the report for a terminal."""
     sections = [_section(report, version, factors) for version in report.versions]
     rows = [row for section in sections for row in section.rows]
     widths = [max((len(row[i]) for row in (_HEADER, *rows)), default=0) for i in range(5)]
@@ -111,7 +104,7 @@ def report_as_text(report: JobReport, factors: Factors) -> str:
 
 
 def report_as_markdown(report: JobReport, factors: Factors) -> str:
-    """For a document."""
+    """Return the report as Markdown."""
     lines = [f"# {_title(report)}", ""]
     lines += [f"- {line}" for line in _sums(report, factors)]
     for version in report.versions:
@@ -194,8 +187,8 @@ def _notes(report: JobReport, version: VersionSavings, factors: Factors) -> list
     lines.append(_baseline_note(report, version))
     if version.num_left_out:
         lines.append(
-            f"Left out: {_steps(version.num_left_out)}, first after a change, not run as planned,"
-            " or not posted by all ranks."
+            f"Excluded: {_steps(version.num_left_out)}, the first after a change, not run as"
+            " planned, or not posted by all ranks."
         )
     return lines
 
@@ -206,25 +199,22 @@ def _baseline_note(report: JobReport, version: VersionSavings) -> str:
         how_to = ""
     match version.baseline:
         case "interleaved":
-            return "Steps at the highest clocks were run in turn with the plan's, and compared so."
+            return "Steps at the highest clocks were run in turn with steps on the plan."
         case "apart":
             return (
-                "Steps at the highest clocks were run before or after the plan's: what has drifted"
-                f" in between counts as saving.{how_to}"
+                "Steps at the highest clocks were run before or after steps on the plan: drift"
+                f" between them counts as saving.{how_to}"
             )
         case "itself":
-            return "This version is all at the highest clocks."
+            return "This version runs at the highest clocks only."
         case _:
-            return (
-                "No step at the highest clocks was measured, so what is saved is not known."
-                f"{how_to}"
-            )
+            return f"No step at the highest clocks was measured: the saving is not known.{how_to}"
 
 
 def _remarks(report: JobReport) -> list[str]:
     lines = [
-        "[ ] is the 95 % confidence interval. Energy is of the GPUs alone, without hosts,"
-        " network and cooling."
+        "[ ] is the 95 % confidence interval. Energy is that of the GPUs, without hosts, network"
+        " and cooling."
     ]
     if report.emulated:
         lines.append("The GPUs are emulated: no figure here is a real GPU's.")

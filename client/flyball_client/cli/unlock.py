@@ -1,4 +1,4 @@
-"""`flyball unlock`: clocks that stayed locked, given back."""
+"""`flyball unlock`: restores clocks that stayed locked."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from flyball_client.governor.lock_record import (
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
 from flyball_client.gpu.clock_settings import ClockSettings
 from flyball_client.gpu.nvml_facts import num_gpus, nvml_session, uuid_at
-from flyball_client.gpu.open_gpu import gpu_argument, open_by_uuid, uuid_of
+from flyball_client.gpu.open_gpu import gpu_argument, open_gpu_by_uuid, uuid_of
 from flyball_wire.command import Command, CommandError
 
-Outcome = Literal["given back", "left alone", "refused", "failed"]
+Outcome = Literal["restored", "in use", "refused", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,12 @@ class Unlocked:
     """Outcome for one GPU's clock.
 
     Attributes:
-        gpu: its UUID, or its index where it does not tell that.
-        outcome: `left alone`: a living governor holds it, and nobody asked for this GPU;
-            `refused`: a living governor holds a clock that was asked for; `failed`: it may
-            still be locked.
-        rank_name: whom the record names; None: there was none.
-        text: one line for people.
+        gpu: UUID, or the index where the UUID cannot be read.
+        outcome: `restored`; `in use`: a running governor holds it, and the GPU was not named;
+            `refused`: a running governor holds the clock of a named GPU; `failed`: it may still
+            be locked.
+        rank_name: Job and rank of the record; None: there is none.
+        text: Description in one line.
     """
 
     gpu: str
@@ -47,11 +47,11 @@ class Unlocked:
 
 
 class Unlocker:
-    """Gives clocks back.
+    """Restores clocks.
 
     Args:
-        state_dir: where the records are.
-        environ: says who sets clocks, and to what they are given back.
+        state_dir: Folder of the lock records.
+        environ: Environment, with the settings of clocks.
     """
 
     def __init__(self, state_dir: Path, environ: Mapping[str, str]) -> None:
@@ -60,21 +60,21 @@ class Unlocker:
         self._to = environ.get("FLYBALL_RETURN_CLOCKS_MHZ")
 
     def unlock_left(self) -> list[Unlocked]:
-        """Give back every clock whose record says locked and whose governors are dead."""
+        """Restore every clock with a record whose governors have ended."""
         unlocked: list[Unlocked] = []
         for found in find_records(self._state_dir):
             if found.is_held:
-                unlocked.append(_held(found.holder.uuid, found.holder, "left alone"))
+                unlocked.append(_held(found.holder.uuid, found.holder, "in use"))
             else:
                 unlocked += self._unlock_record(found.holder)
         return unlocked
 
     def unlock(self, uuid: str, *, force: bool) -> Unlocked:
-        """Give this GPU's clock back, recorded or not.
+        """Restore this GPU's clock, recorded or not.
 
         Args:
-            uuid: of the GPU.
-            force: also where a living governor holds it, which may set it again at any time.
+            uuid: UUID of the GPU.
+            force: True: also where a running governor holds it, which may set it again.
         """
         try:
             record = LockRecord.take(self._state_dir, uuid)
@@ -82,36 +82,36 @@ class Unlocker:
             holder = self._holder_of(uuid)
             if not force:
                 return _held(uuid, holder, "refused")
-            return self._restore(uuid, holder, "its governor lives and may set it again")
+            return self._restore(uuid, holder, "its governor is running and may set it again")
         except OSError as error:
             if not force:
                 return self._no_record(uuid, error)
-            return self._restore(uuid, None, "its record could not be looked at")
+            return self._restore(uuid, None, "its record could not be read")
         with contextlib.closing(record):
             return self._restore_recorded(uuid, record)
 
     def _unlock_record(self, found: ClockHolder) -> list[Unlocked]:
         try:
             record = LockRecord.take(self._state_dir, found.uuid)
-        except ClockHeldError:  # a governor has just started, and given it back first
-            return [_held(found.uuid, self._holder_of(found.uuid), "left alone")]
+        except ClockHeldError:  # a governor has just started, and restored it first
+            return [_held(found.uuid, self._holder_of(found.uuid), "in use")]
         except OSError as error:
             return [self._no_record(found.uuid, error)]
         with contextlib.closing(record):
-            if record.holder() is None:  # given back a moment ago
+            if record.holder() is None:  # restored a moment ago
                 return []
             return [self._restore_recorded(found.uuid, record)]
 
     def _restore_recorded(self, uuid: str, record: LockRecord) -> Unlocked:
         unlocked = self._restore(uuid, record.holder())
-        if unlocked.outcome == "given back":
+        if unlocked.outcome == "restored":
             record.clear()
         return unlocked
 
     def _restore(self, uuid: str, holder: ClockHolder | None, remark: str = "") -> Unlocked:
         rank_name = None if holder is None else _line(holder.rank_name)
         try:
-            gpu = open_by_uuid(uuid, self._environ)
+            gpu = open_gpu_by_uuid(uuid, self._environ)
             try:
                 gpu.reset_sm_clock()
             finally:
@@ -126,10 +126,10 @@ class Unlocker:
             )
         to = "the driver's default" if self._to is None else f"{self._to} MHz"
         whose = "" if rank_name is None else f"; it was set for {rank_name}"
-        text = f"{uuid}: its SM clock was given back to {to}{whose}"
+        text = f"{uuid}: its SM clock was restored to {to}{whose}"
         return Unlocked(
             gpu=uuid,
-            outcome="given back",
+            outcome="restored",
             rank_name=rank_name,
             text=f"{text}; {remark}" if remark else text,
         )
@@ -145,7 +145,7 @@ class Unlocker:
             gpu=uuid,
             outcome="failed",
             rank_name=None,
-            text=f"{_line(uuid)}: its record in {self._state_dir} cannot be held:"
+            text=f"{_line(uuid)}: its record in {self._state_dir} cannot be locked:"
             f" {error.strerror or error}; run this as the user whose rank it was, or as root",
         )
 
@@ -158,23 +158,20 @@ def _held(uuid: str, holder: ClockHolder | None, outcome: Outcome) -> Unlocked:
         gpu=uuid,
         outcome=outcome,
         rank_name=None if holder is None else whose,
-        text=f"{_line(uuid)}: {outcome}: the governor of {whose}{process} lives{advice}",
+        text=f"{_line(uuid)}: {outcome}: the governor of {whose}{process} is running{advice}",
     )
 
 
 def _line(text: str) -> str:
-    """A text from a file that anybody may have written, in one harmless line."""
+    """Return an untrusted text in one printable line."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _clock_range(text: str) -> SmClockRange:
-    lowest, _, highest = text.partition(":")
     try:
-        return SmClockRange(lowest_mhz=int(lowest), highest_mhz=int(highest))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be LOWEST:HIGHEST in MHz, as 210:1410, not {text!r}"
-        ) from None
+        return SmClockRange.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -185,17 +182,17 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=gpu_argument,
         metavar="INDEX|UUID",
-        help="this GPU, recorded as locked or not; may be given again",
+        help="restore this GPU's clock, recorded as locked or not; may be repeated",
     )
     which.add_argument("--all", action="store_true", help="all GPUs, recorded as locked or not")
     parser.add_argument(
-        "--force", action="store_true", help="also where a living governor holds the clock"
+        "--force", action="store_true", help="also where a running governor holds the clock"
     )
     parser.add_argument(
         "--to",
         type=_clock_range,
         metavar="LOWEST:HIGHEST",
-        help="give back to this range, MHz (default: FLYBALL_RETURN_CLOCKS_MHZ, else the driver's)",
+        help="restore this range, MHz (default: FLYBALL_RETURN_CLOCKS_MHZ, else the driver's)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -210,7 +207,7 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         unlocked = unlocker.unlock_left()
     if arguments.to is not None:
-        # The range went in as the variable; a complaint about it names the option.
+        # The range is passed as the variable; errors about it must name the option.
         unlocked = [
             replace(each, text=each.text.replace("FLYBALL_RETURN_CLOCKS_MHZ", "--to"))
             for each in unlocked
@@ -222,7 +219,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _environment(to: SmClockRange | None) -> Mapping[str, str]:
     environ = dict(os.environ)
     if to is not None:
-        environ["FLYBALL_RETURN_CLOCKS_MHZ"] = f"{to.lowest_mhz}:{to.highest_mhz}"
+        environ["FLYBALL_RETURN_CLOCKS_MHZ"] = str(to)
     try:
         ClockSettings.read(environ)
     except ValueError as error:
@@ -231,13 +228,13 @@ def _environment(to: SmClockRange | None) -> Mapping[str, str]:
 
 
 def _unlock_named(unlocker: Unlocker, named: Sequence[str], *, force: bool) -> Iterator[Unlocked]:
-    """Those that were named; without any, all."""
+    """Restore the clocks of the named GPUs; of all, if none is named."""
     try:
         with nvml_session():
-            # All are found before the first is touched.
+            # All are found before the first is changed.
             targets = [uuid_of(each) for each in named] if named else _all_uuids()
             if not targets:
-                raise GpuNotFoundError("NVML sees no GPU; nvidia-smi -L lists what there is")
+                raise GpuNotFoundError("NVML lists no GPU; see nvidia-smi -L")
             for target in dict.fromkeys(targets):
                 yield (
                     target if isinstance(target, Unlocked) else unlocker.unlock(target, force=force)
@@ -247,7 +244,7 @@ def _unlock_named(unlocker: Unlocker, named: Sequence[str], *, force: bool) -> I
 
 
 def _all_uuids() -> list[str | Unlocked]:
-    """Of every GPU; one that does not tell it, as a lost one, has failed already."""
+    """Return the UUID of every GPU; a failure for each that cannot be read."""
     uuids: list[str | Unlocked] = []
     for index in range(num_gpus()):
         try:
@@ -264,9 +261,9 @@ def _as_json(unlocked: Sequence[Unlocked]) -> str:
 
 def _as_text(unlocked: Sequence[Unlocked]) -> str:
     lines = [each.text for each in unlocked]
-    if not any(each.outcome != "left alone" for each in unlocked):
+    if not any(each.outcome != "in use" for each in unlocked):
         lines.append("no clock was left locked")
     return "\n".join(lines)
 
 
-COMMAND = Command(summary="give back SM clocks that stayed locked", configure=_configure, run=_run)
+COMMAND = Command(summary="restore SM clocks that stayed locked", configure=_configure, run=_run)

@@ -1,4 +1,4 @@
-"""Governor of a rank's SM clock: a process of its own that always restores it."""
+"""Governor of a rank's SM clock: a separate process that always restores it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def make_governor(
     *,
     lease_s: float = DEFAULT_LEASE_S,
 ) -> ClockGovernor:
-    """The governor that this GPU needs: in a process of its own where it outlives this one."""
+    """Create the governor for this GPU: a separate process, unless the GPU is emulated."""
     if gpu.address is None:
         return InProcessGovernor(gpu, rank_name)
     return ProcessGovernor(gpu.address, rank_name, lease_s=lease_s)

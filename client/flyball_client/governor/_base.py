@@ -1,7 +1,8 @@
-"""The contract of a clock governor: what a session asks for clocks."""
+"""Contract of a clock governor, which sets the clocks that a session requests."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,16 +12,15 @@ class ClockReport:
     """Counts of the clocks requested since the governor's start.
 
     Attributes:
-        num_switches: clocks set.
-        num_failures: calls that set a clock and failed.
-        num_reads: times that the clock in force was read back, settled and under load.
-        num_misses: of those, how often it was below the clock that was set.
-        num_power_capped: of the misses, how often power held it down.
-        num_thermally_capped: of the misses, how often heat did.
-        sm_clock_mhz: as last read back; None: not yet.
-        num_samples: times that the clock was read back settled and under load, also while none
-            was set.
-        samples_mhz: the sum of what was read then.
+        num_switches: Number of clocks that were set.
+        num_failures: Number of calls that failed to set a clock.
+        num_reads: Number of readings while a clock was set, settled and under load.
+        num_misses: Number of those that were below the clock that was set.
+        num_power_capped: Number of misses caused by power.
+        num_thermally_capped: Number of misses caused by heat.
+        sm_clock_mhz: Last reading; None: not read yet.
+        num_samples: Number of readings, settled and under load, with or without a set clock.
+        samples_mhz: Sum of those readings.
     """
 
     num_switches: int = 0
@@ -34,69 +34,75 @@ class ClockReport:
     samples_mhz: int = 0
 
     def mean_sm_clock_mhz(self, since: ClockReport) -> float | None:
-        """The mean of the samples since an earlier report, MHz; None: there are none.
+        """Return the mean of the samples since an earlier report, MHz; None: there are none.
 
-        A mean over moments, and not over time: a sample is taken five times a second at most, no
-        sooner than 50 ms after a switch and not while the GPU is idle. Clocks that last less
-        have no part in it, and those that last long have more than their time.
+        The mean is not weighted by time: samples are taken at most five times a second, no sooner
+        than 50 ms after a switch, and not while the GPU is idle. Shorter clocks are missing from
+        it, and longer ones have more weight than their time.
         """
         num, sum_mhz = self.num_samples - since.num_samples, self.samples_mhz - since.samples_mhz
-        # Below: the word that they are counted in has begun again.
+        # Negative: the counting word has overflowed.
         return sum_mhz / num if num > 0 and sum_mhz > 0 else None
 
 
 class ClockGovernor(Protocol):
-    """Sets one GPU's SM clock for one rank, and gives it back.
+    """Sets one GPU's SM clock for one rank, and restores it.
 
     Contract, tested over every implementation by `tests/contract/test_clock_governor.py`:
 
-    - No method raises: training must not stop because a clock could not be set. What fails for
-      good ends the setting of clocks (`is_over`), with one line in the log, and the clock is
-      given back.
-    - All methods belong to one thread at a time.
-    - The latest request wins. A clock that is in force already is not set again.
-    - A clock that was never set is not given back either: somebody else's lock stays.
-    - The clock is read back now and then, also while none is set; a reading that fails is left
-      out and changes nothing.
-    - After `close` no clock is set any more; calling it again does nothing.
+    - No method raises, since training must not stop because of a clock. After a permanent failure
+      no clock is set any more (`is_over`), which is logged once, and the clock is restored.
+    - Methods may be called from one thread at a time.
+    - The latest request wins. A clock that is in force is not set again.
+    - A clock that was never set is not restored: another program's lock stays.
+    - The clock is read back from time to time, also while none is set; a failed reading changes
+      nothing.
+    - After `close` no clock is set any more; it may be called repeatedly.
     """
 
     @property
     def is_over(self) -> bool:
-        """Return whether the clock was given up or given back for good."""
+        """Return whether clocks are no longer set."""
         ...
 
     def start(self) -> None:
-        """Be ready for requests; called before the first."""
+        """Prepare for requests; called before the first."""
         ...
 
     def on_step_begin(self) -> None:
-        """A training step begins: the moment for whatever is too slow for an instruction."""
+        """Start a training step; slow work is done here."""
         ...
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
-        """Run at this clock from now on; it is one of the GPU's supported ones.
+        """Set one of the GPU's supported clocks.
 
-        Told again, it is a sign of life, and the clock is set again if it was given back meanwhile.
+        Repeated calls renew the lease, and set the clock again if it was restored meanwhile.
         """
         ...
 
     def on_instruction_end(self) -> None:
-        """An instruction is over: a clock that was given back meanwhile is asked for again."""
+        """End an instruction; a clock that was restored meanwhile is requested again."""
         ...
 
     def pause(self) -> None:
-        """Give the clock back until the next one is set."""
+        """Restore the clock until the next one is set."""
         ...
 
     def give_up(self, error: Exception) -> None:
-        """Back to default clocks for good, with one line in the log."""
+        """Restore the clock permanently, and log the error."""
         ...
 
     def report(self) -> ClockReport:
-        """Return what became of the requests so far."""
+        """Return the counts so far."""
         ...
 
     def close(self) -> None:
-        """Give the clock back for good, and wait a moment for it to be so."""
+        """Restore the clock permanently, and wait shortly until that is done."""
         ...
+
+
+def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> None:
+    """Log the one line of `give_up`."""
+    logger.warning(
+        "%s: clocks are no longer set, training continues at default clocks: %s", rank_name, error
+    )

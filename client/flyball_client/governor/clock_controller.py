@@ -1,4 +1,4 @@
-"""Serves a board's requests on a GPU, reads back what came of them, and restore the clock."""
+"""Serves the requests in shared memory on a GPU, reads the clock back, and restores it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flyball_client.gpu._base import (
     GpuPermissionError,
 )
 
-# A clock is read back when it has had the time to take effect (published: up to 100 ms on some
-# GPUs, mostly far less), and not more often than a GPU's sensors move.
+# A clock takes effect within up to 100 ms on some GPUs (published), mostly far less; sensors are
+# updated about as often as they are read here.
 SETTLE_S = 0.05
 READ_PERIOD_S = 0.2
-# One step of the clocks that NVML offers; it rounds what it reports.
+# One step of NVML's clocks, since readings are rounded.
 TOLERANCE_MHZ = 15
 MAX_FAILURES_IN_A_ROW = 3
 
@@ -28,13 +28,13 @@ HOPELESS_ERRORS = (GpuPermissionError, GpuNotSupportedError, GpuNotFoundError)
 
 
 class ClockController:
-    """One GPU's clock in the hands of one governor process.
+    """Control of one GPU's clock by one governor process.
 
     Args:
-        gpu: whose clock it is.
-        shared_state: shared with the rank.
-        record: of this GPU, held.
-        holder: what to write into it while the clock may be locked.
+        gpu: GPU to control.
+        shared_state: Memory shared with the rank.
+        record: Lock record of this GPU, held.
+        holder: Content of the record while the clock may be locked.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class ClockController:
         self._next_read_s = 0.0
 
     def serve(self) -> None:
-        """Do what the newest request says, if that is not done yet.
+        """Serve the newest request, unless it is served already.
 
         Raises:
-            GpuError: clocks cannot be set any more.
+            GpuError: Clocks can no longer be set.
         """
         words = self._words
         request = words[word.REQUEST]
@@ -72,7 +72,7 @@ class ClockController:
             return
         is_first = not words[word.MAY_BE_LOCKED]
         if is_first:
-            # First, so that whoever survives this process knows.
+            # Before the lock, for the processes that survive this one.
             self._record.write(self._holder)
             words[word.MAY_BE_LOCKED] = 1
         try:
@@ -91,7 +91,7 @@ class ClockController:
         self._num_failures_in_a_row += 1
         is_hopeless = isinstance(error, HOPELESS_ERRORS)
         if is_hopeless and is_first:
-            # Nothing was ever locked, so there is nothing to give back, nor may we.
+            # Nothing was locked, so nothing must be restored.
             words[word.MAY_BE_LOCKED] = 0
             self._record.clear()
         else:
@@ -100,10 +100,10 @@ class ClockController:
             raise error
 
     def restore(self) -> None:
-        """Give the clock back where it may be locked.
+        """Restore the clock where it may be locked.
 
         Raises:
-            GpuError: it could not be given back; the record keeps saying so.
+            GpuError: It could not be restored; the record stays.
         """
         words = self._words
         if not words[word.MAY_BE_LOCKED]:
@@ -112,18 +112,18 @@ class ClockController:
         self._let_settle()
         words[word.IN_FORCE_MHZ] = 0
         self._record.clear()
-        # Last: killed before this, the standby does it again, and the record ends clean.
+        # Last: if this process is killed before, the standby repeats all of it.
         words[word.MAY_BE_LOCKED] = 0
 
     def _let_settle(self) -> None:
         self._next_read_s = max(self._next_read_s, time.monotonic() + SETTLE_S)
 
     def until_read_s(self) -> float:
-        """Return how long the clock must not be read back yet, s; not above 0: it may be."""
+        """Return the time in s until the next reading; 0 or less: it is due."""
         return self._next_read_s - time.monotonic()
 
     def read_back(self) -> None:
-        """Read the clock in force, set or not, when it is time to; compare it with what was set."""
+        """Read the clock in force when a reading is due, and compare it with the set one."""
         now_s = time.monotonic()
         if now_s < self._next_read_s:
             return

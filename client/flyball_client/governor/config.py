@@ -1,4 +1,4 @@
-"""Configuration of a governor process, handed to it on its standard input."""
+"""Configuration of a governor process, which reads it from its standard input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,19 @@ _IMPORT_ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class GovernorConfig:
-    """One GPU's clock for one rank.
+    """Configuration for one GPU and one rank.
 
     Attributes:
-        address: of the GPU.
-        rank_name: the job and rank, for people.
-        rank: the training process.
-        launcher: whose end ends the governing too; None: nobody's.
-        lease_s: without a sign of life for so long, the clock is given back until the next one, s.
-        state_dir: where the record is.
-        shared_state_fd: shared memory, inherited.
-        wake_fd: an eventfd that the rank writes, inherited.
-        record_fd: the record's file, inherited; None: to be opened.
-        active: whom to stand by for; None: be the active one.
+        address: Address of the GPU.
+        rank_name: Job and rank, for the record.
+        rank: Training process.
+        launcher: Process whose end also ends the governor; None: none.
+        lease_s: Time in s without a hook after which the clock is restored until the next one.
+        state_dir: Folder of the lock record.
+        shared_state_fd: Inherited descriptor of the shared memory.
+        wake_fd: Inherited eventfd that the rank writes.
+        record_fd: Inherited descriptor of the lock record; None: it is opened.
+        active: Process to stand by for; None: this is the active one.
     """
 
     address: GpuAddress
@@ -44,21 +44,13 @@ class GovernorConfig:
     record_fd: int | None = None
     active: ProcessIdentity | None = None
 
-    def with_record(self, record_fd: int) -> GovernorConfig:
-        """The same, with the record opened."""
-        return replace(self, record_fd=record_fd)
-
-    def for_standby(self, active: ProcessIdentity) -> GovernorConfig:
-        """The same, for the one that stands by."""
-        return replace(self, active=active)
-
     def to_json(self) -> str:
-        """One line; holds zeusd's token, so it goes through pipes only."""
+        """Return one line, which contains zeusd's token and must be passed by a pipe."""
         return json.dumps(asdict(self) | {"state_dir": str(self.state_dir)})
 
     @classmethod
     def from_json(cls, text: str) -> GovernorConfig:
-        """Return what `to_json` wrote."""
+        """Parse the result of `to_json`."""
         fields: dict[str, Any] = json.loads(text)
         address: dict[str, Any] = fields["address"]
         if address["return_range"] is not None:
@@ -72,21 +64,21 @@ class GovernorConfig:
 
 
 def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
-    """Start a governor process for this charge, in a session of its own.
+    """Start a governor process in a session of its own.
 
-    So no signal for the rank's process group or terminal reaches it. It writes nothing: what it
-    has to say is on the board.
+    Signals to the rank's process group or terminal do not reach it. Its messages are in the shared
+    memory; it prints nothing.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: It cannot be started.
     """
     inherited = (config.shared_state_fd, config.wake_fd, config.record_fd)
     reading_fd, writing_fd = os.pipe()
     try:
-        # Far less than a pipe holds, so this does not wait for anybody to read it.
+        # Fits into the pipe's buffer, so this does not block.
         os.write(writing_fd, config.to_json().encode() + b"\n")
         return subprocess.Popen(
-            # -P: the training script's folder may hold a file named as a standard module.
+            # -P: the script's folder may contain a file named like a standard module.
             [sys.executable, "-P", "-m", "flyball_client.governor.governor_process"],
             stdin=reading_fd,
             stdout=subprocess.DEVNULL,
@@ -101,7 +93,7 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
 
 
 def _python_path() -> str:
-    """Return where this package was imported from, before whatever the environment names."""
+    """Return PYTHONPATH with this package's folder first, and without empty entries."""
     root = str(_IMPORT_ROOT)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([root, *(path for path in named if path not in {"", root})])

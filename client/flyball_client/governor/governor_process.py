@@ -1,10 +1,10 @@
-"""The process that owns a GPU's clock for a rank, and its standby; run by `process_governor`.
+"""Process that owns a GPU's clock for a rank, and its standby; started by `process_governor`.
 
 Both run this program. The active one serves the rank's requests. The standby has the GPU open
-and waits: when the active one dies, in whatever way, it restore the clock, becomes the active
-one and starts a standby of its own. The clock is also given back when the rank or its launcher
-is gone, when the rank shows no sign of life for a lease, and on SIGTERM, SIGINT and SIGHUP,
-which end this process but not the pair.
+and waits: when the active one ends for any reason, it restores the clock, becomes the active one
+and starts a new standby. The clock is also restored when the rank or its launcher has ended, when
+no hook is called for a lease, and on SIGTERM, SIGINT and SIGHUP, which end this process but not
+the pair.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.clock_controller import ClockController
@@ -27,32 +28,33 @@ from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_gpu
 
-# After so long with a clock that should have been given back, the standby does it itself.
+# Time after which the standby restores a clock that the active one has not restored.
 OVERDUE_S = 0.4
-# Longest wait of the active one: it checks the lease then, and reads the clock back.
+# Longest wait of the active one, which then checks the lease and reads the clock back.
 TICK_S = 0.2
-# Longest wait of the standby: it checks then that the active one does its work.
+# Longest wait of the standby, which then checks the active one.
 STANDBY_TICK_S = 0.1
-# The governor's few microseconds come before other work on a core that both need.
+# Precedence over other work on the same core.
 NICENESS = -10
 _PR_SET_TIMERSLACK = 29
-# After so long with a request that the active one did not serve, the standby takes its place.
+# Time without a served request after which the standby replaces the active one.
 HUNG_S = 2.0
 RESTORE_ATTEMPTS = 3
 RETRY_PAUSE_S = 0.05
-# The last rank's standby may still be starting, on a node that is busy with eight ranks' start.
+# The standby of a previous rank may still be starting on a busy node.
 TAKE_TIMEOUT_S = 5.0
 FIRST_STANDBY_PAUSE_S = 0.1
 LONGEST_STANDBY_PAUSE_S = 10.0
 
 
 class GovernorProcess:
-    """One of the pair, for as long as it lives.
+    """One process of the pair.
 
     Args:
-        config: what the pair is responsible for.
-        gpu: the charge's, open.
-        record: of the GPU, held.
+        config: Configuration of the pair.
+        gpu: Opened GPU.
+        shared_state: Memory shared with the rank.
+        record: Lock record of the GPU, held.
     """
 
     def __init__(
@@ -77,18 +79,14 @@ class GovernorProcess:
         self._end_fds = [watch.fd for watch in watches if watch.fd is not None]
         self._stop_fd = _stop_signals()
         self._is_stopped = False
-        # The last that was seen of the active one's work, and since when it is so.
+        # Last observed state of the active one, and the time of its last change.
         self._progress = (False, 0)
         self._progress_s = time.monotonic()
 
     # ------------------------------------------------------------------ standby
 
     def stand_by(self, active: ProcessIdentity) -> bool:
-        """Wait for the active one's end and give back what it left locked.
-
-        Returns:
-            Whether to take over.
-        """
+        """Wait for the end of the active one and restore the clock; return whether to take over."""
         watch = ProcessWatch(active)
         fds = [fd for fd in (watch.fd, self._stop_fd) if fd is not None]
         while watch.is_alive() and not self._is_stopped:
@@ -105,12 +103,12 @@ class GovernorProcess:
         self._words[word.NUM_TAKEOVERS] += 1
         state, text = self._why_over() or (None, "")
         if state is not None:
-            # Nothing is left to govern, and another standby would hold the record for a while.
+            # A new standby would only hold the record longer.
             self._end(state, text)
         return state is None and not self._is_stopped
 
     def _kill_if_it_hangs(self, watch: ProcessWatch) -> None:
-        """End an active one that is stopped or hangs, a clock locked or a request unserved."""
+        """Kill an active one that hangs with a locked clock or an unserved request."""
         words = self._words
         is_over = self._why_over() is not None
         is_late = words[word.REQUEST] != words[word.SERVED]
@@ -127,7 +125,7 @@ class GovernorProcess:
     # ------------------------------------------------------------------ active
 
     def govern(self) -> None:
-        """Serve the rank until it is gone or needs no clocks any more."""
+        """Serve the rank until it ends or needs no clocks any more."""
         words = self._words
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
@@ -139,12 +137,12 @@ class GovernorProcess:
             while self._serve_once():
                 words[word.STANDBY_PID] = standby.keep()
         except Exception as error:
-            # Also what nobody thought of: no clock stays locked for it, and the rank learns of it.
+            # Unexpected errors included: the clock is restored, and the rank reads the text.
             self._restore()
             self._end(word.GIVEN_UP, f"{error or type(error).__name__}")
 
     def _serve_once(self) -> bool:
-        """Wait until a request, an end, a signal or a tick, and act on it; whether to go on."""
+        """Wait for a request, an end, a signal or a tick; return whether to go on."""
         until_read_s = self._controller.until_read_s()
         wait_exactly(
             [self._config.wake_fd, self._stop_fd, *self._end_fds],
@@ -168,12 +166,12 @@ class GovernorProcess:
         return True
 
     def _why_over(self) -> tuple[int | None, str] | None:
-        """Why no clock may be locked now: the state that this ends in, if it does, and a text."""
+        """Return why no clock may be locked: final state (None: it may be again) and text."""
         if not self._rank.is_alive():
-            return word.ENDED, "the rank is gone"
+            return word.ENDED, "the rank has ended"
         if self._launcher is not None and not self._launcher.is_alive():
             pid = self._launcher.identity.pid
-            return word.GIVEN_UP, f"the launcher (process {pid}) is gone"
+            return word.GIVEN_UP, f"the launcher (process {pid}) has ended"
         if self._words[word.REQUEST] & word.MHZ_MASK == word.QUIT:
             return word.ENDED, "the session was closed"
         if self._is_silent():
@@ -188,12 +186,12 @@ class GovernorProcess:
     # ------------------------------------------------------------------ both
 
     def _restore(self) -> None:
-        """Give the clock back, trying a few times; the record stays where that fails."""
+        """Restore the clock with some retries; the record stays where that fails."""
         for attempt in range(RESTORE_ATTEMPTS):
             try:
                 self._controller.restore()
             except (GpuError, OSError) as error:
-                self._shared_state.write_text(f"the SM clock could not be given back: {error}")
+                self._shared_state.write_text(f"the SM clock could not be restored: {error}")
                 time.sleep(RETRY_PAUSE_S * attempt)
             else:
                 return
@@ -209,44 +207,43 @@ class GovernorProcess:
 
 
 class _Standby:
-    """The active one's standby, started again where it ended."""
+    """Standby of the active one, restarted when it ends."""
 
     def __init__(self, config: GovernorConfig) -> None:
-        self._config = config.for_standby(ProcessIdentity.own())
+        self._config = replace(config, active=ProcessIdentity.own())
         self._process = spawn_governor(self._config)
         self._pause_s = FIRST_STANDBY_PAUSE_S
         self._next_start_s = time.monotonic() + self._pause_s
 
     def keep(self) -> int:
-        """See that there is one; its process number."""
+        """Restart the standby if it has ended; return its process number."""
         if self._process.poll() is not None and time.monotonic() > self._next_start_s:
             self._process = spawn_governor(self._config)
-            # One that cannot start must not be started without end.
+            # It may fail to start every time.
             self._pause_s = min(2 * self._pause_s, LONGEST_STANDBY_PAUSE_S)
             self._next_start_s = time.monotonic() + self._pause_s
         return self._process.pid
 
 
 def wait_exactly(fds: Sequence[int], timeout_s: float) -> list[int]:
-    """Wait until a descriptor can be read or the time is over; the readable ones.
+    """Wait until a descriptor is readable or the time is over; return the readable ones.
 
-    Exact to some 10 us once `sleep_exactly` has been called: select counts in microseconds, where
-    poll and epoll count in milliseconds. It takes descriptors below 1024 only, which those of a
-    process that opens a handful are.
+    Accurate to about 10 us after `sleep_exactly`: select counts in microseconds, poll and epoll in
+    milliseconds. Descriptors must be below 1024.
     """
     return select.select(fds, (), (), timeout_s)[0]
 
 
 def sleep_exactly() -> None:
-    """Ask the kernel not to lengthen this thread's waits by the usual 50 us."""
+    """Disable the kernel's timer slack of 50 us for this thread."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def _stop_signals() -> int:
-    """A descriptor that can be read once SIGTERM, SIGINT or SIGHUP has come."""
+    """Return a descriptor that becomes readable on SIGTERM, SIGINT or SIGHUP."""
     reading_fd, writing_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    ignore: Callable[..., None] = lambda *_: None  # noqa: E731 - the pipe is what counts
+    ignore: Callable[..., None] = lambda *_: None  # noqa: E731 - the pipe is written
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, ignore)
     signal.set_wakeup_fd(writing_fd)
@@ -254,7 +251,7 @@ def _stop_signals() -> int:
 
 
 def main() -> int:
-    """Do what the charge on standard input says."""
+    """Run one process of the pair, configured on standard input."""
     config = GovernorConfig.from_json(sys.stdin.readline())
     sys.stdin.close()
     shared_state = SharedState(config.shared_state_fd)
@@ -263,17 +260,17 @@ def main() -> int:
         record = _take_record(config, gpu, shared_state)
     except Exception as error:
         if isinstance(error, ClockHeldError) and is_running(shared_state.words[word.ACTIVE_PID]):
-            # The rank saw no governor, but a standby that was just starting has taken over.
+            # A standby that was starting has taken over.
             return 0
         if config.active is None:
             shared_state.write_text(f"{error or type(error).__name__}")
             shared_state.words[word.STATE] = word.GIVEN_UP
         return 1
     if config.active is None:
-        # What a pair that was killed left here; the record was the truth about it.
+        # Left by a killed pair; the record has been handled.
         shared_state.words[word.IN_FORCE_MHZ] = shared_state.words[word.MAY_BE_LOCKED] = 0
     sleep_exactly()
-    config = config.with_record(record.fd)
+    config = replace(config, record_fd=record.fd)
     process = GovernorProcess(config, gpu, shared_state, record)
     if config.active is None or process.stand_by(config.active):
         process.govern()
@@ -292,7 +289,7 @@ def _take_record(config: GovernorConfig, gpu: GpuDevice, shared_state: SharedSta
             if is_running(shared_state.words[word.ACTIVE_PID]) or time.monotonic() > give_up_s:
                 raise
     if record.holder() is not None:
-        # A governor and its standby were killed together, and left it locked.
+        # Left locked by a governor that was killed together with its standby.
         gpu.reset_sm_clock()
         record.clear()
     return record

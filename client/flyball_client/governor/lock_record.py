@@ -1,8 +1,8 @@
-"""A file a GPU that says whose governor may have locked its clock; it outlives them all.
+"""Lock record: one file per GPU that names the governor that may have locked its clock.
 
-Its advisory lock is held by a governor and its standby together and falls when both are gone.
-So a record that has something in it and is not locked is a clock that nobody gave back: the next
-governor of that GPU does it, and `flyball unlock`.
+The file's advisory lock is held by a governor and its standby together, and released when both
+have ended. A record with content and without a lock stands for a clock that was not restored: the
+GPU's next governor restores it, and so does `flyball unlock`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TAKE_TIMEOUT_S = 0.5
 
 
 class ClockHeldError(FlyballError):
-    """Another governor holds this GPU's clock; the text says which."""
+    """Another governor holds this GPU's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,11 @@ class ClockHolder:
     """Holder of a clock lock.
 
     Attributes:
-        uuid: of the GPU.
-        control: `nvml` or `zeusd`.
-        rank_name: the job and rank that it runs for.
-        rank_pid: of the training process.
-        governor_pid: of the governor that wrote this.
+        uuid: UUID of the GPU.
+        control: Clock control, `nvml` or `zeusd`.
+        rank_name: Job and rank.
+        rank_pid: Process number of the rank.
+        governor_pid: Process number of the governor.
     """
 
     uuid: str
@@ -49,14 +49,14 @@ class ClockHolder:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRecord:
-    """A record that was found: its holder, and whether a governor still lives."""
+    """Record in a state folder; `is_held`: a governor is running."""
 
     holder: ClockHolder
     is_held: bool
 
 
 def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """`FLYBALL_STATE_DIR`, else /run/flyball for root, else a folder of the user's own."""
+    """Return `FLYBALL_STATE_DIR`, else /run/flyball for root, else a folder of the user."""
     variables = os.environ if environ is None else environ
     named = variables.get("FLYBALL_STATE_DIR")
     if named:
@@ -70,11 +70,11 @@ def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 class LockRecord:
-    """One GPU's record, held.
+    """Held record of one GPU.
 
     Args:
-        fd: of the file, open and locked; closed with the record.
-        uuid: of the GPU.
+        fd: Descriptor of the locked file; closed with the record.
+        uuid: UUID of the GPU.
     """
 
     def __init__(self, fd: int, uuid: str) -> None:
@@ -83,14 +83,14 @@ class LockRecord:
 
     @classmethod
     def take(cls, state_dir: Path, uuid: str) -> LockRecord:
-        """Hold this GPU's record.
+        """Open and lock this GPU's record.
 
         Raises:
-            ClockHeldError: another governor holds it.
-            OSError: the folder or the file cannot be made.
+            ClockHeldError: Another governor holds it.
+            OSError: The folder or the file cannot be created.
         """
         state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Not O_TRUNC: what is in it may be another's. No link is followed out of the folder.
+        # Without O_TRUNC, since another governor may hold it. Links are not followed.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(state_dir / f"{uuid}{_SUFFIX}", flags, 0o644)
         record = cls(fd, uuid)
@@ -99,7 +99,7 @@ class LockRecord:
                 holder = record.holder()
                 whose = "another rank" if holder is None else holder.rank_name
                 raise ClockHeldError(
-                    f"the clock of {uuid} is set for {whose} already; give each rank a GPU"
+                    f"the clock of {uuid} is already set for {whose}; give each rank a GPU"
                 )
         except BaseException:
             record.close()
@@ -107,26 +107,26 @@ class LockRecord:
         return record
 
     def holder(self) -> ClockHolder | None:
-        """Return what is written in it; None: nothing, the clock was given back."""
+        """Return the content; None: it is empty, the clock was restored."""
         return _read_holder(self.fd, self._uuid)
 
     def write(self, holder: ClockHolder) -> None:
-        """Say that the clock may be locked from now on."""
+        """Record that the clock may be locked."""
         text = json.dumps(asdict(holder)).encode()
         os.pwrite(self.fd, text, 0)
         os.ftruncate(self.fd, len(text))
 
     def clear(self) -> None:
-        """Say that the clock was given back."""
+        """Record that the clock was restored."""
         os.ftruncate(self.fd, 0)
 
     def close(self) -> None:
-        """Let go of it, as far as this process holds it."""
+        """Release the record in this process."""
         os.close(self.fd)
 
 
 def find_records(state_dir: Path) -> list[FoundRecord]:
-    """All records that say that a clock may be locked, by UUID."""
+    """Return all records of clocks that may be locked, by UUID."""
     found: list[FoundRecord] = []
     for path in sorted(state_dir.glob(f"*{_SUFFIX}")):
         with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def find_records(state_dir: Path) -> list[FoundRecord]:
 
 
 def _lock_within(fd: int, timeout_s: float) -> bool:
-    # Whoever looks whether a record is held takes it for an instant.
+    # `find_records` locks a record for a moment.
     give_up_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -176,7 +176,7 @@ def _read_holder(fd: int, uuid: str) -> ClockHolder | None:
             governor_pid=int(fields["governor_pid"]),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        # Half-written by a process that was killed: it may be locked all the same.
+        # Incomplete, written by a process that was killed: the clock may be locked.
         return ClockHolder(
             uuid=uuid, control="nvml", rank_name="an unknown rank", rank_pid=0, governor_pid=0
         )

@@ -1,4 +1,4 @@
-"""The rank's side of the governor process: leaves requests in shared memory and wakes it."""
+"""The rank's side of the governor process: writes requests to shared memory and wakes it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flyball_client.governor import shared_state as word
-from flyball_client.governor._base import ClockReport
+from flyball_client.governor._base import ClockReport, log_given_up
 from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
-from flyball_client.governor.shared_state import (
-    HOOK_NS,
-    IN_FORCE_MHZ,
-    MHZ_MASK,
-    REQUEST,
-    REQUESTED_NS,
-    SERVED,
-    SharedState,
-)
+from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuAddress
 
 _logger = logging.getLogger(__name__)
 
 DEFAULT_LEASE_S = 30.0
-# Least time between two looks whether the pair lives: each reads /proc, ten to sixty us.
-LOOK_PERIOD_S = 0.5
+# Least time between two checks of the pair, which read /proc in 10 to 60 us.
+CHECK_PERIOD_S = 0.5
 _CLOSE_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 1.0
 _FIRST_RESTART_PAUSE_S = 1.0
@@ -39,22 +31,22 @@ _LONGEST_RESTART_PAUSE_S = 60.0
 
 
 class ProcessGovernor:
-    """A ClockGovernor with a process of its own.
+    """ClockGovernor with a process of its own.
 
-    Whatever becomes of this process, the clock is given back within a second; see
-    `governor_process`. A request costs a few stores in shared memory and one write to an eventfd.
+    After any crash of this process the clock is restored within a second; see `governor_process`.
+    A request takes a few stores in shared memory and one write to an eventfd.
 
     Args:
-        address: of the GPU.
-        rank_name: the job and rank, for the log and the record.
-        lease_s: without a sign of life for so long the clock is given back until the next one, s.
-        launcher_pid: the process whose end ends the governing too; None: torchrun, where it
-            started this process, else nobody.
-        state_dir: where the record of a locked clock is kept; None: `default_state_dir`.
+        address: Address of the GPU.
+        rank_name: Job and rank, for the log and the lock record.
+        lease_s: Time in s without a hook after which the clock is restored until the next one.
+        launcher_pid: Process whose end also ends the governor; None: torchrun, where it started
+            this process.
+        state_dir: Folder of the lock record; None: `default_state_dir`.
 
     Raises:
-        ValueError: the lease is not positive.
-        OSError: shared memory or its eventfd cannot be made.
+        ValueError: The lease is not positive.
+        OSError: Shared memory or its eventfd cannot be created.
     """
 
     def __init__(
@@ -76,8 +68,8 @@ class ProcessGovernor:
         self._shared_state = SharedState.create()
         self._words = self._shared_state.words
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Not os.eventfd_write: that lets go of Python's lock, and a thread that takes it would keep
-        # the hook waiting for milliseconds.
+        # os.eventfd_write releases Python's lock, and another thread that takes it would delay the
+        # hook by milliseconds.
         self._write_eventfd = ctypes.PyDLL(None).eventfd_write
         self._write_eventfd.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self._requested_mhz = 0
@@ -88,88 +80,79 @@ class ProcessGovernor:
         self._is_closed = False
         self._restart_pause_s = _FIRST_RESTART_PAUSE_S
         self._next_restart_s = 0.0
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         self._last_report: ClockReport | None = None
 
     @property
     def is_over(self) -> bool:
-        """Return whether the clock was given up or given back for good."""
+        """Return whether clocks are no longer set."""
         return self._is_over
 
     @property
     def pids(self) -> tuple[int, int]:
-        """Process numbers of the governor and its standby; 0: not yet."""
+        """Process numbers of the governor and its standby; 0: not started."""
         words = self._words
         return words[word.ACTIVE_PID], words[word.STANDBY_PID]
 
     def start(self) -> None:
-        """Start the process; requests wait on the board until it is ready."""
+        """Start the process; requests wait in shared memory until it is ready."""
         if self._process is not None or self._is_over:
             return
-        self._words[HOOK_NS] = time.monotonic_ns()
+        self._words[word.HOOK_NS] = time.monotonic_ns()
         try:
             self._process = self._spawn()
         except Exception as error:
             self.give_up(error)
 
     def on_step_begin(self) -> None:
-        """See whether the governor lives; start another one where the pair was killed."""
+        """Check the governor; start another one where the pair was killed."""
         if self._is_over or self._process is None:
             return
         words = self._words
-        self._see_to_clock()
+        self._renew()
         if words[word.STATE] == word.GIVEN_UP:
             self.give_up(RuntimeError(self._shared_state.text))
             return
         now_s = time.monotonic()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + LOOK_PERIOD_S
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_PERIOD_S
             if not any(is_running(pid) for pid in (*self.pids, self._process.pid)):
                 self._restart()
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
-        """Leave the request and see that it is found; for the last one's clock, a sign of life.
+        """Request a clock; for the requested one, renew the lease.
 
-        A part of the hot path, see `RankSession.on_instruction_begin`.
+        Part of the hot path, see `RankSession.on_instruction_begin`.
         """
         if self._is_over:
             return
         words = self._words
         if sm_clock_mhz == self._requested_mhz:
-            words[HOOK_NS] = time.monotonic_ns()
-            if words[IN_FORCE_MHZ] == sm_clock_mhz or words[SERVED] != self._last_request:
+            words[word.HOOK_NS] = time.monotonic_ns()
+            if words[word.IN_FORCE_MHZ] == sm_clock_mhz or words[word.SERVED] != self._last_request:
                 return
-            # Served and not in force: it failed, or a lease had passed.
-        self._requested_mhz = sm_clock_mhz
-        self._num_requests = number = self._num_requests + 1
-        self._last_request = request = (number & MHZ_MASK) << 32 | sm_clock_mhz
-        words[REQUESTED_NS] = time.monotonic_ns()
-        words[REQUEST] = request
-        self._write_eventfd(self._wake_fd, 1)
+            # Served and not in force: it failed, or the lease had expired.
+        self._request(sm_clock_mhz)
 
     def on_instruction_end(self) -> None:
-        """Show a sign of life; ask once more for a clock that was given back meanwhile."""
+        """Renew the lease; request a clock that was restored meanwhile again."""
         if not self._is_over:
-            self._see_to_clock()
+            self._renew()
 
     def pause(self) -> None:
-        """Have the clock given back until the next one is set."""
+        """Have the clock restored until the next one is set."""
         if not self._is_over:
             self._request(word.RESTORE)
 
     def give_up(self, error: Exception) -> None:
-        """Back to default clocks for good, with one line in the log."""
+        """Have the clock restored permanently, and log the error."""
         if not self._is_over:
-            _logger.warning(
-                "%s: clocks are no longer set, training goes on at default clocks: %s",
-                self._rank_name,
-                error,
-            )
+            log_given_up(_logger, self._rank_name, error)
             self._is_over = True
             self._request(word.QUIT)
 
     def report(self) -> ClockReport:
-        """Return what became of the requests so far."""
+        """Return the counts so far."""
         if self._last_report is not None:
             return self._last_report
         words = self._words
@@ -187,7 +170,7 @@ class ProcessGovernor:
         )
 
     def close(self) -> None:
-        """Have the clock given back for good; waits for it up to a second."""
+        """Have the clock restored permanently; wait for it up to a second."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -200,21 +183,21 @@ class ProcessGovernor:
 
     # ------------------------------------------------------------------ inside
 
-    def _see_to_clock(self) -> None:
+    def _renew(self) -> None:
         if self._requested_mhz:
             self.set_mhz(self._requested_mhz)
         else:
-            self._words[HOOK_NS] = time.monotonic_ns()
+            self._words[word.HOOK_NS] = time.monotonic_ns()
 
     def _request(self, code: int) -> None:
-        self._requested_mhz = 0
-        self._num_requests += 1
-        self._last_request = (self._num_requests & MHZ_MASK) << 32 | code
+        """Request a clock in MHz, RESTORE or QUIT."""
+        self._requested_mhz = code if code != word.QUIT else 0
+        self._num_requests = number = self._num_requests + 1
+        self._last_request = request = (number & word.MHZ_MASK) << 32 | code
         words = self._words
-        words[REQUESTED_NS] = time.monotonic_ns()
-        words[REQUEST] = self._last_request
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake_fd, 1)
+        words[word.REQUESTED_NS] = time.monotonic_ns()
+        words[word.REQUEST] = request
+        self._write_eventfd(self._wake_fd, 1)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         launcher = None if self._launcher_pid is None else ProcessIdentity.of(self._launcher_pid)
@@ -237,19 +220,17 @@ class ProcessGovernor:
             return
         status = None if self._process is None else self._process.poll()
         if status is not None and status > 0:
-            # Not killed: it would end so again.
-            why = (
-                self._shared_state.text or f"the clock governor cannot start (exit status {status})"
-            )
-            self.give_up(RuntimeError(why))
+            # It ended by itself, and would again.
+            failure = f"the clock governor cannot start (exit status {status})"
+            self.give_up(RuntimeError(self._shared_state.text or failure))
             return
         self._next_restart_s = now_s + self._restart_pause_s
         self._restart_pause_s = min(2 * self._restart_pause_s, _LONGEST_RESTART_PAUSE_S)
         _logger.warning(
-            "%s: the clock governor and its standby were killed; starting them again",
+            "%s: the clock governor and its standby were killed and are restarted",
             self._rank_name,
         )
-        # What they left locked, the new one gives back first: the record says so.
+        # The new one restores a clock that they left locked, according to the lock record.
         try:
             self._process = self._spawn()
         except Exception as error:
@@ -267,15 +248,15 @@ class ProcessGovernor:
             time.sleep(0.002)
         if words[word.MAY_BE_LOCKED]:
             _logger.error(
-                "%s: the SM clock of %s may still be locked (%s); `flyball unlock` gives it back",
+                "%s: the SM clock of %s may still be locked (%s); `flyball unlock` restores it",
                 self._rank_name,
                 self._address.uuid,
-                self._shared_state.text or "its governor does not answer",
+                self._shared_state.text or "its governor does not respond",
             )
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_TIMEOUT_S)
 
 
 def launcher_of(environ: Mapping[str, str]) -> int | None:
-    """The process number of torchrun's agent, where it started this process."""
+    """Return the process number of torchrun's agent, if it started this process."""
     return os.getppid() if "TORCHELASTIC_RUN_ID" in environ else None

@@ -10,18 +10,18 @@ _STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, counted behind the comm
 _ENDED = {b"Z", b"X"}
 # The line is shorter: 52 numbers, and a name.
 _MAX_STAT_BYTES = 4096
-# What is answered for a process that has ended, or that /proc hides; whatever else goes wrong, too
-# many open files for instance, says nothing of it.
+# Errors for a process that has ended, or that /proc hides; other errors, such as too many open
+# files, are inconclusive.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessIdentity:
-    """One process, and no later one of the same number.
+    """Identity of a process, which differs from that of a later one with the same number.
 
     Attributes:
-        pid: its number.
-        start_ticks: when it began, in the kernel's ticks since boot.
+        pid: Process number.
+        start_ticks: Start time in the kernel's ticks since boot.
     """
 
     pid: int
@@ -29,20 +29,20 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The process that has this number now; None: there is none, or /proc does not show it.
+        """Return the process with this number; None: there is none, or /proc hides it.
 
         Raises:
-            OSError: that cannot be seen now.
+            OSError: /proc cannot be read now.
         """
         fields = _stat_fields(pid)
         return None if fields is None else cls(pid=pid, start_ticks=int(fields[_START_FIELD]))
 
     @classmethod
     def own(cls) -> ProcessIdentity:
-        """This process.
+        """Return this process.
 
         Raises:
-            OSError: there is no /proc.
+            OSError: There is no /proc.
         """
         identity = cls.of(os.getpid())
         if identity is None:
@@ -50,7 +50,7 @@ class ProcessIdentity:
         return identity
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended (a zombie has); True where that cannot be seen."""
+        """Return whether it has not ended (a zombie has); True where /proc cannot be read."""
         try:
             fields = _stat_fields(self.pid)
         except OSError:
@@ -63,10 +63,12 @@ class ProcessIdentity:
 
 
 class ProcessWatch:
-    """Watches one process.
+    """Watch of one process.
 
-    Where the kernel or a container's rules refuse file descriptors of processes, `fd` is None
-    and `is_alive` must be asked from time to time.
+    Attributes:
+        identity: The process.
+        fd: Descriptor that becomes readable at its end; None: the kernel or the container's rules
+            refuse one, and `is_alive` must be polled.
     """
 
     def __init__(self, identity: ProcessIdentity) -> None:
@@ -77,7 +79,7 @@ class ProcessWatch:
         except (OSError, AttributeError):  # the latter: a Python built without it
             return
         if not identity.is_alive():
-            # The number may be another's by now.
+            # The number may be reused.
             self.close()
 
     def is_alive(self) -> bool:
@@ -87,14 +89,14 @@ class ProcessWatch:
         return not select.select([self.fd], [], [], 0)[0]
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Close the descriptor."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process of this number has not ended; True where that cannot be seen."""
+    """Return whether a process with this number runs; True where /proc cannot be read."""
     try:
         fields = _stat_fields(pid) if pid else None
     except OSError:
@@ -103,7 +105,7 @@ def is_running(pid: int) -> bool:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    # Asked in the middle of a training too: without the layers of an open file.
+    # Called during training, so without the overhead of a file object.
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -112,5 +114,5 @@ def _stat_fields(pid: int) -> list[bytes] | None:
             os.close(fd)
     except _GONE:
         return None
-    # The command's name is in parentheses and may hold anything, also a parenthesis.
+    # The command's name is in parentheses and may contain parentheses.
     return line.rpartition(b")")[2].split()

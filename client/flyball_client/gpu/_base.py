@@ -1,4 +1,4 @@
-"""The contract of a GPU whose clocks Flyball sets, and the errors its implementations raise."""
+"""Contract of a GPU whose clocks Flyball sets, and the errors that implementations raise."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class GpuError(FlyballError):
 
 
 class GpuPermissionError(GpuError):
-    """Setting clocks needs root or CAP_SYS_ADMIN; the text says what to do."""
+    """The process has no right to set clocks."""
 
 
 class GpuNotFoundError(GpuError):
-    """No such GPU, no driver, or no NVML."""
+    """The GPU, its driver or NVML is missing."""
 
 
 class GpuNotSupportedError(GpuError):
-    """The GPU or its driver cannot do this (locked clocks: Volta and later; no MIG)."""
+    """The GPU or its driver does not support the call (locked clocks: from Volta on, no MIG)."""
 
 
 class ClockLimit(Flag):
-    """Reason for an SM clock below the requested one; IDLE: nothing runs that would need it."""
+    """Reason for an SM clock below the requested one; IDLE: the GPU has no work."""
 
     NONE = 0
     IDLE = auto()
@@ -37,10 +37,10 @@ class ClockLimit(Flag):
 
 @dataclass(frozen=True, kw_only=True)
 class SmClockRange:
-    """SM clocks that the driver may choose from, MHz, both ends included.
+    """Range of SM clocks in MHz that the driver may use, both ends included.
 
     Raises:
-        ValueError: an end is not positive, or they are the wrong way round.
+        ValueError: An end is not positive, or the lowest is above the highest.
     """
 
     lowest_mhz: int
@@ -48,10 +48,23 @@ class SmClockRange:
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest_mhz <= self.highest_mhz:
-            raise ValueError(
-                f"a range of SM clocks is LOWEST:HIGHEST in MHz, as 210:1410,"
-                f" not {self.lowest_mhz}:{self.highest_mhz}"
-            )
+            raise ValueError(f"must be LOWEST:HIGHEST in MHz, as 210:1410, not {self}")
+
+    def __str__(self) -> str:
+        return f"{self.lowest_mhz}:{self.highest_mhz}"
+
+    @classmethod
+    def parse(cls, text: str) -> SmClockRange:
+        """Parse `LOWEST:HIGHEST`.
+
+        Raises:
+            ValueError: The text has another form.
+        """
+        lowest, _, highest = text.partition(":")
+        try:
+            return cls(lowest_mhz=int(lowest), highest_mhz=int(highest))
+        except ValueError:
+            raise ValueError(f"must be LOWEST:HIGHEST in MHz, as 210:1410, not {text!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +72,11 @@ class GpuAddress:
     """Address by which another process on this machine opens the same GPU.
 
     Attributes:
-        control: who sets the clocks: this process through NVML, or zeusd.
-        uuid: `GPU-...`.
-        endpoint: of zeusd: the path of its socket, or `host:port`.
-        token: of zeusd, where it wants one.
-        return_range: what a clock that is given back goes to; None: the driver's default.
+        control: Way of setting clocks: NVML in this process, or zeusd.
+        uuid: UUID, `GPU-...`.
+        endpoint: Path of zeusd's socket, or `HOST:PORT`.
+        token: Token for zeusd; None: no token.
+        return_range: Clocks that a reset restores; None: the driver's default.
     """
 
     control: Literal["nvml", "zeusd"]
@@ -78,94 +91,94 @@ class GpuDevice(Protocol):
 
     Contract, tested over every implementation by `tests/contract/test_gpu_device.py`:
 
-    - All methods may be called from any one thread at a time; none keeps a lock while idle.
-    - `lock_sm_clock_mhz` sets minimum and maximum to the same value; a clock not in
+    - All methods may be called from any thread, one at a time; none holds a lock while idle.
+    - `lock_sm_clock_mhz` sets minimum and maximum to the same value; a clock that is not in
       `supported_sm_clocks_mhz` raises ValueError and changes nothing. When it returns, the new
-      clock is requested; a power or thermal limit may hold the real one below it.
-    - `reset_sm_clock` restore the clock to the driver, or to the range that the device was
-      opened with; any number of times, also when nothing was locked.
-    - `clock_limits` says why the clock is lower than asked for; the lock itself is no limit.
+      clock is requested; a power or thermal limit may keep the actual clock below it.
+    - `reset_sm_clock` restores the driver's clock, or the range that the device was opened with;
+      it may be called repeatedly, also when nothing was locked.
+    - `clock_limits` returns the reasons of a clock below the requested one; the lock is none.
     - `total_energy_j` never falls; real counters move about every 100 ms.
-    - `close` resets a clock that this object locked, then frees it; calling it again does
-      nothing. Any other call after it raises GpuError.
-    - Memory clocks and power limits are never touched.
+    - `close` resets a clock that this object locked, then frees the device; it may be called
+      repeatedly. Any other call after it raises GpuError.
+    - Memory clocks and power limits are never changed.
     - Failures raise the GpuError tree, never a vendor's error.
     """
 
     @property
     def name(self) -> str:
-        """The product's name; an emulated GPU's starts with `emulated `."""
+        """Name of the product; that of an emulated GPU starts with `emulated `."""
         ...
 
     @property
     def uuid(self) -> str:
-        """The GPU's UUID (`GPU-...`); an emulated GPU's starts with `EMULATED-`."""
+        """UUID (`GPU-...`); that of an emulated GPU starts with `EMULATED-`."""
         ...
 
     @property
     def is_emulated(self) -> bool:
-        """Return whether its times and energies come from a profile."""
+        """True: its times and energies come from a profile."""
         ...
 
     @property
     def address(self) -> GpuAddress | None:
-        """Return how another process opens it; None: it lives in this process only."""
+        """Address for another process; None: the device exists in this process only."""
         ...
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """SM clocks that can be locked, MHz, falling."""
+        """Return the SM clocks that can be locked, MHz, falling."""
         ...
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
-        """Run at this SM clock from now on."""
+        """Lock this SM clock."""
         ...
 
     def reset_sm_clock(self) -> None:
-        """Give the SM clock back to the driver, or to the configured range."""
+        """Restore the driver's SM clock, or the configured range."""
         ...
 
     def sm_clock_mhz(self) -> int:
-        """The SM clock in force, MHz."""
+        """Return the SM clock in force, MHz."""
         ...
 
     def clock_limits(self) -> ClockLimit:
-        """Return what holds the clock down at this moment."""
+        """Return the current limits of the clock."""
         ...
 
     def total_energy_j(self) -> float:
-        """The energy counter, J since some fixed moment."""
+        """Return the energy counter, J since some fixed moment."""
         ...
 
     def close(self) -> None:
-        """Give the clock back and free the device."""
+        """Restore the clock and free the device."""
         ...
 
 
 class InstructionObserver(Protocol):
-    """Something that is told when an instruction's computation begins and ends.
+    """Observer that is called when an instruction's computation begins and ends.
 
-    Kinds are the names of `InstructionKind`. An observer may take its time: an emulated GPU
-    sleeps in `on_instruction_end` until the instruction has lasted as long as its profile says.
+    Kinds are the names of `InstructionKind`. An observer may block: an emulated GPU sleeps in
+    `on_instruction_end` until the profiled time of the instruction is over.
     """
 
     def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
-        """The computation begins, of one of the stage's model chunks."""
+        """Start the computation of one of the stage's model chunks."""
         ...
 
     def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
-        """The computation has ended."""
+        """End the computation."""
         ...
 
 
 @runtime_checkable
 class EmulatedDevice(GpuDevice, InstructionObserver, Protocol):
-    """A GPU with a time of its own, which runs instructions as a profile says."""
+    """GPU with its own clock, which runs instructions with the times of a profile."""
 
     @property
     def num_overruns(self) -> int:
-        """Instructions so far whose computation outlasted the profiled time."""
+        """Number of instructions whose computation exceeded the profiled time."""
         ...
 
     def emulated_time_s(self) -> float:
-        """Emulated seconds since the device was made."""
+        """Return the emulated seconds since the device was created."""
         ...

@@ -1,7 +1,7 @@
-"""A GPU that is emulated from a stage profile: its clocks, times and energies, in real time.
+"""Emulated GPU, with the clocks, times and energies of a stage profile, in real time.
 
-Told when computations begin and end, it pads each one to the time that the profile gives for
-the clock in force, so that a whole training loop runs as on the profiled GPU, without one.
+It pads each computation to the profiled time at the clock in force, so that a training loop runs
+as on the profiled GPU.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from typing import Protocol
 from flyball_client.gpu._base import ClockLimit, GpuError
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
-# A sleeping thread is woken this late at the worst on an idle core; slept again, not spun.
+# Largest delay of waking on an idle core; this last part is slept separately.
 _LAST_PART_S = 0.0004
 
 
 class EmulationClock(Protocol):
-    """A monotonic clock and a way to wait for one of its moments."""
+    """Monotonic clock with a wait."""
 
     def now_s(self) -> float:
-        """Seconds since some fixed moment; never falls."""
+        """Return the seconds since some fixed moment; never falls."""
         ...
 
     def sleep_until(self, deadline_s: float) -> None:
-        """Return when `now_s()` is at least `deadline_s`; at once if it already is."""
+        """Return when `now_s()` is at least `deadline_s`."""
         ...
 
 
 class WallClock:
-    """Real time. Two or three sleeps per wait, none of them busy, since cores are shared."""
+    """Real time, with two or three sleeps per wait and no busy waiting."""
 
     def now_s(self) -> float:
-        """Seconds of the system's monotonic clock."""
+        """Return the seconds of the system's monotonic clock."""
         return time.monotonic()
 
     def sleep_until(self, deadline_s: float) -> None:
-        """Sleep most of the way, then the rest, so that timer slack adds up once at most."""
+        """Sleep most of the time, then the rest, to limit the timer slack."""
         while (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(left_s - _LAST_PART_S if left_s > 2 * _LAST_PART_S else left_s)
 
 
 class EnergyMeter:
-    """Energy over emulated time, from the instructions that run and the power between them.
+    """Energy over emulated time, from the instructions and the power between them.
 
-    An instruction's energy accrues evenly over its profiled time; whatever is not covered by
-    one, overruns included, is billed at the blocking power. All moments are emulated seconds
-    and must not fall from call to call.
+    An instruction's energy accrues evenly over its profiled time; all other time, overruns
+    included, is charged at the blocking power. Moments are emulated seconds and must not fall from
+    call to call.
 
     Args:
-        blocking_power_w: W of the GPU while it waits in communication.
-        counter_period_s: the shown counter moves at multiples of this, s.
+        blocking_power_w: Power in W while the GPU waits in communication.
+        counter_period_s: Period in s of the counter's movements.
     """
 
     def __init__(self, *, blocking_power_w: float, counter_period_s: float) -> None:
@@ -69,18 +69,18 @@ class EnergyMeter:
         self._shown_j = 0.0
 
     def begin(self, point: OperatingPoint, now_s: float) -> None:
-        """From now on this instruction runs."""
+        """Start an instruction."""
         self._settle(now_s)
         self._running = point
 
     def end(self, now_s: float) -> None:
-        """From now on nothing runs."""
+        """End the instruction."""
         self._settle(now_s)
         self._running = None
 
     def exact_j(self, now_s: float) -> float:
-        """The true energy up to now, J."""
-        # Not negative: moments computed in floating point may fall by a rounding error.
+        """Return the exact energy up to now, J."""
+        # Computed moments may fall by a rounding error.
         passed_s = max(0.0, now_s - self._since_s)
         point = self._running
         if point is None:
@@ -93,10 +93,9 @@ class EnergyMeter:
         )
 
     def shown_j(self, now_s: float) -> float:
-        """The energy as of the last multiple of the counter's period, J."""
+        """Return the energy at the last multiple of the counter's period, J."""
         moved_at_s = math.floor(now_s / self._counter_period_s) * self._counter_period_s
-        # Before every change of what runs this is called, so no multiple lies before _since_s
-        # that has not been shown.
+        # Called before every change, so all multiples before _since_s have been shown.
         if moved_at_s > self._shown_at_s:
             self._shown_j = self.exact_j(max(moved_at_s, self._since_s))
             self._shown_at_s = moved_at_s
@@ -109,23 +108,22 @@ class EnergyMeter:
 
 
 _MAX_NOISE = 0.3
-# Of a normal draw; one in 16 000 lies beyond.
+# Limit of a normal draw; one in 16 000 exceeds it.
 _MAX_SIGMAS = 4.0
 
 
 class InstructionVariation:
-    """Draws for each instruction by how much its time and its energy differ.
+    """Random factors of the time and the energy of each instruction.
 
-    Noise is log-normal with a mean of 1, so no draw is negative, and cut off at four sigmas: at a
-    `noise` of 0.02 draws lie between 0.92 and 1.08, at 0.29 between 0.31 and 3.0.
+    Factors are log-normal with a mean of 1 and limited at four sigmas: at a `noise` of 0.02 they
+    lie between 0.92 and 1.08, at 0.29 between 0.31 and 3.0.
 
     Args:
-        noise: standard deviation of each draw, relative, at least 0 and below 0.3; 0: nothing is
-            drawn.
-        seed: of the draws.
+        noise: Relative standard deviation, at least 0 and below 0.3; 0: no noise.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: the noise is out of its range.
+        ValueError: The noise is out of its range.
     """
 
     def __init__(self, *, noise: float, seed: int) -> None:
@@ -139,25 +137,22 @@ class InstructionVariation:
         self._energy_factor = 1.0
 
     def set_slowdown(self, slowdown: float) -> None:
-        """From the next draw on, times and energies are so many times those of the profile.
+        """Multiply times and energies by this factor, from the next draw on.
 
         Raises:
-            ValueError: it is not positive and finite.
+            ValueError: It is not positive and finite.
         """
-        if not (math.isfinite(slowdown) and slowdown > 0):
-            raise ValueError(f"slowdown must be positive and finite, not {slowdown}")
+        _check("slowdown", slowdown)
         self._slowdown = slowdown
 
     def draw(self) -> None:
-        """Another instruction begins."""
+        """Draw the factors of the next instruction."""
         slowdown = self._slowdown
         self._time_factor = slowdown * self._noise()
         self._energy_factor = slowdown * self._noise()
 
     def apply(self, point: OperatingPoint) -> OperatingPoint:
-        """The point as that instruction has it, at whichever clock."""
-        if self._time_factor == 1.0 and self._energy_factor == 1.0:
-            return point
+        """Return a point with the factors applied."""
         return replace(
             point,
             time_s=point.time_s * self._time_factor,
@@ -173,7 +168,7 @@ class InstructionVariation:
 
 
 def profiled_clocks_mhz(chunks: Sequence[StageProfile], stage: int) -> tuple[int, ...]:
-    """Every frequency that any instruction of the stage was profiled at, MHz, falling."""
+    """Return all profiled frequencies of the stage, MHz, falling."""
     frequencies = {
         point.frequency_mhz
         for chunk in chunks
@@ -187,7 +182,7 @@ def profiled_clocks_mhz(chunks: Sequence[StageProfile], stage: int) -> tuple[int
 def points_by_clock(
     chunks: Sequence[StageProfile], stage: int, clocks_mhz: tuple[int, ...]
 ) -> dict[tuple[str, int, int], OperatingPoint]:
-    """By kind, chunk and clock, MHz: the point there, else the next above, else the highest.
+    """Return points by kind, chunk and clock: at that clock, else the next above, else the highest.
 
     The energies are one rank's share of the stage's.
     """
@@ -214,31 +209,31 @@ def _one_rank(
 
 
 class EmulatedGpu:
-    """One emulated GPU of one stage; a GpuDevice and an InstructionObserver.
+    """Emulated GPU of one rank of one stage; a GpuDevice and an InstructionObserver.
 
-    The profile's energies are divided by the stage's number of ranks, since this is one of
-    them. Not locked, it runs at the stage's highest profiled clock. A clock requested while an
-    instruction runs counts from the next instruction on. Where a kind has no point at exactly
-    the clock in force, its next point above counts, else its highest.
+    The profile's energies are divided by the stage's number of ranks. Without a lock it runs at
+    the stage's highest profiled clock. A clock that is requested during an instruction takes
+    effect with the next one. Where a kind has no point at the clock in force, its next point
+    above is used, else its highest.
 
     Args:
-        profile: where times and energies come from.
-        stage: of the profile.
-        num_chunks: model chunks that the stage runs; with several, times and energies are those
-            of the profile's chunks.
-        blocking_power_w: W while nothing runs, not negative.
-        time_scale: wall seconds per emulated second; 2 runs twice as slowly. An overrun means
-            that the computation is slower than the profile: a larger scale avoids it.
-        switch_latency_s: emulated s from a clock's request to its taking effect.
-        counter_period_s: emulated s between movements of the energy counter.
-        noise: relative standard deviation of each instruction's time and of its energy, drawn
-            apart, at least 0 and below 0.3.
-        seed: of the noise; GPUs of one run need different ones.
-        clock: wall time; tests give their own.
-        product: what is emulated, for the name.
+        profile: Profile with times and energies.
+        stage: Stage of the profile.
+        num_chunks: Number of model chunks of the stage; with several, the profile's chunks are
+            used.
+        blocking_power_w: Power in W between instructions, not negative.
+        time_scale: Wall seconds per emulated second; 2 runs twice as slowly. A larger scale avoids
+            overruns, where the computation is slower than the profile.
+        switch_latency_s: Emulated time in s from a clock's request to its effect.
+        counter_period_s: Emulated time in s between movements of the energy counter.
+        noise: Relative standard deviation of each instruction's time and energy, drawn
+            independently, at least 0 and below 0.3.
+        seed: Seed of the noise; must differ between GPUs of one run.
+        clock: Wall clock; None: the system's.
+        product: Name of the emulated product.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: An argument is out of its range.
     """
 
     def __init__(
@@ -288,12 +283,12 @@ class EmulatedGpu:
 
     @property
     def name(self) -> str:
-        """`emulated ` and the product."""
+        """Name of the product, after `emulated `."""
         return self._name
 
     @property
     def uuid(self) -> str:
-        """`EMULATED-` and a random UUID."""
+        """Random UUID, after `EMULATED-`."""
         return self._uuid
 
     @property
@@ -303,75 +298,75 @@ class EmulatedGpu:
 
     @property
     def address(self) -> None:
-        """None: it ends with its process, and its clock with it."""
+        """None: the device exists in this process only."""
         return None
 
     @property
     def num_overruns(self) -> int:
-        """Instructions so far whose computation outlasted the profiled time."""
+        """Number of instructions whose computation exceeded the profiled time."""
         return self._num_overruns
 
     @property
     def overrun_s(self) -> float:
-        """By how much they did, all together, emulated s."""
+        """Sum of the overruns, emulated s."""
         return self._overrun_s
 
     def emulated_time_s(self) -> float:
-        """Emulated seconds since the device was made."""
+        """Return the emulated seconds since the device was created."""
         return (self._clock.now_s() - self._started_s) / self._time_scale
 
     def exact_energy_j(self) -> float:
-        """The energy without the counter's coarseness, J; no real GPU can tell it."""
+        """Return the energy in J at this moment, unlike the counter."""
         return self._meter.exact_j(self.emulated_time_s())
 
     def set_slowdown(self, slowdown: float) -> None:
-        """Stand for a GPU that straggles, or catches up.
+        """Emulate a straggler.
 
         Args:
-            slowdown: how many times as long as profiled each instruction takes that begins from
-                now on, at the same power; 1: as profiled, below 1: faster.
+            slowdown: Factor of the time of each instruction from the next one on, at the same
+                power; 1: as profiled.
 
         Raises:
-            ValueError: it is not positive and finite.
+            ValueError: It is not positive and finite.
         """
         self._variation.set_slowdown(slowdown)
 
     # ------------------------------------------------------------------ GpuDevice
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """The stage's profiled frequencies, MHz, falling."""
+        """Return the stage's profiled frequencies, MHz, falling."""
         self._check_open()
         return self._clocks_mhz
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
-        """Run at this SM clock once the switch latency is over."""
+        """Lock this SM clock, after the switch latency."""
         self._check_open()
         if sm_clock_mhz not in self._clocks_mhz:
             raise ValueError(f"{self._name} of stage {self._stage} has no {sm_clock_mhz} MHz")
         self._request(sm_clock_mhz)
 
     def reset_sm_clock(self) -> None:
-        """Run at the highest clock once the switch latency is over."""
+        """Restore the highest clock, after the switch latency."""
         self._check_open()
         self._request(self._clocks_mhz[0])
 
     def sm_clock_mhz(self) -> int:
-        """The SM clock in force, MHz."""
+        """Return the SM clock in force, MHz."""
         self._check_open()
         return self._settle_clock(self.emulated_time_s())
 
     def clock_limits(self) -> ClockLimit:
-        """None ever."""
+        """Return no limits."""
         self._check_open()
         return ClockLimit.NONE
 
     def total_energy_j(self) -> float:
-        """The energy counter, J since the device was made; moves once a counter period."""
+        """Return the energy counter, J since the device was created."""
         self._check_open()
         return self._meter.shown_j(self.emulated_time_s())
 
     def close(self) -> None:
-        """Give the clock back; what was measured stays readable."""
+        """Restore the clock; time, energy and overruns can still be read."""
         if not self._is_closed:
             self._request(self._clocks_mhz[0])
             self._is_closed = True
@@ -379,10 +374,10 @@ class EmulatedGpu:
     # ------------------------------------------------------------------ InstructionObserver
 
     def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
-        """The computation begins; its time and energy follow from the clock in force now.
+        """Start the computation, at the clock in force.
 
         Raises:
-            ValueError: the profile has no such instruction, or another one is still running.
+            ValueError: The profile has no such instruction, or another one is running.
         """
         self._check_open()
         if self._running is not None:
@@ -398,10 +393,10 @@ class EmulatedGpu:
         self._running = (kind, chunk, now_s, point)
 
     def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
-        """The computation has ended; returns when the profiled time is over too.
+        """End the computation; return when the profiled time is over.
 
         Raises:
-            ValueError: no such instruction is running.
+            ValueError: No such instruction is running.
         """
         self._check_open()
         if self._running is None or self._running[:2] != (kind, chunk):
@@ -415,7 +410,7 @@ class EmulatedGpu:
         else:
             self._clock.sleep_until(self._started_s + done_s * self._time_scale)
         self._running = None
-        # The wall clock in floating point may wake a hair before the emulated moment.
+        # Rounding may end the sleep slightly before the emulated moment.
         self._meter.end(max(self.emulated_time_s(), done_s))
 
     # ------------------------------------------------------------------ inside
@@ -432,7 +427,7 @@ class EmulatedGpu:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise GpuError(f"{self._name} is closed; make another to go on")
+            raise GpuError(f"{self._name} is closed; create another")
 
 
 def _check(name: str, value: float, *, may_be_zero: bool = False) -> None:

@@ -1,12 +1,11 @@
-"""Real NVIDIA GPUs through NVML; the only place that knows its milliwatts and millijoules."""
+"""Real NVIDIA GPUs through NVML; the only file that uses its milliwatts and millijoules."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flyball_client.gpu._base import (
     ClockLimit,
@@ -16,26 +15,35 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     SmClockRange,
 )
-from flyball_client.gpu.nvml_facts import call_nvml, pynvml
+from flyball_client.gpu.nvml_facts import (
+    call_nvml,
+    event_reasons,
+    handle_at,
+    handle_of,
+    num_gpus,
+    nvml_session,
+    pynvml,
+    uuid_at,
+)
 
 
 def select_visible(
     local_rank: int, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]
 ) -> str:
-    """UUID of the GPU that CUDA calls `cuda:local_rank`.
+    """Return the UUID of the GPU that CUDA calls `cuda:local_rank`.
 
-    As CUDA does, the list of CUDA_VISIBLE_DEVICES ends before its first entry that names no
-    GPU; entries are indices, or UUIDs of which the beginning is enough.
+    As in CUDA, the list of CUDA_VISIBLE_DEVICES ends before its first invalid entry; entries are
+    indices, or UUIDs, which may be abbreviated.
 
     Args:
         local_rank: CUDA's device number, from 0.
-        environ: with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, if set.
-        gpus: (name, UUID) of each GPU in NVML's order.
+        environ: Environment, with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, if set.
+        gpus: Name and UUID of each GPU in NVML's order.
 
     Raises:
-        GpuNotFoundError: fewer GPUs are visible.
-        GpuNotSupportedError: the list names MIG instances.
-        GpuError: indices are used among different GPUs, and CUDA's order is not NVML's.
+        GpuNotFoundError: Fewer GPUs are visible.
+        GpuNotSupportedError: The list names MIG instances.
+        GpuError: Indices are used among different GPUs, which CUDA and NVML order differently.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     entries = [str(i) for i in range(len(gpus))] if listed is None else listed.split(",")
@@ -59,7 +67,7 @@ def _named_gpu(
 ) -> str | None:
     if entry.startswith("MIG-"):
         raise GpuNotSupportedError(
-            "CUDA_VISIBLE_DEVICES names a MIG instance, whose clock cannot be set alone;"
+            "CUDA_VISIBLE_DEVICES names a MIG instance, whose clock cannot be set separately;"
             " name whole GPUs"
         )
     if entry.startswith("GPU-"):
@@ -67,26 +75,20 @@ def _named_gpu(
         return matching[0] if len(matching) == 1 else None
     if not (entry.isascii() and entry.isdigit() and int(entry) < len(gpus)):
         return None
-    _check_order(environ, gpus)
-    return gpus[int(entry)][1]
-
-
-def _check_order(environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> None:
-    # By default CUDA puts the fastest GPU first and NVML goes by PCI bus; among equal GPUs
-    # both go by PCI bus.
+    # By default CUDA lists the fastest GPU first, and NVML by PCI bus; equal GPUs both by PCI bus.
     is_mixed = len({name for name, _ in gpus}) > 1
     if is_mixed and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise GpuError(
-            "the GPUs of this machine differ, so CUDA numbers them its own way;"
+            "the GPUs of this machine differ, so CUDA numbers them differently from NVML;"
             " set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
+    return gpus[int(entry)][1]
 
 
 _MJ_PER_J = 1000.0
 
-# The bits of nvmlClocksEventReason* by what they mean. "HW slowdown" (8) comes with the bit of
-# its cause where the driver knows it. Locked clocks (2) and sync boost (0x10) are not listed:
-# they are no reason for less than a lock asks for.
+# Bits of nvmlClocksEventReason* by meaning. "HW slowdown" (8) is combined with the bit of its
+# cause where the driver knows it. Locked clocks (2) and sync boost (0x10) are no limits.
 _LIMIT_REASONS = {
     ClockLimit.IDLE: 0x1,
     ClockLimit.POWER: 0x4 | 0x80,  # software power cap, hardware power brake
@@ -100,9 +102,11 @@ class NvmlGpuInfo:
     """Facts that NVML reports of one GPU.
 
     Attributes:
-        index: in NVML's order, by PCI bus.
-        sm_clocks_mhz: that can be locked, MHz, falling; empty where the GPU does not tell.
-        has_mig: divided into instances (MIG); its clocks are then not set.
+        index: Index in NVML's order, by PCI bus.
+        name: Name of the product.
+        uuid: UUID of the GPU.
+        sm_clocks_mhz: SM clocks that can be locked, MHz, falling; empty: not reported.
+        has_mig: True: the GPU is divided into MIG instances, and its clocks are not set.
     """
 
     index: int
@@ -113,18 +117,21 @@ class NvmlGpuInfo:
 
 
 class NvmlGpu:
-    """One GPU, a GpuDevice; made by `open`.
+    """One GPU, a GpuDevice; created by `open`.
 
-    Locking and resetting clocks needs root or CAP_SYS_ADMIN; the rest does not.
+    Locking and resetting clocks needs root or CAP_SYS_ADMIN; reading does not.
+
+    Attributes:
+        handle: NVML's handle.
     """
 
-    def __init__(
-        self, handle: object, *, name: str, uuid: str, return_range: SmClockRange | None
-    ) -> None:
-        self._handle = handle
+    # Errors of `_set_range` after which the clock is unchanged.
+    _no_effect: ClassVar[type[GpuError]] = GpuError
+
+    def __init__(self, handle: object, *, name: str, address: GpuAddress) -> None:
+        self.handle = handle
         self._name = name
-        self._uuid = uuid
-        self._return_range = return_range
+        self._address = address
         self._clocks_mhz: tuple[int, ...] = ()
         self._is_locked = False
         self._is_closed = False
@@ -137,46 +144,46 @@ class NvmlGpu:
         index: int | None = None,
         return_range: SmClockRange | None = None,
     ) -> NvmlGpu:
-        """The GPU of this UUID, or at this index in NVML's order.
+        """Open the GPU with this UUID, or at this index in NVML's order.
 
         Args:
-            uuid: `GPU-...`.
-            index: from 0.
-            return_range: what `reset_sm_clock` goes back to; None: the driver's default.
+            uuid: UUID, `GPU-...`.
+            index: Index, from 0.
+            return_range: Clocks that `reset_sm_clock` sets; None: the driver's default.
 
         Raises:
-            ValueError: neither or both are given.
-            GpuNotFoundError: there is no such GPU, or no NVML.
-            GpuNotSupportedError: the GPU is divided by MIG.
+            ValueError: Neither or both are given.
+            GpuNotFoundError: There is no such GPU, or no NVML.
+            GpuNotSupportedError: The GPU is divided by MIG.
         """
         if (uuid is None) == (index is None):
             raise ValueError("give either uuid or index")
         call_nvml("starting NVML", "nvmlInit")
         try:
-            handle = _handle_of_uuid(uuid) if uuid is not None else _handle_of_index(index or 0)
-            gpu = cls(handle, name=_name(handle), uuid=_uuid(handle), return_range=return_range)
+            handle = _handle_of_uuid(uuid) if uuid is not None else handle_at(index or 0)
+            address = GpuAddress(control="nvml", uuid=_uuid(handle), return_range=return_range)
             if _has_mig(handle):
                 raise GpuNotSupportedError(
-                    f"{gpu.uuid} is divided by MIG, and its instances share one clock;"
-                    " turn MIG off to set clocks"
+                    f"{address.uuid} is divided by MIG, and its instances share one clock;"
+                    " disable MIG to set clocks"
                 )
+            return NvmlGpu(handle, name=_name(handle), address=address)
         except BaseException:
             pynvml.nvmlShutdown()
             raise
-        return gpu
 
     def __repr__(self) -> str:
-        return f"<NvmlGpu {self._name!r} {self._uuid}>"
+        return f"<{type(self).__name__} {self.name!r} {self.uuid}>"
 
     @property
     def name(self) -> str:
-        """The product's name."""
+        """Name of the product."""
         return self._name
 
     @property
     def uuid(self) -> str:
-        """The GPU's UUID."""
-        return self._uuid
+        """UUID of the GPU."""
+        return self._address.uuid
 
     @property
     def is_emulated(self) -> bool:
@@ -185,59 +192,47 @@ class NvmlGpu:
 
     @property
     def address(self) -> GpuAddress:
-        """Through NVML, by UUID."""
-        return GpuAddress(control="nvml", uuid=self._uuid, return_range=self._return_range)
+        """Address by UUID."""
+        return self._address
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """SM clocks under the highest memory clock, MHz, falling; asked once."""
+        """Return the SM clocks under the highest memory clock, MHz, falling; read once."""
         self._check_open()
         if not self._clocks_mhz:
-            self._clocks_mhz = _sm_clocks_mhz(self._handle, self._uuid)
+            self._clocks_mhz = _sm_clocks_mhz(self.handle, self.uuid)
         return self._clocks_mhz
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
         """Request this SM clock, as minimum and maximum."""
         if sm_clock_mhz not in self.supported_sm_clocks_mhz():
-            raise ValueError(f"{self._uuid} does not support {sm_clock_mhz} MHz")
-        # Remembered before the call: interrupted in between, a reset too many does no harm.
+            raise ValueError(f"{self.uuid} does not support {sm_clock_mhz} MHz")
+        # Stored before the call, which may be interrupted: an unnecessary reset is harmless.
         was_locked, self._is_locked = self._is_locked, True
         try:
-            self._call(
-                f"locking the SM clock of {self._uuid}",
-                "nvmlDeviceSetGpuLockedClocks",
-                sm_clock_mhz,
-                sm_clock_mhz,
-            )
-        except GpuError:
+            self._set_range(f"locking the SM clock of {self.uuid}", sm_clock_mhz, sm_clock_mhz)
+        except self._no_effect:
             self._is_locked = was_locked
             raise
 
     def reset_sm_clock(self) -> None:
-        """Give the SM clock back to the driver, or to the configured range."""
-        doing = f"giving back the SM clock of {self._uuid}"
-        if self._return_range is None:
-            self._call(doing, "nvmlDeviceResetGpuLockedClocks")
+        """Restore the driver's default clock, or the configured range."""
+        doing = f"restoring the SM clock of {self.uuid}"
+        back = self._address.return_range
+        if back is None:
+            self._reset(doing)
         else:
-            self._call(
-                doing,
-                "nvmlDeviceSetGpuLockedClocks",
-                self._return_range.lowest_mhz,
-                self._return_range.highest_mhz,
-            )
+            self._set_range(doing, back.lowest_mhz, back.highest_mhz)
         self._is_locked = False
 
     def sm_clock_mhz(self) -> int:
-        """The SM clock in force, MHz."""
-        doing = f"reading the SM clock of {self._uuid}"
+        """Return the SM clock in force, MHz."""
+        doing = f"reading the SM clock of {self.uuid}"
         return int(self._call(doing, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
 
     def clock_limits(self) -> ClockLimit:
-        """Return what holds the clock down at this moment, from NVML's clocks-event reasons."""
-        doing = f"reading what limits the clock of {self._uuid}"
-        try:
-            reasons = int(self._call(doing, "nvmlDeviceGetCurrentClocksEventReasons"))
-        except GpuNotSupportedError:  # a driver from before the function got this name
-            reasons = int(self._call(doing, "nvmlDeviceGetCurrentClocksThrottleReasons"))
+        """Return the current limits of the clock, from NVML's clocks-event reasons."""
+        self._check_open()
+        reasons = event_reasons(self.handle, self.uuid)
         limits = ClockLimit.NONE
         for limit, bits in _LIMIT_REASONS.items():
             if reasons & bits:
@@ -245,12 +240,12 @@ class NvmlGpu:
         return limits
 
     def total_energy_j(self) -> float:
-        """The energy counter, J since the driver was loaded."""
-        doing = f"reading the energy of {self._uuid}"
+        """Return the energy counter, J since the driver was loaded."""
+        doing = f"reading the energy of {self.uuid}"
         return int(self._call(doing, "nvmlDeviceGetTotalEnergyConsumption")) / _MJ_PER_J
 
     def close(self) -> None:
-        """Give back a clock that was locked here, and end NVML for this object."""
+        """Restore a clock that was locked here, and end NVML for this object."""
         if self._is_closed:
             return
         try:
@@ -258,77 +253,65 @@ class NvmlGpu:
                 self.reset_sm_clock()
         finally:
             self._is_closed = True
-            call_nvml("ending NVML", "nvmlShutdown")
+            self._free()
+
+    def _set_range(self, doing: str, lowest_mhz: int, highest_mhz: int) -> None:
+        self._call(doing, "nvmlDeviceSetGpuLockedClocks", lowest_mhz, highest_mhz)
+
+    def _reset(self, doing: str) -> None:
+        self._call(doing, "nvmlDeviceResetGpuLockedClocks")
+
+    def _free(self) -> None:
+        call_nvml("ending NVML", "nvmlShutdown")
 
     def _call(self, doing: str, function: str, *arguments: object) -> Any:  # noqa: ANN401 - untyped
         self._check_open()
-        return call_nvml(doing, function, self._handle, *arguments)
+        return call_nvml(doing, function, self.handle, *arguments)
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise GpuError(f"{self._uuid} is closed; open it again to go on")
+            raise GpuError(f"{self.uuid} is closed; open it again")
 
 
 def list_nvml_gpus() -> tuple[NvmlGpuInfo, ...]:
-    """All GPUs that NVML sees, in its order; empty when the driver sees none.
+    """Return all GPUs in NVML's order.
 
     Raises:
-        GpuNotFoundError: there is no NVML.
-        GpuError: a GPU cannot be asked.
+        GpuNotFoundError: There is no NVML.
+        GpuError: A GPU cannot be read.
     """
-    with _nvml():
-        return tuple(_info(index) for index in range(_num_gpus()))
+    with nvml_session():
+        return tuple(_info(index) for index in range(num_gpus()))
 
 
 def visible_gpu_uuid(local_rank: int, environ: Mapping[str, str] | None = None) -> str:
-    """UUID of the GPU that CUDA calls `cuda:local_rank` under CUDA_VISIBLE_DEVICES.
+    """Return the UUID of the GPU that CUDA calls `cuda:local_rank`.
 
     Args:
         local_rank: CUDA's device number in this process.
-        environ: the environment; None: this process's.
+        environ: Environment, with CUDA_VISIBLE_DEVICES, if set; None: this process's.
 
     Raises:
-        GpuNotFoundError: no such GPU is visible.
-        GpuNotSupportedError: it is a MIG instance.
-        GpuError: CUDA's order of the GPUs cannot be known; the text says what to set.
+        GpuError: As for `select_visible`, or NVML cannot be used.
     """
     variables = os.environ if environ is None else environ
-    with _nvml():
-        handles = [_handle_of_index(index) for index in range(_num_gpus())]
-        gpus = [(_name(handle), _uuid(handle)) for handle in handles]
+    with nvml_session():
+        gpus = [(_name(handle_at(index)), uuid_at(index)) for index in range(num_gpus())]
     return select_visible(local_rank, variables, gpus)
-
-
-@contextmanager
-def _nvml() -> Generator[None, None, None]:
-    call_nvml("starting NVML", "nvmlInit")
-    try:
-        yield
-    finally:
-        call_nvml("ending NVML", "nvmlShutdown")
-
-
-def _num_gpus() -> int:
-    return int(call_nvml("counting GPUs", "nvmlDeviceGetCount"))
-
-
-def _handle_of_index(index: int) -> object:
-    num_gpus = _num_gpus()
-    if not 0 <= index < num_gpus:
-        raise GpuNotFoundError(f"there is no GPU {index}; NVML counts {num_gpus}, from 0")
-    return call_nvml(f"opening GPU {index}", "nvmlDeviceGetHandleByIndex", index)
 
 
 def _handle_of_uuid(uuid: str) -> object:
     if uuid.startswith("MIG-"):
-        raise GpuNotSupportedError(f"{uuid} is a MIG instance, whose clock cannot be set alone")
+        raise GpuNotSupportedError(
+            f"{uuid} is a MIG instance, whose clock cannot be set separately"
+        )
     if not (uuid.startswith("GPU-") and uuid.isascii()):
-        raise GpuNotFoundError(f"{uuid!r} is no GPU's UUID; nvidia-smi -L lists them")
-    return call_nvml(f"opening {uuid}", "nvmlDeviceGetHandleByUUID", uuid)
+        raise GpuNotFoundError(f"{uuid!r} is not the UUID of a GPU; nvidia-smi -L lists them")
+    return handle_of(uuid)
 
 
 def _info(index: int) -> NvmlGpuInfo:
-    handle = _handle_of_index(index)
+    handle = handle_at(index)
     uuid = _uuid(handle)
     try:
         clocks_mhz = _sm_clocks_mhz(handle, uuid)
@@ -362,7 +345,7 @@ def _sm_clocks_mhz(handle: object, uuid: str) -> tuple[int, ...]:
     doing = f"reading the supported clocks of {uuid}"
     memory_mhz = call_nvml(doing, "nvmlDeviceGetSupportedMemoryClocks", handle)
     if not memory_mhz:
-        raise GpuNotSupportedError(f"{doing}: the GPU names no memory clock")
-    # Under its lower memory clocks a GPU offers only its lowest SM clocks.
+        raise GpuNotSupportedError(f"{doing}: the GPU lists no memory clock")
+    # Lower memory clocks support the lowest SM clocks only.
     clocks_mhz = call_nvml(doing, "nvmlDeviceGetSupportedGraphicsClocks", handle, max(memory_mhz))
     return tuple(sorted({int(clock_mhz) for clock_mhz in clocks_mhz}, reverse=True))

@@ -1,4 +1,4 @@
-"""Facts that NVML reports of a driver and its GPUs beyond the GPU contract; reads only."""
+"""Read-only calls to NVML: driver, GPUs and their states beyond the GPU contract."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flyball_client.gpu._base import (
     GpuPermissionError,
 )
 
-# nvidia-ml-py has no types; what it returns is typed where it enters our code.
+# nvidia-ml-py has no types; its results are converted by the callers.
 pynvml: Any = _pynvml
 
-# name of the code -> (error, what to do)
+# name of the code -> (error, advice)
 NVML_ERRORS: dict[str, tuple[type[GpuError], str]] = {
     "NVML_ERROR_UNINITIALIZED": (GpuError, "open the GPU again"),
     "NVML_ERROR_INVALID_ARGUMENT": (GpuError, "the driver refuses this value"),
@@ -33,7 +33,7 @@ NVML_ERRORS: dict[str, tuple[type[GpuError], str]] = {
         "run as root or give the process CAP_SYS_ADMIN",
     ),
     "NVML_ERROR_ALREADY_INITIALIZED": (GpuError, "open the GPU again"),
-    "NVML_ERROR_NOT_FOUND": (GpuNotFoundError, "nvidia-smi -L lists what there is"),
+    "NVML_ERROR_NOT_FOUND": (GpuNotFoundError, "nvidia-smi -L lists the GPUs"),
     "NVML_ERROR_INSUFFICIENT_SIZE": (GpuError, "update nvidia-ml-py"),
     "NVML_ERROR_INSUFFICIENT_POWER": (GpuError, "check the GPU's power cables"),
     "NVML_ERROR_DRIVER_NOT_LOADED": (GpuNotFoundError, "load the NVIDIA driver"),
@@ -57,12 +57,12 @@ NVML_ERRORS: dict[str, tuple[type[GpuError], str]] = {
     ),
     "NVML_ERROR_IN_USE": (GpuError, "another process holds the GPU; try again"),
     "NVML_ERROR_MEMORY": (GpuError, "free some memory"),
-    "NVML_ERROR_NO_DATA": (GpuNotSupportedError, "the GPU keeps no such figure"),
+    "NVML_ERROR_NO_DATA": (GpuNotSupportedError, "the GPU has no such data"),
     "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED": (GpuNotSupportedError, "the virtual GPU needs ECC off"),
     "NVML_ERROR_INSUFFICIENT_RESOURCES": (GpuError, "close other users of the GPU"),
     "NVML_ERROR_FREQ_NOT_SUPPORTED": (
         GpuNotSupportedError,
-        "flyball clocks lists what the GPU supports",
+        "flyball clocks lists the supported clocks",
     ),
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": (
         GpuNotSupportedError,
@@ -70,7 +70,7 @@ NVML_ERRORS: dict[str, tuple[type[GpuError], str]] = {
     ),
     "NVML_ERROR_DEPRECATED": (GpuNotSupportedError, "the driver no longer offers this"),
     "NVML_ERROR_NOT_READY": (GpuError, "try again"),
-    "NVML_ERROR_GPU_NOT_FOUND": (GpuNotFoundError, "nvidia-smi -L lists what there is"),
+    "NVML_ERROR_GPU_NOT_FOUND": (GpuNotFoundError, "nvidia-smi -L lists the GPUs"),
     "NVML_ERROR_INVALID_STATE": (GpuError, "the GPU is in a state that does not allow this"),
     "NVML_ERROR_RESET_TYPE_NOT_SUPPORTED": (GpuNotSupportedError, "reboot instead"),
     "NVML_ERROR_UNKNOWN": (GpuError, "see the kernel log of the NVIDIA driver"),
@@ -85,10 +85,15 @@ _BY_CODE: dict[int, tuple[type[GpuError], str]] = {
 
 
 def call_nvml(doing: str, function: str, *arguments: object) -> Any:  # noqa: ANN401 - untyped
-    """Return what NVML's `function` returns; `doing` says for the error's text what it was for.
+    """Call a function of NVML and return its result.
+
+    Args:
+        doing: Purpose of the call, for the error's text.
+        function: Name of the function.
+        arguments: Its arguments.
 
     Raises:
-        GpuError: the member of its tree that the table above gives for NVML's code.
+        GpuError: Error of NVML's code, as in the table above.
     """
     try:
         return getattr(pynvml, function)(*arguments)
@@ -97,18 +102,18 @@ def call_nvml(doing: str, function: str, *arguments: object) -> Any:  # noqa: AN
 
 
 def gpu_error(doing: str, code: int, description: str) -> GpuError:
-    """The client's error for a code; one newer than this table is a plain GpuError."""
+    """Return the client's error for a code; a code that is not in the table is a GpuError."""
     kind, advice = _BY_CODE.get(code, (GpuError, "see NVML's documentation of this code"))
     return kind(f"{doing}: {description.rstrip('.')}; {advice}")
 
 
-# nvmlClocksEventReasonApplicationsClocksSetting: somebody chose the clocks, locked or not.
+# nvmlClocksEventReasonApplicationsClocksSetting: the clocks were set, locked or not.
 _CHOSEN_CLOCKS = 0x2
 
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlVersions:
-    """Of the driver, of its NVML library (None: too old to tell), of the Python binding."""
+    """Versions of the driver, of its NVML library (None: not reported), of the Python binding."""
 
     driver: str
     nvml: str | None
@@ -117,7 +122,7 @@ class NvmlVersions:
 
 @contextmanager
 def nvml_session() -> Generator[None, None, None]:
-    """NVML started, and ended afterwards; the functions below want to be called within.
+    """Start NVML for a `with` block, which the functions below need.
 
     Raises:
         GpuError: NVML cannot be started.
@@ -130,7 +135,7 @@ def nvml_session() -> Generator[None, None, None]:
 
 
 def nvml_versions() -> NvmlVersions:
-    """Return who answers here."""
+    """Return the versions in use."""
     try:
         nvml = str(call_nvml("reading NVML's version", "nvmlSystemGetNVMLVersion"))
     except GpuNotSupportedError:
@@ -143,50 +148,65 @@ def nvml_versions() -> NvmlVersions:
 
 
 def driver_version() -> str:
-    """The driver's version, as nvidia-smi shows it."""
+    """Return the driver's version, as nvidia-smi prints it."""
     return str(call_nvml("reading the driver's version", "nvmlSystemGetDriverVersion"))
 
 
 def num_gpus() -> int:
-    """GPUs that NVML counts, the lost ones too."""
+    """Return the number of GPUs, lost ones included."""
     return int(call_nvml("counting GPUs", "nvmlDeviceGetCount"))
 
 
+def handle_at(index: int) -> object:
+    """Return the handle of the GPU at this index in NVML's order.
+
+    Raises:
+        GpuNotFoundError: There is no such GPU.
+        GpuError: It cannot be opened.
+    """
+    number = num_gpus()
+    if not 0 <= index < number:
+        raise GpuNotFoundError(f"there is no GPU {index}; NVML counts {number}, from 0")
+    return call_nvml(f"opening GPU {index}", "nvmlDeviceGetHandleByIndex", index)
+
+
+def handle_of(uuid: str) -> object:
+    """Return the handle of the GPU with this UUID."""
+    return call_nvml(f"opening {uuid}", "nvmlDeviceGetHandleByUUID", uuid)
+
+
 def uuid_at(index: int) -> str:
-    """UUID of the GPU at this index in NVML's order."""
-    doing = f"opening GPU {index}"
-    handle = call_nvml(doing, "nvmlDeviceGetHandleByIndex", index)
-    return str(call_nvml(doing, "nvmlDeviceGetUUID", handle))
+    """Return the UUID of the GPU at this index in NVML's order."""
+    return str(call_nvml(f"opening GPU {index}", "nvmlDeviceGetUUID", handle_at(index)))
 
 
 def index_of(uuid: str) -> int:
-    """Index of this GPU in NVML's order."""
-    return int(call_nvml(f"counting up to {uuid}", "nvmlDeviceGetIndex", _handle(uuid)))
+    """Return the index of this GPU in NVML's order."""
+    return int(call_nvml(f"counting up to {uuid}", "nvmlDeviceGetIndex", handle_of(uuid)))
 
 
 def is_persistent(uuid: str) -> bool:
-    """Return whether the driver stays loaded while nobody uses the GPU."""
+    """Return whether the driver stays loaded while the GPU is not in use."""
     doing = f"reading the persistence mode of {uuid}"
-    return int(call_nvml(doing, "nvmlDeviceGetPersistenceMode", _handle(uuid))) == 1
+    return int(call_nvml(doing, "nvmlDeviceGetPersistenceMode", handle_of(uuid))) == 1
 
 
 def compute_capability(uuid: str) -> tuple[int, int]:
-    """CUDA's generation of the GPU; 7.0 is Volta."""
+    """Return CUDA's compute capability of the GPU; 7.0 is Volta."""
     doing = f"reading the compute capability of {uuid}"
-    major, minor = call_nvml(doing, "nvmlDeviceGetCudaComputeCapability", _handle(uuid))
+    major, minor = call_nvml(doing, "nvmlDeviceGetCudaComputeCapability", handle_of(uuid))
     return int(major), int(minor)
 
 
-def has_chosen_clocks(uuid: str) -> bool:
-    """Return whether the driver reports that a chosen clock is what bounds the clock now."""
-    doing = f"reading what limits the clock of {uuid}"
-    handle = _handle(uuid)
+def event_reasons(handle: object, uuid: str) -> int:
+    """Return the bits of nvmlClocksEventReason* that hold now."""
+    doing = f"reading the limits of the clock of {uuid}"
     try:
-        reasons = int(call_nvml(doing, "nvmlDeviceGetCurrentClocksEventReasons", handle))
-    except GpuNotSupportedError:  # a driver from before the function got this name
-        reasons = int(call_nvml(doing, "nvmlDeviceGetCurrentClocksThrottleReasons", handle))
-    return bool(reasons & _CHOSEN_CLOCKS)
+        return int(call_nvml(doing, "nvmlDeviceGetCurrentClocksEventReasons", handle))
+    except GpuNotSupportedError:  # the function's former name
+        return int(call_nvml(doing, "nvmlDeviceGetCurrentClocksThrottleReasons", handle))
 
 
-def _handle(uuid: str) -> object:
-    return call_nvml(f"opening {uuid}", "nvmlDeviceGetHandleByUUID", uuid)
+def has_chosen_clocks(uuid: str) -> bool:
+    """Return whether the driver reports a clock setting as the limit of the clock."""
+    return bool(event_reasons(handle_of(uuid), uuid) & _CHOSEN_CLOCKS)

@@ -1,6 +1,6 @@
-"""Opening a real GPU: the one of a training rank, as the environment says, or one by its address.
+"""Opening of real GPUs: of a training rank, by UUID, or by an address.
 
-`FLYBALL_CLOCK_CONTROL` says who sets the clocks: this process through NVML, or zeusd.
+`FLYBALL_CLOCK_CONTROL` selects the way of setting clocks: NVML in this process, or zeusd.
 """
 
 from __future__ import annotations
@@ -11,41 +11,46 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from flyball_client.gpu._base import (
     GpuAddress,
     GpuDevice,
     GpuError,
-    GpuNotFoundError,
     GpuNotSupportedError,
     SmClockRange,
 )
 from flyball_client.gpu.clock_settings import ClockSettings
 from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
-from flyball_client.gpu.nvml_facts import index_of, num_gpus, uuid_at
+from flyball_client.gpu.nvml_facts import index_of, uuid_at
 
 _logger = logging.getLogger(__name__)
 
 DEFAULT_SOCKET = Path("/run/zeusd/zeusd.sock")
-_PROCESS_STATUS = Path("/proc/self/status")
+_PROCESS = Path("/proc/self")
 _CAP_SYS_ADMIN = 21
+# /proc/PID/uid_map without a user namespace.
+_ALL_IDS = ["0", "0", "4294967295"]
+_INDEX_OR_UUID = re.compile(r"[0-9]{1,4}|GPU-[0-9A-Za-z-]{1,80}")
+
+ClockRights = Literal["yes", "no", "only in a user namespace", "unknown"]
 
 
 def open_gpu(address: GpuAddress) -> GpuDevice:
-    """The GPU at this address, opened in this process too.
+    """Open the GPU at this address.
 
     Raises:
-        ValueError: the address says zeusd, but not where it is.
-        GpuError: it cannot be opened.
+        ValueError: The address is zeusd's, without an endpoint.
+        GpuError: The GPU cannot be opened.
     """
     if address.control == "nvml":
         return NvmlGpu.open(uuid=address.uuid, return_range=address.return_range)
     if address.endpoint is None:
-        raise ValueError(f"the address of {address.uuid} does not say where zeusd is")
-    # Its HTTP would take a third of the start of a governor, which mostly needs NVML alone.
+        raise ValueError(f"the address of {address.uuid} has no endpoint of zeusd")
+    # Imported here, since its HTTP takes a third of the start of a governor.
     from flyball_client.gpu.zeusd import ZeusdGpu  # noqa: PLC0415
 
-    return ZeusdGpu.open(
+    return ZeusdGpu.connect(
         uuid=address.uuid,
         endpoint=address.endpoint,
         token=address.token,
@@ -58,27 +63,23 @@ def open_local_gpu(
     environ: Mapping[str, str],
     *,
     default_socket: Path = DEFAULT_SOCKET,
-    process_status: Path = _PROCESS_STATUS,
+    process: Path = _PROCESS,
 ) -> GpuDevice:
-    """The GPU that CUDA calls `cuda:local_rank`, its clocks set by whom the environment names.
+    """Open the GPU that CUDA calls `cuda:local_rank`.
 
     Args:
         local_rank: CUDA's device number in this process.
-        environ: as for `open_gpu_by_uuid`, with CUDA_VISIBLE_DEVICES, if set.
-        default_socket: likewise.
-        process_status: likewise.
+        environ: As for `open_gpu_by_uuid`, with CUDA_VISIBLE_DEVICES, if set.
+        default_socket: As for `open_gpu_by_uuid`.
+        process: As for `open_gpu_by_uuid`.
 
     Raises:
-        ValueError: a variable cannot be used; the text names it.
-        GpuError: the GPU cannot be found or opened.
+        ValueError: A variable cannot be used; the text names it.
+        GpuError: The GPU cannot be found or opened.
     """
-    ClockSettings.read(environ)  # what is said wrongly, before what is not there
-    return open_gpu_by_uuid(
-        visible_gpu_uuid(local_rank, environ),
-        environ,
-        default_socket=default_socket,
-        process_status=process_status,
-    )
+    ClockSettings.read(environ)  # an invalid variable takes precedence over a missing GPU
+    uuid = visible_gpu_uuid(local_rank, environ)
+    return open_gpu_by_uuid(uuid, environ, default_socket=default_socket, process=process)
 
 
 def open_gpu_by_uuid(
@@ -86,32 +87,28 @@ def open_gpu_by_uuid(
     environ: Mapping[str, str],
     *,
     default_socket: Path = DEFAULT_SOCKET,
-    process_status: Path = _PROCESS_STATUS,
+    process: Path = _PROCESS,
 ) -> GpuDevice:
-    """The GPU of this UUID, its clocks set by whom the environment names.
+    """Open the GPU with this UUID, with the clock control that the environment selects.
 
-    With `auto`, a zeusd that cannot be used is told in one warning, and NVML takes its place.
+    With `auto`, NVML replaces a zeusd that cannot be used, with one warning.
 
     Args:
-        uuid: `GPU-...`.
-        environ: the environment, with FLYBALL_CLOCK_CONTROL, FLYBALL_RETURN_CLOCKS_MHZ,
+        uuid: UUID, `GPU-...`.
+        environ: Environment, with FLYBALL_CLOCK_CONTROL, FLYBALL_RETURN_CLOCKS_MHZ,
             ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT and ZEUSD_TOKEN, if set.
-        default_socket: where zeusd is when the environment does not say.
-        process_status: where the kernel tells this process's capabilities.
+        default_socket: Socket of zeusd where the environment names none.
+        process: Folder in /proc of this process.
 
     Raises:
-        ValueError: a variable cannot be used; the text names it.
-        GpuError: the GPU cannot be found or opened.
+        ValueError: A variable cannot be used; the text names it.
+        GpuError: The GPU cannot be found or opened.
     """
     settings = ClockSettings.read(environ)
     endpoint = settings.endpoint
     if endpoint is None and (
         settings.control == "zeusd"
-        or (
-            settings.control == "auto"
-            and not _may_set_clocks(process_status)
-            and _exists(default_socket)
-        )
+        or (settings.control == "auto" and not may_set_clocks(process) and exists(default_socket))
     ):
         endpoint = str(default_socket)
     address = GpuAddress(
@@ -141,42 +138,60 @@ def _open_or_fall_back(address: GpuAddress) -> GpuDevice:
 
 
 def _check_return_range(gpu: GpuDevice, return_range: SmClockRange | None) -> None:
-    """Now, not when a clock is to be given back and the driver refuses."""
+    """Check the range before it is needed."""
     if return_range is None:
         return
     try:
         clocks_mhz = gpu.supported_sm_clocks_mhz()
-    except GpuNotSupportedError:  # no clock will be set, and none given back
+    except GpuNotSupportedError:  # no clock will be set or restored
         return
     if return_range.lowest_mhz < clocks_mhz[-1] or return_range.highest_mhz > clocks_mhz[0]:
         raise ValueError(
             f"FLYBALL_RETURN_CLOCKS_MHZ must lie within {clocks_mhz[-1]}:{clocks_mhz[0]}, which"
-            f" {gpu.uuid} supports, not {return_range.lowest_mhz}:{return_range.highest_mhz}"
+            f" {gpu.uuid} supports, not {return_range}"
         )
 
 
-def _may_set_clocks(process_status: Path) -> bool:
-    """Return whether this process has CAP_SYS_ADMIN, as root has outside of containers."""
+def clock_rights(process: Path = _PROCESS) -> ClockRights:
+    """Return whether a process has CAP_SYS_ADMIN, as root has outside of containers.
+
+    In a user namespace, as of rootless containers, it does not extend to the driver.
+
+    Args:
+        process: Folder in /proc of the process.
+    """
     try:
-        lines = process_status.read_text().splitlines()
-    except OSError:
-        return os.geteuid() == 0
-    masks = [line.split()[1] for line in lines if line.startswith("CapEff:")]
-    return any(int(mask, 16) >> _CAP_SYS_ADMIN & 1 for mask in masks)
+        lines = (process / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
+    except (OSError, ValueError, IndexError):
+        return "unknown"
+    if not masks:
+        return "unknown"
+    if not masks[0] >> _CAP_SYS_ADMIN & 1:
+        return "no"
+    try:
+        ids = (process / "uid_map").read_text(encoding="ascii").split()
+    except (OSError, ValueError):  # a kernel without user namespaces
+        return "yes"
+    return "yes" if ids == _ALL_IDS else "only in a user namespace"
 
 
-def _exists(file: Path) -> bool:
+def may_set_clocks(process: Path = _PROCESS) -> bool:
+    """Return whether a process may try to set clocks."""
+    rights = clock_rights(process)
+    return os.geteuid() == 0 if rights == "unknown" else rights != "no"
+
+
+def exists(file: Path) -> bool:
+    """Return whether a file exists; False in a folder that cannot be read."""
     try:
         return file.exists()
-    except OSError:  # in a folder that may not be entered
+    except OSError:
         return False
 
 
-_INDEX_OR_UUID = re.compile(r"[0-9]{1,4}|GPU-[0-9A-Za-z-]{1,80}")
-
-
 def gpu_argument(text: str) -> str:
-    """An index or a UUID, as argparse's `type`."""
+    """Check an index or a UUID; argparse's `type`."""
     if _INDEX_OR_UUID.fullmatch(text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a GPU's index nor its UUID; nvidia-smi -L lists both"
@@ -185,28 +200,13 @@ def gpu_argument(text: str) -> str:
 
 
 def uuid_of(named: str) -> str:
-    """UUID of the GPU that an argument names; within `nvml_session`.
+    """Return the UUID of the GPU with this index or UUID, within `nvml_session`.
 
     Raises:
-        GpuNotFoundError: there is no such GPU.
-        GpuError: it cannot be asked.
+        GpuNotFoundError: There is no such GPU.
+        GpuError: It cannot be read.
     """
-    if not named.isdigit():
-        index_of(named)
-        return named
-    num_here = num_gpus()
-    if int(named) >= num_here:
-        raise GpuNotFoundError(f"there is no GPU {named}; NVML counts {num_here}, from 0")
-    return uuid_at(int(named))
-
-
-def open_by_uuid(uuid: str, environ: Mapping[str, str]) -> GpuDevice:
-    """The GPU of this UUID, its clocks set by whom the environment names.
-
-    Raises:
-        ValueError: a variable cannot be used; the text names it.
-        GpuError: the GPU cannot be found or opened.
-    """
-    if not uuid.startswith("GPU-"):
-        raise GpuNotFoundError(f"{uuid!r} is no GPU's UUID; nvidia-smi -L lists them")
-    return open_gpu_by_uuid(uuid, environ)
+    if named.isdigit():
+        return uuid_at(int(named))
+    index_of(named)
+    return named

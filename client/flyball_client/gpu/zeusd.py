@@ -1,7 +1,7 @@
-"""Real NVIDIA GPUs whose clocks zeusd sets: for processes that may not set them themselves.
+"""Real NVIDIA GPUs whose clocks zeusd sets, for processes without the right to set them.
 
-zeusd is the daemon of the Zeus project. It runs with the right to set clocks and does so for
-others, over HTTP on a Unix socket or TCP.
+zeusd is the daemon of the Zeus project. It has the right to set clocks, and does so on requests
+over HTTP on a Unix socket or TCP.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from flyball_client.gpu._base import (
-    ClockLimit,
     GpuAddress,
     GpuError,
     GpuNotFoundError,
@@ -21,13 +20,13 @@ from flyball_client.gpu._base import (
     SmClockRange,
 )
 from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.gpu.nvml_facts import call_nvml
-from flyball_client.gpu.zeusd_connection import ZeusdConnection
+from flyball_client.gpu.nvml_facts import call_nvml, num_gpus
+from flyball_client.gpu.zeusd_connection import ZeusdAnswer, ZeusdConnection
 
 _MJ_PER_J = 1000.0
 
-# How far zeusd's reading of the energy may lie outside of two readings around it: what a GPU
-# draws while a counter stands still. Two GPUs that are so near each other are rare.
+# Tolerance of zeusd's energy reading against NVML's readings before and after it: the energy of one
+# period of the counter.
 _ENERGY_SLACK_J = 200.0
 
 _PCI_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]+):)?([0-9A-Fa-f]+):([0-9A-Fa-f]+)(?:\.[0-7])?")
@@ -37,8 +36,14 @@ PciAddress = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Discovery:
-    """Answer to `GET /discover`; zeusd added its fields one after the other."""
+class Discovery:
+    """Answer to `GET /discover`; fields that older versions of zeusd lack have defaults.
+
+    Attributes:
+        gpus: PCI addresses by zeusd's numbers; None: not reported.
+        may_control: True: zeusd sets clocks.
+        wants_token: True: zeusd requires a token.
+    """
 
     gpus: Mapping[int, PciAddress | None]
     may_control: bool
@@ -46,44 +51,50 @@ class _Discovery:
 
 
 def zeusd_gpu_id(connection: ZeusdConnection, gpu: NvmlGpu) -> int:
-    """The number by which zeusd calls this GPU.
+    """Return zeusd's number of this GPU.
 
     Raises:
-        GpuNotFoundError: zeusd cannot be reached, or does not have it, or it cannot be known
-            which one it is.
-        GpuPermissionError: zeusd does not set clocks, or wants a token.
-        GpuError: it answered an error or nonsense.
+        GpuNotFoundError: zeusd cannot be reached, does not have the GPU, or cannot identify it.
+        GpuPermissionError: zeusd does not set clocks, or requires a token.
+        GpuError: zeusd failed, or did not follow its API.
     """
-    discovery = _discover(connection)
+    discovery = discover(connection)
     if not discovery.may_control:
         raise GpuPermissionError(
             f"zeusd at {connection.endpoint} does not set clocks; start it with its API group"
             " gpu-control"
         )
     if discovery.wants_token and not connection.has_token:
-        raise GpuPermissionError(f"zeusd at {connection.endpoint} wants a token; set ZEUSD_TOKEN")
+        raise GpuPermissionError(
+            f"zeusd at {connection.endpoint} requires a token; set ZEUSD_TOKEN"
+        )
     gpu_id = _find(connection, discovery.gpus, gpu)
     _check_energy(connection, gpu_id, gpu)
     return gpu_id
 
 
-def _discover(connection: ZeusdConnection) -> _Discovery:
-    doing = "asking zeusd for its GPUs"
+def discover(connection: ZeusdConnection) -> Discovery:
+    """Return zeusd's GPUs and what it requires.
+
+    Raises:
+        GpuError: zeusd cannot be reached, failed, or did not follow its API.
+    """
+    doing = "listing the GPUs of zeusd"
     answer = connection.ask(doing, "GET", "/discover")
     if answer.status != 200:
         raise connection.refusal(doing, answer)
     try:
         return _parse(answer.json())
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise connection.nonsense(doing) from None
+        raise connection.not_zeusd(doing) from None
 
 
-def _parse(document: Any) -> _Discovery:  # noqa: ANN401 - JSON
+def _parse(document: Any) -> Discovery:  # noqa: ANN401 - JSON
     if "gpus" in document:
         gpus = {int(gpu["id"]): _pci_address(gpu.get("pci_address")) for gpu in document["gpus"]}
     else:
         gpus = dict.fromkeys(map(int, document["gpu_ids"]))
-    return _Discovery(
+    return Discovery(
         gpus=gpus,
         may_control="gpu-control" in document.get("enabled_api_groups", ("gpu-control",)),
         wants_token=bool(document.get("auth_required")),
@@ -102,41 +113,52 @@ def _pci_address(text: str | None) -> PciAddress | None:
 
 def _find(connection: ZeusdConnection, gpus: Mapping[int, PciAddress | None], gpu: NvmlGpu) -> int:
     doing = f"finding {gpu.uuid} at zeusd"
-    handle = call_nvml(doing, "nvmlDeviceGetHandleByUUID", gpu.uuid)
     if all(address is not None for address in gpus.values()):
-        pci = call_nvml(doing, "nvmlDeviceGetPciInfo", handle)
+        pci = call_nvml(doing, "nvmlDeviceGetPciInfo", gpu.handle)
         own: PciAddress = (int(pci.domain), int(pci.bus), int(pci.device))
         for gpu_id, address in gpus.items():
             if address == own:
                 return gpu_id
         raise _not_the_same(connection, gpu)
-    num_here = int(call_nvml(doing, "nvmlDeviceGetCount"))
+    num_here = num_gpus()
     if len(gpus) != num_here:
         raise GpuNotFoundError(
-            f"zeusd at {connection.endpoint} sees {len(gpus)} GPUs and this process {num_here},"
-            " and this zeusd cannot say which is which; update zeusd, or show this process all"
+            f"zeusd at {connection.endpoint} has {len(gpus)} GPUs, this process has {num_here},"
+            " and this zeusd does not report PCI addresses; update zeusd, or make all GPUs visible"
+            " to this process"
         )
-    # Both go by PCI bus.
-    return sorted(gpus)[int(call_nvml(doing, "nvmlDeviceGetIndex", handle))]
+    # Both are ordered by PCI bus.
+    return sorted(gpus)[int(call_nvml(doing, "nvmlDeviceGetIndex", gpu.handle))]
+
+
+def read_energy(connection: ZeusdConnection, gpu_id: int, doing: str) -> ZeusdAnswer:
+    """Return zeusd's answer about the energy of a GPU.
+
+    Raises:
+        GpuPermissionError: The token is refused.
+        GpuError: zeusd cannot be reached.
+    """
+    answer = connection.ask(doing, "GET", f"/gpu/get_cumulative_energy?gpu_ids={gpu_id}")
+    if answer.status == 401:
+        raise connection.refusal(doing, answer)
+    return answer
 
 
 def _check_energy(connection: ZeusdConnection, gpu_id: int, gpu: NvmlGpu) -> None:
-    """Check that both show the same energy counter, where both show one."""
+    """Check that zeusd and NVML read the same energy counter, where both can."""
     doing = f"comparing the energy of {gpu.uuid} with zeusd's"
     try:
         before_j = gpu.total_energy_j()
     except GpuNotSupportedError:
         return
-    answer = connection.ask(doing, "GET", f"/gpu/get_cumulative_energy?gpu_ids={gpu_id}")
-    if answer.status == 401:  # better now than at the first clock
-        raise connection.refusal(doing, answer)
-    if answer.status != 200:  # it may not tell; that is no reason not to set clocks
+    answer = read_energy(connection, gpu_id, doing)
+    if answer.status != 200:  # reading may be disabled while clocks can be set
         return
     try:
-        told_j = int(answer.json()[str(gpu_id)]["energy_mj"]) / _MJ_PER_J
+        energy_j = int(answer.json()[str(gpu_id)]["energy_mj"]) / _MJ_PER_J
     except (KeyError, TypeError, ValueError):
-        raise connection.nonsense(doing) from None
-    if not before_j - _ENERGY_SLACK_J <= told_j <= gpu.total_energy_j() + _ENERGY_SLACK_J:
+        raise connection.not_zeusd(doing) from None
+    if not before_j - _ENERGY_SLACK_J <= energy_j <= gpu.total_energy_j() + _ENERGY_SLACK_J:
         raise _not_the_same(connection, gpu)
 
 
@@ -147,26 +169,21 @@ def _not_the_same(connection: ZeusdConnection, gpu: NvmlGpu) -> GpuError:
     )
 
 
-class ZeusdGpu:
-    """One GPU, a GpuDevice; made by `open`. It is read through NVML, which anybody may."""
+class ZeusdGpu(NvmlGpu):
+    """One GPU whose clock zeusd sets, created by `connect`; it is read through NVML."""
+
+    # After another error zeusd may have carried out the request.
+    _no_effect = GpuPermissionError
 
     def __init__(
-        self,
-        nvml: NvmlGpu,
-        connection: ZeusdConnection,
-        *,
-        gpu_id: int,
-        address: GpuAddress,
+        self, nvml: NvmlGpu, address: GpuAddress, connection: ZeusdConnection, gpu_id: int
     ) -> None:
-        self._nvml = nvml
+        super().__init__(nvml.handle, name=nvml.name, address=address)
         self._connection = connection
         self._gpu_id = gpu_id
-        self._address = address
-        self._is_locked = False
-        self._is_closed = False
 
     @classmethod
-    def open(
+    def connect(
         cls,
         *,
         uuid: str,
@@ -175,21 +192,21 @@ class ZeusdGpu:
         return_range: SmClockRange | None = None,
         timeout_s: float = 1.0,
     ) -> ZeusdGpu:
-        """The GPU of this UUID, found at zeusd too.
+        """Open the GPU with this UUID, and find it at zeusd.
 
         Args:
-            uuid: `GPU-...`.
-            endpoint: the path of zeusd's socket, or `HOST:PORT`.
-            token: where zeusd wants one; printable ASCII.
-            return_range: what `reset_sm_clock` goes back to; None: the driver's default.
-            timeout_s: of connecting to zeusd, sending and receiving each, s.
+            uuid: UUID, `GPU-...`.
+            endpoint: Path of zeusd's socket, or `HOST:PORT`.
+            token: Token for zeusd, printable ASCII; None: no token.
+            return_range: Clocks that `reset_sm_clock` sets; None: the driver's default.
+            timeout_s: Timeout in s of connecting, sending and receiving.
 
         Raises:
-            ValueError: endpoint, token or timeout cannot be one.
-            GpuNotFoundError: there is no such GPU, no NVML, or no zeusd that has it.
-            GpuNotSupportedError: the GPU is divided by MIG.
-            GpuPermissionError: zeusd may not be reached, or does not set clocks for us.
-            GpuError: zeusd answers errors or nonsense, or not in time.
+            ValueError: Endpoint, token or timeout is invalid.
+            GpuNotFoundError: There is no such GPU, no NVML, or no zeusd with this GPU.
+            GpuNotSupportedError: The GPU is divided by MIG.
+            GpuPermissionError: zeusd refuses access, or does not set clocks.
+            GpuError: zeusd fails, does not follow its API, or exceeds the timeout.
         """
         connection = ZeusdConnection(endpoint, token=token, timeout_s=timeout_s)
         address = GpuAddress(
@@ -202,91 +219,23 @@ class ZeusdGpu:
             connection.close()
             nvml.close()
             raise
-        return cls(nvml, connection, gpu_id=gpu_id, address=address)
-
-    def __repr__(self) -> str:
-        return f"<ZeusdGpu {self.name!r} {self.uuid} through {self._connection.endpoint}>"
-
-    @property
-    def name(self) -> str:
-        """The product's name."""
-        return self._nvml.name
-
-    @property
-    def uuid(self) -> str:
-        """The GPU's UUID."""
-        return self._nvml.uuid
-
-    @property
-    def is_emulated(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def address(self) -> GpuAddress:
-        """Through zeusd, by UUID."""
-        return self._address
-
-    def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """SM clocks under the highest memory clock, MHz, falling; asked once."""
-        return self._nvml.supported_sm_clocks_mhz()
-
-    def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
-        """Have zeusd request this SM clock, as minimum and maximum."""
-        if sm_clock_mhz not in self.supported_sm_clocks_mhz():
-            raise ValueError(f"{self.uuid} does not support {sm_clock_mhz} MHz")
-        # Remembered before the call: interrupted in between, a reset too many does no harm.
-        was_locked, self._is_locked = self._is_locked, True
-        try:
-            self._set_range(f"locking the SM clock of {self.uuid}", sm_clock_mhz, sm_clock_mhz)
-        except GpuPermissionError:
-            # After any other error it is not known whether zeusd did it.
-            self._is_locked = was_locked
-            raise
-
-    def reset_sm_clock(self) -> None:
-        """Have zeusd give the SM clock back to the driver, or to the configured range."""
-        doing = f"giving back the SM clock of {self.uuid}"
-        to = self._address.return_range
-        if to is None:
-            self._order(doing, f"/gpu/reset_gpu_locked_clocks?gpu_ids={self._gpu_id}&block=true")
-        else:
-            self._set_range(doing, to.lowest_mhz, to.highest_mhz)
-        self._is_locked = False
-
-    def sm_clock_mhz(self) -> int:
-        """The SM clock in force, MHz."""
-        return self._nvml.sm_clock_mhz()
-
-    def clock_limits(self) -> ClockLimit:
-        """Return what holds the clock down at this moment."""
-        return self._nvml.clock_limits()
-
-    def total_energy_j(self) -> float:
-        """The energy counter, J since the driver was loaded."""
-        return self._nvml.total_energy_j()
-
-    def close(self) -> None:
-        """Give back a clock that was locked here, and end NVML for this object."""
-        if self._is_closed:
-            return
-        try:
-            if self._is_locked:
-                self.reset_sm_clock()
-        finally:
-            self._is_closed = True
-            self._connection.close()
-            self._nvml.close()
+        return cls(nvml, address, connection, gpu_id)
 
     def _set_range(self, doing: str, lowest_mhz: int, highest_mhz: int) -> None:
-        # block=true: zeusd answers when the driver has done it, and says if it refused.
         self._order(
             doing,
-            f"/gpu/set_gpu_locked_clocks?gpu_ids={self._gpu_id}&min_clock_mhz={lowest_mhz}"
-            f"&max_clock_mhz={highest_mhz}&block=true",
+            f"set_gpu_locked_clocks?gpu_ids={self._gpu_id}&min_clock_mhz={lowest_mhz}"
+            f"&max_clock_mhz={highest_mhz}",
         )
 
-    def _order(self, doing: str, path: str) -> None:
-        if self._is_closed:
-            raise GpuError(f"{self.uuid} is closed; open it again to go on")
-        self._connection.order(doing, path)
+    def _reset(self, doing: str) -> None:
+        self._order(doing, f"reset_gpu_locked_clocks?gpu_ids={self._gpu_id}")
+
+    def _order(self, doing: str, command: str) -> None:
+        self._check_open()
+        # block=true: zeusd answers after the driver has, with its error.
+        self._connection.order(doing, f"/gpu/{command}&block=true")
+
+    def _free(self) -> None:
+        self._connection.close()
+        super()._free()

@@ -1,4 +1,4 @@
-"""One kept-alive HTTP connection to zeusd, and what goes wrong on it as the client's GPU errors."""
+"""Persistent HTTP connection to zeusd, whose failures are raised as GPU errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
-from flyball_client.gpu.clock_settings import check_endpoint, check_token, parse_endpoint
+from flyball_client.gpu.clock_settings import check_token, parse_endpoint
 
-# What zeusd answers is a few hundred bytes; whatever is longer is not read.
+# Answers of zeusd have a few hundred bytes; longer ones are not read to the end.
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_TEXT_LENGTH = 200
 
-# status -> (error, what to do)
+# status -> (error, advice)
 _REFUSALS: dict[int, tuple[type[GpuError], str]] = {
     401: (
         GpuPermissionError,
@@ -32,40 +32,39 @@ _REFUSALS: dict[int, tuple[type[GpuError], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ZeusdAnswer:
-    """Answer of zeusd, whatever the status."""
+    """Answer of zeusd, of any status."""
 
     status: int
     body: bytes
 
     def json(self) -> Any:  # noqa: ANN401 - typed where it enters our code
-        """The body as JSON; None where it is none."""
+        """Return the body as JSON; None: it is not JSON."""
         try:
             return json.loads(self.body)
-        except (ValueError, RecursionError):  # not JSON, not UTF-8, or a joke
+        except (ValueError, RecursionError):
             return None
 
 
 class ZeusdConnection:
-    """Requests to zeusd, one after the other; the connection stays open in between.
+    """Persistent connection to zeusd, for one request at a time.
 
-    zeusd closes a connection that has been quiet for some seconds, so a request that finds it
-    closed is sent once more: all of them may be repeated. A request may also be interrupted by
-    a signal's handler that makes one itself; that one gets a connection of its own. The token
-    appears in no text.
+    zeusd closes idle connections after some seconds, so a request that fails on a reused
+    connection is sent once more: all requests are idempotent. A signal handler may make a request
+    during another one, on a connection of its own. The token appears in no text.
 
     Args:
-        endpoint: the path of zeusd's socket, `/run/zeusd/zeusd.sock`, or `HOST:PORT`.
-        token: sent with every request, where zeusd wants one.
-        timeout_s: for connecting, sending and receiving each, s.
+        endpoint: Path of zeusd's socket, `/run/zeusd/zeusd.sock`, or `HOST:PORT`.
+        token: Token that is sent with every request; None: no token.
+        timeout_s: Timeout in s of connecting, sending and receiving.
 
     Raises:
-        ValueError: an argument cannot be one.
+        ValueError: An argument is invalid.
     """
 
     def __init__(self, endpoint: str, *, token: str | None = None, timeout_s: float) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-        check_endpoint(endpoint)
+        parse_endpoint(endpoint)
         if token is not None:
             check_token(token)
         self.endpoint = endpoint
@@ -79,24 +78,28 @@ class ZeusdConnection:
         return f"<ZeusdConnection {self.endpoint}>"
 
     def order(self, doing: str, path: str) -> None:
-        """Have zeusd do something; `doing` says for an error's text what it was for.
+        """Send a request that changes something.
+
+        Args:
+            doing: Purpose of the request, for the error's text.
+            path: Path and query.
 
         Raises:
-            GpuPermissionError: it may not be reached, or it refuses; nothing was done.
-            GpuNotFoundError: it cannot be reached, or no longer.
-            GpuError: it answered an error or nonsense, or not in time; it may have been done.
+            GpuPermissionError: Access was refused; nothing was changed.
+            GpuNotFoundError: zeusd cannot be reached.
+            GpuError: zeusd failed or exceeded the timeout; the change may have been made.
         """
         answer = self.ask(doing, "POST", path)
         if answer.status != http.client.OK:
             raise self.refusal(doing, answer)
 
     def ask(self, doing: str, method: str, path: str) -> ZeusdAnswer:
-        """Return what zeusd answers, whatever its status.
+        """Send a request and return the answer, of any status.
 
         Raises:
-            GpuError: it could not be asked, as for `order`.
+            GpuError: The request failed, as for `order`.
         """
-        # Whoever comes in between, in a signal's handler, finds none idle and opens another.
+        # A signal handler that interrupts this finds no idle connection and opens another.
         connection, self._idle = self._idle or self._new(), None
         try:
             return self._ask(connection, method, path)
@@ -109,20 +112,20 @@ class ZeusdConnection:
                 connection.close()
 
     def refusal(self, doing: str, answer: ZeusdAnswer) -> GpuError:
-        """The error for an answer that is not what was hoped for."""
-        kind, advice = _REFUSALS.get(answer.status, (GpuError, "zeusd's log may say more"))
-        told = self._text_of(answer) or http.client.responses.get(answer.status, "no text")
-        return kind(f"{doing}: zeusd at {self.endpoint} answered {answer.status}: {told}; {advice}")
+        """Return the error for an answer that is not a success."""
+        kind, advice = _REFUSALS.get(answer.status, (GpuError, "see zeusd's log"))
+        text = self._text_of(answer) or http.client.responses.get(answer.status, "no text")
+        return kind(f"{doing}: zeusd at {self.endpoint} answered {answer.status}: {text}; {advice}")
 
-    def nonsense(self, doing: str) -> GpuError:
-        """The error for an answer that cannot be zeusd's."""
+    def not_zeusd(self, doing: str) -> GpuError:
+        """Return the error for an answer that does not follow zeusd's API."""
         return GpuError(
-            f"{doing}: what answers at {self.endpoint} is not zeusd 0.4 or later;"
+            f"{doing}: the server at {self.endpoint} is not zeusd 0.4 or later;"
             " see ZEUSD_SOCK_PATH and ZEUSD_HOST_PORT"
         )
 
     def close(self) -> None:
-        """Close the connection; a later request would open it again."""
+        """Close the connection; a later request opens it again."""
         if self._idle is not None:
             self._idle.close()
 
@@ -144,7 +147,7 @@ class ZeusdConnection:
             body = response.read(_MAX_ANSWER_BYTES)
             is_whole = response.isclosed()
         except BaseException:
-            # Also of a KeyboardInterrupt: a late answer must not be taken for the next one's.
+            # Also after a KeyboardInterrupt: a late answer must not reach the next request.
             connection.close()
             raise
         if not is_whole:
@@ -164,15 +167,15 @@ class ZeusdConnection:
             return GpuError(f"{where} did not answer within {self._timeout_s:g} s; is it busy?")
         if isinstance(error, PermissionError):
             return GpuPermissionError(
-                f"{where} may not be reached: {error.strerror}; start zeusd with"
+                f"{where} cannot be accessed: {error.strerror}; start zeusd with"
                 " --socket-permissions 666, or join the group that owns the socket"
             )
         if isinstance(error, ConnectionRefusedError):
-            return _not_there(where, "nobody listens")
+            return _not_there(where, "connection refused")
         if isinstance(error, ConnectionError):
             return GpuError(f"{where} closed the connection without an answer; see its log")
         if isinstance(error, http.client.HTTPException):
-            return self.nonsense(doing)
+            return self.not_zeusd(doing)
         return _not_there(where, error.strerror or str(error))
 
     def _text_of(self, answer: ZeusdAnswer) -> str:

@@ -1,1 +1,1 @@
-"""The offline profiler: a stage's instructions, measured at each SM clock of one GPU."""
+"""Offline profiler: measures a stage's instructions at each SM clock of one GPU."""

@@ -1,4 +1,4 @@
-"""Arguments of several `flyball profile` actions, with their checks."""
+"""Arguments of several commands with their checks, output files, and the progress line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 1_000_000
 
 
 def count(lowest: int) -> Callable[[str], int]:
-    """A whole number from here on, as argparse's `type`."""
+    """Return argparse's `type` of whole numbers from `lowest` on."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and lowest <= int(text[:9]) <= _MOST):
@@ -33,37 +33,54 @@ def count(lowest: int) -> Callable[[str], int]:
     return parse
 
 
-def quantity(lowest: float = 0.0, *, may_be_lowest: bool = True) -> Callable[[str], float]:
-    """A finite number from here on, as argparse's `type`."""
+def quantity(
+    lowest: float = 0.0, highest: float = math.inf, *, may_be_lowest: bool = True
+) -> Callable[[str], float]:
+    """Return argparse's `type` of finite numbers within these limits."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or value < lowest or (value == lowest and not may_be_lowest):
-            rule = "at least" if may_be_lowest else "above"
-            raise argparse.ArgumentTypeError(
-                f"must be a finite number, {rule} {lowest:g}, not {text!r}"
-            )
+        is_within = lowest <= value <= highest and (may_be_lowest or value > lowest)
+        if not (math.isfinite(value) and is_within):
+            rule = f"{'at least' if may_be_lowest else 'above'} {lowest:g}"
+            if math.isfinite(highest):
+                rule += f" and at most {highest:g}"
+            raise argparse.ArgumentTypeError(f"must be a finite number, {rule}, not {text!r}")
         return value
 
     return parse
 
 
+def add_option(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    parse: Callable[[str], object],
+    metavar: str,
+    text: str,
+    *,
+    default: object = None,
+) -> None:
+    """Add an option with one value, and its default in the help."""
+    shown = text if default is None else f"{text} (default: %(default)s)"
+    parser.add_argument(flag, type=parse, metavar=metavar, default=default, help=shown)
+
+
 def add_labels(parser: argparse.ArgumentParser) -> None:
-    """The options that say which rank a file is a part of."""
+    """Add the options that label a file as one rank's part."""
     for column in RANK_COLUMNS:
         parser.add_argument(
             f"--{column.replace('_', '-')}",
             type=count(0),
             metavar="N",
-            help=f"write {column} N into every row: the file is one rank's part",
+            help=f"write {column} N into every row, for one rank's part",
         )
 
 
 def labels_of(arguments: argparse.Namespace) -> dict[str, int]:
-    """The rank columns that were given, and their values."""
+    """Return the given rank columns and their values."""
     given = {column: getattr(arguments, column) for column in RANK_COLUMNS}
     return {column: value for column, value in given.items() if value is not None}
 
@@ -77,53 +94,51 @@ def add_output(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
-    """Check that to write over a file."""
-    parser.add_argument(
-        "--force", action="store_true", help="write over a file that is there already"
-    )
+    """Add the option to overwrite a file."""
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def write_new(file: Path, text: str, *, force: bool) -> None:
-    """Write a file that is not there yet, unless told to write over it.
+    """Write a new file; with `force`, overwrite an existing one.
 
     Raises:
-        CommandError: it is there, or cannot be written.
+        CommandError: It exists, or cannot be written.
     """
     try:
         with file.open("w" if force else "x", encoding="utf-8") as written:
             written.write(text)
     except FileExistsError:
-        raise CommandError(f"{file}: is there already; --force writes over it") from None
+        raise CommandError(f"{file}: exists already; --force overwrites it") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
         raise cannot_write(file, error) from None
 
 
 def cannot_write(file: Path, error: Exception) -> CommandError:
-    """Return what to say of a file that cannot be written."""
+    """Return the error for a file that cannot be written."""
     reason = error.strerror if isinstance(error, OSError) else None
     return CommandError(f"{file}: cannot be written ({reason or error})")
 
 
 def emulated_profile(file: Path, stage: int) -> StageProfile:
-    """The profile that a GPU of this stage is emulated from.
+    """Read the profile of an emulated GPU of this stage.
 
     Raises:
-        CommandError: it is none, or has no such stage.
+        CommandError: The file is no profile, or has no such stage.
     """
     try:
         profile = read_stage_profile(file)
     except ProfileError as error:
         raise CommandError(error.located(str(file))) from None
-    if stage >= profile.num_stages:
+    if not 0 <= stage < profile.num_stages:
         raise CommandError(f"{file}: no stage {stage}; it has 0 to {profile.num_stages - 1}")
     return profile
 
 
 def known_blocking_power_w(given_w: float | None, table_name: str | None) -> float | None:
-    """The blocking power that was given, else the GPU table's; None: neither has it.
+    """Return the given blocking power, else the GPU table's; None: not known.
 
     Raises:
-        CommandError: the table has no such GPU.
+        CommandError: The table has no such GPU.
     """
     if given_w is not None or table_name is None:
         return given_w
@@ -134,25 +149,32 @@ def known_blocking_power_w(given_w: float | None, table_name: str | None) -> flo
 
 
 class WorkLine:
-    """Shows the last text given, where the stream is a terminal; a `with` block.
+    """Progress line that is overwritten on a terminal, for a `with` block.
 
     Args:
-        stream: to draw on; None, as a process may lack one: nothing is drawn.
+        stream: Stream to write to; None: nothing is written.
+        prints_first: True: the first text is printed where the stream is no terminal.
     """
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream if stream is not None and stream.isatty() else None
+    def __init__(self, stream: TextIO | None, *, prints_first: bool = False) -> None:
+        self._stream = stream
+        self._is_terminal = stream is not None and stream.isatty()
+        self._prints_next = prints_first
         self._num_shown = 0
 
     def show(self, text: str) -> None:
-        """Draw this over what was drawn before."""
+        """Replace the text."""
         stream = self._stream
         if stream is None:
             return
-        # A terminal that has gone must not end a measurement.
+        if not self._is_terminal:
+            if self._prints_next and text:
+                print(text, file=stream, flush=True)
+                self._prints_next = False
+            return
+        # A closed terminal must not end a measurement.
         with contextlib.suppress(OSError, ValueError):
-            columns = os.get_terminal_size(stream.fileno()).columns or 80
-            text = text[: columns - 1]
+            text = text[: _columns_of(stream) - 1]
             stream.write("\r" + text.ljust(self._num_shown) + ("\r" if not text else ""))
             stream.flush()
             self._num_shown = len(text)
@@ -167,3 +189,7 @@ class WorkLine:
         traceback: TracebackType | None,
     ) -> None:
         self.show("")
+
+
+def _columns_of(stream: TextIO) -> int:
+    return os.get_terminal_size(stream.fileno()).columns or 80

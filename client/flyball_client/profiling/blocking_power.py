@@ -1,7 +1,7 @@
-"""Blocking power: what a GPU draws while one of two ranks makes the other wait.
+"""Blocking power: power of a GPU whose rank waits for another one.
 
-Ranks are processes of `flyball_integrations.shared.blocking_pair`, which know torch; here is only
-who waits for whom, and the waiting GPU's energy counter.
+The ranks are processes of `flyball_integrations.shared.blocking_pair`, which use torch; this module
+starts them and reads the waiting GPU's energy counter.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.profiling.arguments import (
     WorkLine,
+    add_option,
     count,
     emulated_profile,
     known_blocking_power_w,
@@ -46,25 +47,25 @@ RELEASE = "release\n"
 
 _POLL_S = 0.005
 _STILL_S = 5.0
-# torch is imported, and NCCL builds its connections, on a busy machine.
+# Importing torch and connecting NCCL take long on a busy machine.
 _READY_WITHIN_S = 180.0
 _RECEIVED_WITHIN_S = 30.0
 _ENDED_WITHIN_S = 10.0
 
 
 class BlockingPairError(FlyballError):
-    """The two ranks could not be made to wait for each other; the text says why."""
+    """The two ranks did not wait for each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingPower:
-    """Power of a GPU that waits.
+    """Power of a waiting GPU.
 
     Attributes:
-        power_w: mean, W.
-        power_error_w: its standard error, W.
-        num_periods: movements of the energy counter that it is over.
-        sm_clock_mhz: mean of the clocks read back, MHz.
+        power_w: Mean power in W.
+        power_error_w: Its standard error in W.
+        num_periods: Number of movements of the energy counter.
+        sm_clock_mhz: Mean of the clocks read back, MHz.
     """
 
     power_w: float
@@ -81,18 +82,18 @@ def measure_waiting_power(
     pause: Callable[[float], None] = time.sleep,
     check: Callable[[], None] = lambda: None,
 ) -> WaitingPower:
-    """Mean power over so many movements of the GPU's energy counter.
+    """Measure the mean power over a number of movements of the GPU's energy counter.
 
     Args:
-        gpu: that waits already.
-        num_periods: at least 4.
-        now_s: the time in which it waits, s.
-        pause: waits for so many s.
-        check: called at each look at the counter; raises where nobody waits any more.
+        gpu: Waiting GPU.
+        num_periods: Number of movements, at least 4.
+        now_s: Monotonic clock in s.
+        pause: Function that waits for a time in s.
+        check: Function that is called with each reading, and raises if the GPU no longer waits.
 
     Raises:
-        GpuError: the GPU cannot be read, or its energy counter stands still.
-        ValueError: there are too few periods.
+        GpuError: The GPU cannot be read, or its energy counter does not move.
+        ValueError: There are too few periods.
     """
     if num_periods < 4:
         raise ValueError(f"num_periods must be at least 4, not {num_periods}")
@@ -133,12 +134,12 @@ def measure_waiting_power(
 
 
 class BlockingPair:
-    """Two ranks in processes of their own; within a `with` block one waits for the other.
+    """Two ranks in processes of their own, one of which waits for the other in a `with` block.
 
     Args:
-        backend: of torch.distributed: `nccl` on two GPUs, or `gloo`.
+        backend: Backend of torch.distributed: `nccl` on two GPUs, or `gloo`.
         devices: CUDA's numbers of the holding and of the waiting rank's GPU.
-        num_elements: of the message that is waited for, as float32.
+        num_elements: Number of float32 elements of the awaited message.
     """
 
     def __init__(self, *, backend: str, devices: tuple[int, int], num_elements: int) -> None:
@@ -169,11 +170,7 @@ class BlockingPair:
         self._end()
 
     def check_waiting(self) -> None:
-        """Nothing where the one rank still waits for the other.
-
-        Raises:
-            BlockingPairError: it does not.
-        """
+        """Raise BlockingPairError unless one rank waits for the other."""
         for rank, process in enumerate(self._ranks):
             if process.poll() is not None:
                 raise BlockingPairError(f"rank {rank} ended: {self._last_words(rank)}")
@@ -182,11 +179,7 @@ class BlockingPair:
             raise BlockingPairError(f"a rank did not wait: {line}")
 
     def release(self) -> None:
-        """Let the holding rank send, and see that the waiting one was waiting for it.
-
-        Raises:
-            BlockingPairError: it did not receive.
-        """
+        """Let the holding rank send, and raise BlockingPairError unless the other receives."""
         self.check_waiting()
         holding = self._ranks[0].stdin
         if holding is None:
@@ -211,7 +204,7 @@ class BlockingPair:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            # Ctrl-C is ours: we end them.
+            # Ctrl-C is handled by this process.
             start_new_session=True,
         )
         self._ranks.append(process)
@@ -223,7 +216,7 @@ class BlockingPair:
                 self._lines.put((rank, line.strip()))
 
     def _expect(self, ranks: set[int], line: str, within_s: float) -> None:
-        """Wait until these ranks have said so."""
+        """Wait until these ranks have printed this line."""
         give_up_s = time.monotonic() + within_s
         missing = set(ranks)
         while missing:
@@ -279,44 +272,31 @@ def configure_blocking_power(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         default=(0, 1),
         metavar="N",
-        help="CUDA's numbers of the GPU that holds back and of the one that waits (default: 0 1)",
+        help="CUDA's numbers of the holding and of the waiting GPU (default: 0 1)",
     )
-    parser.add_argument(
-        "--mhz", type=count(1), metavar="MHZ", help="lock the waiting GPU's SM clock there"
+    add_option(parser, "--mhz", count(1), "MHZ", "lock the waiting GPU's SM clock there")
+    add_option(
+        parser, "--periods", count(4), "N", "number of counter movements", default=_NUM_PERIODS
     )
-    parser.add_argument(
-        "--periods",
-        type=count(4),
-        default=_NUM_PERIODS,
-        metavar="N",
-        help="movements of the energy counter to measure over (default: %(default)s)",
+    add_option(
+        parser, "--settle-s", quantity(), "S", "wait in s before measuring", default=_SETTLE_S
     )
-    parser.add_argument(
-        "--settle-s",
-        type=quantity(),
-        default=_SETTLE_S,
-        metavar="S",
-        help="wait for so long before measuring (default: %(default)s)",
+    add_option(
+        parser,
+        *("--emulated", Path, "PROFILE.csv"),
+        "let an emulated GPU wait, with the power of --blocking-power, to show the mechanism",
     )
-    parser.add_argument(
-        "--emulated",
-        type=Path,
-        metavar="PROFILE.csv",
-        help="let an emulated GPU wait, which draws --blocking-power: shows the mechanism only",
-    )
-    parser.add_argument(
-        "--stage", type=count(0), default=0, metavar="S", help="emulated: of the profile"
-    )
-    parser.add_argument("--blocking-power", type=quantity(), metavar="W", help="emulated: its draw")
-    parser.add_argument("--gpu", metavar="NAME", help="emulated: its draw, from the GPU table")
+    add_option(parser, "--stage", count(0), "S", "emulated: stage of the profile", default=0)
+    add_option(parser, "--blocking-power", quantity(), "W", "emulated: its power")
+    add_option(parser, "--gpu", str, "NAME", "emulated: its power, from the GPU table")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def blocking_power(arguments: argparse.Namespace) -> int:
-    """Let one rank wait and measure; the exit status.
+    """Measure the power of a waiting rank, and return the exit status.
 
     Raises:
-        CommandError: it cannot be done.
+        CommandError: The arguments contradict each other, or the measurement failed.
     """
     _check(arguments)
     try:
@@ -336,12 +316,14 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.emulated is not None:
         if arguments.mhz is not None:
-            raise CommandError("--mhz: an emulated GPU waits at the same power at every clock")
+            raise CommandError("--mhz: the power of an emulated GPU does not depend on the clock")
         return
     if arguments.blocking_power is not None or arguments.gpu is not None:
-        raise CommandError("--blocking-power and --gpu are an emulated GPU's; a real one's is read")
+        raise CommandError(
+            "--blocking-power and --gpu are for emulated GPUs; the other is measured"
+        )
     if arguments.devices[0] == arguments.devices[1]:
-        raise CommandError("--devices must be two GPUs: one holds back while the other waits")
+        raise CommandError("--devices must be two GPUs: one waits for the other")
 
 
 @contextmanager
@@ -357,8 +339,7 @@ def _waiting_gpu(arguments: argparse.Namespace) -> Generator[GpuDevice, None, No
     power_w = known_blocking_power_w(arguments.blocking_power, arguments.gpu)
     if power_w is None:
         raise CommandError(
-            "an emulated GPU needs its draw: --blocking-power W, or --gpu NAME of a table that"
-            " has it"
+            "an emulated GPU needs its power: --blocking-power W, or --gpu NAME of the GPU table"
         )
     emulated, _ = emulated_stage(
         emulated_profile(arguments.emulated, arguments.stage),
@@ -388,19 +369,19 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice) -> WaitingPower:
             settled_s = time.monotonic() + arguments.settle_s
             while (left_s := settled_s - time.monotonic()) > 0:
                 time.sleep(min(left_s, 0.1))
-                _look(pair, clock)
+                _check_pair(pair, clock)
             line.show(f"measuring over {arguments.periods} periods of the energy counter")
             found = measure_waiting_power(
-                gpu, num_periods=arguments.periods, check=lambda: _look(pair, clock)
+                gpu, num_periods=arguments.periods, check=lambda: _check_pair(pair, clock)
             )
             pair.release()
     return found
 
 
-def _look(pair: BlockingPair, clock: HeldClock | None) -> None:
+def _check_pair(pair: BlockingPair, clock: HeldClock | None) -> None:
     pair.check_waiting()
     if clock is not None:
-        clock.see_to_it()
+        clock.renew()
 
 
 def _as_json(gpu: GpuDevice, found: WaitingPower) -> str:

@@ -1,9 +1,9 @@
-"""Time, energy and their errors from what was read while one instruction was repeated.
+"""Time, energy and their errors from readings while one instruction was repeated.
 
-An energy counter moves about every 100 ms, and a reading after a movement comes late by up to
-the time between two readings. Between two such readings the counter has risen by what the GPU
-drew between the two movements, so that only this lateness, and not the counter's period, makes
-the energy uncertain: by 1 / sqrt(6) of the time between readings, over the window's length.
+An energy counter moves about every 100 ms, and a reading after a movement is late by up to the
+time between two readings. Between two such readings the counter rises by the energy between the
+two movements, so the error of the energy comes from this lateness, not from the counter's period:
+1 / sqrt(6) of the time between readings, divided by the window's length.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _NUM_BLOCKS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterReading:
-    """Readings at the moment the energy counter was found to have moved.
+    """Readings after a movement of the energy counter.
 
     Attributes:
-        moment_s: when, s of the profiler's clock.
-        energy_j: what the counter shows, J.
-        num_repetitions: of the instruction, so far.
-        num_readings: of the counter, so far.
-        busy_s: how long the repetitions took so far, s.
-        sm_clock_mhz: in force, MHz.
-        limits: what holds the clock down.
+        moment_s: Time of the reading in s.
+        energy_j: Energy counter in J.
+        num_repetitions: Number of repetitions of the instruction so far.
+        num_readings: Number of readings of the counter so far.
+        busy_s: Time of the repetitions so far, s.
+        sm_clock_mhz: SM clock in force, MHz.
+        limits: Limits of the clock.
     """
 
     moment_s: float
@@ -42,41 +42,47 @@ class CounterReading:
     limits: ClockLimit
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowEstimate:
-    """One instruction at one clock, over a window between two movements of the counter.
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """Means of one instruction at one clock.
 
     Attributes:
-        time_s: mean duration, s.
-        time_error_s: its standard error, s, from the scatter of the window's blocks.
-        energy_j: mean energy, J.
-        energy_error_j: its standard error, J: of reading late, and of the blocks' scatter
-            beyond what reading late explains.
-        power_w: mean power over the window, W.
-        num_repetitions: in the window.
-        readings: of the window, for the clock that was in force.
+        time_s: Mean time in s.
+        time_error_s: Its standard error in s, from the scatter of the window's blocks.
+        energy_j: Mean energy in J.
+        energy_error_j: Its standard error in J, from late readings and from the blocks' scatter
+            beyond that.
+        num_repetitions: Number of repetitions.
+        sm_clock_mhz: Mean of the clocks read back, MHz.
     """
 
     time_s: float
     time_error_s: float
     energy_j: float
     energy_error_j: float
-    power_w: float
     num_repetitions: int
-    readings: tuple[CounterReading, ...]
+    sm_clock_mhz: int
 
     @property
     def relative_error(self) -> float:
-        """The larger one of both relative standard errors."""
+        """Larger one of both relative standard errors."""
         return max(self.time_error_s / self.time_s, self.energy_error_j / self.energy_j)
 
-    @property
-    def sm_clock_mhz(self) -> int:
-        """Mean of the clocks that were read back, MHz."""
-        return round(fmean(reading.sm_clock_mhz for reading in self.readings))
+
+@dataclass(frozen=True, kw_only=True)
+class WindowEstimate(Means):
+    """Means over a window between two movements of the counter.
+
+    Attributes:
+        power_w: Mean power in W.
+        readings: Readings of the window.
+    """
+
+    power_w: float
+    readings: tuple[CounterReading, ...]
 
     def limits_below(self, sm_clock_mhz: int) -> ClockLimit:
-        """Return what held the clock down whenever it was found below this one."""
+        """Return the limits of all readings below this clock."""
         limits = ClockLimit.NONE
         for reading in self.readings:
             if reading.sm_clock_mhz < sm_clock_mhz:
@@ -85,10 +91,10 @@ class WindowEstimate:
 
 
 def estimate(readings: Sequence[CounterReading]) -> WindowEstimate:
-    """Return what the window from the first of these readings to the last one says.
+    """Estimate the means over a window.
 
     Args:
-        readings: at least three, with repetitions between each two.
+        readings: Readings of the window, at least three, with repetitions between each two.
     """
     first, last = readings[0], readings[-1]
     num_repetitions = last.num_repetitions - first.num_repetitions
@@ -104,19 +110,20 @@ def estimate(readings: Sequence[CounterReading]) -> WindowEstimate:
         energy_error_j=energy_j * _rate_error(readings, lambda reading: reading.num_repetitions),
         power_w=(last.energy_j - first.energy_j) / (last.moment_s - first.moment_s),
         num_repetitions=num_repetitions,
+        sm_clock_mhz=round(fmean(reading.sm_clock_mhz for reading in readings)),
         readings=tuple(readings),
     )
 
 
 def power_error(readings: Sequence[CounterReading]) -> float:
-    """Relative standard error of the mean power from the first reading to the last one."""
+    """Return the relative standard error of the mean power."""
     return _rate_error(readings, lambda reading: reading.moment_s)
 
 
 def _rate_error(
     readings: Sequence[CounterReading], amount: Callable[[CounterReading], float]
 ) -> float:
-    """Relative standard error of the energy for each unit of an amount that grows with time."""
+    """Return the relative standard error of the energy per unit of an amount."""
     first, last = readings[0], readings[-1]
     rate = (last.energy_j - first.energy_j) / (amount(last) - amount(first))
     lateness_s = _lateness_s(readings)
@@ -133,14 +140,14 @@ def _rate_error(
 
 
 def _lateness_s(readings: Sequence[CounterReading]) -> float:
-    """Standard deviation of the difference of two latenesses, each even over a reading's gap."""
+    """Return the deviation of the difference of two latenesses, uniform over a reading's gap."""
     first, last = readings[0], readings[-1]
     gap_s = (last.moment_s - first.moment_s) / (last.num_readings - first.num_readings)
     return gap_s / math.sqrt(6)
 
 
 def _blocks(readings: Sequence[CounterReading]) -> list[tuple[CounterReading, CounterReading]]:
-    """Up to eight blocks of about as many movements each, one after the other."""
+    """Return up to eight successive blocks with about the same number of movements."""
     num_gaps = len(readings) - 1
     num_blocks = min(_NUM_BLOCKS, num_gaps)
     edges = [readings[round(i * num_gaps / num_blocks)] for i in range(num_blocks + 1)]

@@ -1,4 +1,4 @@
-"""The SM clock while profiling: set through a governor, so that it is given back in any case."""
+"""SM clock while profiling, set through a governor, which restores it after any crash."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from flyball_client.governor._base import ClockGovernor
 from flyball_client.gpu._base import GpuDevice, GpuError
 
 _GOVERNOR_LOGGER = logging.getLogger("flyball_client.governor")
-# A governor process starts within half a second; on a busy machine it may take long.
+# A governor starts within half a second, on a busy machine later.
 _SET_WITHIN_S = 30.0
-_LOOK_EVERY_S = 0.002
-# Looking for the governor's processes takes a tenth of a millisecond, in which nothing is run.
-_SEE_TO_PROCESSES_EVERY_S = 0.25
+_POLL_S = 0.002
+# Checking the governor's processes takes 0.1 ms.
+_CHECK_PROCESSES_EVERY_S = 0.25
 
 
 class _LastReason(logging.Handler):
-    """Keeps why a governor gave up, which it tells the log and nobody else."""
+    """Stores the reason for giving up, which a governor only logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -33,14 +33,14 @@ class _LastReason(logging.Handler):
 
 
 class HeldClock:
-    """One GPU's SM clock, for a `with` block; given back at its end, whatever ends it.
+    """SM clock of one GPU, for a `with` block; restored at its end.
 
     Args:
-        gpu: whose clock it is.
-        governor: sets it; made for the GPU unless given.
+        gpu: GPU whose clock is set.
+        governor: Governor of the clock; None: the default for the GPU.
 
     Raises:
-        GpuError: no governor can be made.
+        GpuError: No governor can be created.
     """
 
     def __init__(self, gpu: GpuDevice, governor: ClockGovernor | None = None) -> None:
@@ -48,9 +48,9 @@ class HeldClock:
         try:
             self._governor = governor or make_governor(gpu, "flyball profile")
         except OSError as error:
-            raise GpuError(f"no clock governor can be made: {error}") from None
+            raise GpuError(f"no clock governor can be created: {error}") from None
         self._last_reason = _LastReason()
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
 
     def __enter__(self) -> Self:
         _GOVERNOR_LOGGER.addHandler(self._last_reason)
@@ -63,36 +63,36 @@ class HeldClock:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Before closing: a clock that cannot be given back must be heard of.
+        # Before closing, whose errors are logged as usual.
         _GOVERNOR_LOGGER.removeHandler(self._last_reason)
         self._governor.close()
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
-        """Lock this clock; returns once the driver has been told.
+        """Lock this clock, and return once the driver has accepted it.
 
         Raises:
-            GpuError: it cannot be set.
+            GpuError: It cannot be set.
         """
         num_before = self._governor.report().num_switches
         self._governor.set_mhz(sm_clock_mhz)
         give_up_s = time.monotonic() + _SET_WITHIN_S
         while self._governor.report().num_switches == num_before:
-            self.see_to_it()
+            self.renew()
             if time.monotonic() > give_up_s:
                 raise GpuError(
                     f"{sm_clock_mhz} MHz was not set on {self._gpu.name} within {_SET_WITHIN_S:g} s"
                 )
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
-    def see_to_it(self) -> None:
-        """Show a sign of life, without which the clock is given back.
+    def renew(self) -> None:
+        """Renew the lease of the clock.
 
         Raises:
-            GpuError: the clock was given up.
+            GpuError: The governor has given up.
         """
         now_s = time.monotonic()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + _SEE_TO_PROCESSES_EVERY_S
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + _CHECK_PROCESSES_EVERY_S
             self._governor.on_step_begin()
         self._governor.on_instruction_end()
         if self._governor.is_over:

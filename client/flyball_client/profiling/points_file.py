@@ -1,75 +1,54 @@
-"""The file that a measurement writes: one row a point, as soon as it is measured.
+"""File of a measurement, to which each point is appended when it is measured.
 
-It is a part of a profile: its extra columns are ignored by every reader, and let the profiler
-go on where it was interrupted. Points whose clock was held below the lock have a file of their
-own beside it, so that nobody takes them for points at the lock.
+The file is a part of a profile: readers ignore its additional columns, with which the profiler
+resumes an interrupted run. Points whose clock was below the lock are stored in a separate file.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from flyball_client.governor.clock_controller import TOLERANCE_MHZ
 from flyball_client.gpu._base import ClockLimit
-from flyball_client.profiling.counter_window import WindowEstimate
+from flyball_client.profiling.counter_window import Means, WindowEstimate
 from flyball_client.profiling.profile_forms import ProfileRow, read_rows, rows_text
 from flyball_profiles.measured_row import CHUNK_COLUMN, RANK_COLUMNS, REQUIRED_COLUMNS
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredPoint:
-    """Time and energy of one instruction at one locked clock.
+class MeasuredPoint(Means):
+    """Means of one instruction at one locked clock.
 
     Attributes:
-        kind: of the instruction.
-        frequency_mhz: the clock that was locked, MHz.
-        time_s: mean duration, s.
-        time_error_s: its standard error, s.
-        energy_j: mean energy, J.
-        energy_error_j: its standard error, J.
-        num_repetitions: that the means are over.
-        sm_clock_mhz: mean of the clocks read back meanwhile, MHz.
-        held_by: what held the clock below the lock, as `power`; `lost` where it ran above the
-            lock, which somebody else undid; None: it ran at the lock.
-        is_settled: whether times and power had stopped drifting before.
+        kind: Kind of the instruction.
+        frequency_mhz: Locked clock in MHz.
+        held_by: Limit that kept the clock below the lock, such as `power`; `lost`: the clock was
+            above the lock, which another program removed; None: the clock was the lock.
+        is_settled: True: time and power had stopped drifting before.
     """
 
     kind: InstructionKind
     frequency_mhz: int
-    time_s: float
-    time_error_s: float
-    energy_j: float
-    energy_error_j: float
-    num_repetitions: int
-    sm_clock_mhz: int
     held_by: str | None
     is_settled: bool
-
-    @property
-    def relative_error(self) -> float:
-        """The larger one of both relative standard errors."""
-        return max(self.time_error_s / self.time_s, self.energy_error_j / self.energy_j)
 
 
 def point_of(
     kind: InstructionKind, frequency_mhz: int, found: WindowEstimate, *, is_settled: bool
 ) -> MeasuredPoint:
-    """The point that a window measured; held where its mean clock was not the lock."""
+    """Return the point that a window measured."""
+    means: dict[str, Any] = {each.name: getattr(found, each.name) for each in fields(Means)}
     return MeasuredPoint(
         kind=kind,
         frequency_mhz=frequency_mhz,
-        time_s=found.time_s,
-        time_error_s=found.time_error_s,
-        energy_j=found.energy_j,
-        energy_error_j=found.energy_error_j,
-        num_repetitions=found.num_repetitions,
-        sm_clock_mhz=found.sm_clock_mhz,
         held_by=_held_by(frequency_mhz, found),
         is_settled=is_settled,
+        **means,
     )
 
 
@@ -96,13 +75,13 @@ _EXTRA_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Facts that all rows of a file share.
+    """Values that all rows of a file share.
 
     Attributes:
-        stage: of the pipeline.
-        chunk: of the stage; None: the whole stage.
-        rank: the rank columns and their values; empty: a profile of one pipeline.
-        gpu_name: what it was measured on.
+        stage: Stage of the pipeline.
+        chunk: Chunk of the stage; None: the whole stage.
+        rank: Rank columns and their values; empty: a profile of one pipeline.
+        gpu_name: Name of the GPU.
     """
 
     stage: int
@@ -112,45 +91,43 @@ class Measured:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The file's header."""
+        """Columns of the file."""
         of_rank = tuple(column for column in RANK_COLUMNS if column in self.rank)
         of_chunk = () if self.chunk is None else (CHUNK_COLUMN,)
         return (*of_rank, *REQUIRED_COLUMNS, *of_chunk, *_EXTRA_COLUMNS)
 
 
 class PointsFile:
-    """Points appended to `OUT.csv`, or to `OUT.held.csv` where the clock was held.
+    """Points appended to `OUT.csv`, or to `OUT.held.csv` where the clock was below the lock.
 
     Args:
         file: `OUT.csv`.
-        measured: what the rows are of.
-        keep_held: whether points whose clock was held go to `OUT.csv` like all others.
+        measured: Values of all rows.
+        keep_held: True: all points are written to `OUT.csv`.
     """
 
     def __init__(self, file: Path, measured: Measured, *, keep_held: bool = False) -> None:
         self.file = file
         self.held_file = file.with_name(f"{file.stem}.held{file.suffix}")
-        self._measured = measured
-        self._keep_held = keep_held
+        self.measured = measured
+        self.keep_held = keep_held
         self._is_new = False
 
     def begin(self) -> None:
-        """See that the file can be written; the first point begins it anew.
-
-        Until then a file that is there already stays: nothing may come of a measurement.
+        """Check that the file can be written; the first point overwrites it.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: It cannot be written.
         """
         self._check_writable()
         self._is_new = True
 
     def resume(self) -> list[MeasuredPoint]:
-        """Return the rows that both files have already; drop a row that was cut off while written.
+        """Return the points of both files, and remove an incomplete last row.
 
         Raises:
-            ProfileError: a file is not one that this measurement wrote.
-            OSError: it cannot be written.
+            ProfileError: A file was written by another measurement.
+            OSError: It cannot be written.
         """
         points: list[MeasuredPoint] = []
         files = [file for file in (self.file, self.held_file) if self._has_header(file)]
@@ -159,7 +136,7 @@ class PointsFile:
                 points += self._points_in(file)
             except ProfileError as error:
                 raise ProfileError(error.located(str(file))) from None
-        # Now that they are known to be ours.
+        # After all files have been checked.
         for file in files:
             _drop_torn_row(file)
         if self.file not in files:
@@ -167,18 +144,18 @@ class PointsFile:
         return points
 
     def append(self, point: MeasuredPoint) -> Path:
-        """Write one point and see that it is on the disk; where it went.
+        """Write one point to the disk, and return its file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: It cannot be written.
         """
         if self._is_new:
             self.file.unlink(missing_ok=True)
             self.held_file.unlink(missing_ok=True)
             self._is_new = False
-        is_aside = point.held_by is not None and not self._keep_held
+        is_aside = point.held_by is not None and not self.keep_held
         file = self.held_file if is_aside else self.file
-        text = rows_text(self._measured.columns, [self._cells(point)])
+        text = rows_text(self.measured.columns, [self._cells(point)])
         if file.exists():
             text = text.partition("\n")[2]
         with file.open("a", encoding="utf-8") as appended:
@@ -188,7 +165,7 @@ class PointsFile:
         return file
 
     def num_points(self) -> int:
-        """Return how many points are on the disk, of this measurement."""
+        """Return the number of this measurement's points on the disk."""
         if self._is_new:
             return 0
         files = [file for file in (self.file, self.held_file) if file.exists()]
@@ -202,11 +179,11 @@ class PointsFile:
             self.file.unlink()
 
     def _has_header(self, file: Path) -> bool:
-        """Return whether there is something to read; a header that was cut off is removed."""
+        """Return whether the file has content; remove an incomplete header."""
         if not file.exists():
             return False
         content = file.read_bytes()
-        header = ",".join(self._measured.columns).encode()
+        header = ",".join(self.measured.columns).encode()
         if b"\n" in content or not header.startswith(content):
             return True
         file.unlink()
@@ -214,28 +191,28 @@ class PointsFile:
 
     def _cells(self, point: MeasuredPoint) -> dict[str, object]:
         return {
-            **self._measured.rank,
-            "stage": self._measured.stage,
+            **self.measured.rank,
+            "stage": self.measured.stage,
             "instruction": point.kind.value,
             "frequency": point.frequency_mhz,
             "time": point.time_s,
             "energy": point.energy_j,
-            **({} if self._measured.chunk is None else {CHUNK_COLUMN: self._measured.chunk}),
+            **({} if self.measured.chunk is None else {CHUNK_COLUMN: self.measured.chunk}),
             "time_error": point.time_error_s,
             "energy_error": point.energy_error_j,
             "num_repetitions": point.num_repetitions,
             "sm_clock": point.sm_clock_mhz,
             "held_by": point.held_by,
             "settled": int(point.is_settled),
-            "gpu": self._measured.gpu_name,
+            "gpu": self.measured.gpu_name,
         }
 
     def _points_in(self, file: Path) -> list[MeasuredPoint]:
         found = read_rows(file, only_whole_lines=True)
-        if found.columns != self._measured.columns:
+        if found.columns != self.measured.columns:
             raise ProfileError(
                 "was not measured with these options (its columns differ);"
-                " leave --resume out and name another file",
+                " remove --resume and name another file",
                 line=1,
             )
         return [self._point(row) for row in found.rows]
@@ -243,14 +220,14 @@ class PointsFile:
     def _point(self, row: ProfileRow) -> MeasuredPoint:
         measured, cells = row.measured, row.cells
         is_ours = (
-            measured.stage == self._measured.stage
-            and measured.chunk == self._measured.chunk
-            and dict(measured.rank) == dict(self._measured.rank)
-            and cells["gpu"] == self._measured.gpu_name
+            measured.stage == self.measured.stage
+            and measured.chunk == self.measured.chunk
+            and dict(measured.rank) == dict(self.measured.rank)
+            and cells["gpu"] == self.measured.gpu_name
         )
         if not is_ours:
             raise ProfileError(
-                "is of another stage, chunk, rank or GPU; leave --resume out and name another file",
+                "is of another stage, chunk, rank or GPU; remove --resume and name another file",
                 line=measured.line,
             )
         try:

@@ -1,4 +1,4 @@
-"""The forms of a profile's file: labelled as one rank's part, wide, merged, joined from parts."""
+"""Forms of a profile's file: labelled as one rank's part, wide, merged, joined from parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow:
-    """One row: its cells as they stand in the file, and what they mean."""
+    """One row: its cells as in the file, and their values."""
 
     cells: Mapping[str, str]
     measured: MeasuredRow
@@ -36,12 +36,12 @@ class ProfileRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRows:
-    """All rows of a file, which need not be a whole profile.
+    """All rows of a file, which may be a part of a profile.
 
     Attributes:
-        file: where they stand.
-        columns: in the file's order.
-        rows: in the file's order.
+        file: File of the rows.
+        columns: Columns in the file's order.
+        rows: Rows in the file's order.
     """
 
     file: Path
@@ -50,7 +50,7 @@ class ProfileRows:
 
     @property
     def rank_columns(self) -> tuple[str, ...]:
-        """The columns that say which rank a row is of, in the order of `RANK_COLUMNS`."""
+        """Columns that identify the rank of a row, in the order of `RANK_COLUMNS`."""
         return tuple(column for column in RANK_COLUMNS if column in self.columns)
 
 
@@ -58,11 +58,12 @@ def read_rows(file: Path, *, only_whole_lines: bool = False) -> ProfileRows:
     """Read a CSV file with the columns of a profile.
 
     Args:
-        file: to read.
-        only_whole_lines: pass over a last line without its end, which was cut off.
+        file: File to read.
+        only_whole_lines: True: an incomplete last line is skipped.
 
     Raises:
-        ProfileError: it cannot be read, or a row is none; print `error.located(str(file))`.
+        ProfileError: The file cannot be read, or a row is invalid; print
+            `error.located(str(file))`.
     """
     text = _text_of(file)
     if only_whole_lines:
@@ -78,7 +79,7 @@ def read_rows(file: Path, *, only_whole_lines: bool = False) -> ProfileRows:
     if missing:
         raise ProfileError(f"missing column {', '.join(missing)}", line=header_line)
     if len(set(columns)) != len(columns):
-        raise ProfileError("a column stands twice in the header", line=header_line)
+        raise ProfileError("a column is in the header twice", line=header_line)
     rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
     rows: list[ProfileRow] = []
     for line, values in records[1:]:
@@ -94,7 +95,7 @@ def read_rows(file: Path, *, only_whole_lines: bool = False) -> ProfileRows:
 
 
 def rows_text(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """CSV text with a header; a cell that a row lacks, or that is None, is empty."""
+    """Return CSV text with a header; cells that are missing or None are empty."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")
     writer.writeheader()
@@ -103,7 +104,7 @@ def rows_text(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> s
 
 
 def _records(text: str) -> list[tuple[int, list[str]]]:
-    """Each record that is not blank, with the line on which it begins."""
+    """Return each record that is not blank, with its first line."""
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     records: list[tuple[int, list[str]]] = []
     line = 1
@@ -134,10 +135,10 @@ _Cells = dict[str, str]
 
 
 def merged_text(file: Path) -> str:
-    """The whole profile in this file, its ranks merged.
+    """Return the profile in this file with its ranks merged.
 
     Raises:
-        ProfileError: it is none; the text has file and line.
+        ProfileError: The file is no whole profile.
     """
     try:
         return write_stage_profile(read_stage_profile(file))
@@ -146,46 +147,46 @@ def merged_text(file: Path) -> str:
 
 
 def same_ranks_text(file: Path, labels: Mapping[str, int]) -> str:
-    """The rows of this file in our order, with its own rank columns and these labels.
+    """Return the rows of this file in sorted order, with its rank columns and these labels.
 
     The file may be a part of a profile.
 
     Args:
-        file: to read.
-        labels: rank columns and their values for all rows; the file must not have them.
+        file: File to read.
+        labels: Rank columns and their values for all rows; the file must not have them.
 
     Raises:
-        ProfileError: a row cannot be used, or a column is there already.
+        ProfileError: A row cannot be used, or the file has such a column.
     """
     found = _read(file)
     rows = [{**_known_cells(row), **_texts(labels)} for row in found.rows]
     for column in labels:
         if column in found.columns:
-            raise ProfileError(f"{file}: has a column {column} already; leave its option out")
+            raise ProfileError(f"{file}: has a column {column} already; remove its option")
     return _sorted_text(_columns([found], labels), rows)
 
 
 def wide_text(file: Path) -> str:
-    """The rows of this file with all four rank columns.
+    """Return the rows of this file with all four rank columns.
 
-    What the file does not tell is filled in: `pp_rank` is the stage, `dp_rank` and `tp_rank` are
-    0, and `rank` counts tensor-parallel ranks first, then data-parallel ones, then stages.
+    Missing columns are filled in: `pp_rank` is the stage, `dp_rank` and `tp_rank` are 0, and
+    `rank` counts tensor-parallel ranks first, then data-parallel ones, then stages.
 
     Raises:
-        ProfileError: a row cannot be used, or ranks of a stage cannot be told apart.
+        ProfileError: A row cannot be used, or ranks of a stage cannot be distinguished.
     """
     found = _read(file)
     if "rank" in found.columns and not {"dp_rank", "tp_rank"} & set(found.columns):
         raise ProfileError(
-            f"{file}: rank alone does not say which ranks are data-parallel and which"
-            " tensor-parallel; add dp_rank or tp_rank"
+            f"{file}: rank alone does not distinguish data-parallel from tensor-parallel ranks;"
+            " add dp_rank or tp_rank"
         )
     rows: list[_Cells] = []
     for row in found.rows:
         if row.measured.num_ranks > 1:
             raise ProfileError(
-                f"{file}:{row.measured.line}: holds {row.measured.num_ranks} ranks already merged;"
-                " there is no way back to each one"
+                f"{file}:{row.measured.line}: contains {row.measured.num_ranks} merged ranks,"
+                " which cannot be separated"
             )
         placed = {"dp_rank": "0", "tp_rank": "0", "pp_rank": str(row.measured.stage)}
         cells = _known_cells(row)
@@ -206,12 +207,12 @@ def wide_text(file: Path) -> str:
 
 
 def joined_text(files: Sequence[Path]) -> str:
-    """One profile from parts: stages, chunks, instructions or ranks that were measured apart.
+    """Join parts of a profile: stages, chunks, instructions or ranks measured separately.
 
-    Columns that are not a profile's own are kept.
+    Additional columns are kept.
 
     Raises:
-        ProfileError: a part cannot be used, parts do not fit, or all of them are no profile.
+        ProfileError: A part cannot be used, or the parts form no whole profile.
     """
     parts = [_read(file) for file in files]
     _check_ranks_alike(parts)
@@ -227,8 +228,8 @@ def joined_text(files: Sequence[Path]) -> str:
     try:
         parse_stage_profile(text)
     except ProfileError as error:
-        # Its line is one of a file that does not exist.
-        raise ProfileError(f"the parts are no whole profile together: {error.message}") from None
+        # Without the line, which refers to the joined text.
+        raise ProfileError(f"the parts form no whole profile: {error.message}") from None
     return text
 
 
@@ -311,7 +312,7 @@ def _sorted_text(columns: Sequence[str], rows: Sequence[_Cells]) -> str:
 def _place(cells: Mapping[str, str]) -> tuple[float, ...]:
     kinds = [kind.value for kind in InstructionKind]
     return (
-        # -1: rows of the whole stages come before those of its chunks.
+        # -1: rows of whole stages precede those of their chunks.
         float(cells.get(CHUNK_COLUMN) or -1),
         float(cells["stage"]),
         *(float(cells[column]) for column in RANK_COLUMNS if column in cells),

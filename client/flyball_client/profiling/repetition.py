@@ -1,4 +1,4 @@
-"""One instruction at one clock: repeated until it has settled, then until it is known well."""
+"""Measurement of an instruction at a clock: repeated until settled, then until accurate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from flyball_client.profiling.points_file import MeasuredPoint, point_of
 from flyball_client.profiling.workload import RunOnce, Workload, WorkloadError, described
 from flyball_profiles.gpu_windows import (
     GpuTableError,
-    GpuWindow,
     load_gpu_window,
     window_clocks_mhz,
 )
@@ -28,17 +27,17 @@ Measure = Callable[[InstructionKind, int], MeasuredPoint]
 
 
 class Sweep:
-    """Each instruction at each clock, high to low, until its energy only rises.
+    """Order of measurement: each instruction at each clock, from high to low.
 
-    Below some clock both time and energy rise, and nothing would run there: an instruction's
-    sweep ends after so many rises of its energy in a row. Points whose clock was held below the
-    lock are no steps of that row, since they ran at another clock.
+    Below some clock both time and energy rise, and no plan uses it: an instruction's sweep ends
+    after a number of rises of its energy in a row. Points whose clock was below the lock are not
+    counted.
 
     Args:
-        kinds: to sweep, one after the other.
-        clocks_mhz: in falling order.
-        num_rises: in a row, to stop after; 0: never.
-        known: points measured earlier, which are not measured again.
+        kinds: Instructions to sweep.
+        clocks_mhz: Clocks in MHz, falling.
+        num_rises: Number of rises in a row that end a sweep; 0: never.
+        known: Points that are not measured again.
     """
 
     def __init__(
@@ -56,9 +55,9 @@ class Sweep:
         self.stopped_at_mhz: dict[InstructionKind, int] = {}
 
     def run(self, measure: Measure) -> Iterator[MeasuredPoint]:
-        """Measure what is not known yet, and yield it at once.
+        """Measure and yield the points that are not known yet.
 
-        `stopped_at_mhz` then names the instructions that were not swept to the end.
+        `stopped_at_mhz` then has the instructions whose sweep ended early.
         """
         for kind in self._kinds:
             energies_j: list[float] = []
@@ -88,19 +87,19 @@ def clock_grid(
     highest_mhz: int | None = None,
     step_mhz: int | None = None,
 ) -> tuple[int, ...]:
-    """Clocks to profile, MHz, falling.
+    """Return the clocks to profile, MHz, falling.
 
     Args:
-        supported_mhz: what the GPU says, MHz.
-        table_name: the GPU's name in the table; None: a window is drafted, see `draft_window`.
-        every_clock: without a table's name, take all clocks in place of a drafted window.
-        lowest_mhz: in the place of the window's.
-        highest_mhz: in the place of the window's.
-        step_mhz: in the place of the window's.
+        supported_mhz: Clocks that the GPU supports, MHz.
+        table_name: Name of the GPU in the table; None: a window is drafted, see `draft_window`.
+        every_clock: True: without a table's name, all clocks are used.
+        lowest_mhz: Lowest clock, instead of the window's.
+        highest_mhz: Highest clock, instead of the window's.
+        step_mhz: Step, instead of the window's.
 
     Raises:
-        GpuTableError: no such GPU, no such window, or fewer than two clocks in it.
-        ValueError: the GPU has fewer than two clocks.
+        GpuTableError: There is no such GPU, no such window, or it has fewer than two clocks.
+        ValueError: The GPU has fewer than two clocks.
     """
     if table_name is not None:
         window = load_gpu_window(table_name)
@@ -108,7 +107,12 @@ def clock_grid(
         window = draft_window("this GPU", supported_mhz, origin="asked of the GPU")
         if every_clock:
             window = replace(window, filter_min_mhz=min(supported_mhz), granularity_mhz=1)
-    window = _changed(window, lowest_mhz, highest_mhz, step_mhz)
+    window = replace(
+        window,
+        filter_min_mhz=lowest_mhz or window.filter_min_mhz,
+        filter_max_mhz=highest_mhz or window.filter_max_mhz,
+        granularity_mhz=step_mhz or window.granularity_mhz,
+    )
     clocks_mhz = window_clocks_mhz(window, supported_mhz)
     if len(clocks_mhz) < 2:
         raise GpuTableError(
@@ -119,46 +123,35 @@ def clock_grid(
     return clocks_mhz
 
 
-def _changed(
-    window: GpuWindow, lowest_mhz: int | None, highest_mhz: int | None, step_mhz: int | None
-) -> GpuWindow:
-    return replace(
-        window,
-        filter_min_mhz=window.filter_min_mhz if lowest_mhz is None else lowest_mhz,
-        filter_max_mhz=window.filter_max_mhz if highest_mhz is None else highest_mhz,
-        granularity_mhz=window.granularity_mhz if step_mhz is None else step_mhz,
-    )
-
-
-# Between two readings of the counter: short beside its 100 ms, long beside a call to the driver.
+# Time between two readings of the counter: short against its 100 ms, long against a driver call.
 _BATCH_S = 0.02
 _MOST_AT_ONCE = 10_000
-# A counter that stands still for so long, and so many repetitions, will not move at all.
+# Time and repetitions after which the counter is considered stuck.
 _STILL_S = 5.0
 _STILL_REPETITIONS = 3
 
 _FEWEST_MOVEMENTS = 4
 _FEWEST_REPETITIONS = 4
-# By which a window grows between two looks at its error.
+# Growth of a window between two checks of its error.
 _GROWTH = 1.25
-# Of two windows in a row, beyond twice their standard error.
+# Limits of the drift between two windows, beyond twice their standard error.
 _TIME_DRIFT = 0.005
 _POWER_DRIFT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringRule:
-    """Rule for how long one instruction runs at one clock.
+    """Duration of the measurement of one instruction at one clock.
 
     Attributes:
-        wanted_error: relative standard error of time and energy, above 0, below 1.
-        min_periods: movements of the energy counter at least, 4 or more.
-        max_point_s: stop measuring a point after so long, s, positive.
-        settle_window_s: two windows of at least this length must agree first, s, positive.
-        max_settle_s: measure after so long in any case, and mark the point, s, positive.
+        wanted_error: Target relative standard error of time and energy, above 0, below 1.
+        min_periods: Least number of movements of the energy counter, at least 4.
+        max_point_s: Longest time of a point in s, above 0.
+        settle_window_s: Length in s of two windows that must agree first, above 0.
+        max_settle_s: Time in s after which a point is measured without settling, above 0.
 
     Raises:
-        ValueError: a value is out of its range; the text names it.
+        ValueError: A value is out of its range; the text names it.
     """
 
     wanted_error: float = 0.005
@@ -179,13 +172,13 @@ class MeasuringRule:
 
 
 class Repetition:
-    """Runs one instruction again and again, and reads the energy counter in between.
+    """Repetition of one instruction, with readings of the energy counter.
 
     Args:
-        gpu: that runs it.
-        run_once: the instruction.
-        now_s: the time in which it runs, s.
-        see_to_clock: called between batches; raises where the clock was lost.
+        gpu: GPU that runs it.
+        run_once: The instruction.
+        now_s: Monotonic clock in s.
+        renew_clock: Function that is called between batches, and raises if the clock was lost.
     """
 
     def __init__(
@@ -194,33 +187,33 @@ class Repetition:
         run_once: RunOnce,
         *,
         now_s: Callable[[], float],
-        see_to_clock: Callable[[], None],
+        renew_clock: Callable[[], None],
     ) -> None:
         self._gpu = gpu
         self._run_once = run_once
         self._now_s = now_s
-        self._see_to_clock = see_to_clock
+        self._renew_clock = renew_clock
         self._num_at_once = 1
         self._num_repetitions = 0
         self._num_readings = 0
         self._busy_s = 0.0
 
     def run_for(self, seconds: float) -> None:
-        """Repeat it for so long, at least once."""
+        """Repeat it for this time in s, at least once."""
         until_s = self._now_s() + seconds
         self._run_batch()
         while self._now_s() < until_s:
             self._run_batch()
 
     def settle(self, rule: MeasuringRule) -> bool:
-        """Repeat it until times and power stop drifting; whether they did within the limit.
+        """Repeat it until time and power stop drifting; return whether they did in time.
 
         Raises:
-            GpuError: the GPU cannot be read, or its energy counter stands still.
-            WorkloadError: the instruction failed.
+            GpuError: The GPU cannot be read, or its energy counter does not move.
+            WorkloadError: The instruction failed.
         """
         give_up_s = self._now_s() + rule.max_settle_s
-        # What is slow only once, as a first allocation, belongs to no window.
+        # Excludes one-time costs, such as a first allocation.
         self._run_batch()
         before = self._settling_window(rule)
         while True:
@@ -232,11 +225,11 @@ class Repetition:
             before = after
 
     def measure(self, rule: MeasuringRule) -> WindowEstimate:
-        """Repeat it over many movements of the counter, until it is known as well as wanted.
+        """Repeat it until the error is small enough, or the time is over.
 
         Raises:
-            GpuError: the GPU cannot be read, or its energy counter stands still.
-            WorkloadError: the instruction failed.
+            GpuError: The GPU cannot be read, or its energy counter does not move.
+            WorkloadError: The instruction failed.
         """
         readings = [self._next_movement()]
         num_periods = rule.min_periods
@@ -248,8 +241,7 @@ class Repetition:
             found = estimate(readings)
             if is_late or found.relative_error <= rule.wanted_error:
                 return found
-            # Looked at after every movement, the error would be taken for small enough at the
-            # first moment at which it happens to look so.
+            # A check after every movement would stop at the first error that is small by chance.
             num_periods = math.ceil(_GROWTH * len(readings))
 
     def _settling_window(self, rule: MeasuringRule) -> WindowEstimate:
@@ -262,7 +254,7 @@ class Repetition:
         return estimate(readings)
 
     def _next_movement(self) -> CounterReading:
-        """Repeat until the counter moves, and read everything then."""
+        """Repeat until the counter moves, and return the readings then."""
         began_s, num_before = self._now_s(), self._num_repetitions
         shown_j = self._gpu.total_energy_j()
         while True:
@@ -291,7 +283,7 @@ class Repetition:
         )
 
     def _run_batch(self) -> None:
-        self._see_to_clock()
+        self._renew_clock()
         num_now = self._num_at_once
         began_s = self._now_s()
         try:
@@ -303,7 +295,7 @@ class Repetition:
         self._busy_s += batch_s
         self._num_repetitions += num_now
         fitting = int(_BATCH_S * num_now / batch_s) if batch_s > 0 else _MOST_AT_ONCE
-        # At most doubled: one short batch, as of a step that did nothing, proves little.
+        # At most doubled, since one batch may be short by chance.
         self._num_at_once = max(1, min(fitting, 2 * num_now, _MOST_AT_ONCE))
 
 
@@ -326,15 +318,15 @@ def _is_alike(before: WindowEstimate, after: WindowEstimate) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class StageProfiler:
-    """One stage's instructions on one GPU.
+    """Profiler of one stage's instructions on one GPU.
 
     Attributes:
-        gpu: that runs them.
-        workload: runs them.
-        rule: how long each is repeated.
-        warm_up_s: each instruction is first run for so long at its first clock, s.
-        now_s: the time in which they run, s; None: the emulated GPU's own, else the machine's.
-        on_begin: told each instruction and clock before it is measured.
+        gpu: GPU that runs them.
+        workload: Instructions.
+        rule: Duration of each measurement.
+        warm_up_s: Time in s that each instruction is run first, at its first clock.
+        now_s: Monotonic clock in s; None: the emulated GPU's, else the system's.
+        on_begin: Function that is called with each instruction and clock before its measurement.
     """
 
     gpu: GpuDevice
@@ -345,15 +337,15 @@ class StageProfiler:
     on_begin: Callable[[InstructionKind, int], None] = lambda kind, clock_mhz: None
 
     def measure(self, sweep: Sweep, clock: HeldClock) -> Iterator[MeasuredPoint]:
-        """Yield each point once it is measured.
+        """Yield each point when it is measured.
 
         Args:
-            sweep: says which points.
-            clock: of the same GPU, held.
+            sweep: Points to measure.
+            clock: Clock of the GPU, held.
 
         Raises:
-            GpuError: the GPU cannot be read or its clock not be set.
-            WorkloadError: an instruction failed.
+            GpuError: The GPU cannot be read, or its clock cannot be set.
+            WorkloadError: An instruction failed.
         """
         warmed: set[InstructionKind] = set()
 
@@ -364,7 +356,7 @@ class StageProfiler:
                 self.gpu,
                 self.workload.instructions[kind.value],
                 now_s=self._time(),
-                see_to_clock=clock.see_to_it,
+                renew_clock=clock.renew,
             )
             try:
                 if kind not in warmed:

@@ -1,4 +1,4 @@
-"""`flyball profile run`: a stage measured at each clock of the window."""
+"""`flyball profile run`: measures a stage at each clock of the window."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.profiling.arguments import (
     WorkLine,
-    add_force,
     add_labels,
+    add_option,
+    add_output,
     cannot_write,
     count,
     emulated_profile,
@@ -48,122 +49,95 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
         "workload",
         nargs="?",
         metavar="MODULE:FUNCTION",
-        help="called with stage=, chunk= and device=, returns the Workload to measure",
+        help="function that is called with stage=, chunk= and device=, and returns the Workload",
+    )
+    add_option(
+        parser, "--emulated", Path, "PROFILE.csv", "profile an emulated GPU of this stage profile"
+    )
+    parser.add_argument("--stage", type=count(0), required=True, metavar="S", help="stage")
+    add_option(parser, "--chunk", count(0), "C", "model chunk of the stage")
+    add_output(parser, required=True)
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the file of an interrupted run"
     )
     parser.add_argument(
-        "--emulated",
-        type=Path,
-        metavar="PROFILE.csv",
-        help="profile an emulated GPU of this stage profile instead of a real one",
+        "--keep-held",
+        action="store_true",
+        help="keep points whose clock was below the lock, instead of storing them separately",
     )
-    parser.add_argument("--stage", type=count(0), required=True, metavar="S", help="which stage")
-    parser.add_argument("--chunk", type=count(0), metavar="C", help="which of its model chunks")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="OUT.csv", required=True, help="write this file"
+    add_option(parser, "--device", count(0), "N", "GPU that CUDA calls cuda:N", default=0)
+    add_option(parser, "--gpu", str, "NAME", "use the GPU table's window of clocks")
+    add_option(parser, "--min-mhz", count(1), "MHZ", "lowest clock")
+    add_option(parser, "--max-mhz", count(1), "MHZ", "highest clock")
+    add_option(parser, "--step-mhz", count(1), "MHZ", "least step between clocks")
+    add_option(
+        parser,
+        *("--rises", count(0), "N"),
+        "stop an instruction after this number of rises of its energy in a row; 0: never",
+        default=DEFAULT_NUM_RISES,
     )
-    _add_writing(parser)
-    _add_clocks(parser)
     _add_measuring(parser)
     add_labels(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_writing(parser: argparse.ArgumentParser) -> None:
-    add_force(parser)
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the file of an interrupted run"
-    )
-    parser.add_argument(
-        "--keep-held",
-        action="store_true",
-        help="keep points whose clock was held below the lock, instead of putting them aside",
-    )
-
-
-def _add_clocks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="the GPU that CUDA calls cuda:N (default: %(default)s)",
-    )
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU table's window of clocks")
-    parser.add_argument("--min-mhz", type=count(1), metavar="MHZ", help="lowest clock")
-    parser.add_argument("--max-mhz", type=count(1), metavar="MHZ", help="highest clock")
-    parser.add_argument("--step-mhz", type=count(1), metavar="MHZ", help="least step")
-    parser.add_argument(
-        "--rises",
-        type=count(0),
-        default=DEFAULT_NUM_RISES,
-        metavar="N",
-        help="stop an instruction after so many rises of energy in a row; 0: never"
-        " (default: %(default)s)",
-    )
-
-
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
     positive = quantity(may_be_lowest=False)
-    parser.add_argument(
-        "--error",
-        type=positive,
-        default=_DEFAULTS.wanted_error,
-        metavar="SHARE",
-        help="wanted relative standard error of time and energy (default: %(default)s)",
+    rule = _DEFAULTS
+    add_option(
+        parser,
+        *("--error", positive, "SHARE"),
+        "target relative standard error of time and energy",
+        default=rule.wanted_error,
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--periods",
-        type=count(4),
-        default=_DEFAULTS.min_periods,
-        metavar="N",
-        help="movements of the energy counter at least (default: %(default)s)",
+        count(4),
+        "N",
+        "least number of counter movements",
+        default=rule.min_periods,
     )
-    parser.add_argument(
-        "--max-point-s",
-        type=positive,
-        default=_DEFAULTS.max_point_s,
-        metavar="S",
-        help="measure no point longer (default: %(default)s)",
+    add_option(
+        parser, "--max-point-s", positive, "S", "longest time of a point", default=rule.max_point_s
     )
-    parser.add_argument(
-        "--settle-s",
-        type=positive,
-        default=_DEFAULTS.settle_window_s,
-        metavar="S",
-        help="two windows of this length must agree before measuring (default: %(default)s)",
+    add_option(
+        parser,
+        *("--settle-s", positive, "S"),
+        "length of two windows that must agree before measuring",
+        default=rule.settle_window_s,
     )
-    parser.add_argument(
-        "--max-settle-s",
-        type=positive,
-        default=_DEFAULTS.max_settle_s,
-        metavar="S",
-        help="measure after so long in any case, and mark the point (default: %(default)s)",
+    add_option(
+        parser,
+        *("--max-settle-s", positive, "S"),
+        "time after which a point is measured without settling, and marked",
+        default=rule.max_settle_s,
     )
     parser.add_argument(
         "--warm-up-s",
         type=quantity(),
         metavar="S",
-        help=f"run each instruction for so long first (default: {DEFAULT_WARM_UP_S:g}; emulated 0)",
+        help=f"run each instruction first, in s (default: {DEFAULT_WARM_UP_S:g}; emulated 0)",
     )
     parser.add_argument(
         "--time-scale",
         type=quantity(),
         metavar="X",
-        help="emulated: wall seconds per emulated second; 0: nothing is waited for (default: 1)",
+        help="emulated: wall seconds per emulated second; 0: without waiting (default: 1)",
     )
     parser.add_argument(
         "--blocking-power",
         type=quantity(),
         metavar="W",
-        help="emulated: what the GPU draws between instructions (default: from --gpu, else 0)",
+        help="emulated: power between instructions (default: from --gpu, else 0)",
     )
 
 
 def check_run(arguments: argparse.Namespace) -> None:
-    """See whether the arguments go together.
+    """Check combinations of arguments.
 
     Raises:
-        CommandError: they do not.
+        CommandError: They contradict each other.
     """
     if (arguments.workload is None) == (arguments.emulated is None):
         raise CommandError("give either MODULE:FUNCTION or --emulated PROFILE.csv")
@@ -174,64 +148,46 @@ def check_run(arguments: argparse.Namespace) -> None:
     if arguments.error >= 1:
         raise CommandError("--error must be a share below 1, as 0.005 for 0.5 %")
     if arguments.resume and arguments.force:
-        raise CommandError("--resume goes on with a file, --force writes it anew; give one of them")
+        raise CommandError("--resume continues a file, --force overwrites it; give one of them")
     if arguments.output.exists() and not (arguments.resume or arguments.force):
         raise CommandError(
-            f"{arguments.output}: is there already; --resume goes on with it, --force writes it"
-            " anew"
+            f"{arguments.output}: exists already; --resume continues it, --force overwrites it"
         )
-
-
-def rule_of(arguments: argparse.Namespace) -> MeasuringRule:
-    """Return how long each instruction is repeated."""
-    return MeasuringRule(
-        wanted_error=arguments.error,
-        min_periods=arguments.periods,
-        max_point_s=arguments.max_point_s,
-        settle_window_s=arguments.settle_s,
-        max_settle_s=arguments.max_settle_s,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """Measurement of a run, and where it is stored.
+    """Result of a run.
 
     Attributes:
-        measured: what the points are of.
-        is_emulated: whether the GPU was.
-        file: with the points.
-        held_file: with those put aside, if there are any.
-        points: all, those of an earlier run first.
-        num_known: how many are of an earlier run.
-        keeps_held: whether held points are in `file` too.
-        wanted_error: relative standard error that was wanted.
-        stopped_at_mhz: where an instruction's sweep ended early, MHz.
+        file: Files of the points.
+        is_emulated: True: the GPU was emulated.
+        points: All points, those of an earlier run first.
+        num_known: Number of points of an earlier run.
+        wanted_error: Target relative standard error.
+        stopped_at_mhz: Clocks in MHz at which sweeps ended early.
     """
 
-    measured: Measured
+    file: PointsFile
     is_emulated: bool
-    file: Path
-    held_file: Path
     points: tuple[MeasuredPoint, ...]
     num_known: int
-    keeps_held: bool
     wanted_error: float
     stopped_at_mhz: Mapping[InstructionKind, int]
 
 
 def as_json(result: RunResult) -> str:
-    """The document of `--json`."""
-    of = result.measured
-    held_aside = any(point.held_by for point in result.points) and not result.keeps_held
+    """Return the document of `--json`."""
+    of = result.file.measured
+    held_aside = any(point.held_by for point in result.points) and not result.file.keep_held
     document = {
         "gpu": of.gpu_name,
         "emulated": result.is_emulated,
         "stage": of.stage,
         "chunk": of.chunk,
         **({"rank": dict(of.rank)} if of.rank else {}),
-        "output": str(result.file),
-        "held_output": str(result.held_file) if held_aside else None,
+        "output": str(result.file.file),
+        "held_output": str(result.file.held_file) if held_aside else None,
         "stopped_at_mhz": {kind.value: mhz for kind, mhz in result.stopped_at_mhz.items()},
         "points": [_document(point) for point in result.points],
     }
@@ -239,32 +195,39 @@ def as_json(result: RunResult) -> str:
 
 
 def as_text(result: RunResult) -> str:
-    """A table of the points, and what is to be known of them."""
+    """Return a table of the points, with remarks."""
+    of, keep_held = result.file.measured, result.file.keep_held
     how = "emulated" if result.is_emulated else "measured"
-    of_chunk = "" if result.measured.chunk is None else f" chunk {result.measured.chunk}"
+    of_chunk = "" if of.chunk is None else f" chunk {of.chunk}"
     lines = [
-        f"stage {result.measured.stage}{of_chunk} on {result.measured.gpu_name} ({how}):",
+        f"stage {of.stage}{of_chunk} on {of.gpu_name} ({how}):",
         f"{'instruction':<16} {'MHz':>5} {'time, ms':>11} {'+-%':>6} {'energy, J':>11} {'+-%':>6}"
         f" {'repeated':>9}",
     ]
     lines += [_row(point) for point in result.points]
     lines += [
-        f"{kind}: stopped at {mhz} MHz, its energy only rose"
+        f"{kind}: stopped at {mhz} MHz, below which its energy only rises"
         for kind, mhz in result.stopped_at_mhz.items()
     ]
     if any(not point.is_settled for point in result.points):
-        lines.append("* times or power still drifted when it was measured")
+        lines.append("* time or power were still drifting")
     num_vague = sum(point.relative_error > result.wanted_error for point in result.points)
     if num_vague:
         lines.append(
-            f"less certain than the {100 * result.wanted_error:g} % wanted: {num_vague} of"
+            f"error above the target of {100 * result.wanted_error:g} %: {num_vague} of"
             f" {len(result.points)} points; --max-point-s gives them more time"
         )
-    lines += _held_lines(result)
-    num_written = sum(point.held_by is None or result.keeps_held for point in result.points)
+    where = result.file.file if keep_held else result.file.held_file
+    lines += [
+        f"{point.kind} at {point.frequency_mhz} MHz ran at {point.sm_clock_mhz} MHz, "
+        + ("its lock was lost" if point.held_by == "lost" else f"limited by {point.held_by}")
+        + f"; it is in {where}"
+        for point in result.points
+        if point.held_by is not None
+    ]
+    num_written = sum(point.held_by is None or keep_held for point in result.points)
     earlier = f", {result.num_known} of an earlier run" if result.num_known else ""
-    lines.append(f"{result.file}: {num_written} points{earlier}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"{result.file.file}: {num_written} points{earlier}"])
 
 
 def _row(point: MeasuredPoint) -> str:
@@ -276,27 +239,16 @@ def _row(point: MeasuredPoint) -> str:
     )
 
 
-def _held_lines(result: RunResult) -> list[str]:
-    where = result.file if result.keeps_held else result.held_file
-    return [
-        f"{point.kind} at {point.frequency_mhz} MHz ran at {point.sm_clock_mhz} MHz, "
-        + ("its lock lost" if point.held_by == "lost" else f"held down by {point.held_by}")
-        + f"; it is in {where}"
-        for point in result.points
-        if point.held_by is not None
-    ]
-
-
 def _document(point: MeasuredPoint) -> dict[str, object]:
     fields = asdict(point)
     return {"instruction": fields.pop("kind").value, **fields}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and print; the exit status.
+    """Measure, write and print, and return the exit status.
 
     Raises:
-        CommandError: it cannot be done; what was measured is in the file.
+        CommandError: An error ended the run; the points so far are in the file.
     """
     check_run(arguments)
     try:
@@ -338,7 +290,7 @@ def _opened(arguments: argparse.Namespace) -> Generator[tuple[GpuDevice, Workloa
             ),
         )
     finally:
-        # The governor gave the clock back; what fails now fails without harm.
+        # The governor has restored the clock.
         with suppress(GpuError):
             real.close()
 
@@ -371,7 +323,13 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
         profiler = StageProfiler(
             gpu=gpu,
             workload=workload,
-            rule=rule_of(arguments),
+            rule=MeasuringRule(
+                wanted_error=arguments.error,
+                min_periods=arguments.periods,
+                max_point_s=arguments.max_point_s,
+                settle_window_s=arguments.settle_s,
+                max_settle_s=arguments.max_settle_s,
+            ),
             warm_up_s=_warm_up_s(arguments, gpu),
             on_begin=show,
         )
@@ -383,13 +341,10 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
                     raise cannot_write(file.file, error) from None
                 points.append(point)
     return RunResult(
-        measured=measured,
+        file=file,
         is_emulated=gpu.is_emulated,
-        file=file.file,
-        held_file=file.held_file,
         points=tuple(points),
         num_known=len(known),
-        keeps_held=arguments.keep_held,
         wanted_error=arguments.error,
         stopped_at_mhz=sweep.stopped_at_mhz,
     )
@@ -407,7 +362,7 @@ def _begin(file: PointsFile, *, resume: bool) -> list[MeasuredPoint]:
 
 @contextmanager
 def _saving(file: PointsFile) -> Generator[None, None, None]:
-    """Says where the points are when something ends the run before its end."""
+    """Name the file of the points when the run is interrupted or fails."""
     try:
         yield
     except KeyboardInterrupt:
@@ -418,12 +373,12 @@ def _saving(file: PointsFile) -> Generator[None, None, None]:
 
 
 def _saved(file: PointsFile) -> str:
-    # Counted in the file: Ctrl-C may have come between a point's row and the next line of ours.
+    # Counted in the file, since Ctrl-C may come directly after a row is written.
     num_points = file.num_points()
     if not num_points:
         return "nothing was measured"
     points = "1 point is" if num_points == 1 else f"{num_points} points are"
-    return f"{points} in {file.file}, --resume goes on"
+    return f"{points} in {file.file}, --resume continues it"
 
 
 def _warm_up_s(arguments: argparse.Namespace, gpu: GpuDevice) -> float:

@@ -1,6 +1,6 @@
-"""Workload to profile: the instructions of one stage, each of which can be run again.
+"""Workload to profile: the repeatable instructions of one stage.
 
-The user's function, named `MODULE:FUNCTION`, is called with keywords and returns a `Workload`:
+The user's function `MODULE:FUNCTION` is called with keywords and returns a `Workload`:
 
     def stage(*, stage: int, chunk: int | None, device: int) -> Workload: ...
 """
@@ -24,52 +24,52 @@ RunOnce = Callable[[], object]
 
 
 class WorkloadError(FlyballError):
-    """A workload cannot be had, or fails when it is run; the text says where."""
+    """A workload cannot be loaded, or an instruction failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The instructions of one stage, or of one of its model chunks.
+    """Instructions of one stage, or of one of its model chunks.
 
     Attributes:
-        instructions: kind -> runs it once, and returns when the GPU has finished it. Each must
-            be one that can be run any number of times in a row, in any order of kinds, and does
-            the same work every time. What it returns is not looked at.
+        instructions: Functions by kind. Each runs the instruction once and returns when the GPU
+            has finished it, may be called repeatedly in any order, and does the same work every
+            time. Results are ignored.
 
     Raises:
-        ValueError: there is none, a kind is unknown, or what stands for it cannot be called.
+        ValueError: There is none, a kind is unknown, or a value cannot be called.
     """
 
     instructions: Mapping[str, RunOnce]
 
     def __post_init__(self) -> None:
         if not self.instructions:
-            raise ValueError("a workload needs an instruction, as forward")
+            raise ValueError("a workload needs an instruction, such as forward")
         known = [kind.value for kind in InstructionKind]
         for kind, run_once in self.instructions.items():
             if kind not in known:
                 raise ValueError(f"unknown instruction {kind!r}; known: {', '.join(known)}")
             if not callable(run_once):
-                raise ValueError(f"{kind} of the workload must be something to call")
+                raise ValueError(f"{kind} of the workload must be callable")
         object.__setattr__(self, "instructions", MappingProxyType(dict(self.instructions)))
 
     @property
     def kinds(self) -> tuple[InstructionKind, ...]:
-        """The kinds that there are, in the order of `InstructionKind`."""
+        """Kinds of the instructions, in the order of `InstructionKind`."""
         return tuple(kind for kind in InstructionKind if kind.value in self.instructions)
 
 
 def load_workload(named: str, *, stage: int, chunk: int | None, device: int) -> Workload:
-    """Import the user's function, from the working folder too, and ask it for the workload.
+    """Import the user's function, also from the working folder, and call it.
 
     Args:
         named: `MODULE:FUNCTION`.
-        stage: of the pipeline, from 0.
-        chunk: of the stage, from 0; None: the whole stage.
-        device: CUDA's number of the GPU whose clock is set.
+        stage: Stage of the pipeline, from 0.
+        chunk: Chunk of the stage, from 0; None: the whole stage.
+        device: CUDA's number of the GPU.
 
     Raises:
-        WorkloadError: it cannot be imported, fails, or returns something else.
+        WorkloadError: It cannot be imported, fails, or returns another type.
     """
     module_name, _, function_name = named.partition(":")
     if not module_name or not function_name:
@@ -95,9 +95,8 @@ def load_workload(named: str, *, stage: int, chunk: int | None, device: int) -> 
 
 
 def described(error: BaseException) -> str:
-    """An error of the user's code in one line: its type, its text, and where it was raised."""
+    """Return an error of the user's code in one line: type, text, and the user's last line."""
     frames = traceback.extract_tb(error.__traceback__)
-    # The user's own line says more than that of a library which it called.
     own = [
         frame
         for frame in frames
@@ -111,17 +110,17 @@ def described(error: BaseException) -> str:
 
 
 class LeapingClock:
-    """An EmulationClock on which nothing is waited for: a sleep is over at once."""
+    """EmulationClock without waiting: a sleep ends at once."""
 
     def __init__(self) -> None:
         self._now_s = time.monotonic()
 
     def now_s(self) -> float:
-        """Seconds; only sleeping moves them."""
+        """Return the seconds, which only sleeping advances."""
         return self._now_s
 
     def sleep_until(self, deadline_s: float) -> None:
-        """Be there at once."""
+        """Advance to the deadline."""
         self._now_s = max(self._now_s, deadline_s)
 
 
@@ -134,19 +133,19 @@ def emulated_stage(
     time_scale: float,
     source: Path,
 ) -> tuple[EmulatedGpu, Workload]:
-    """An emulated GPU of this stage, and the instructions that its profile has.
+    """Create an emulated GPU of this stage, and the instructions of its profile.
 
     Args:
-        profile: what it behaves as.
-        stage: of the profile.
-        chunk: of the stage; None: the whole stage.
-        blocking_power_w: W while nothing runs.
-        time_scale: wall seconds per emulated second; 0: nothing is waited for.
-        source: of the profile, for the GPU's name.
+        profile: Profile with times and energies.
+        stage: Stage of the profile.
+        chunk: Chunk of the stage; None: the whole stage.
+        blocking_power_w: Power in W between instructions.
+        time_scale: Wall seconds per emulated second; 0: without waiting.
+        source: File of the profile, for the GPU's name.
 
     Raises:
-        ProfileError: the profile has no such chunk.
-        ValueError: an argument is out of its range.
+        ProfileError: The profile has no such chunk.
+        ValueError: An argument is out of its range.
     """
     if chunk is not None and chunk >= len(profile.chunks):
         raise ProfileError(f"no chunk {chunk}; the profile has {len(profile.chunks)}")

@@ -86,15 +86,10 @@ def test_each_gpu_is_listed_with_its_clocks(
 def test_json_stands_alone_on_stdout(
     loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["clocks", "--json"]) == 0
-    gpus = json.loads(capsys.readouterr().out)["gpus"]
-    assert gpus[1] == {
-        "index": 1,
-        "name": "False GPU",
-        "uuid": loaded_nvml.uuid(1),
-        "emulated": False,
-        "sm_clocks_mhz": list(SUPPORTED_MHZ),
-    }
+    assert main(["clocks", "--gpu", loaded_nvml.uuid(1), "--json"]) == 0
+    (gpu,) = json.loads(capsys.readouterr().out)["gpus"]
+    expected = {"index": 1, "name": "False GPU", "uuid": loaded_nvml.uuid(1), "emulated": False}
+    assert gpu == expected | {"sm_clocks_mhz": list(SUPPORTED_MHZ)}
 
 
 def test_a_gpu_without_lockable_clocks_is_listed_as_such(
@@ -102,7 +97,9 @@ def test_a_gpu_without_lockable_clocks_is_listed_as_such(
 ) -> None:
     loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
     assert main(["clocks"]) == 0
-    assert "this GPU does not list any" in capsys.readouterr().out
+    assert "this GPU lists none" in capsys.readouterr().out
+    assert main(["clocks", "--toml", "h200"]) == 2
+    assert "a window needs two SM clocks, and the GPU lists 0" in capsys.readouterr().err
 
 
 def test_a_machine_without_nvml_gets_one_line_and_status_2(false_nvml: FalseNvml) -> None:
@@ -133,20 +130,6 @@ def test_an_emulated_gpu_is_called_emulated(
     ]
 
 
-def test_one_stage_of_a_profile_can_be_asked_for(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["clocks", "--profile", str(profile), "--stage", "1", "--json"]) == 0
-    (gpu,) = json.loads(capsys.readouterr().out)["gpus"]
-    assert gpu == {
-        "index": 1,
-        "name": "emulated GPU of stage 1",
-        "uuid": None,
-        "emulated": True,
-        "sm_clocks_mhz": [1410, 1200],
-    }
-
-
 def test_a_stage_beyond_the_profile_is_refused(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,11 +137,6 @@ def test_a_stage_beyond_the_profile_is_refused(
         assert main(["clocks", "--profile", str(profile), "--stage", stage]) == 2
         error = capsys.readouterr().err
         assert error == f"flyball clocks: {profile}: no stage {stage}; it has 0 to 1\n"
-
-
-def test_a_stage_without_a_profile_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["clocks", "--stage", "1"]) == 2
-    assert "--stage needs --profile" in capsys.readouterr().err
 
 
 def test_a_broken_profile_is_named_with_its_line(
@@ -200,7 +178,7 @@ def test_without_a_file_the_toml_is_printed_and_says_what_is_left_to_measure(
     assert main(["clocks", "--toml", "h200", "--gpu", "1"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# False GPU: the window of SM clocks to profile.")
-    assert "# No blocking power: it must be measured" in text
+    assert "# No blocking power: measure it" in text
     (tmp_path / "h200.toml").write_text(text)
     assert load_gpu_window("h200", folder=tmp_path).filter_max_mhz == 1980
 
@@ -214,7 +192,7 @@ def test_a_file_that_is_there_is_written_over_only_by_force(
     command = ["clocks", "--toml", "mine", "-o", str(file)]
     assert main(command) == 2
     assert capsys.readouterr().err == (
-        f"flyball clocks: {file}: is there already; --force writes over it\n"
+        f"flyball clocks: {file}: exists already; --force overwrites it\n"
     )
     assert file.read_text() == "measured for a week"
     assert main([*command, "--force"]) == 0
@@ -226,12 +204,13 @@ def test_a_file_that_is_there_is_written_over_only_by_force(
     ("arguments", "text"),
     [
         (["--toml", "h200", "-o", "no/such/folder.toml"], "cannot be written (No such file"),
-        (["--toml", "h200", "-o", "."], "is there already"),
+        (["--toml", "h200", "-o", "."], "exists already"),
         (["--toml", "H200"], "'H200' cannot be a GPU's name in the table"),
         (["--toml", "../h200"], "cannot be a GPU's name in the table"),
         (["--toml", "h200", "--json"], "--toml prints TOML"),
-        (["--toml", "h200", "--profile", "p.csv"], "leave --profile out"),
-        (["--gpu", "0", "--profile", "p.csv"], "leave --profile out"),
+        (["--toml", "h200", "--profile", "p.csv"], "remove --profile"),
+        (["--gpu", "0", "--profile", "p.csv"], "remove --profile"),
+        (["--stage", "1"], "--stage needs --profile"),
         (["-o", "h200.toml"], "-o and --force need --toml NAME"),
         (["--force"], "-o and --force need --toml NAME"),
         (["--gpu", "2"], "there is no GPU 2; NVML counts 2, from 0"),
@@ -254,14 +233,6 @@ def test_options_that_do_not_fit_are_refused_in_one_line(
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "calls.log"}
 
 
-def test_one_gpu_of_the_machine_can_be_listed_alone(
-    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["clocks", "--gpu", loaded_nvml.uuid(1), "--json"]) == 0
-    (gpu,) = json.loads(capsys.readouterr().out)["gpus"]
-    assert gpu["index"] == 1
-
-
 def test_among_different_gpus_one_must_be_chosen(
     loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,17 +240,9 @@ def test_among_different_gpus_one_must_be_chosen(
     mixed = (first, other_gpu(loaded_nvml.uuid(1)))
     monkeypatch.setattr(clocks, "list_nvml_gpus", lambda: mixed)
     assert main(["clocks", "--toml", "h200"]) == 2
-    assert "the GPUs of this machine differ; choose with --gpu" in capsys.readouterr().err
+    assert "the GPUs of this machine differ; choose one with --gpu" in capsys.readouterr().err
     assert main(["clocks", "--toml", "h200", "--gpu", "1"]) == 0
     assert capsys.readouterr().out.startswith("# Other GPU: ")
-
-
-def test_a_gpu_without_lockable_clocks_has_no_window(
-    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
-    assert main(["clocks", "--toml", "h200"]) == 2
-    assert "a window needs two SM clocks, and the GPU lists 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.cli.report import ProgressLine, Waited, wait_for_comparison
+from flyball_client.cli.report import wait_for_comparison
 from flyball_wire.closed_loop import ComparisonStatus
 from flyball_wire.codec import encode
 
@@ -48,7 +48,7 @@ class Waiting:
         if self.now_s >= self.interrupt_at_s:
             raise KeyboardInterrupt
 
-    def wait(self, timeout_s: float = 1000.0) -> Waited:
+    def wait(self, timeout_s: float = 1000.0) -> str | None:
         with PlannerClient(
             "http://planner.test",
             transport=httpx.MockTransport(self.handle),
@@ -66,8 +66,7 @@ class Waiting:
 
 def test_it_waits_until_the_comparison_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = Waiting(view("running", 0, None), view("running", 30), view("done", 61))
-    waited = waiting.wait()
-    assert waited == Waited(comparison=view("done", 61), problem=None)
+    assert waiting.wait() is None
     assert waiting.bodies == [{"num_pairs": 60}, None, None]
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -78,30 +77,24 @@ def test_it_waits_until_the_comparison_is_over(capsys: pytest.CaptureFixture[str
     )
 
 
-def test_one_that_is_over_at_once_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Waiting(view("done", 61)).wait().problem is None
-    assert capsys.readouterr().err == ""
-
-
 def test_it_waits_no_longer_than_asked() -> None:
     waiting = Waiting(view("running", 7))
-    waited = waiting.wait(timeout_s=2.5)
-    assert waiting.now_s == 102.5
-    assert waited.problem == (
-        "not over after 2.5 s, 7 of 60 pairs were measured; the comparison goes on;"
-        " `flyball report walk` shows what it has measured"
+    assert waiting.wait(timeout_s=2.5) == (
+        "not over after 2.5 s, 7 of 60 pairs were measured; the comparison continues;"
+        " `flyball report walk` shows its measurements"
     )
+    assert waiting.now_s == 102.5
 
 
 def test_one_that_another_plan_has_ended_is_told() -> None:
-    waited = Waiting(view("running", 7), view("ended", 12)).wait()
-    assert waited.problem is not None
-    assert waited.problem.startswith("the comparison has ended early, 12 of 60 pairs")
+    problem = Waiting(view("running", 7), view("ended", 12)).wait()
+    assert problem is not None
+    assert problem.startswith("the comparison ended early, 12 of 60 pairs")
 
 
 def test_a_planner_that_is_away_for_a_while_is_waited_for() -> None:
     waiting = Waiting(view("running", 7), 503, 503, view("done", 60))
-    assert waiting.wait().problem is None
+    assert waiting.wait() is None
 
 
 def test_what_the_planner_refuses_is_refused() -> None:
@@ -115,17 +108,6 @@ def test_after_ctrl_c_the_comparison_is_said_to_go_on(capsys: pytest.CaptureFixt
     with pytest.raises(KeyboardInterrupt):
         waiting.wait()
     assert capsys.readouterr().err.splitlines()[1:] == [
-        "the comparison goes on; `flyball report walk` shows what it has measured"
+        "the comparison continues; `flyball report walk` shows its measurements"
     ]
     assert waiting.bodies == [{"num_pairs": 60}, None, None]
-
-
-def test_on_a_terminal_the_line_is_written_over_and_wiped(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    line = ProgressLine()
-    line.show("long text")
-    line.show("short")
-    line.clear()
-    assert capsys.readouterr().err == "\rlong text\rshort    \r     \r"

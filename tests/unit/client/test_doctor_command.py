@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pynvml as _pynvml
 import pytest
 from tests.false_nvml.library import FalseNvml
@@ -21,13 +19,13 @@ from tests.planner.live import live_planner
 from tests.planner.ports import free_port
 
 from flyball_client.__main__ import main
-from flyball_client.api.connection import error_from_exception
 from flyball_client.cli.doctor import command
 from flyball_client.cli.doctor.command import probe_gpus
-from flyball_client.cli.doctor.gpu_checks import check_gpus, clock_rights
+from flyball_client.cli.doctor.gpu_checks import check_gpus
 from flyball_client.cli.doctor.machine_checks import CheckResult, as_text, check_system
 from flyball_client.governor.lock_record import ClockHolder, LockRecord
 from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.open_gpu import clock_rights
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
 
@@ -165,7 +163,7 @@ def test_the_text_has_what_to_do_below_each_line() -> None:
 
 
 def test_whatever_is_not_fine_comes_with_advice() -> None:
-    with pytest.raises(ValueError, match="advice must say"):
+    with pytest.raises(ValueError, match="must have advice"):
         CheckResult(name="a", state="warning", found="bad")
     with pytest.raises(ValueError, match="state must be"):
         CheckResult(name="a", state="fine", found="good")  # type: ignore[arg-type]
@@ -180,7 +178,7 @@ def test_whatever_is_not_fine_comes_with_advice() -> None:
         (["--gpu", "first"], "'first' is neither a GPU's index nor its UUID"),
         (["--planner", "planner:7787"], "--planner: the planner's address must be like http://"),
         (["--planner-only"], "--planner-only needs --planner URL or FLYBALL_PLANNER_URL"),
-        (["--planner-only", "--gpu", "0"], "--planner-only looks at no GPU"),
+        (["--planner-only", "--gpu", "0"], "--planner-only checks no GPU"),
     ],
 )
 def test_wrong_arguments_get_one_line_and_status_2(
@@ -224,9 +222,9 @@ def test_a_gpu_that_is_not_there_is_a_problem(doctor: Doctor) -> None:
 
 def test_a_driver_that_hangs_is_told_within_the_time(loaded_nvml: FalseNvml) -> None:
     loaded_nvml.set_latency_us(600_000_000)
-    failure = probe_gpus([], timeout_s=2.0)[-1]
+    failure = probe_gpus([], timeout_s=0.7)[-1]
     assert (failure.name, failure.state) == ("GPU checks", "problem")
-    assert "the driver did not answer within 2 s" in failure.found
+    assert "the driver did not answer within 0.7 s" in failure.found
 
 
 @pytest.mark.usefixtures("loaded_nvml")
@@ -235,7 +233,7 @@ def test_a_driver_that_crashes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALSE_NVML_LOG", "/dev/full")
     failure = probe_gpus([])[-1]
     assert failure.state == "problem"
-    assert failure.found == "they broke off after 'zeusd' by signal SIGABRT"
+    assert failure.found == "they were aborted after 'zeusd' by signal SIGABRT"
 
 
 def test_what_the_checks_themselves_print_is_not_taken_for_results(
@@ -282,45 +280,27 @@ def test_a_gpu_without_lockable_clocks_is_a_problem(loaded_nvml: FalseNvml) -> N
 
 
 @pytest.mark.usefixtures("loaded_nvml")
-@pytest.mark.parametrize(("capability", "state"), [((6, 1), "problem"), ((7, 0), "ok")])
-def test_locked_clocks_need_volta(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], state: str
+@pytest.mark.parametrize(
+    ("function", "value", "check", "state"),
+    [
+        ("nvmlDeviceGetCudaComputeCapability", (6, 1), "model", "problem"),
+        ("nvmlDeviceGetCudaComputeCapability", (7, 0), "model", "ok"),
+        ("nvmlDeviceGetPersistenceMode", 0, "persistence", "warning"),
+        ("nvmlDeviceGetPersistenceMode", 1, "persistence", "ok"),
+    ],
+)
+def test_the_model_needs_volta_and_persistence_mode_should_be_on(
+    monkeypatch: pytest.MonkeyPatch, function: str, value: object, check: str, state: str
 ) -> None:
-    monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetCudaComputeCapability", lambda _: capability, raising=False
-    )
-    assert gpu_checks("0")["GPU 0 model"].state == state
-
-
-@pytest.mark.usefixtures("loaded_nvml")
-@pytest.mark.parametrize(("mode", "state"), [(0, "warning"), (1, "ok")])
-def test_persistence_mode_is_to_be_on(
-    monkeypatch: pytest.MonkeyPatch, mode: int, state: str
-) -> None:
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetPersistenceMode", lambda _: mode)
-    assert gpu_checks("0")["GPU 0 persistence"].state == state
-
-
-def test_an_energy_counter_that_cannot_be_read_is_a_problem(loaded_nvml: FalseNvml) -> None:
-    loaded_nvml.fail("nvmlDeviceGetTotalEnergyConsumption", NOT_SUPPORTED)
-    checks = gpu_checks("0")
-    assert checks["GPU 0 energy"].state == "problem"
-    assert checks["GPU 0 clock"].state == "ok"
+    monkeypatch.setattr(pynvml, function, lambda _: value, raising=False)
+    assert gpu_checks("0")[f"GPU 0 {check}"].state == state
 
 
 @pytest.mark.usefixtures("loaded_nvml")
 def test_an_energy_counter_that_stands_still_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flyball_client.cli.doctor.gpu_checks._COUNTER_TIMEOUT_S", 0.1)
     monkeypatch.setattr(NvmlGpu, "total_energy_j", lambda _: 5.0)
-    assert "stood still for 1 s" in gpu_checks("0")["GPU 0 energy"].found
-
-
-def test_cuda_must_show_a_gpu_to_the_first_rank(
-    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    gpus = gpu_checks("0")["GPUs"]
-    assert gpus.state == "problem"
-    assert f"0 of {loaded_nvml.num_gpus} are visible" in gpus.found
+    assert "did not move within" in gpu_checks("0")["GPU 0 energy"].found
 
 
 # ------------------------------------------------------------------ clocks and who holds them
@@ -331,7 +311,7 @@ def test_a_clock_that_nobody_explains_is_a_warning(loaded_nvml: FalseNvml) -> No
     checks = gpu_checks()
     assert (checks["GPU 0 clock"].state, checks["GPU 0 clock"].found) == ("ok", "1980 MHz of 1980")
     assert checks["GPU 1 clock"].state == "warning"
-    assert checks["GPU 1 clock"].found.startswith("1200 MHz of 1980, held there by somebody")
+    assert checks["GPU 1 clock"].found.startswith("1200 MHz of 1980, set by another program")
     assert f"flyball unlock --gpu {loaded_nvml.uuid(1)}" in checks["GPU 1 clock"].advice
 
 
@@ -355,7 +335,7 @@ def test_a_clock_left_locked_is_a_problem_that_unlock_mends(
     assert status == 1
     record = checks[f"record {loaded_nvml.uuid(0)}"]
     assert record["found"] == (
-        "its clock was left locked for llm rank 0 (process 7), whose governor is gone"
+        "its clock was left locked for llm rank 0 (process 7), whose governor has ended"
     )
     assert "flyball unlock" in record["advice"]
     assert checks["GPU 0 clock"]["found"] == "1200 MHz of 1980, set by Flyball (see records)"
@@ -381,7 +361,7 @@ def test_a_records_name_cannot_play_with_the_terminal(tmp_path: Path, doctor: Do
 
 @pytest.mark.parametrize(
     ("held_mhz", "reasons", "text"),
-    [(1500, 0, "held down by the power limit"), (0, THERMAL_SLOWDOWN, "held down by heat")],
+    [(1500, 0, "limited by power"), (0, THERMAL_SLOWDOWN, "limited by heat")],
 )
 def test_a_limit_is_named_with_what_to_look_at(
     loaded_nvml: FalseNvml, held_mhz: int, reasons: int, text: str
@@ -463,15 +443,6 @@ def test_a_token_that_zeusd_does_not_take_is_a_problem_and_not_shown(
     assert KEY not in repr(checks)
 
 
-def test_what_is_not_zeusd_is_told(loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
-    with FalseZeusd(loaded_nvml, discovery="none") as zeusd:
-        monkeypatch.setenv("ZEUSD_HOST_PORT", zeusd.endpoint)
-        assert gpu_checks("0")["zeusd"].state == "problem"
-        zeusd.says = b"SSH-2.0-OpenSSH_9.6\r\n"
-        assert gpu_checks("0")["zeusd"].state == "problem"
-
-
 @pytest.mark.usefixtures("loaded_nvml")
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -488,16 +459,6 @@ def test_a_variable_that_cannot_be_used_is_a_problem_that_names_it(
     status, checks = doctor()
     assert (status, checks["settings"]["state"]) == (1, "problem")
     assert name in checks["settings"]["found"]
-
-
-@pytest.mark.usefixtures("loaded_nvml")
-def test_a_return_range_that_a_gpu_lacks_is_a_problem_of_that_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("FLYBALL_RETURN_CLOCKS_MHZ", "100:1410")
-    checks = gpu_checks("0")
-    assert checks["settings"].state == "ok"
-    assert "must lie within 210:1980" in checks["GPU 0 control"].found
 
 
 # ------------------------------------------------------------------ the machine
@@ -530,27 +491,12 @@ def test_a_state_folder_that_can_be_written_or_made_is_fine(
     if is_there:
         (tmp_path / "state").mkdir()
     _, checks = doctor()
-    end = "written" if is_there else "made"
+    end = "written" if is_there else "created"
     assert checks["state folder"]["found"] == f"{tmp_path / 'state'} can be {end}"
     assert (tmp_path / "state").exists() == is_there
 
 
-def test_a_state_folder_below_a_file_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doctor: Doctor
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "file" / "state"))
-    _, checks = doctor()
-    assert checks["state folder"]["state"] == "problem"
-
-
 # ------------------------------------------------------------------ the planner
-
-
-def test_planner_only_looks_at_nothing_else(doctor: Doctor) -> None:
-    with live_planner() as planner:
-        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
-    assert (status, set(checks)) == (0, {"planner", "planner token"})
 
 
 def test_a_planner_that_is_not_there_is_a_problem(doctor: Doctor) -> None:
@@ -617,23 +563,4 @@ def test_what_ends_a_plain_connection_may_speak_tls(doctor: Doctor) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         _, checks = doctor("--planner-only", "--planner", url)
         thread.join()
-    assert checks["planner"]["advice"] == "it may speak TLS: try https://"
-
-
-def test_to_an_untrusted_certificate_no_host_is_advised() -> None:
-    cause = ssl.SSLCertVerificationError("self-signed certificate")
-    cause.verify_message = "self-signed certificate"
-    error = httpx.ConnectError("failed")
-    error.__cause__ = cause
-    told = error_from_exception("https://planner:7787", error)
-    assert "FLYBALL_CA_FILE" in str(told)
-    assert command._advice("https://planner:7787", told) == ""
-
-
-def test_an_address_in_the_environment_that_is_none_is_a_problem(
-    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLYBALL_PLANNER_URL", "planner:7787")
-    status, checks = doctor("--planner-only")
-    assert (status, checks["planner"]["state"]) == (1, "problem")
-    assert "correct FLYBALL_PLANNER_URL" in checks["planner"]["advice"]
+    assert checks["planner"]["advice"] == "it may use TLS: try https://"

@@ -122,16 +122,6 @@ def test_a_command_has_help(arguments: list[str], capsys: pytest.CaptureFixture[
     assert "always succeeds" in shown
 
 
-def test_help_of_no_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "nonsense"]) == 2
-    assert capsys.readouterr().err.startswith("flyball: no command 'nonsense'; choose from ")
-
-
-def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("flyball ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -178,26 +168,3 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 128 + signal.SIGPIPE
-
-
-def test_it_runs_as_a_module() -> None:
-    command = [sys.executable, "-W", "error", "-m", "flyball_client", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("flyball ")
-
-
-ONLY_ONE = """
-import sys
-from flyball_client.__main__ import main
-status = main(["clocks", "--help"])
-loaded = {"flyball_server", "flyball_integrations"} & set(sys.modules)
-sys.exit(status or bool(loaded))
-"""
-
-
-def test_only_the_command_asked_for_is_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ONLY_ONE], capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr

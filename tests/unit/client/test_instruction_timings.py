@@ -147,16 +147,6 @@ def test_a_step_that_is_broken_off_leaves_the_last_measured_one(
     assert (timing.compute_time_s, timing.receive_time_s) == (2.0, 0.0)
 
 
-def test_what_runs_outside_of_steps_is_not_recorded(session: RankSession, clock: Clock) -> None:
-    run(session, clock, "forward", 1.0)
-    session.on_transfer("receive", "forward", time_s=1.0)
-    session.on_step_begin()
-    run(session, clock, "backward", 1.0)
-    session.on_step_end()
-    run(session, clock, "forward", 1.0)
-    assert [timing.kind for timing in session.last_step_timings] == ["backward"]
-
-
 def test_a_step_without_end_takes_bounded_memory_and_keeps_its_first_instructions(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,7 @@ def test_a_record_that_another_process_holds_is_refused_by_name(
 ) -> None:
     with other_process(tmp_path, *rank_name):
         before = len(list(Path("/proc/self/fd").iterdir()))
-        with pytest.raises(ClockHeldError, match=f"GPU-1 is set for {whose} already; give each"):
+        with pytest.raises(ClockHeldError, match=f"GPU-1 is already set for {whose}; give each"):
             LockRecord.take(tmp_path, UUID)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         LockRecord.take(tmp_path, "GPU-2").close()
@@ -136,14 +136,6 @@ def test_it_stays_held_until_everybody_who_inherited_it_has_ended(tmp_path: Path
         standby.kill()
         standby.wait(PATIENCE_S)
         LockRecord.take(tmp_path, UUID).close()
-
-
-def test_whoever_looks_for_records_holds_none_afterwards(tmp_path: Path) -> None:
-    record = LockRecord.take(tmp_path, UUID)
-    record.write(HOLDER)
-    record.close()
-    find_records(tmp_path)
-    LockRecord.take(tmp_path, UUID).close()
 
 
 @pytest.mark.parametrize(
@@ -200,16 +192,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file/state"):
         LockRecord.take(tmp_path / "file" / "state", UUID)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_an_error_that_names_the_record(
-    tmp_path: Path,
-) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError, match=r"GPU-1\.clock"):
-        LockRecord.take(tmp_path, UUID)
-    tmp_path.chmod(0o700)
 
 
 @pytest.mark.parametrize(

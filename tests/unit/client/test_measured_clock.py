@@ -83,23 +83,6 @@ def test_a_clock_that_was_asked_for_and_is_not_in_force_yet_is_not_what_is_read(
     assert desk.samples == (2, 1400 + 900)
 
 
-def test_of_an_idle_gpu_the_clock_is_read_and_is_no_sample() -> None:
-    desk = Desk()
-    desk.gpu.limits = ClockLimit.IDLE | ClockLimit.POWER
-    desk.end_instruction_after(1.0)
-    assert desk.samples == (0, 0)
-    assert desk.governor.report().sm_clock_mhz == 1400
-
-
-def test_a_gpu_that_cannot_be_read_ends_nothing() -> None:
-    desk = Desk()
-    desk.governor.set_mhz(1200)
-    desk.gpu.close()
-    desk.end_instruction_after(1.0)
-    assert desk.samples == (0, 0)
-    assert not desk.governor.is_over
-
-
 @pytest.mark.parametrize(
     ("began", "ended", "mean_mhz"),
     [

@@ -123,14 +123,6 @@ def test_after_a_surprise_the_rest_of_the_step_runs_at_the_highest_clock(
     assert cursor.surprise == surprise
 
 
-def test_more_instructions_than_planned_are_unplanned() -> None:
-    cursor = cursor_in_step(("forward", 0, 900))
-    assert cursor.next_sm_clock_mhz("forward", None, 0) == 900
-    assert cursor.next_sm_clock_mhz("backward", None, 0) == 1410
-    assert cursor.num_unplanned == 1
-    assert cursor.surprise == "backward after all 1 planned instructions"
-
-
 def test_between_steps_every_instruction_gets_the_highest_clock_uncounted() -> None:
     cursor = PlanCursor(compiled(*INSTRUCTIONS))
     assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1410
@@ -190,12 +182,6 @@ def test_what_a_step_of_a_cycle_does_not_expect_runs_at_the_highest_clock() -> N
     cursor.end_step()
     assert cursor.num_unplanned == 2
     assert clocks_of_step(cursor, 10) == CYCLE_MHZ[0]
-
-
-def test_clocks_of_a_cycle_that_the_gpu_lacks_are_raised_and_counted() -> None:
-    plan = with_cycle((1410, 1410, 901, 900), (899, 2000, 1200, 1200))
-    assert plan.cycle_mhz == ((1410, 1410, 1200, 900), (900, 1410, 1200, 1200))
-    assert (plan.num_raised, plan.num_clocks) == (3, 8)
 
 
 @pytest.mark.parametrize(

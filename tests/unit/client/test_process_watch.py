@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,15 +72,6 @@ def test_a_killed_process_is_not_alive_also_before_anybody_waited_for_it(way: st
         watch.close()
 
 
-def test_a_stopped_process_is_alive(way: str) -> None:
-    with child() as process:
-        watch = ProcessWatch(identity_of(process.pid))
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert watch.is_alive()
-        watch.close()
-
-
 def test_one_that_has_ended_before_it_is_watched_is_not_alive(way: str) -> None:
     with child() as process:
         identity = identity_of(process.pid)
@@ -108,16 +97,6 @@ def test_a_later_process_of_the_same_number_is_another_one(way: str) -> None:
         watch.close()
 
 
-def test_the_end_wakes_whoever_polls_the_descriptor() -> None:
-    with child() as process:
-        watch = ProcessWatch(identity_of(process.pid))
-        assert watch.fd is not None
-        assert not select.select([watch.fd], [], [], 0)[0]
-        process.kill()
-        assert select.select([watch.fd], [], [], PATIENCE_S)[0] == [watch.fd]
-        watch.close()
-
-
 def test_a_closed_watch_still_knows_and_leaves_no_descriptor() -> None:
     with child() as process:
         watch = ProcessWatch(identity_of(process.pid))
@@ -138,14 +117,6 @@ def test_a_number_that_nobody_has_is_nobody() -> None:
     assert ProcessIdentity.of(NO_SUCH_PID) is None
     assert not is_running(NO_SUCH_PID)
     assert not is_running(0)
-
-
-def test_a_process_runs_until_it_has_ended() -> None:
-    with child() as process:
-        assert is_running(process.pid)
-        process.kill()
-        wait_for_zombie(process)
-        assert not is_running(process.pid)
 
 
 def test_what_cannot_be_seen_is_not_taken_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

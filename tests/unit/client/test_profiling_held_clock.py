@@ -38,22 +38,6 @@ def test_the_clock_is_given_back_whatever_ends_the_block(
     assert gpu.told == [900, RESET]
 
 
-def test_ctrl_c_amid_a_measurement_leaves_the_points_before_it(gpu: ScriptedGpu) -> None:
-    def run_once() -> None:
-        if gpu.sm_clock_mhz() == 900:
-            raise KeyboardInterrupt
-        gpu.run_once()
-
-    workload = Workload(instructions={"forward": run_once})
-    sweep = Sweep(workload.kinds, gpu.supported_sm_clocks_mhz())
-    seen: list[int] = []
-    with pytest.raises(KeyboardInterrupt), HeldClock(gpu) as clock:
-        for point in profiler(gpu, workload).measure(sweep, clock):
-            seen.append(point.frequency_mhz)
-    assert seen == [1400, 1200]
-    assert gpu.told[-1] == RESET
-
-
 def test_an_instruction_that_fails_is_named_with_its_clock(gpu: ScriptedGpu) -> None:
     def run_once() -> None:
         raise ValueError("shapes differ")

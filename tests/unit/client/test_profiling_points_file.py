@@ -98,16 +98,6 @@ def test_a_file_stays_as_it_was_until_there_is_a_point_to_write(out: Path) -> No
     assert "earlier" not in out.read_text()
 
 
-def test_nothing_is_left_where_nothing_was_measured(out: Path) -> None:
-    PointsFile(out, MEASURED).begin()
-    assert not out.exists()
-
-
-def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        PointsFile(tmp_path / "absent" / "out.csv", MEASURED).begin()
-
-
 @pytest.mark.parametrize(
     ("other", "text"),
     [

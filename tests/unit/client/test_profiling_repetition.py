@@ -17,11 +17,11 @@ POWER_W = 200.0
 
 
 def repetition(gpu: ScriptedGpu) -> Repetition:
-    return Repetition(gpu, gpu.run_once, now_s=gpu.now_s, see_to_clock=lambda: None)
+    return Repetition(gpu, gpu.run_once, now_s=gpu.now_s, renew_clock=lambda: None)
 
 
 def steady(time_s: float, **options: float) -> ScriptedGpu:
-    return ScriptedGpu(lambda mhz, now_s: time_s, lambda mhz, now_s: POWER_W, **options)  # type: ignore[arg-type]
+    return ScriptedGpu(lambda mhz, now_s: time_s, lambda mhz, now_s: POWER_W, **options)
 
 
 @pytest.mark.parametrize("time_s", [0.0001, 0.0031, 0.047, 0.1, 0.101, 0.73])
@@ -34,36 +34,12 @@ def test_time_and_energy_are_found_as_well_as_wanted(time_s: float) -> None:
     assert found.power_w == pytest.approx(POWER_W, rel=0.015)
 
 
-def test_a_smaller_error_takes_more_repetitions() -> None:
-    rough = repetition(steady(0.03)).measure(MeasuringRule(wanted_error=0.02))
-    fine = repetition(steady(0.03)).measure(MeasuringRule(wanted_error=0.001))
-    assert fine.relative_error <= 0.001 < rough.relative_error
-    assert fine.num_repetitions > 4 * rough.num_repetitions
-
-
 def test_a_point_takes_no_longer_than_allowed() -> None:
     gpu = steady(0.03)
     rule = MeasuringRule(wanted_error=1e-6, max_point_s=7.0)
     found = repetition(gpu).measure(rule)
     assert 7.0 <= gpu.moment_s - 50.0 < 7.5
     assert found.relative_error > 1e-6
-
-
-def test_a_point_that_takes_too_long_is_measured_all_the_same() -> None:
-    found = repetition(steady(3.0)).measure(MeasuringRule(max_point_s=5.0))
-    assert found.num_repetitions >= 4
-    assert found.time_s == pytest.approx(3.0)
-
-
-def test_at_least_so_many_periods_of_the_counter_are_measured() -> None:
-    found = repetition(steady(0.001)).measure(MeasuringRule(wanted_error=0.5, min_periods=40))
-    assert found.time_s * found.num_repetitions == pytest.approx(4.0, abs=0.11)
-
-
-def test_short_instructions_run_many_times_between_two_looks_at_the_counter() -> None:
-    gpu = steady(0.0001)
-    repetition(gpu).measure(MeasuringRule())
-    assert gpu.num_runs > 100 * gpu.num_counter_readings / 3
 
 
 def test_the_errors_are_those_that_repeating_the_measurement_shows() -> None:
@@ -123,7 +99,7 @@ def test_a_failing_instruction_is_told_in_one_line() -> None:
         raise RuntimeError("CUDA error:\nout of memory")
 
     gpu = steady(0.01)
-    running = Repetition(gpu, fail, now_s=gpu.now_s, see_to_clock=lambda: None)
+    running = Repetition(gpu, fail, now_s=gpu.now_s, renew_clock=lambda: None)
     with pytest.raises(WorkloadError, match=r"^RuntimeError: CUDA error: out of memory \(test_"):
         running.measure(MeasuringRule())
 

@@ -30,6 +30,10 @@ def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
     with WorkLine(None) as line:
         line.show("forward at 1410 MHz")
     assert stream.getvalue() == ""
+    with WorkLine(stream, prints_first=True) as line:
+        line.show("comparing")
+        line.show("comparing on")
+    assert stream.getvalue() == "comparing\n"
 
 
 def test_a_terminal_that_has_gone_ends_nothing() -> None:

@@ -74,7 +74,7 @@ def test_what_cannot_be_had_is_told_in_one_line(folder: Path, named: str, text: 
     [
         ({}, "needs an instruction"),
         ({"fwd": print}, "unknown instruction 'fwd'; known: forward, "),
-        ({"forward": 3}, "forward of the workload must be something to call"),
+        ({"forward": 3}, "forward of the workload must be callable"),
     ],
 )
 def test_a_workload_that_cannot_be_run_does_not_exist(

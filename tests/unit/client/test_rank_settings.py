@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flyball_client.session.rank_settings import RankSettings
+from flyball_client.session.rank_settings import Launch, RankSettings, launch_of
 
 
 def test_without_any_variable_no_planner_is_asked_and_the_last_plan_would_hold() -> None:
@@ -79,3 +79,32 @@ def test_a_planner_gets_the_address_and_token() -> None:
     assert planner is not None
     assert planner.base_url == "http://127.0.0.1:9"
     planner.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch"),
+    [
+        ({}, Launch()),
+        (
+            {"TORCHELASTIC_RUN_ID": "train", "TORCHELASTIC_RESTART_COUNT": "2"},
+            Launch(run="train", restart_count=2),
+        ),
+        # torchrun's name of a run that has none.
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"},
+            Launch(run="4711", restart_count=1),
+        ),
+        ({"PBS_JOBID": "7.head"}, Launch(run="7.head")),
+        ({"LSB_JOBID": "8"}, Launch(run="8")),
+        ({"SLURM_JOB_ID": "a\nb"}, Launch()),
+        ({"SLURM_JOB_ID": "a" * 1000}, Launch(run="a" * 256)),
+        *(
+            ({"TORCHELASTIC_RESTART_COUNT": count}, Launch())
+            for count in ("", "-1", "1.5", "many", "٣", "9" * 30)
+        ),
+    ],
+)
+def test_the_run_comes_from_the_launcher_and_unusable_values_are_left_out(
+    environ: dict[str, str], launch: Launch
+) -> None:
+    assert launch_of(environ) == launch

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
-from tests.unit.client.recording_gpu import SUPPORTED_MHZ, RecordingGpu
+from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, QUICK, wait_until
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
@@ -133,17 +133,6 @@ def test_instructions_are_told_with_what_they_waited_for(
     assert totals.instructions is None
 
 
-@pytest.mark.parametrize("report", ["totals", "all-that-a-newer-planner-knows"])
-def test_a_plan_that_asks_for_nothing_is_answered_with_totals(
-    planner: MemoryPlanner, emulated: EmulatedGpu, report: str
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN, report=report), 0)
-    found, kept = posted(planner, emulated, run_step)
-    assert found == kept
-    assert found[0].plan_version == 1
-    assert (found[0].by_clock, found[0].instructions) == (None, None)
-
-
 def test_a_rank_whose_clocks_are_no_longer_set_tells_none(
     planner: MemoryPlanner, emulated: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,16 +146,6 @@ def test_a_rank_whose_clocks_are_no_longer_set_tells_none(
     assert step.plan_version is None
     assert step.by_clock is not None
     assert [row[:3] for row in step.by_clock] == [("forward", 0, None), ("backward", 0, None)]
-
-
-def test_what_the_plan_does_not_expect_is_told_at_the_highest_clock(
-    planner: MemoryPlanner,
-) -> None:
-    planner.name_first_step(planner.publish(("forward", 0, 900)), 0)
-    with session_of(planner, RecordingGpu()) as session:
-        run_step(session)
-        clocks_mhz = [timing.sm_clock_mhz for timing in session.last_step_timings]
-    assert clocks_mhz == [900, SUPPORTED_MHZ[0]]
 
 
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])

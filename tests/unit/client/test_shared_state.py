@@ -37,19 +37,6 @@ def other_end(shared_state: SharedState) -> SharedState:
     return SharedState(os.dup(shared_state.fd))
 
 
-def test_a_new_board_says_nothing_and_starts() -> None:
-    shared_state = SharedState.create()
-    assert set(shared_state.words) == {0}
-    assert shared_state.words[word.STATE] == word.STARTING
-    assert shared_state.text == ""
-    shared_state.close()
-
-
-def test_no_two_words_are_the_same() -> None:
-    words = RANK_WORDS + GOVERNOR_WORDS
-    assert len(set(words)) == len(words)
-
-
 def test_what_one_end_writes_the_other_reads() -> None:
     rank, governor = (shared_state := SharedState.create()), other_end(shared_state)
     for number, place in enumerate(RANK_WORDS + GOVERNOR_WORDS, start=1):
@@ -60,22 +47,6 @@ def test_what_one_end_writes_the_other_reads() -> None:
     assert governor.text == "given back"
     rank.close()
     governor.close()
-
-
-def test_a_word_holds_64_bits_and_no_more() -> None:
-    shared_state = SharedState.create()
-    shared_state.words[word.REQUEST] = 2**64 - 1
-    assert shared_state.words[word.REQUEST] == 2**64 - 1
-    with pytest.raises(ValueError, match="format"):
-        shared_state.words[word.REQUEST] = 2**64
-    shared_state.close()
-
-
-def test_a_request_has_room_for_its_number_beside_every_clock() -> None:
-    request = word.MHZ_MASK << 32 | word.QUIT
-    assert request.bit_length() == 64
-    assert request & word.MHZ_MASK == word.QUIT
-    assert word.RESTORE & word.MHZ_MASK == word.RESTORE
 
 
 @pytest.mark.parametrize(
@@ -111,20 +82,6 @@ def test_a_text_that_does_not_fit_is_cut_off_and_harms_no_word(letter: str) -> N
     assert 900 < len(shared_state.text) < 10_000
     assert shared_state.text.startswith(letter * 900)
     assert {shared_state.words[place] for place in RANK_WORDS + GOVERNOR_WORDS} == {2**64 - 1}
-    shared_state.close()
-
-
-def test_a_closed_board_leaves_the_other_end_its_memory() -> None:
-    rank, governor = (shared_state := SharedState.create()), other_end(shared_state)
-    rank.words[word.HOOK_NS] = 7
-    rank.close()
-    assert governor.words[word.HOOK_NS] == 7
-    governor.close()
-
-
-def test_a_board_does_not_reach_programs_that_nobody_gave_it_to() -> None:
-    shared_state = SharedState.create()
-    assert not os.get_inheritable(shared_state.fd)
     shared_state.close()
 
 

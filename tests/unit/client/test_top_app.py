@@ -99,14 +99,6 @@ def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
     shown(script)
 
 
-def test_a_screen_of_a_few_lines_still_has_some_of_the_body() -> None:
-    async def script(app: TopApp, pilot: Pilot[None]) -> None:
-        await wait_for(pilot, lambda: "lines 1 to 3 of" in screen(app)[-1])
-        assert screen(app)[0].startswith("gpt3-night")
-
-    shown(script, size=(60, 6))
-
-
 def test_a_page_is_drawn_for_the_width_that_a_window_is_given() -> None:
     async def script(app: TopApp, pilot: Pilot[None]) -> None:
         assert not any("[1.9900, 2.0100]" in line for line in screen(app))

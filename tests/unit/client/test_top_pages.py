@@ -20,16 +20,11 @@ from tests.planner.jobs_to_show import (
 from flyball_client.api.errors import PlannerError, PlannerRefusedError, PlannerUnavailableError
 from flyball_client.cli.top.lines import (
     ASCII,
-    PERCENT,
-    SIGNED_PERCENT,
     Page,
     Paper,
-    Span,
     age_text,
-    bar,
     clipped,
     moment_text,
-    number_text,
     plain_text,
     sparkline,
     target_text,
@@ -130,18 +125,6 @@ def test_one_job_as_it_stands_on_a_terminal_of_60_columns_without_blocks() -> No
     )
 
 
-def test_a_wide_terminal_has_intervals_bars_and_the_power_of_each_stage() -> None:
-    text = job_text()
-    assert (
-        "difference       measured (emulated)  +0.50 %  [+0.25, +0.75]  "
-        "  saves 19.40 %  [18.90, 19.90]\n" in text
-    )
-    assert (
-        "    1  1305  1295   2.0000     175.0  ████████▊            2         2        0  " in text
-    )
-    assert "████▁▁▁▁" in text
-
-
 # ------------------------------------------------------------------ nothing is mixed up
 
 
@@ -183,16 +166,6 @@ def test_a_job_with_nothing_yet_says_so() -> None:
     assert "no step measured by all ranks yet, and no plan" in text
     assert "5 of 8 GPUs present, 6 registered" in text
     assert "no plan yet" in text
-
-
-def test_no_job_at_all_says_how_one_comes() -> None:
-    assert "A job appears when its ranks register" in jobs_text()
-
-
-def test_a_job_whose_steps_are_still_being_read_says_so() -> None:
-    assert "has not read all steps" not in job_text()
-    behind = replace(READING, overview=replace(PLANNED, is_caught_up=False))
-    assert "has not read all steps" in job_text(behind)
 
 
 def test_a_problem_is_told_whole_up_to_three_lines() -> None:
@@ -252,33 +225,12 @@ def test_hostile_text_is_drawn_as_question_marks() -> None:
 # ------------------------------------------------------------------ bars and sparklines
 
 
-def test_a_bar_is_as_long_as_its_share_to_an_eighth() -> None:
-    assert bar(1.0, 4) == "████"
-    assert bar(0.5 + 1 / 32, 4) == "██▏"
-    assert bar(0.0, 4) == ""
-    assert bar(7.0, 4) == "████"
-    assert bar(0.5, 4).translate(ASCII) == "##"
-
-
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
     assert sparkline([1, 2, 3, 4, 5, 6, 7, 8], 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([1, 2, 3, 4], 2) == "▁█"
     assert sparkline([1, None, 8], 3) == "▁ █"
     assert sparkline([None, None], 8) == "  "
     assert sparkline([], 8) == ""
-
-
-def test_noise_below_a_percent_looks_flat() -> None:
-    assert set(sparkline([2.0, 2.001, 2.0, 2.001], 4)) <= {"▄", "▅"}
-    assert sparkline([0.0, 0.0], 2) in {"▄▄", "▅▅"}
-
-
-def test_every_block_has_an_ascii_character_of_the_same_width() -> None:
-    pictures = sparkline(range(8), 8) + "".join(bar(i / 8, 1) for i in range(9))
-    drawn = pictures.translate(ASCII)
-    assert drawn.isascii()
-    assert len(drawn) == len(pictures)
-    assert len(set(sparkline(range(8), 8).translate(ASCII))) == 8
 
 
 # ------------------------------------------------------------------ figures
@@ -295,27 +247,6 @@ def test_a_stage_is_the_mean_of_the_steps_that_the_planner_took_its_mean_of() ->
     assert [stage.num_thermally_capped for stage in window.stages] == [0, 0, 0, 1]
     # 1305 MHz in nineteen steps, 1110 in one.
     assert [stage.sm_clock_mhz for stage in window.stages] == [1410.0, 1295.25, 1215.0, None]
-
-
-def test_where_no_clock_was_read_back_there_is_the_planned_one_alone() -> None:
-    steps = tuple(
-        replace(step, stages=tuple(replace(stage, sm_clock_mhz=None) for stage in step.stages))
-        for step in STEPS
-    )
-    text = job_text(replace(READING, steps=steps), width=60).translate(ASCII)
-    assert (
-        "       plan  measured (emulated) -------------------\n"
-        "stage   MHz  time, s  power, W  low clocks  by power\n"
-        "    0  1410   2.0000     200.0           0         0\n" in text
-    )
-
-
-def test_steps_in_which_a_short_stage_was_not_read_do_not_count_for_its_clock() -> None:
-    unread = tuple(replace(stage, sm_clock_mhz=None) for stage in STEPS[30].stages)
-    steps = (*STEPS[20:30], replace(STEPS[30], stages=unread))
-    window = newest_window(PLANNED.measured, steps)
-    assert window is not None
-    assert window.stages[1].sm_clock_mhz == 1305.0
 
 
 def test_without_the_planners_mean_it_is_the_newest_steps_of_one_version() -> None:
@@ -350,11 +281,6 @@ def test_a_stage_whose_energy_is_not_known_has_no_power() -> None:
     assert "  -  " in job_text(replace(READING, steps=steps))
 
 
-def test_a_comparison_says_that_some_of_its_steps_ran_at_the_highest_clocks() -> None:
-    history = (HISTORY[0], replace(HISTORY[1], kind="comparison"))
-    assert "some at the highest clocks to compare" in job_text(replace(READING, history=history))
-
-
 def test_an_announced_straggler_says_from_when_to_when() -> None:
     announced = replace(
         STRAGGLER,
@@ -366,19 +292,6 @@ def test_an_announced_straggler_says_from_when_to_when() -> None:
     text = job_text(replace(READING, stragglers=(announced, announced)))
     assert "2 stragglers" in text
     assert "announced from 09:20:00 to 2026-01-06 09:20   not in the plan yet" in text
-
-
-def test_only_the_newest_versions_are_listed() -> None:
-    history = tuple(replace(HISTORY[1], version=version) for version in range(1, 21))
-    text = job_text(replace(READING, history=history))
-    assert "; 12 older" in text
-    assert len([line for line in text.splitlines() if "09:02:00" in line]) == 8
-
-
-def test_figures_are_rounded_without_a_minus_before_zero() -> None:
-    assert number_text(-0.0001, PERCENT) == "0.00"
-    assert number_text(-0.0001, SIGNED_PERCENT) == "+0.00"
-    assert number_text(None, PERCENT) == "-"
 
 
 @pytest.mark.parametrize(
@@ -427,8 +340,3 @@ def test_old_figures_are_never_shown_without_saying_so(error: PlannerError, said
     )
     text = text_of(page_of(seen, "http://planner:7787", paper()))
     assert text.startswith(f"{said} all figures are of 09:29:16. {error}\nall jobs")
-
-
-def test_a_line_that_is_too_long_is_cut_and_marked() -> None:
-    assert plain_text(clipped((Span("abc"), Span("defg")), 5)) == "abcd…"
-    assert plain_text(clipped((Span("abc"), Span("de")), 5)) == "abcde"

@@ -15,7 +15,6 @@ from tests.planner.pretended_planner import Answers, answer_of, answers_about
 from flyball_client.api.errors import (
     PlannerBusyError,
     PlannerError,
-    PlannerRefusedError,
     PlannerUnavailableError,
 )
 from flyball_client.api.planner_client import PlannerClient
@@ -161,21 +160,7 @@ def test_trouble_is_told_since_it_began_beside_what_was_read_before() -> None:
     assert seen.trouble_since == MOMENT + timedelta(seconds=2)
 
 
-def test_trouble_is_over_with_the_next_answer() -> None:
-    refused = PlannerRefusedError("no", status=404)
-    seen = seen_after(refused, refused, SECOND)
-    assert (seen.reading, seen.trouble, seen.trouble_since) == (SECOND, None, None)
-
-
 def test_a_planner_that_says_when_to_come_again_is_left_alone_until_then() -> None:
     busy = PlannerBusyError("busy", retry_after_s=3600.0)
     assert seen_after(busy).retry_after_s == 3600.0
     assert seen_after(busy, SECOND).retry_after_s == 0.0
-
-
-def test_a_fault_of_ours_is_not_taken_for_the_planners() -> None:
-    def read() -> Overview:
-        raise ZeroDivisionError("ours")
-
-    with pytest.raises(ZeroDivisionError, match="ours"):
-        read_again(Seen(reading=FIRST, read_at=MOMENT), read, lambda: MOMENT)

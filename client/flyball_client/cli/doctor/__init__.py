@@ -1,1 +1,1 @@
-"""The checks of `flyball doctor`: each says what it found and what to do; none changes anything."""
+"""Checks of `flyball doctor`, with findings and advice; they change nothing."""

@@ -1,4 +1,4 @@
-"""`flyball doctor`: whether clocks can be set here, and what to do where they cannot."""
+"""`flyball doctor`: checks for setting clocks on this machine, with advice."""
 
 from __future__ import annotations
 
@@ -30,43 +30,46 @@ from flyball_client.cli.doctor.machine_checks import (
     check_state_dir,
     check_system,
     find_all_records,
+    ok,
+    problem,
+    warning,
 )
 from flyball_client.gpu.open_gpu import gpu_argument
 from flyball_wire.command import Command, CommandError, flyball_version
 
-# Some seconds for a driver that must be loaded first, and a second or two for each GPU.
+# Loading the driver takes some seconds, and each GPU one or two.
 TIMEOUT_S = 60.0
 _REAP_TIMEOUT_S = 1.0
 _GPU_CHECKS = "GPU checks"
 
 
 def probe_gpus(named: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
-    """Return what `check_gpus` finds in this environment, as far as it comes within the time.
+    """Run `check_gpus` in a process, and return its results within the timeout.
 
     Args:
-        named: indices or UUIDs; none: all.
-        timeout_s: for all together, s.
+        named: Indices or UUIDs; empty: all.
+        timeout_s: Timeout in s of all checks together.
     """
     try:
-        with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaints:
-            status = _run_probe(named, told, complaints, timeout_s)
-            results = list(_results(told))
-            failure = _failure(status, complaints, results, timeout_s)
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            status = _run_probe(named, output, errors, timeout_s)
+            results = list(_results(output))
+            failure = _failure(status, errors, results, timeout_s)
     except OSError as error:
         return [CheckResult.of_error(_GPU_CHECKS, error, "they could not be started")]
     return results if failure is None else [*results, failure]
 
 
 def _run_probe(
-    named: Sequence[str], told: IO[bytes], complaints: IO[bytes], timeout_s: float
+    named: Sequence[str], output: IO[bytes], errors: IO[bytes], timeout_s: float
 ) -> int | None:
-    """Its exit status; None: it did not end in time."""
+    """Return the exit status; None: the timeout is over."""
     process = subprocess.Popen(  # noqa: S603 - this Python, and indices and UUIDs
-        # -P: the current folder may hold a file named as a standard module.
+        # -P: the working folder may contain a file named like a standard module.
         [sys.executable, "-P", "-m", "flyball_client.cli.doctor.command", *named],
         stdin=subprocess.DEVNULL,
-        stdout=told,
-        stderr=complaints,
+        stdout=output,
+        stderr=errors,
     )
     try:
         return process.wait(timeout_s)
@@ -75,46 +78,44 @@ def _run_probe(
     finally:
         if process.poll() is None:
             process.kill()
-            # Inside a driver that hangs it cannot even be killed.
+            # A process in a hanging driver cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_REAP_TIMEOUT_S)
 
 
-def _results(told: IO[bytes]) -> Iterator[CheckResult]:
-    told.seek(0)
-    for line in told.read().splitlines():
-        # A driver's library may print something of its own, and a killed process half a line.
+def _results(output: IO[bytes]) -> Iterator[CheckResult]:
+    output.seek(0)
+    for line in output.read().splitlines():
+        # The driver's library may print lines of its own, and the last line may be incomplete.
         with contextlib.suppress(ValueError, TypeError):
             yield CheckResult(**json.loads(line))
 
 
 def _failure(
-    status: int | None, complaints: IO[bytes], results: Sequence[CheckResult], timeout_s: float
+    status: int | None, errors: IO[bytes], results: Sequence[CheckResult], timeout_s: float
 ) -> CheckResult | None:
     if status == 0:
         return None
     last = f" after {results[-1].name!r}" if results else ""
     if status is None:
-        return CheckResult(
-            name=_GPU_CHECKS,
-            state="problem",
-            found=f"the driver did not answer within {timeout_s:g} s{last}",
-            advice="it hangs: see the kernel's log (dmesg, Xid); a reset or reboot may be needed",
+        return problem(
+            _GPU_CHECKS,
+            f"the driver did not answer within {timeout_s:g} s{last}",
+            "it hangs: see the kernel's log (dmesg, Xid); a reset or reboot may be needed",
         )
-    complaints.seek(0)
-    lines = complaints.read().decode("utf-8", "replace").split("\n")
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").split("\n")
     text = next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "no text")
     how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with {status}: {text}"
-    return CheckResult(
-        name=_GPU_CHECKS,
-        state="problem",
-        found=f"they broke off{last} {how}",
-        advice="see the kernel's log; if it says nothing of the GPU, report this line",
+    return problem(
+        _GPU_CHECKS,
+        f"they were aborted{last} {how}",
+        "see the kernel's log; if it does not mention the GPU, report this line",
     )
 
 
 def main() -> int:
-    """Print one result a line, as they come."""
+    """Print the results, one JSON line each."""
     for result in check_gpus(sys.argv[1:], os.environ):
         print(json.dumps(asdict(result)), flush=True)
     return 0
@@ -123,31 +124,21 @@ def main() -> int:
 _TIMEOUT_S = 3.0
 _PLANNER = "planner"
 _TOKEN = "planner token"  # noqa: S105 - a check's name
-# No job's name is as likely to be unknown; a known one does as well.
+# The name of any job, existing or not.
 _PROBED_JOB = "flyball-doctor"
 
 
-def check_address(url: str) -> None:
-    """Check that this can be a planner's address.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    PlannerClient(url).close()
-
-
 def check_planner(url: str | None, token: str | None) -> Iterator[CheckResult]:
-    """The planner at this address; None: there is none."""
+    """Check the planner at this address; None: there is none."""
     if not url:
-        yield CheckResult(
-            name=_PLANNER,
-            state="warning",
-            found="FLYBALL_PLANNER_URL is not set",
-            advice="set it, or give attach its planner_url; without a planner ranks set no clock",
+        yield warning(
+            _PLANNER,
+            "FLYBALL_PLANNER_URL is not set",
+            "set it, or pass planner_url to attach; without a planner ranks set no clocks",
         )
         return
     try:
-        check_address(url)
+        PlannerClient(url).close()
     except CaFileError as error:
         yield CheckResult.of_error(_PLANNER, error, f"correct {CA_FILE_VARIABLE}")
         return
@@ -171,25 +162,21 @@ def check_planner(url: str | None, token: str | None) -> Iterator[CheckResult]:
 
 
 def _advice(base_url: str, error: PlannerError) -> str:
-    """Return what to do about a planner that did not answer, beside what the error says itself."""
+    """Return the advice for a planner that did not answer, besides the error's own."""
     if isinstance(error, PlannerDistrustedError):
         return ""
     if isinstance(error, PlannerCutOffError) and base_url.startswith("http:"):
-        return "it may speak TLS: try https://"
-    return "start it with flyball serve on a --host that this machine reaches"
+        return "it may use TLS: try https://"
+    return "start it with flyball serve on a --host that this machine can reach"
 
 
 def _version_result(base_url: str, version: str) -> CheckResult:
     own = flyball_version()
     found = f"{base_url} answers, Flyball {' '.join(version.split())}"
     if version == own:
-        return CheckResult(name=_PLANNER, state="ok", found=found)
-    return CheckResult(
-        name=_PLANNER,
-        state="warning",
-        found=f"{found}; here it is {own}",
-        advice="install the same version on both; only equal ones are tested together",
-    )
+        return ok(_PLANNER, found)
+    advice = "install the same version on both; only equal ones are tested together"
+    return warning(_PLANNER, f"{found}; here it is {own}", advice)
 
 
 def _token_result(planner: PlannerClient, *, has_token: bool) -> CheckResult:
@@ -197,23 +184,17 @@ def _token_result(planner: PlannerClient, *, has_token: bool) -> CheckResult:
         planner.get_job(_PROBED_JOB)
     except PlannerRefusedError as error:
         if error.status == 401:
-            return CheckResult(
-                name=_TOKEN,
-                state="problem",
-                found="the planner does not take FLYBALL_TOKEN"
-                if has_token
-                else "the planner asks for a token, and FLYBALL_TOKEN is not set",
-                advice="set FLYBALL_TOKEN to the planner's on every rank",
-            )
-        if error.status == 403:
-            # Only a job's token is refused so, and it is a token that the planner knows.
-            found = "the planner takes FLYBALL_TOKEN, which opens one job only"
-            return CheckResult(name=_TOKEN, state="ok", found=found)
+            found = "the planner requires a token, and FLYBALL_TOKEN is not set"
+            if has_token:
+                found = "the planner refuses FLYBALL_TOKEN"
+            return problem(_TOKEN, found, "set FLYBALL_TOKEN to the planner's on every rank")
+        if error.status == 403:  # the status for another job's valid token
+            return ok(_TOKEN, "the planner accepts FLYBALL_TOKEN, for one job only")
         if error.status != 404:
             return CheckResult.of_error(_TOKEN, error, state="warning")
     except PlannerError as error:
         return CheckResult.of_error(_TOKEN, error, state="warning")
-    return CheckResult(name=_TOKEN, state="ok", found="the planner takes our calls")
+    return ok(_TOKEN, "the planner accepts calls")
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -229,7 +210,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--planner", metavar="URL", help="the planner's address (default: FLYBALL_PLANNER_URL)"
     )
     parser.add_argument(
-        "--planner-only", action="store_true", help="look at the planner only, not at this machine"
+        "--planner-only", action="store_true", help="check the planner only, not this machine"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -237,7 +218,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     results: list[CheckResult] = []
     if arguments.planner_only and arguments.gpu:
-        raise CommandError("--planner-only looks at no GPU; leave --gpu out")
+        raise CommandError("--planner-only checks no GPU; remove --gpu")
     planner_results = _check_planner(arguments.planner, is_needed=arguments.planner_only)
     if not arguments.planner_only:
         results += _guarded("system", check_system)
@@ -250,14 +231,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check_planner(given: str | None, *, is_needed: bool) -> list[CheckResult]:
-    # Here, because it brings httpx, and `flyball --help` need not wait for that.
-    from flyball_client.api.trust import CaFileError  # noqa: PLC0415
-
     if given is not None:
         try:
-            check_address(given)
+            PlannerClient(given).close()
         except CaFileError:
-            pass  # a problem that the check names, not one of the address
+            pass  # reported by the check
         except ValueError as error:
             raise CommandError(f"--planner: {error}") from None
     url = given or os.environ.get("FLYBALL_PLANNER_URL")
@@ -267,12 +245,12 @@ def _check_planner(given: str | None, *, is_needed: bool) -> list[CheckResult]:
 
 
 def _guarded(name: str, check: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
-    """A check's results; one that fails in a way that nobody thought of is a problem, not ours."""
+    """Return a check's results; an unexpected error of the check is a problem."""
     results: list[CheckResult] = []
     try:
         results.extend(check())
     except Exception as error:
-        results.append(CheckResult.of_error(name, RuntimeError(f"the check broke off: {error!r}")))
+        results.append(CheckResult.of_error(name, RuntimeError(f"the check failed: {error!r}")))
     return results
 
 
@@ -287,7 +265,7 @@ def _as_json(results: list[CheckResult]) -> str:
 
 
 COMMAND = Command(
-    summary="what is missing for setting clocks here, and what to do about it",
+    summary="check what setting clocks needs on this machine",
     configure=_configure,
     run=_run,
 )

@@ -1,4 +1,4 @@
-"""Checks of the machine that need no GPU: kernel, state folder, records of locked clocks."""
+"""Check results, and the checks that need no GPU: kernel, state folder, lock records."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from flyball_client.governor.process_watch import ProcessIdentity
 
 State = Literal["ok", "warning", "problem"]
 
-_UNKNOWN_ADVICE = "see the system's log; if it says nothing, report this line"
+_UNKNOWN_ADVICE = "see the system's log; if it names no cause, report this line"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One check's result, all texts in one line.
+    """Result of one check, all texts in one line.
 
     Attributes:
-        name: of the check, `GPU 0 clock`.
-        state: `ok`; `warning`: a run works, but look at it; `problem`: clocks cannot be set,
-            energy not be measured, or a clock stayed locked.
-        found: what was found.
-        advice: what to do; empty only where it is `ok`.
+        name: Name of the check, such as `GPU 0 clock`.
+        state: `ok`; `warning`: a run works, with a limitation; `problem`: clocks cannot be set,
+            energy cannot be measured, or a clock stayed locked.
+        found: Finding.
+        advice: Remedy; empty only where the state is `ok`.
 
     Raises:
-        ValueError: the state is another, or there is no advice where there must be some.
+        ValueError: The state is unknown, or the advice is missing.
     """
 
     name: str
@@ -42,21 +42,36 @@ class CheckResult:
         if self.state not in get_args(State):
             raise ValueError(f"state must be one of {', '.join(get_args(State))}")
         if self.state != "ok" and not self.advice:
-            raise ValueError(f"{self.name}: advice must say what to do about a {self.state}")
+            raise ValueError(f"{self.name}: a {self.state} must have advice")
 
     @classmethod
     def of_error(
         cls, name: str, error: Exception, advice: str = "", *, state: State = "problem"
     ) -> CheckResult:
-        """An error's text: what happened and, behind its first semicolon, what to do."""
+        """Return the result for an error, whose text has advice after its first semicolon."""
         text = " ".join(str(error).split()) or type(error).__name__
-        found, _, told = text.partition("; ")
-        both = "; ".join(part for part in (told, advice) if part)
+        found, _, own_advice = text.partition("; ")
+        both = "; ".join(part for part in (own_advice, advice) if part)
         return cls(name=name, state=state, found=found, advice=both or _UNKNOWN_ADVICE)
 
 
+def ok(name: str, found: str) -> CheckResult:
+    """Return a result without fault."""
+    return CheckResult(name=name, state="ok", found=found)
+
+
+def warning(name: str, found: str, advice: str) -> CheckResult:
+    """Return a warning."""
+    return CheckResult(name=name, state="warning", found=found, advice=advice)
+
+
+def problem(name: str, found: str, advice: str) -> CheckResult:
+    """Return a problem."""
+    return CheckResult(name=name, state="problem", found=found, advice=advice)
+
+
 def as_text(results: Sequence[CheckResult]) -> str:
-    """A table with the advice below each line, and the sum at the end."""
+    """Return a table with the advice below each line, and the counts at the end."""
     width = max((len(result.name) for result in results), default=0)
     lines: list[str] = []
     for result in results:
@@ -73,64 +88,71 @@ def _count(results: Sequence[CheckResult], state: State) -> str:
 
 
 _ROOTS_STATE_DIR = Path("/run/flyball")
-_NO_GOVERNOR = "without it no process can own a GPU's clock, so none is set"
+_NO_GOVERNOR = "without it no governor can run, and no clock is set"
+
+_Features = Mapping[str, Callable[[], None]]
+_FEATURES: _Features = {
+    "memfd_create": lambda: os.close(os.memfd_create("flyball-doctor")),
+    "eventfd": lambda: os.close(os.eventfd(0)),
+    "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
+}
 
 
 def check_system() -> Iterator[CheckResult]:
-    """The kernel's and Python's features that the governor process is made of."""
+    """Check the features of kernel and Python that the governor process needs."""
     if sys.platform != "linux":
-        yield CheckResult(
-            name="system",
-            state="problem",
-            found=f"{platform.system()}; clocks of real GPUs are set on Linux only",
-            advice="use emulated GPUs here",
-        )
+        found = f"{platform.system()}; clocks of real GPUs are set on Linux only"
+        yield problem("system", found, "use emulated GPUs here")
         return
-    failures = [
-        failure
-        for failure in (
-            _failure_of("memfd_create", lambda: os.close(os.memfd_create("flyball-doctor"))),
-            _failure_of("eventfd", lambda: os.close(os.eventfd(0))),
-            _failure_of("pidfd_open", lambda: os.close(os.pidfd_open(os.getpid()))),
-        )
-        if failure is not None
-    ]
+    failures = [failed for feature in _FEATURES if (failed := _check_feature(feature))]
     yield from failures
     if ProcessIdentity.of(os.getpid()) is None:
-        yield CheckResult(
-            name="system /proc",
-            state="problem",
-            found="/proc does not show this process",
-            advice=f"mount it; {_NO_GOVERNOR}",
+        yield problem(
+            "system /proc", "/proc does not show this process", f"mount it; {_NO_GOVERNOR}"
         )
     elif not failures:
-        yield CheckResult(
-            name="system",
-            state="ok",
-            found=f"Linux {platform.release()}: memfd_create, eventfd, pidfd_open and /proc work",
+        works = f"{', '.join(_FEATURES)} and /proc work"
+        yield ok("system", f"Linux {platform.release()}: {works}")
+
+
+def _check_feature(feature: str) -> CheckResult | None:
+    name = f"system {feature}"
+    rules = "allow it in the container's seccomp rules"
+    try:
+        _FEATURES[feature]()
+    except AttributeError:
+        found = f"this Python ({platform.python_version()}) was built without os.{feature}"
+        return problem(
+            name, found, f"use a Python that has it, as distributions' do; {_NO_GOVERNOR}"
         )
+    except OSError as error:
+        found = f"the kernel or the container's rules refuse {feature}: {error.strerror}"
+        if feature == "pidfd_open":  # /proc is polled instead
+            return warning(
+                name, found, f"{rules}; until then the end of a rank is detected 0.1 s later"
+            )
+        return problem(name, found, f"{rules}; {_NO_GOVERNOR}")
+    return None
 
 
 def check_state_dir(environ: Mapping[str, str]) -> CheckResult:
-    """Return whether the governor can keep its records where it wants to; nothing is made."""
+    """Check that the governor can write its lock records; nothing is created."""
+    name = "state folder"
     folder = default_state_dir(environ)
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        found = f"{folder} can be written" if nearest == folder else f"{folder} can be made"
-        return CheckResult(name="state folder", state="ok", found=found)
-    return CheckResult(
-        name="state folder",
-        state="problem",
-        found=f"{folder} cannot be written: {nearest} does not allow it",
-        advice="set FLYBALL_STATE_DIR to a folder of yours on this machine; without one no clock"
-        " is set",
+        return ok(name, f"{folder} can be {'written' if nearest == folder else 'created'}")
+    return problem(
+        name,
+        f"{folder} cannot be written: {nearest} is not writable",
+        "set FLYBALL_STATE_DIR to a writable folder on this machine; without one no clock is set",
     )
 
 
 def find_all_records(environ: Mapping[str, str]) -> list[FoundRecord]:
-    """The records in this user's state folder and in root's, unless the environment names one."""
+    """Return the records in the user's and root's state folders, or in FLYBALL_STATE_DIR."""
     folders = [default_state_dir(environ)]
     if not environ.get("FLYBALL_STATE_DIR") and _ROOTS_STATE_DIR not in folders:
         folders.append(_ROOTS_STATE_DIR)
@@ -138,53 +160,24 @@ def find_all_records(environ: Mapping[str, str]) -> list[FoundRecord]:
 
 
 def check_records(records: Sequence[FoundRecord]) -> Iterator[CheckResult]:
-    """Whose rank each locked clock belongs to, and whether somebody will give it back."""
+    """Check whether a running governor holds each locked clock."""
     for record in records:
         holder = record.holder
-        # The UUID is a file's name, which anybody may have chosen.
+        # Anyone may have chosen the file's name, which is the UUID.
         name = f"record {holder.uuid if holder.uuid.isprintable() else ascii(holder.uuid)}"
         rank = f"{' '.join(holder.rank_name.split())} (process {holder.rank_pid})"
         if record.is_held:
-            yield CheckResult(
-                name=name,
-                state="warning",
-                found=f"its clock is set for {rank}, through {holder.control}",
-                advice="another rank that is started on this GPU gets no clock; fine while that"
-                " one is meant to run, else end it",
+            yield warning(
+                name,
+                f"its clock is set for {rank}, through {holder.control}",
+                "another rank on this GPU gets no clocks; end that rank unless it is meant to run",
             )
         else:
-            yield CheckResult(
-                name=name,
-                state="problem",
-                found=f"its clock was left locked for {rank}, whose governor is gone",
-                advice="flyball unlock, run as that rank's user, gives it back; so does the next"
-                " rank on this GPU",
+            yield problem(
+                name,
+                f"its clock was left locked for {rank}, whose governor has ended",
+                "flyball unlock, run as that rank's user, restores it; so does the next rank on"
+                " this GPU",
             )
     if not records:
-        yield CheckResult(name="records", state="ok", found="no clock is set or left locked by us")
-
-
-def _failure_of(feature: str, use: Callable[[], None]) -> CheckResult | None:
-    name = f"system {feature}"
-    # Without it the kernel's list of processes is looked at, a little later.
-    can_do_without = feature == "pidfd_open"
-    try:
-        use()
-    except AttributeError:
-        return CheckResult(
-            name=name,
-            state="problem",
-            found=f"this Python ({platform.python_version()}) was built without os.{feature}",
-            advice=f"use a Python that has it, as distributions' do; {_NO_GOVERNOR}",
-        )
-    except OSError as error:
-        return CheckResult(
-            name=name,
-            state="warning" if can_do_without else "problem",
-            found=f"the kernel or the container's rules refuse {feature}: {error.strerror}",
-            advice="allow it in the container's seccomp rules; until then the end of a rank is"
-            " seen up to 0.1 s later"
-            if can_do_without
-            else f"allow it in the container's seccomp rules; {_NO_GOVERNOR}",
-        )
-    return None
+        yield ok("records", "Flyball holds no clock and has left none locked")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import sys
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from flyball_client.cli.planner_access import add_planner, asked, open_planner
+from flyball_client.profiling.arguments import quantity
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
@@ -25,7 +25,7 @@ _PIPE_SIZE = (120, 24)
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Jobs and what they measure, live, until Ctrl-C or q; figures are called measured,"
+        "Follow jobs and their measurements until Ctrl-C or q; figures are labelled measured,"
         " predicted or emulated."
     )
     parser.add_argument(
@@ -35,15 +35,15 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         metavar="S",
-        type=_interval,
+        type=quantity(_SHORTEST_INTERVAL_S, _LONGEST_INTERVAL_S),
         default=2.0,
         help=f"polling interval in s, {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:g}"
         " (default: %(default)s)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--once", action="store_true", help="print what there is now, and end")
+    form.add_argument("--once", action="store_true", help="print the current state and exit")
     form.add_argument(
-        "--json", action="store_true", help="print what there is now as JSON, alone, and end"
+        "--json", action="store_true", help="print the current state as JSON and exit"
     )
 
 
@@ -52,13 +52,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if is_followed:
         _check_terminal()
     with open_planner(arguments.planner) as planner:
-        # Here, because they bring httpx, and `flyball --help` need not wait for that.
+        # Imported here, since httpx would slow down `flyball --help`.
         from flyball_client.cli.top.reading import JobReader, Read, Seen, local_time  # noqa: PLC0415
 
         job_id: str | None = arguments.job
         read: Read = planner.get_overview if job_id is None else JobReader(planner, job_id).read
         try:
-            # Before anything is drawn: a wrong name or address gets its line and status.
+            # Before anything is drawn, so that a wrong name or address is one line.
             seen = Seen(reading=asked(planner, job_id, read), read_at=local_time())
             if is_followed:
                 from flyball_client.cli.top.app import follow  # noqa: PLC0415
@@ -82,9 +82,9 @@ def _check_terminal() -> None:
             " --once and --json work without it"
         )
     is_dumb = os.environ.get("TERM", "").lower() in {"dumb", "unknown"}
-    # Textual takes keys from stdin, and draws on stderr.
+    # Textual reads keys from stdin, and draws on stderr.
     if is_dumb or not all(file.isatty() for file in (sys.stdin, sys.stdout, sys.stderr)):
-        raise CommandError("there is no terminal to draw on; --once prints what there is now")
+        raise CommandError("there is no terminal to draw on; --once prints the current state")
 
 
 def _print_once(seen: Seen, address: str) -> None:
@@ -101,18 +101,6 @@ def _print_once(seen: Seen, address: str) -> None:
     print(text)
 
 
-def _interval(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not _SHORTEST_INTERVAL_S <= value <= _LONGEST_INTERVAL_S:
-        raise argparse.ArgumentTypeError(
-            f"must be from {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:g} s, not {text!r}"
-        )
-    return value
-
-
 COMMAND = Command(
-    summary="jobs and what they measure, live on a terminal", configure=_configure, run=_run
+    summary="follow jobs and their measurements on a terminal", configure=_configure, run=_run
 )
