@@ -349,7 +349,7 @@ class PlannerConnection:
         headers: dict[str, str] | None = None,
         query: Mapping[str, str | float | None] | None = None,
         wait_s: float | None = None,
-        **ids: str | int,
+        **ids: object,
     ) -> httpx.Response:
         """Make the call, with retries.
 
@@ -368,7 +368,7 @@ class PlannerConnection:
         known = {name: value for name, value in (query or {}).items() if value is not None}
         request = self._http.build_request(
             method,
-            routes.fill(route, **ids),
+            routes.fill(route, **{name: str(value) for name, value in ids.items()}),
             json=None if body is None else encode(body),
             content=content,
             headers=headers,

@@ -18,7 +18,7 @@ from flyball_client.session.planner_calls import (
     RankCalls,
 )
 from flyball_wire.errors import CodecError, FlyballError
-from flyball_wire.messages import RankPlan, RankRegistration, StepMeasurement
+from flyball_wire.messages import RankPlan, RankRegistration
 
 _logger = logging.getLogger(__name__)
 
@@ -165,6 +165,10 @@ class PlannerLink:
         current_step: Function that returns the current training step.
         compile_plan: Function that checks a plan; CodecError refuses it.
         activate: Function that receives a plan and its first step, on the subscriber's thread.
+
+    Attributes:
+        reachability: Reachability of the planner.
+        outbox: Outbox of measured steps.
     """
 
     def __init__(
@@ -178,44 +182,30 @@ class PlannerLink:
         activate: Callable[[CompiledPlan, int], None],
     ) -> None:
         self._flush_timeout_s = times.flush_timeout_s
-        self._reachability = PlannerReachability(calls.name)
+        self.reachability = PlannerReachability(calls.name)
         self._subscriber = PlanSubscriber(
             calls,
             registration=registration,
             current_step=current_step,
             compile_plan=compile_plan,
             activate=activate,
-            reachability=self._reachability,
+            reachability=self.reachability,
             backoff=times.backoff(),
             poll_wait_s=times.poll_wait_s,
         )
-        self._outbox = MeasurementOutbox(
+        self.outbox = MeasurementOutbox(
             calls,
-            reachability=self._reachability,
+            reachability=self.reachability,
             backoff=times.backoff(),
             period_s=times.gather_s,
         )
 
-    @property
-    def is_lost(self) -> bool:
-        """Return whether the last call could not reach the planner."""
-        return self._reachability.is_lost
-
-    @property
-    def num_dropped(self) -> int:
-        """Number of measurements that will not reach the planner."""
-        return self._outbox.num_dropped
-
-    def put(self, measurement: StepMeasurement) -> None:
-        """Enqueue a measurement; never waits for the planner."""
-        self._outbox.put(measurement)
-
     def start(self) -> None:
         """Start both threads; may be called once."""
         self._subscriber.start()
-        self._outbox.start()
+        self.outbox.start()
 
     def stop(self) -> None:
         """Post the rest, report the rank's end, and stop, within about `flush_timeout_s`."""
-        self._outbox.stop(self._flush_timeout_s)
+        self.outbox.stop(self._flush_timeout_s)
         self._subscriber.stop(_SUBSCRIBER_STOP_TIMEOUT_S)

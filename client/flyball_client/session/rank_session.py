@@ -211,7 +211,7 @@ class RankSession:
     @property
     def num_dropped_measurements(self) -> int:
         """Number of measurements that will not reach the planner."""
-        return 0 if self._link is None else self._link.num_dropped
+        return 0 if self._link is None else self._link.outbox.num_dropped
 
     @property
     def clock_report(self) -> ClockReport:
@@ -371,7 +371,7 @@ class RankSession:
         self._active_plan.begin_step(
             self._current_step,
             sets_clocks=not self._governor.is_over,
-            is_planner_lost=self._link is not None and self._link.is_lost,
+            is_planner_lost=self._link is not None and self._link.reachability.is_lost,
         )
         self._cursor = self._active_plan.cursor
         if had_plan and self._cursor is None:
@@ -387,7 +387,7 @@ class RankSession:
             were_clocks_set=not self._governor.is_over,
         )
         if self._link is not None:
-            self._link.put(measurement)
+            self._link.outbox.put(measurement)
         self._active_plan.end_step(self._current_step)
 
     def _tell(self, observe: Callable[[str, int], None], kind: str, chunk: int) -> None:
