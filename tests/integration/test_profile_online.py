@@ -59,9 +59,9 @@ def test_a_job_with_a_given_profile_says_so_and_its_profile_can_be_kept(
     file = tmp_path / "kept.csv"
     done = online("-o", file)
     assert done.returncode == 0
-    assert "its profile is given" in done.stdout
+    assert "the profile was given" in done.stdout
     assert parse_stage_profile(file.read_text()) == parse_stage_profile(profile_csv())
-    assert "is there already; --force writes over it" in refusal(online("-o", file))
+    assert "exists already; --force overwrites it" in refusal(online("-o", file))
 
 
 def test_a_job_that_waits_for_its_ranks_has_no_profile_to_keep(
