@@ -1,233 +1,237 @@
+"""Hooks and timed transfers of a DeepSpeed engine."""
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.integrations.hook_log import HookLog, TransferLog
 
 from flyball_integrations.deepspeed.pipeline import EnginePatch
-from flyball_integrations.shared.instruction_hooks import Execute, InstructionWrapper
+from flyball_integrations.shared.instruction_hooks import BufferMicrobatches, InstructionWrapper
+
+Instruction = tuple[type, int]
+
+# Two microbatches on a middle stage, in DeepSpeed's 1F1B; both pass through buffers 0 and 1.
+STEP: tuple[Instruction, ...] = (
+    (schedule.RecvActivation, 0),
+    (schedule.ForwardPass, 0),
+    (schedule.SendActivation, 0),
+    (schedule.RecvActivation, 1),
+    (schedule.ForwardPass, 1),
+    (schedule.RecvGrad, 0),
+    (schedule.SendActivation, 1),
+    (schedule.BackwardPass, 0),
+    (schedule.SendGrad, 0),
+    (schedule.RecvGrad, 1),
+    (schedule.BackwardPass, 1),
+    (schedule.SendGrad, 1),
+)
+COMPUTATIONS = ((schedule.ForwardPass, 0), (schedule.BackwardPass, 0))
 
 
-class _Engine:
-    """What the patch touches of DeepSpeed's engine: one microbatch, one buffer."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def _forward(self, buffer_id: int) -> None:
-        self.log.append(f"forward in {buffer_id}")
-
-    def _backward(self, buffer_id: int) -> None:
-        self.log.append(f"backward in {buffer_id}")
+class Engine:
+    """What the patch uses of DeepSpeed's engine; it executes whatever it is given."""
 
     _INSTRUCTION_MAP: dict[type, Callable[..., None]] = {  # noqa: RUF012 - as DeepSpeed has it
-        schedule.ForwardPass: _forward,
-        schedule.BackwardPass: _backward,
+        kind: lambda engine, buffer_id, kind=kind: engine.log.append(f"{kind.__name__} {buffer_id}")
+        for kind in PipelineEngine._INSTRUCTION_MAP
     }
 
-    def train_batch(self, failing: bool = False) -> str:
-        self._INSTRUCTION_MAP[schedule.ForwardPass](self, buffer_id=0)
-        if failing:
-            raise StopIteration
-        self._INSTRUCTION_MAP[schedule.BackwardPass](self, buffer_id=0)
-        return "loss"
+    def __init__(self) -> None:
+        self.log: list[str] = []
 
-    def _exec_schedule(self, pipe_schedule: str) -> None:
-        self.log.append(f"run {pipe_schedule}")
+    def train_batch(self, instructions: Sequence[Instruction] = STEP) -> str:
+        for kind, buffer_id in instructions:
+            self._INSTRUCTION_MAP[kind](self, buffer_id=buffer_id)
+        return "loss"
 
     def eval_batch(self) -> None:
         self._INSTRUCTION_MAP[schedule.ForwardPass](self, buffer_id=0)
 
-
-class _Hooks:
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def on_step_begin(self) -> None:
-        self.log.append("step begins")
-
-    def on_step_end(self) -> None:
-        self.log.append("step ends")
-
-    def on_step_failed(self) -> None:
-        self.log.append("step failed")
-
-    def on_instruction_begin(
-        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
-    ) -> None:
-        self.log.append(f"{kind} {microbatch} begins")
-
-    def on_instruction_end(
-        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
-    ) -> None:
-        self.log.append(f"{kind} {microbatch} ends")
+    def _exec_schedule(self, pipe_schedule: str) -> None:
+        self.log.append(f"run {pipe_schedule}")
 
 
-def _patched() -> tuple[_Engine, EnginePatch, list[str]]:
-    log: list[str] = []
-    engine = _Engine(log)
-    patch = EnginePatch(
-        engine,
-        _Hooks(log),
-        synchronize=lambda: log.append("synchronize"),
-        around_step=nullcontext,
-    )
-    return engine, patch, log
+def patched(**parts: Any) -> tuple[Engine, EnginePatch]:  # noqa: ANN401 - of the patch
+    engine = Engine()
+    hooks = HookLog(engine.log)
+    given = {"synchronize": hooks.synchronize, "around_step": nullcontext} | parts
+    return engine, EnginePatch(engine, hooks, **given)
 
 
-def test_the_device_is_waited_for_before_each_hook_of_an_instruction() -> None:
-    engine, _, log = _patched()
-
-    assert engine.train_batch() == "loss"
-    assert log == [
+def test_the_device_is_synchronized_before_each_hook_of_an_instruction() -> None:
+    engine, _ = patched()
+    assert engine.train_batch(COMPUTATIONS) == "loss"
+    assert engine.log == [
         "step begins",
-        *("synchronize", "forward 0 begins", "forward in 0", "synchronize", "forward 0 ends"),
-        *("synchronize", "backward 0 begins", "backward in 0", "synchronize", "backward 0 ends"),
-        "step ends",
+        *("synchronize", "forward 0 of 0", "ForwardPass 0", "synchronize", "forward 0 of 0 ends"),
+        *("synchronize", "backward 0 of 0", "BackwardPass 0"),
+        *("synchronize", "backward 0 of 0 ends", "step ends"),
     ]
 
 
-def test_a_step_that_fails_raises_and_is_said_to_have_failed() -> None:
-    engine, _, log = _patched()
-
-    with pytest.raises(StopIteration):
-        engine.train_batch(failing=True)
-    assert log[0] == "step begins"
-    assert "step ends" not in log
-    assert log[-1] == "step failed"
-    engine.train_batch()
-    assert log.count("step failed") == 1
-
-
-def test_after_a_failed_step_an_evaluation_is_not_hooked() -> None:
-    engine, _, log = _patched()
-    with pytest.raises(StopIteration):
-        engine.train_batch(failing=True)
-    log.clear()
-
+def test_a_step_that_fails_ends_as_failed_and_an_evaluation_after_it_is_not_hooked() -> None:
+    engine, _ = patched(transfers=TransferLog([]))
+    with pytest.raises(KeyError):
+        engine.train_batch([*STEP[:2], (int, 0)])
+    assert engine.log[-1] == "step failed"
+    assert "step ends" not in engine.log
+    engine.log.clear()
     engine.eval_batch()
-
-    assert log == ["forward in 0"]
-
-
-def test_what_stands_around_a_step_is_left_also_when_it_fails() -> None:
-    log: list[str] = []
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        log.append("enter")
-        try:
-            yield
-        finally:
-            log.append("leave")
-
-    engine = _Engine([])
-    EnginePatch(engine, _Hooks([]), synchronize=lambda: None, around_step=around)
+    assert engine.log == ["ForwardPass 0"]
     engine.train_batch()
-    with pytest.raises(StopIteration):
-        engine.train_batch(failing=True)
-
-    assert log == ["enter", "leave"] * 2
+    assert engine.log[-1] == "step ends"
 
 
-def test_removing_brings_back_the_classes_own_attributes() -> None:
-    engine, patch, log = _patched()
-    assert engine._INSTRUCTION_MAP is not _Engine._INSTRUCTION_MAP
-
-    patch.remove()
-    patch.remove()
-
-    assert list(vars(engine)) == ["log"]
-    engine.train_batch()
-    assert log == ["forward in 0", "backward in 0"]
-
-
-def test_removing_brings_back_what_someone_else_had_set_on_the_engine() -> None:
-    engine = _Engine([])
-    theirs = {**_Engine._INSTRUCTION_MAP}
-    vars(engine)["_INSTRUCTION_MAP"] = theirs
-    patch = EnginePatch(engine, _Hooks([]), synchronize=lambda: None, around_step=nullcontext)
-
-    patch.remove()
-
-    assert engine._INSTRUCTION_MAP is theirs
-
-
-def test_the_classes_map_is_never_changed() -> None:
-    before = dict(_Engine._INSTRUCTION_MAP)
-    engine, _, _ = _patched()
-    engine.train_batch()
-
-    assert before == _Engine._INSTRUCTION_MAP
-
-
-def test_what_stands_around_the_hooks_begins_before_them_and_ends_after() -> None:
+def test_contexts_around_hooks_and_step_are_entered_in_this_order_and_left_after_a_failure() -> (
+    None
+):
     log: list[str] = []
 
     @contextmanager
     def around(name: str) -> Iterator[None]:
         log.append(f"enter {name}")
-        yield
-        log.append(f"leave {name}")
+        try:
+            yield
+        finally:
+            log.append(f"leave {name}")
 
-    engine = _Engine(log)
-    EnginePatch(
-        engine,
-        _Hooks(log),
-        synchronize=lambda: None,
-        around_step=lambda: around("step"),
-        around_hooks=lambda: around("hooks"),
-    )
-    engine.train_batch()
-    assert log[:3] == ["enter hooks", "step begins", "enter step"]
-    assert log[-3:] == ["leave step", "step ends", "leave hooks"]
+    engine, _ = patched(around_step=lambda: around("step"), around_hooks=lambda: around("hooks"))
+    engine.log = log
+    patch_log = log
+    engine.train_batch(COMPUTATIONS)
+    with pytest.raises(KeyError):
+        engine.train_batch([(int, 0)])
+    contexts = [line for line in patch_log if line.startswith(("enter", "leave"))]
+    assert contexts == ["enter hooks", "enter step", "leave step", "leave hooks"] * 2
+
+
+def test_removing_restores_the_classes_own_attributes() -> None:
+    before = dict(Engine._INSTRUCTION_MAP)
+    engine, patch = patched(schedule_for=lambda stock: f"other than {stock}")
+    engine._exec_schedule("1f1b")
+    patch.remove()
+    patch.remove()
+    assert list(vars(engine)) == ["log"]
+    assert before == Engine._INSTRUCTION_MAP
+    engine._exec_schedule("1f1b")
+    assert engine.log == ["run other than 1f1b", "run 1f1b"]
+
+
+def test_removing_restores_a_map_that_another_program_has_set_on_the_engine() -> None:
+    engine = Engine()
+    theirs = {**Engine._INSTRUCTION_MAP}
+    vars(engine)["_INSTRUCTION_MAP"] = theirs
+    patch = EnginePatch(engine, HookLog(), synchronize=print, around_step=nullcontext)
+    assert engine._INSTRUCTION_MAP is not theirs
+    patch.remove()
+    assert engine._INSTRUCTION_MAP is theirs
 
 
 def test_wrappers_stand_between_deepspeed_and_the_hooks_the_first_innermost() -> None:
-    log: list[str] = []
-
     def wrapper(name: str) -> InstructionWrapper:
-        def wrapped(execute: Execute) -> Execute:
-            def call(*args: object, **kwargs: object) -> object:
-                log.append(name)
-                return execute(*args, **kwargs)
+        def wrap(instructions: dict[type, Any]) -> dict[type, Any]:
+            execute = instructions[schedule.ForwardPass]
 
-            return call
+            def call(engine: Engine, **kwargs: object) -> object:
+                engine.log.append(name)
+                return execute(engine, **kwargs)
 
-        return lambda instructions: {
-            **instructions,
-            schedule.ForwardPass: wrapped(instructions[schedule.ForwardPass]),
-        }
+            return {**instructions, schedule.ForwardPass: call}
 
-    engine = _Engine(log)
+        return wrap
+
+    engine, _ = patched(wrappers=[wrapper("inner"), wrapper("outer")])
+    engine.train_batch(COMPUTATIONS)
+    assert engine.log[2:6] == ["forward 0 of 0", "outer", "inner", "ForwardPass 0"]
+
+
+# ------------------------------------------------------------------ transfers
+
+
+def transfers_of(instructions: Sequence[Instruction], num_steps: int = 1) -> list[str]:
+    """Timed transfers of the last step."""
+    engine = Engine()
+    hooks = HookLog(engine.log)
     EnginePatch(
         engine,
-        _Hooks(log),
-        synchronize=lambda: None,
+        hooks,
+        synchronize=hooks.synchronize,
         around_step=nullcontext,
-        wrappers=[wrapper("inner"), wrapper("outer")],
+        transfers=TransferLog(engine.log),
     )
-    engine.train_batch()
-    assert log[1:6] == ["forward 0 begins", "outer", "inner", "forward in 0", "forward 0 ends"]
+    for _ in range(num_steps):
+        engine.log.clear()
+        engine.train_batch(instructions)
+    for kind in ("forward 0", "forward 1", "backward 0", "backward 1"):
+        begins = engine.log.index(f"{kind} of 0")
+        assert engine.log[begins - 2 : begins] == ["synchronize", "tell"]
+    assert engine.log[-2:] == ["tell the rest", "step ends"]
+    return [line for line in engine.log if line.startswith("]")]
 
 
-def test_another_schedule_is_run_in_the_place_of_deepspeeds_until_it_is_removed() -> None:
+def test_every_transfer_is_timed_and_a_send_has_its_microbatch() -> None:
+    expected = [
+        "] receive forward None",
+        "] send forward 0",
+        "] receive forward None",
+        "] receive backward None",
+        "] send forward 1",
+        "] send backward 0",
+        "] receive backward None",
+        "] send backward 1",
+    ]
+    assert transfers_of(STEP) == expected
+    # Buffers are used again in the next step, in whatever order.
+    swapped = [(kind, 1 - buffer_id) for kind, buffer_id in STEP]
+    assert transfers_of(swapped, num_steps=2) == expected
+
+
+def test_transfers_of_a_failed_step_and_of_an_evaluation_are_not_told() -> None:
     log: list[str] = []
-    engine = _Engine(log)
-    patch = EnginePatch(
-        engine,
-        _Hooks([]),
-        synchronize=lambda: None,
-        around_step=nullcontext,
-        schedule_for=lambda stock: f"other than {stock}",
-    )
-    engine._exec_schedule("1f1b")
-    patch.remove()
-    engine._exec_schedule("1f1b")
-    assert log == ["run other than 1f1b", "run 1f1b"]
-    assert list(vars(engine)) == ["log"]
+    engine, _ = patched(transfers=TransferLog(log))
+    with pytest.raises(KeyError):
+        engine.train_batch([*STEP[:2], (int, 0)])
+    assert log[-1] == "forget"
+    log.clear()
+    engine._INSTRUCTION_MAP[schedule.RecvActivation](engine, buffer_id=0)
+    assert log == []
+
+
+# ------------------------------------------------------------------ microbatches of buffers
+
+
+@given(num_microbatches=st.integers(1, 20), num_buffers=st.integers(1, 8), data=st.data())
+def test_every_microbatch_gets_its_own_backward_in_any_order_of_buffers(
+    num_microbatches: int, num_buffers: int, data: st.DataObject
+) -> None:
+    microbatches = BufferMicrobatches()
+    microbatches.of_forward(0)
+    microbatches.clear()
+    assert microbatches.of_backward(0) is None
+    held: dict[int, int] = {}
+    done: list[int] = []
+    num_forwards = 0
+    while len(done) < num_microbatches:
+        free = [buffer for buffer in range(num_buffers) if buffer not in held]
+        may_run_forward = bool(free) and num_forwards < num_microbatches
+        if may_run_forward and (not held or data.draw(st.booleans())):
+            buffer = data.draw(st.sampled_from(free))
+            held[buffer] = microbatches.of_forward(buffer)
+            assert held[buffer] == num_forwards
+            num_forwards += 1
+        else:
+            buffer = data.draw(st.sampled_from(sorted(held)))
+            assert microbatches.of_backward(buffer) == held[buffer]
+            done.append(held.pop(buffer))
+    assert sorted(done) == list(range(num_microbatches))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption, kill_tree
-from flyball_lab.demo.run_folder import RunFolder, TrainedStep, read_witnessed_clocks, tail
+from flyball_lab.demo.run_folder import RunFolder, TrainedStep
 from flyball_lab.demo.training_process import check_training
 
 pytestmark = pytest.mark.slow
@@ -67,15 +67,6 @@ def test_killing_a_tree_reaches_descendants_in_sessions_of_their_own(tmp_path: P
     _assert_soon_dead(pids)
 
 
-def test_killing_a_tree_that_has_ended_only_reaps_it() -> None:
-    root = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    root.wait(30)
-
-    kill_tree(root)
-
-    assert root.returncode == 3
-
-
 def test_a_child_process_logs_both_its_outputs_and_tells_its_status(tmp_path: Path) -> None:
     program = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(4)"
     log = tmp_path / "log"
@@ -120,13 +111,6 @@ def test_a_signal_ends_a_pause() -> None:
             signal.signal(signal.SIGALRM, previous)
 
 
-def test_an_interruption_gives_the_signals_back() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interruption():
-        assert signal.getsignal(signal.SIGINT) != before[0]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
 @pytest.mark.parametrize(
     ("torchrun_says", "message"),
     [
@@ -166,19 +150,3 @@ def test_trained_steps_are_read_as_written_and_a_half_written_one_waits(tmp_path
         lines.write('{"step": 2, "plan_ver')
 
     assert folder.trained_steps() == steps
-
-
-def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    assert tail(log) == "(a.log was never written)"
-    log.write_text("")
-    assert tail(log) == "(a.log is empty)"
-    log.write_text("1\n2\n3\n")
-    assert tail(log, num_lines=2) == "2\n3"
-
-
-def test_witnessed_clocks_are_read_per_step(tmp_path: Path) -> None:
-    file = tmp_path / "clocks.json"
-    file.write_text('[[["forward", 1410], ["backward", 1200]], []]')
-
-    assert read_witnessed_clocks(file) == ((("forward", 1410), ("backward", 1200)), ())

@@ -89,20 +89,6 @@ def test_no_more_is_kept_than_may_be_under_way_and_a_microbatch_is_one(
         assert sends.over == [1.0, 1.5, 11.0]
 
 
-def test_what_is_kept_follows_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    sends, made = Sends(monkeypatch), eager()
-    made.follow(num_in_flight=3, num_in_flight_before=1)
-    with made.in_force():
-        activation = sending(made, schedule.SendActivation, 2)
-        gradient = sending(made, schedule.SendGrad, 0)
-        for value in (1, 2, 3, 4):
-            activation(value)
-        assert sends.over == [1.0]
-        gradient(11)
-        gradient(12)
-        assert sends.over == [1.0, 11.0]
-
-
 def test_a_sent_tensor_does_not_keep_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     sends, made = Sends(monkeypatch), eager()
     output = torch.ones((), requires_grad=True) * 2

@@ -87,11 +87,6 @@ def test_all_that_deepspeed_has_is_there_and_the_same() -> None:
     assert set(dir(deepspeed)) <= set(dir(envpipe))
 
 
-def test_what_deepspeed_sets_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed, "dist", "set later")
-    assert envpipe.dist == "set later"
-
-
 def test_a_name_that_deepspeed_does_not_have_is_refused_as_by_deepspeed() -> None:
     with pytest.raises(AttributeError, match="module 'deepspeed' has no attribute 'initialise'"):
         envpipe.initialise  # noqa: B018 - its absence is the test
@@ -156,33 +151,10 @@ def test_deepspeed_is_given_the_very_arguments(told: Told) -> None:
     assert list(config) == ["train_batch_size", "envpipe", "flyball"]
 
 
-def test_a_variable_attaches_without_a_block(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENVPIPE_TYPE", "uniform")
-    envpipe.initialize(model=MODEL, config={})
-    assert [configured.arguments["policy"] for configured in told.attached] == ["uniform"]
-
-
-def test_without_block_and_variable_the_engine_is_plain(told: Told) -> None:
-    engine, *_ = envpipe.initialize(model=MODEL, config={"train_batch_size": 8})
-    assert told.attached == []
-    assert engine.flyball_session is None
-
-
-def test_a_config_that_is_missing_is_left_to_deepspeed(told: Told) -> None:
-    envpipe.initialize(model=MODEL)
-    assert told.to_deepspeed == [((), {"model": MODEL})]
-    assert told.attached == []
-
-
 def test_a_wrong_block_is_found_out_before_deepspeed_starts(told: Told) -> None:
     with pytest.raises(ValueError, match=r"^envpipe\.type must be one of baseline, uniform"):
         envpipe.initialize(model=MODEL, config={"envpipe": {"type": "best"}})
     assert told.to_deepspeed == []
-
-
-def test_an_argument_that_deepspeed_does_not_have_is_refused(told: Told) -> None:
-    with pytest.raises(TypeError, match="'modle'"):
-        envpipe.initialize(modle=MODEL, config={})
 
 
 @pytest.mark.parametrize(("rank", "num_lines"), [(0, 1), (1, 0)])
@@ -201,14 +173,6 @@ def test_another_engine_stays_plain_and_rank_0_says_so(
     assert "flyball_session" not in vars(engine)
     assert len(caplog.messages) == num_lines
     assert all(f"this is a {engine_type.__name__}" in message for message in caplog.messages)
-
-
-def test_another_engine_without_a_block_is_nothing_to_speak_of(
-    told: Told, caplog: pytest.LogCaptureFixture
-) -> None:
-    told.engine_type = DeepSpeedEngine
-    envpipe.initialize(model=MODEL, config={})
-    assert caplog.messages == []
 
 
 # ------------------------------------------------------------------ what EnvPipe's scripts ask

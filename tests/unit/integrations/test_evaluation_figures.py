@@ -32,7 +32,6 @@ from flyball_lab.evaluation.configurations import (
 )
 from flyball_lab.evaluation.figures import FIGURE_NAMES, Figure, make_figure
 from flyball_lab.evaluation.planned_run import RunResult
-from flyball_lab.evaluation.plots import write_plots
 from flyball_lab.evaluation.tables import COLUMNS, printed_table, rows_of, write_csv
 from flyball_profiles.examples import example_profile_path
 from flyball_wire.command import CommandError
@@ -84,18 +83,6 @@ def test_every_figure_has_frontier_in_both_orders(name: str) -> None:
         manners = [run.manner for run in group]
         assert manners[-2:] == [FRONTIER_1F1B, FRONTIER_ENVPIPE]
         assert manners[0] == (FRONTIER_1F1B if name == "orders" else BASELINE)
-
-
-def test_figure_12_shares_512_samples_out_over_the_pipelines_of_16_gpus() -> None:
-    for group in make_figure("12", []).groups.values():
-        for run in group:
-            assert run.num_ranks == 16
-            assert run.num_pipelines * run.num_microbatches * 2 == 512
-
-
-def test_figure_13_has_one_two_and_four_times_as_many_microbatches_as_stages() -> None:
-    groups = make_figure("13", [example_model()]).groups.values()
-    assert [group[0].num_microbatches for group in groups] == [4, 8, 16] * 4 + [8, 16, 32]
 
 
 def test_the_heavier_last_stage_takes_longer_at_the_same_power() -> None:
@@ -177,16 +164,6 @@ def test_the_csv_has_every_column_with_its_unit(tmp_path: Path) -> None:
     assert "-0.0" not in table
 
 
-def test_plots_are_pictures_that_say_what_they_are(tmp_path: Path) -> None:
-    figure = tiny_figure()
-    rows = rows_of(figure, {run: result_of(run, 2.0, 100.0) for run in figure.runs})
-    png, svg = write_plots(figure, rows, tmp_path)
-    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    text = " ".join(re.findall(r"<!-- (.*?) -->", svg.read_text()))
-    assert FITTED in text
-    assert "emulated energy" in text
-
-
 # ------------------------------------------------------------------ the command
 
 
@@ -238,24 +215,6 @@ def test_the_whole_command_writes_its_files_and_prints_json_alone(
     assert re.search(r"^Stage 3 \| \[F0 1530 \d+\.\d\]", captured.err, flags=re.MULTILINE)
 
 
-def test_a_prediction_that_is_missed_fails_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "make_figure", lambda *_: tiny_figure())
-    monkeypatch.setattr(command, "_planner", lambda _: nullcontext(("", tmp_path, {})))
-    monkeypatch.setattr(
-        command,
-        "run_configuration",
-        lambda _url, _job, run, **_: replace(
-            result_of(run, 2.0, 100.0), predicted_iteration_time_s=1.9
-        ),
-    )
-    assert main(["evaluate", "--figure", "9", "-o", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert "differ by more than 3 %" in captured.err
-    assert "5.26" in captured.out
-
-
 def test_ctrl_c_ends_the_command_and_its_planner(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "flyball_client", "evaluate", "--figure", "13", "-o", str(tmp_path)],
@@ -284,3 +243,21 @@ def children_of(pid: int) -> list[int]:
     """The processes that this one has started."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_a_prediction_that_is_missed_fails_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "make_figure", lambda *_: tiny_figure())
+    monkeypatch.setattr(command, "_planner", lambda _: nullcontext(("", tmp_path, {})))
+    monkeypatch.setattr(
+        command,
+        "run_configuration",
+        lambda _url, _job, run, **_: replace(
+            result_of(run, 2.0, 100.0), predicted_iteration_time_s=1.9
+        ),
+    )
+    assert main(["evaluate", "--figure", "9", "-o", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "differ by more than 3 %" in captured.err
+    assert "5.26" in captured.out

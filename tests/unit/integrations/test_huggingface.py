@@ -137,17 +137,6 @@ def test_the_slices_hold_every_layer_once_in_order(model: PreTrainedModel, num_s
     assert held == {id(one) for one in model.parameters()}
 
 
-def test_labels_that_do_not_count_are_passed_over_as_in_the_whole_model(
-    model: PreTrainedModel,
-) -> None:
-    text = tokens()
-    labels = text.clone()
-    labels[:, 4:8] = -100
-    whole = model(text, labels=labels)
-    assert next_token_loss(whole.logits, labels).item() == pytest.approx(whole.loss.item())
-    assert whole.loss.item() != model(text, labels=text).loss.item()
-
-
 # ------------------------------------------------------------------ the seed
 
 
@@ -161,27 +150,7 @@ def test_the_seed_alone_decides_the_weights() -> None:
     assert not torch.equal(one["lm_head.weight"], other["lm_head.weight"])
 
 
-def test_building_a_model_leaves_the_random_generator_as_it_was() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    build_causal_lm(CONFIGS["gpt2"], seed=7)
-    assert torch.equal(torch.rand(4), expected)
-
-
 # ------------------------------------------------------------------ tied weights
-
-
-@pytest.mark.parametrize("name", ["tied llama", "gpt2"])
-def test_tied_weights_are_one_parameter_after_a_step_too(name: str) -> None:
-    model = build_causal_lm(CONFIGS[name], seed=7)
-    first, last = stages_of(model, 2)
-    before = first[0].weight.detach().clone()
-    optimizer = torch.optim.SGD(first.parameters(), lr=1.0)
-    next_token_loss(last(first(tokens())), tokens()).backward()
-    optimizer.step()
-    assert last[-1].weight is first[0].weight
-    assert not torch.equal(last[-1].weight, before)
 
 
 def test_without_tied_weights_summing_gradients_asks_nobody() -> None:
@@ -219,17 +188,6 @@ def test_deepspeed_is_told_which_two_layers_are_one_weight() -> None:
         hidden = layer(hidden)
     scores = last.forward_fn(tied, hidden)
     assert torch.allclose(scores, model(tokens()).logits, atol=1e-6)
-
-
-def test_deepspeed_gets_plain_layers_where_nothing_is_tied() -> None:
-    model = build_causal_lm(CONFIGS["llama"], seed=7)
-    layers = deepspeed_layers(model, num_stages=2)
-    assert [type(layer).__name__ for layer in layers] == [
-        "Embedding",
-        *["RotaryBlock"] * 4,
-        "LlamaRMSNorm",
-        "Linear",
-    ]
 
 
 # ------------------------------------------------------------------ what is refused
@@ -270,22 +228,6 @@ def test_a_stage_that_does_not_exist_is_refused(stage: int) -> None:
 
 
 # ------------------------------------------------------------------ where to cut
-
-
-@pytest.mark.parametrize(
-    ("sizes", "num_parts", "cuts"),
-    [
-        ([5], 1, [0, 1]),
-        ([1, 1, 1, 1], 2, [0, 2, 4]),
-        ([6, 1, 1, 1, 3], 2, [0, 1, 5]),  # 6 | 6
-        ([1, 2, 3, 4, 5], 3, [0, 3, 4, 5]),  # 6 | 4 | 5
-        ([0, 0, 9], 3, [0, 1, 2, 3]),
-    ],
-)
-def test_the_largest_part_is_as_small_as_it_can_be(
-    sizes: list[int], num_parts: int, cuts: list[int]
-) -> None:
-    assert even_cuts(sizes, num_parts=num_parts) == cuts
 
 
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8), data=st.data())

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from megatron.core.pipeline_parallel import schedules
 
 from flyball_integrations.megatron import pipeline
-from flyball_integrations.megatron.order import interleaved, one_f_one_b
+from flyball_integrations.megatron.order import interleaved
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
 from flyball_integrations.shared import attachment
 from flyball_wire.messages import JobRegistration
@@ -89,25 +89,6 @@ def test_what_cannot_be_hooked_is_refused_and_nothing_is_changed(
     assert registered == []
 
 
-def test_an_option_that_there_is_not_is_refused_and_nothing_is_changed(
-    registered: list[JobRegistration],
-) -> None:
-    before = dict(vars(schedules))
-    wrong: dict[str, Any] = {"hook": "patch"}
-    with pytest.raises(TypeError, match=r"megatron\.pipeline\.attach\(\) got an .* 'hook'; did"):
-        attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu(), **wrong)
-    assert vars(schedules) == before
-    assert registered == []
-
-
-def test_attaching_before_the_ranks_have_their_places_is_refused(
-    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parallel_state, "model_parallel_is_initialized", lambda: False)
-    with pytest.raises(ValueError, match="initialize_model_parallel before attach"):
-        attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu())
-
-
 def test_a_step_without_an_attachment_goes_on_and_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -146,19 +127,6 @@ def test_a_megatron_that_lacks_a_name_is_told_by_version(
     assert registered == []
 
 
-def test_a_megatron_that_asks_parallel_state_for_the_stage_is_told_by_version(
-    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def get_pp_rank_microbatches(num_microbatches: int, num_model_chunks: int) -> None:
-        raise AssertionError("no order can be asked for")
-
-    monkeypatch.setattr(schedules, "get_pp_rank_microbatches", get_pp_rank_microbatches)
-    lacks = "has no p2p_communicator of get_pp_rank_microbatches"
-    with pytest.raises(ValueError, match=lacks):
-        attach(config(), job_id="job", num_microbatches=4, gpu=RecordingGpu())
-    assert registered == []
-
-
 def test_what_fails_late_leaves_megatron_alone(
     registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,14 +141,6 @@ def test_what_fails_late_leaves_megatron_alone(
             attach(made, job_id="job", num_microbatches=4, hooks=hooks, gpu=RecordingGpu())
         assert vars(schedules) == before
         assert made.timers is None
-
-
-def test_1f1b_is_registered_by_its_name(registered: list[JobRegistration]) -> None:
-    attach(config(), job_id="job", num_microbatches=4, planner_url=LOOPBACK, gpu=RecordingGpu())
-    (registration,) = registered
-    assert (registration.schedule, registration.order) == ("1f1b", None)
-    assert (registration.num_stages, registration.num_microbatches) == (2, 4)
-    assert registration.num_ranks == 2
 
 
 def test_a_job_without_a_profile_is_registered_as_attach_was_told(
@@ -241,11 +201,6 @@ def test_groups_of_microbatches_that_do_not_divide_are_megatrons_example() -> No
     assert [microbatch for microbatch, _ in orders[0].forwards] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
     assert [chunk for _, chunk in orders[0].forwards] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
     assert [order.num_warmup for order in orders] == [2 + 3, 3]
-
-
-def test_fewer_microbatches_than_stages_behind_all_warm_up() -> None:
-    order = one_f_one_b(stage=0, num_stages=4, num_microbatches=2)
-    assert _shortly(order.instructions()) == "F00 F10 B00 B10"
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     pytest.importorskip("megatron.core", reason="needs megatron-core")
 
 import torch
+from tests.unit.integrations.hook_log import HookLog, TransferLog
 
 from flyball_integrations.megatron.order import one_f_one_b
 from flyball_integrations.megatron.pipeline import patch_schedules
@@ -24,59 +25,9 @@ from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attachment import Overrides
 
 
-class WrittenHooks:
-    """The hooks, synchronization and transfers, written down in the order of their coming."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    def on_step_begin(self) -> None:
-        self.log.append("step begins")
-
-    def on_step_end(self) -> None:
-        self.log.append("step ends")
-
-    def on_step_failed(self) -> None:
-        self.log.append("step failed")
-
-    def on_instruction_begin(
-        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
-    ) -> None:
-        self.log.append(f"{kind} {microbatch} of chunk {chunk} begins")
-
-    def on_instruction_end(
-        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
-    ) -> None:
-        self.log.append(f"{kind} {microbatch} of chunk {chunk} ends")
-
-    def synchronize(self) -> None:
-        self.log.append("synchronized")
-
-    def instructions(self) -> list[str]:
-        """Return what began, shortly."""
-        return [line.removesuffix(" begins") for line in self.log if " of chunk " in line][::2]
-
-
-class WrittenTransfers:
-    """A TransferTimer that writes into the hooks' log."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def begin(self) -> None:
-        self.log.append("transfer begins")
-
-    def end(self, transfer: str, kind: str, microbatch: int | None) -> None:
-        self.log.append(f"{transfer} of {kind} {microbatch}")
-
-    def tell(self) -> None:
-        pass
-
-    def end_step(self) -> None:
-        self.log.append("transfers told")
-
-    def forget(self) -> None:
-        self.log.append("transfers forgotten")
+def instructions(hooks: HookLog) -> list[str]:
+    """What began."""
+    return [line for line in hooks.log if " of " in line and not line.endswith("ends")]
 
 
 def schedules(run: Callable[[SimpleNamespace], None]) -> SimpleNamespace:
@@ -103,7 +54,7 @@ def schedules(run: Callable[[SimpleNamespace], None]) -> SimpleNamespace:
 
 
 def patched(
-    run: Callable[[SimpleNamespace], None], hooks: WrittenHooks
+    run: Callable[[SimpleNamespace], None], hooks: HookLog
 ) -> tuple[SimpleNamespace, MegatronTraining, Overrides]:
     """The module with hooks, and what takes them off."""
     module = schedules(run)
@@ -127,38 +78,38 @@ def test_a_backward_is_known_by_the_output_that_it_is_given() -> None:
         # None of this step's.
         module.backward_step(None, output_tensor=object())
 
-    hooks = WrittenHooks()
+    hooks = HookLog()
     module, _, _ = patched(run, hooks)
     assert module.forward_backward_no_pipelining() == "losses"
-    assert hooks.instructions() == [
-        "forward 0 of chunk 0",
-        "forward 1 of chunk 0",
-        "forward 0 of chunk 1",
-        "forward 1 of chunk 1",
-        "backward 0 of chunk 1",
-        "backward 0 of chunk 0",
-        "backward 1 of chunk 1",
-        "backward 1 of chunk 0",
-        "backward None of chunk 0",
+    assert instructions(hooks) == [
+        "forward 0 of 0",
+        "forward 1 of 0",
+        "forward 0 of 1",
+        "forward 1 of 1",
+        "backward 0 of 1",
+        "backward 0 of 0",
+        "backward 1 of 1",
+        "backward 1 of 0",
+        "backward None of 0",
     ]
 
 
 def test_the_device_is_waited_for_before_every_hook_of_an_instruction() -> None:
-    hooks = WrittenHooks()
+    hooks = HookLog()
     module, _, _ = patched(lambda module: module.forward_step("model", current_microbatch=3), hooks)
     module.forward_backward_pipelining_without_interleaving()
     assert hooks.log == [
         "step begins",
-        "synchronized",
-        "forward 3 of chunk 0 begins",
-        "synchronized",
-        "forward 3 of chunk 0 ends",
+        "synchronize",
+        "forward 3 of 0",
+        "synchronize",
+        "forward 3 of 0 ends",
         "step ends",
     ]
 
 
 def test_what_is_no_training_is_not_hooked() -> None:
-    hooks = WrittenHooks()
+    hooks = HookLog()
     module, training, _ = patched(lambda module: module.forward_step("model"), hooks)
     module.forward_backward_no_pipelining(forward_only=True)
     module.forward_step("model")
@@ -169,7 +120,7 @@ def test_what_is_no_training_is_not_hooked() -> None:
 
 
 def test_a_step_that_holds_more_than_the_call_ends_when_it_is_left() -> None:
-    hooks = WrittenHooks()
+    hooks = HookLog()
     module, training, _ = patched(lambda module: None, hooks)
     with training.training_step():
         module.forward_backward_no_pipelining()
@@ -180,7 +131,7 @@ def test_a_step_that_holds_more_than_the_call_ends_when_it_is_left() -> None:
 
 def test_a_call_that_fails_fails_its_step_and_the_next_is_a_step_again() -> None:
     models = iter(["broken", "model"])
-    hooks = WrittenHooks()
+    hooks = HookLog()
     module, _, _ = patched(lambda module: module.forward_step(next(models)), hooks)
     with pytest.raises(RuntimeError, match="no memory"):
         module.forward_backward_no_pipelining()
@@ -192,19 +143,11 @@ def test_a_call_that_fails_fails_its_step_and_the_next_is_a_step_again() -> None
     assert hooks.log[-1] == "step ends"
 
 
-def test_a_failure_inside_a_wider_step_is_told_once() -> None:
-    hooks = WrittenHooks()
-    module, training, _ = patched(lambda module: module.forward_step("broken"), hooks)
-    with pytest.raises(RuntimeError, match="no memory"), training.training_step():
-        module.forward_backward_no_pipelining()
-    assert [line for line in hooks.log if line.startswith("step")] == ["step begins", "step failed"]
-
-
 def test_the_module_is_as_before_when_the_hooks_are_taken_off() -> None:
     module = schedules(lambda module: None)
     before = dict(vars(module))
     overrides = Overrides()
-    hooks = WrittenHooks()
+    hooks = HookLog()
     training = MegatronTraining(hooks, synchronize=hooks.synchronize)
     patch_schedules(module, training, overrides)
     assert len({name for name in before if before[name] is not vars(module)[name]}) == 5
@@ -230,8 +173,8 @@ def run_1f1b(timers: Any, num_microbatches: int) -> None:  # noqa: ANN401 - call
     timers("forward-backward").stop()
 
 
-def hooked_timers(inner: object, hooks: WrittenHooks, num_microbatches: int) -> HookedTimers:
-    transfers = WrittenTransfers(hooks.log)
+def hooked_timers(inner: object, hooks: HookLog, num_microbatches: int) -> HookedTimers:
+    transfers = TransferLog(hooks.log)
     return HookedTimers(
         inner,
         MegatronTraining(hooks, synchronize=hooks.synchronize, transfers=transfers),
@@ -241,58 +184,47 @@ def hooked_timers(inner: object, hooks: WrittenHooks, num_microbatches: int) -> 
 
 
 def test_timers_tell_the_instructions_of_a_step_and_what_was_received() -> None:
-    hooks = WrittenHooks()
+    hooks = HookLog()
     timers = hooked_timers(None, hooks, 2)
     for _ in range(2):
         hooks.log.clear()
         run_1f1b(timers, 2)
-        assert [line for line in hooks.log if line != "synchronized"] == [
-            "transfers forgotten",
+        assert [line for line in hooks.log if line not in {"synchronize", "tell"}] == [
+            "forget",
             "step begins",
-            "forward 0 of chunk 0 begins",
-            "forward 0 of chunk 0 ends",
-            "forward 1 of chunk 0 begins",
-            "forward 1 of chunk 0 ends",
-            "transfer begins",
-            "receive of backward None",
-            "backward 0 of chunk 0 begins",
-            "backward 0 of chunk 0 ends",
-            "backward 1 of chunk 0 begins",
-            "backward 1 of chunk 0 ends",
-            "transfers told",
+            "forward 0 of 0",
+            "forward 0 of 0 ends",
+            "forward 1 of 0",
+            "forward 1 of 0 ends",
+            "[",
+            "] receive backward None",
+            "backward 0 of 0",
+            "backward 0 of 0 ends",
+            "backward 1 of 0",
+            "backward 1 of 0 ends",
+            "tell the rest",
             "step ends",
         ]
 
 
-def test_more_instructions_than_the_order_has_are_told_without_a_microbatch() -> None:
-    hooks = WrittenHooks()
-    run_1f1b(hooked_timers(None, hooks, 1), 2)
-    assert hooks.instructions() == [
-        "forward 0 of chunk 0",
-        "forward None of chunk 0",
-        "backward 0 of chunk 0",
-        "backward None of chunk 0",
-    ]
-
-
 def test_timers_without_gradients_are_an_evaluation() -> None:
-    hooks = WrittenHooks()
+    hooks = HookLog()
     timers = hooked_timers(None, hooks, 2)
     with torch.no_grad():
         run_1f1b(timers, 2)
     assert hooks.log == []
     run_1f1b(timers, 2)
-    assert len(hooks.instructions()) == 4
+    assert len(instructions(hooks)) == 4
 
 
 def test_a_call_that_never_ended_does_not_shift_the_next_ones_microbatches() -> None:
-    hooks = WrittenHooks()
+    hooks = HookLog()
     timers = hooked_timers(None, hooks, 2)
     timers("forward-backward", log_level=1).start()
     timers("forward-compute", log_level=2).start()
     hooks.log.clear()
     run_1f1b(timers, 2)
-    assert hooks.instructions()[0] == "forward 0 of chunk 0"
+    assert instructions(hooks)[0] == "forward 0 of 0"
     assert hooks.log.count("step begins") == 1
 
 
@@ -315,7 +247,7 @@ class Timers:
 
 def test_timers_that_were_there_are_asked_as_without_hooks() -> None:
     alone, behind = Timers(), Timers()
-    hooks = WrittenHooks()
+    hooks = HookLog()
     timers: Any = hooked_timers(behind, hooks, 2)
     run_1f1b(alone, 2)
     run_1f1b(timers, 2)
@@ -323,9 +255,9 @@ def test_timers_that_were_there_are_asked_as_without_hooks() -> None:
     assert behind.log == [*alone.log, ("optimizer", 1, "start", False)]
     assert timers("forward-compute").elapsed() == 1.5
     assert timers.write() == "written"
-    assert len(hooks.instructions()) == 4
+    assert len(instructions(hooks)) == 4
 
 
 def test_a_copied_config_keeps_the_same_timers() -> None:
-    config = SimpleNamespace(timers=hooked_timers(None, WrittenHooks(), 2))
+    config = SimpleNamespace(timers=hooked_timers(None, HookLog(), 2))
     assert deepcopy(config).timers is config.timers

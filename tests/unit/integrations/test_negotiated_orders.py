@@ -71,33 +71,6 @@ class Ranks:
         return OrderSwitch(engine(stage_id=rank), negotiation=negotiation, meter=meter)
 
 
-def test_1f1b_is_run_as_a_plans_order_where_the_planner_chose_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(World(2, monkeypatch), monkeypatch)
-    plans = [plan(order) for order in ONE_F_ONE_B]
-    runs = [ranks.step(plans) for _ in range(12)]
-    # Compared in the ninth step, exchanged in the tenth.
-    assert runs == [[None, None]] * 10 + [plans] * 2
-    assert ranks.told == [(RankMemory(activation_bytes=100, free_bytes=0),) * 2] * 2
-    for stage_id, switch in enumerate(ranks.switches):
-        own = stock(stage_id=stage_id)
-        planned = switch.schedule_for(own)
-        assert isinstance(planned, PlannedSchedule)
-        assert [kind for kind, _ in computed(planned)] == [kind for kind, _ in computed(own)]
-
-
-def test_an_order_beyond_memory_leaves_deepspeeds_own_schedule_in_force(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ranks = Ranks(World(2, monkeypatch), monkeypatch)
-    plans = [plan(order) for order in EXTRA_IN_FRONT]
-    assert [ranks.step(plans) for _ in range(12)] == [[None, None]] * 12
-    own = stock()
-    assert ranks.switches[0].schedule_for(own) is own
-    assert any("it holds 1 microbatches more than 1F1B" in line for line in caplog.messages)
-
-
 # ------------------------------------------------------------------ while a profile is measured
 
 
@@ -140,23 +113,6 @@ class FollowingRanks(Ranks):
 OWN = ["own FFBFBB", "own FBFBFB"]
 EXTRA = ["planned FFFBBB", "planned FBFBFB"]
 GPIPE = ["planned FFFBBB", "planned FFFBBB"]
-
-
-def test_probe_plans_set_clocks_at_once_and_change_no_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = FollowingRanks(monkeypatch)
-    assert ranks.run_steps(4) == [([0, 0], OWN)] * 4
-    for version in (1, 2, 3):
-        ranks.put(ONE_F_ONE_B, version=version, num_rows=2)
-        # Longer than it takes to agree on an order.
-        assert ranks.run_steps(12) == [([version, version], OWN)] * 12
-    # The plan that is made from the profile does change it, and the clocks in the same step.
-    ranks.put(EXTRA_IN_FRONT, version=4)
-    steps = ranks.run_steps(12)
-    first = steps.index(([4, 4], EXTRA))
-    assert 2 <= first <= 10
-    assert steps == [([3, 3], OWN)] * first + [([4, 4], EXTRA)] * (12 - first)
 
 
 def test_steps_for_a_comparison_set_clocks_at_once_in_the_order_that_was_agreed_on(

@@ -81,17 +81,6 @@ def test_two_steps_after_a_comparison_all_ranks_have_the_orders_of_all_stages(
         assert decision.orders == (EXTRA, PLAIN)
 
 
-def test_what_is_decided_is_not_decided_again_and_costs_one_comparison_a_period(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch, period_steps=8)
-    ranks.held = [offer(1, EXTRA), offer(1, PLAIN)]
-    decided(ranks.steps(3)[-1])
-    assert ranks.world.num_collectives == 2
-    assert nothing(ranks.steps(5 + 16))
-    assert ranks.world.num_collectives == 4
-
-
 @pytest.mark.parametrize("late", [None, offer(1, PLAIN)], ids=["none yet", "an older one"])
 def test_nothing_is_decided_before_the_last_rank_holds_the_version(
     monkeypatch: pytest.MonkeyPatch, late: Offer | None
@@ -179,8 +168,3 @@ def test_it_can_be_closed_in_any_step(monkeypatch: pytest.MonkeyPatch, num_steps
     ranks.held = [offer(1, EXTRA), offer(1, PLAIN)]
     ranks.steps(num_steps)
     ranks.world.on_each(lambda rank: ranks.agreements[rank].close())
-
-
-def test_a_period_too_short_for_both_collectives_is_refused() -> None:
-    with pytest.raises(ValueError, match="period_steps must be at least 3, not 2"):
-        OrderAgreement(stage=0, num_stages=1, period_steps=2)

@@ -111,11 +111,6 @@ def test_1f1b_with_extra_forwards_deadlocks_where_eager_sends_wait() -> None:
         PipelineChecker(eager, sends="waiting").run()
 
 
-def test_a_step_ends_as_deepspeeds_own() -> None:
-    (alone,) = schedules([order("F0 B0")], "eager")
-    assert written(alone) == "L0 F0 B0 T R O"
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -189,6 +184,29 @@ def test_every_order_either_runs_right_or_is_refused(
     assert run(orders, p2p).most_in_flight == [each.num_in_flight for each in orders]
 
 
+@given(
+    num_stages=st.integers(2, 6),
+    num_microbatches=st.integers(1, 12),
+    extras=st.lists(st.integers(0, 8), min_size=6, max_size=6),
+)
+def test_a_buffer_is_held_no_longer_than_its_microbatch_needs(
+    num_stages: int, num_microbatches: int, extras: list[int]
+) -> None:
+    falling = sorted(extras[: num_stages - 1], reverse=True)
+    counts = [num_stages - stage + extra for stage, extra in enumerate([*falling, 0])]
+    orders = [in_front(num_microbatches, count) for count in counts]
+    for each, planned in zip(orders, schedules(orders, "eager"), strict=True):
+        assert planned.num_pipe_buffers() == each.num_in_flight
+    for stage, planned in enumerate(schedules(orders, "pulled")):
+        # A gradient waits until the stage before takes it, an input with it.
+        before = orders[max(0, stage - 1)].num_in_flight
+        assert (
+            orders[stage].num_in_flight
+            <= planned.num_pipe_buffers()
+            <= max(before, orders[stage].num_in_flight)
+        )
+
+
 @st.composite
 def contexts(draw: st.DrawFn) -> ScheduleContext:
     """Two to six stages of any times, with room for any number of activations."""
@@ -219,26 +237,3 @@ def test_every_order_that_the_planner_makes_runs_right(
         for stage in make_schedule(name, context).stages
     ]
     run(orders, p2p)
-
-
-@given(
-    num_stages=st.integers(2, 6),
-    num_microbatches=st.integers(1, 12),
-    extras=st.lists(st.integers(0, 8), min_size=6, max_size=6),
-)
-def test_a_buffer_is_held_no_longer_than_its_microbatch_needs(
-    num_stages: int, num_microbatches: int, extras: list[int]
-) -> None:
-    falling = sorted(extras[: num_stages - 1], reverse=True)
-    counts = [num_stages - stage + extra for stage, extra in enumerate([*falling, 0])]
-    orders = [in_front(num_microbatches, count) for count in counts]
-    for each, planned in zip(orders, schedules(orders, "eager"), strict=True):
-        assert planned.num_pipe_buffers() == each.num_in_flight
-    for stage, planned in enumerate(schedules(orders, "pulled")):
-        # A gradient waits until the stage before takes it, an input with it.
-        before = orders[max(0, stage - 1)].num_in_flight
-        assert (
-            orders[stage].num_in_flight
-            <= planned.num_pipe_buffers()
-            <= max(before, orders[stage].num_in_flight)
-        )

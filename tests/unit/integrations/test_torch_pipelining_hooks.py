@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 import torch
+from tests.unit.integrations.hook_log import HookLog
 from tests.unit.integrations.torch_world import (
     CPU,
     WIDTH,
-    HookLog,
     schedule_in_chunks,
     schedule_of_one,
     stage_of_one,
@@ -25,9 +25,7 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, schedules
 
-from flyball_integrations.torch import private_schedules
 from flyball_integrations.torch.order_switch import ForwardMeter
-from flyball_integrations.torch.pipelining import registration_of
 from flyball_integrations.torch.schedule_patch import Instruction, SchedulePatch, WaitTimes
 
 
@@ -109,20 +107,6 @@ def test_a_step_that_fails_is_told_and_the_next_one_is_hooked_again() -> None:
         assert "backward 0 of 0 ends" in hooks.log
 
 
-def test_what_computes_inside_of_a_computation_is_not_hooked_and_runs_at_its_clock() -> None:
-    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
-    stage = schedule._stage
-    train(schedule)
-    vars(stage)["backward_weight_one_chunk"] = lambda microbatch: hooks.log.append("inner")
-    with _patched(schedule, hooks):
-        handle = stage.submod.register_forward_hook(
-            lambda *_: stage.backward_weight_one_chunk(0) and None
-        )
-        train(schedule)
-        handle.remove()
-    assert hooks.log[:4] == ["step begins", "forward 0 of 0", "inner", "forward 0 of 0 ends"]
-
-
 def test_a_step_ends_with_the_optimizer_where_it_is_given() -> None:
     hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
     optimizer = torch.optim.SGD(schedule._stage.submod.parameters(), lr=0.1)
@@ -137,15 +121,6 @@ def test_a_step_ends_with_the_optimizer_where_it_is_given() -> None:
     train(schedule)
     optimizer.step()
     assert hooks.log == []
-
-
-def test_an_optimizer_that_cannot_tell_of_its_steps_is_refused_and_nothing_is_hooked() -> None:
-    schedule = schedule_of_one()
-    optimizers: Any = [torch.optim.SGD(schedule._stage.submod.parameters(), lr=0.1)]
-    before, stage_before = dict(vars(schedule)), dict(vars(schedule._stage))
-    with pytest.raises(ValueError, match=r"register_step_post_hook, .* not list"):
-        SchedulePatch(schedule, HookLog(), synchronize=_nothing, optimizer=optimizers)
-    assert (vars(schedule), vars(schedule._stage)) == (before, stage_before)
 
 
 def test_hooks_that_cannot_all_be_set_are_taken_off_again() -> None:
@@ -169,15 +144,6 @@ def test_hooks_that_cannot_all_be_set_are_taken_off_again() -> None:
         )
     assert [vars(target) for target in (schedule, first, second)] == before
     assert len(optimizer._optimizer_step_post_hooks) == 0
-
-
-def test_chunks_are_numbered_in_the_order_of_the_model_whatever_the_list() -> None:
-    schedule = schedule_in_chunks()
-    schedule._stages.reverse()
-    hooks = HookLog()
-    with _patched(schedule, hooks):
-        assert [stage.stage_index for stage in private_schedules.stages_of(schedule)] == [0, 1]
-    assert registration_of(schedule).virtual_stages == ((0, 1),)
 
 
 # ------------------------------------------------------------------ waits
@@ -291,7 +257,3 @@ def test_on_a_gpu_a_microbatch_holds_what_its_forward_leaves_allocated(
         for num_bytes in (900, 200, 300):
             measured(num_bytes)
     assert meter.activation_bytes == 300
-
-
-def test_nothing_measured_is_no_bytes() -> None:
-    assert ForwardMeter(CPU).activation_bytes == 0

@@ -95,33 +95,6 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> Sequence[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_memory_is_measured_in_the_second_step_and_told_before_the_third(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rank = _Rank(monkeypatch)
-    measured = []
-    for _ in range(4):
-        rank.steps(1)
-        measured.append((rank.negotiation.is_measured_step, len(rank.told)))
-    assert measured == [(False, 0), (True, 0), (False, 1), (False, 1)]
-    # Free memory counts in whole microbatches, and at most all of them.
-    assert rank.told == [(RankMemory(activation_bytes=100, free_bytes=300),) * 2]
-
-
-def test_an_order_and_its_plan_are_in_force_from_the_step_in_which_all_agree(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rank, older, newer = _Rank(monkeypatch), _plan(1), _plan(2)
-    rank.steps(3)
-    assert rank.negotiation.choose_plan((older, newer)) is None
-    rank.agreement.says = (_ORDERS, "")
-    assert rank.steps(1) == [_ORDERS]
-    assert rank.negotiation.choose_plan((older, newer)) is newer
-    rank.agreement.says = None
-    assert rank.steps(2) == [None, None]
-    assert rank.negotiation.choose_plan((newer,)) is newer
-
-
 def test_nothing_is_offered_before_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = _Rank(monkeypatch)
     rank.negotiation.choose_plan((_plan(),))
@@ -171,20 +144,6 @@ def test_an_order_of_other_kinds_is_offered_as_none(
     assert offer is not None
     assert offer.order is None
     assert "only whole forwards and backwards can be run" in _warnings(caplog)[0]
-
-
-def test_what_the_ranks_cannot_run_together_is_said_and_what_is_in_force_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rank, plan = _Rank(monkeypatch), _plan()
-    rank.steps(3)
-    rank.negotiation.choose_plan((plan,))
-    rank.agreement.says = (None, "rank 1 cannot run it")
-    assert rank.steps(1) == [None]
-    assert rank.negotiation.choose_plan((plan,)) is None
-    assert _warnings(caplog) == [
-        "plan version 1 is not run, what is in force goes on: rank 1 cannot run it"
-    ]
 
 
 def test_ranks_that_cannot_be_reached_leave_1f1b_in_force(

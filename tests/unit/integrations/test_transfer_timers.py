@@ -115,17 +115,6 @@ def test_on_a_device_transfers_are_told_once_it_has_been_waited_for_and_not_wait
     assert device.num_waits == 0
 
 
-def test_events_are_used_again() -> None:
-    device, listener = Device(), Listener()
-    timer = DeviceTransferTimer(listener, make_event=device.make_event)
-    for ms in (125.0, 250.0, 375.0):
-        transfer(timer, device, ms)
-        device.synchronize()
-        timer.tell()
-    assert [time_s for _, _, time_s, _ in listener.told] == [0.125, 0.25, 0.375]
-    assert device.num_events == 2
-
-
 def test_the_sends_after_the_last_computation_are_told_when_the_step_ends() -> None:
     device, listener = Device(), Listener()
     timer = DeviceTransferTimer(listener, make_event=device.make_event)

@@ -1,4 +1,4 @@
-"""Schedules of torch's in this process alone, and hooks that write down what they are told."""
+"""Schedules of torch's in this process alone."""
 
 from __future__ import annotations
 
@@ -49,34 +49,3 @@ def train(schedule: Any) -> None:  # noqa: ANN401 - torch's
     """One step of the schedule."""
     batch = torch.ones(4, WIDTH)
     schedule.step(batch, target=batch)
-
-
-class HookLog:
-    """Hooks that write down what they are told."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    def on_step_begin(self) -> None:
-        """A step."""
-        self.log.append("step begins")
-
-    def on_step_end(self) -> None:
-        """Its end."""
-        self.log.append("step ends")
-
-    def on_step_failed(self) -> None:
-        """Its other end."""
-        self.log.append("step failed")
-
-    def on_instruction_begin(
-        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
-    ) -> None:
-        """A computation."""
-        self.log.append(f"{kind} {microbatch} of {chunk}")
-
-    def on_instruction_end(
-        self, kind: str, *, microbatch: int | None = None, chunk: int = 0
-    ) -> None:
-        """Its end."""
-        self.log.append(f"{kind} {microbatch} of {chunk} ends")

@@ -88,21 +88,6 @@ def test_the_backward_computes_the_forward_again_but_not_that_of_the_head() -> N
     assert 2 * forward_s < backward_s < 3 * forward_s
 
 
-def test_only_models_with_a_head_have_an_unbalanced_last_stage() -> None:
-    for name in fitted_model_names():
-        profile = load_fitted_model(name).profile
-        highest = [profile.points[stage, F][0].time_s for stage in range(profile.num_stages)]
-        if name.startswith("megatron"):
-            assert highest[-1] > 1.2 * highest[0] == pytest.approx(1.2 * highest[1])
-        elif not name.startswith("resnet"):
-            assert len(set(highest)) == 1
-
-
-def test_a_model_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(LookupError, match="no model 'bert'; known: bert-336m"):
-        load_fitted_model("bert")
-
-
 def test_every_figure_has_a_source_or_says_that_it_is_an_assumption() -> None:
     figures = [value for key, value in table().items() if key not in {"models", "gpus"}]
     figures += [figure for gpu in table()["gpus"].values() for figure in gpu.values()]

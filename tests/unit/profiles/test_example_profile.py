@@ -13,7 +13,7 @@ from tests.shared_data import needs_shared_data, published_profile
 
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve, parse_fitted_profile
-from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 
 pytestmark = pytest.mark.slow
@@ -43,10 +43,6 @@ def test_the_example_has_eight_stages_of_which_the_last_is_heavier() -> None:
         assert all(profile.points[stage, kind] == usual for stage in range(7))
         assert profile.at(7, kind, 1410).time_s > profile.at(0, kind, 1410).time_s
         assert [point.frequency_mhz for point in usual] == list(range(1410, 854, -15))
-
-
-def test_the_example_is_read_from_its_path() -> None:
-    assert read_stage_profile(example_profile_path()) == load_example_profile()
 
 
 def test_every_time_of_the_example_falls_strictly_with_the_clock() -> None:
@@ -81,22 +77,6 @@ def test_the_curves_are_their_formulas() -> None:
     assert energy.at(1400) == pytest.approx(20 - 3 * 1.4 + 7 * 0.4 + 50 * 0.4**2 - 40 * 0.2**2)
 
 
-def test_generating_gives_the_committed_csv_byte_for_byte(tmp_path: Path) -> None:
-    output = tmp_path / "generated.csv"
-    finished = run_script("generate_example_profile.py", "--output", output)
-    assert (finished.returncode, finished.stderr) == (0, "")
-    assert output.read_bytes() == example_profile_path().read_bytes()
-
-
-def test_the_check_tells_a_current_csv_from_a_changed_one(tmp_path: Path) -> None:
-    changed = tmp_path / "changed.csv"
-    changed.write_bytes(example_profile_path().read_bytes() + b"\n")
-    assert run_script("generate_example_profile.py", "--check").returncode == 0
-    finished = run_script("generate_example_profile.py", "--check", "--output", changed)
-    assert finished.returncode == 1
-    assert finished.stderr == f"{changed}: differs from what its coefficients give\n"
-
-
 @needs_shared_data
 def test_fitting_the_measurements_gives_the_committed_coefficients(tmp_path: Path) -> None:
     output = tmp_path / "fitted.toml"
@@ -115,14 +95,6 @@ def test_the_example_is_near_every_measurement_and_copies_none() -> None:
             assert fitted.time_s == pytest.approx(point.time_s, rel=0.0065)
             assert fitted.energy_j == pytest.approx(point.energy_j, rel=0.0135)
             assert (fitted.time_s, fitted.energy_j) != (point.time_s, point.energy_j)
-
-
-def test_every_fit_error_of_the_coefficients_is_below_one_and_a_half_percent() -> None:
-    table = tomllib.loads(COEFFICIENTS.read_text(encoding="utf-8"))
-    for entry in table["instructions"]:
-        for quantity in ("time", "energy"):
-            errors = entry[quantity]
-            assert 0 < errors["rms_relative_error"] < errors["max_relative_error"] < 0.015
 
 
 def test_the_readme_of_the_data_gives_the_fit_errors_of_the_coefficients() -> None:
@@ -149,77 +121,3 @@ def test_a_profile_made_of_curves_is_fitted_back_to_those_curves(tmp_path: Path)
         for point, fitted in zip(points, again.points[key], strict=True):
             assert fitted.time_s == pytest.approx(point.time_s, rel=1e-4)
             assert fitted.energy_j == pytest.approx(point.energy_j, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "the profile is empty; its first line must be stage,"),
-        (
-            "stage,instruction,frequency,time,energy\n"
-            + "".join(
-                f"0,{kind},{clock_mhz},1,1\n"
-                for kind in ("forward", "backward")
-                for clock_mhz in (1400, 1300, 1250)
-            ),
-            "the measured clocks must be evenly spaced",
-        ),
-        (
-            "stage,instruction,frequency,time,energy\n"
-            + "".join(
-                f"0,{kind},{clock_mhz},1,1\n"
-                for kind in ("forward", "backward")
-                for clock_mhz in (1400, 1300, 1200)
-            ),
-            "no curve of the right shape fits the measured points",
-        ),
-    ],
-)
-def test_a_profile_that_cannot_be_fitted_is_one_line(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    measured = tmp_path / "bad.csv"
-    measured.write_text(text, encoding="utf-8")
-    output = tmp_path / "out.toml"
-    finished = run_script("fit_example_profile.py", "--measured", measured, "--output", output)
-    assert finished.returncode == 2
-    assert finished.stderr.startswith(f"{measured}: {message}")
-    assert len(finished.stderr.splitlines()) == 1
-    assert not output.exists()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("step_mhz = 15", "step_mhz = ", "not TOML: "),
-        ("step_mhz = 15", "step_mhz = 0", "the coefficients cannot be used: "),
-        ("step_mhz = 15", "", "the key 'step_mhz' is missing"),
-        ("knee_mhz", "knee", "the coefficients cannot be used: "),
-        ('"forward"', '"fwd"', "the coefficients cannot be used: "),
-        ("b_s = 0.0", 'b_s = "x" # ', "the coefficients cannot be used: b_s must be a number"),
-        ("stages = [7]", 'stages = ["7"]', "the coefficients cannot be used: stages must be"),
-        ("stages = [7]", "stages = [8]", "stage 7 is missing"),
-        ("p_j = ", "p_j = -9", "energy_j must be a finite positive number"),
-    ],
-)
-def test_coefficients_that_cannot_be_used_are_one_line(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
-    text = COEFFICIENTS.read_text(encoding="utf-8")
-    assert old in text
-    broken = tmp_path / "broken.toml"
-    broken.write_text(text.replace(old, new), encoding="utf-8")
-    finished = run_script(
-        "generate_example_profile.py", "--coefficients", broken, "--output", tmp_path / "out.csv"
-    )
-    assert finished.returncode == 2
-    assert finished.stderr.startswith(f"{broken}: {message}")
-    assert len(finished.stderr.splitlines()) == 1
-
-
-def test_coefficients_that_are_not_there_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError):
-        parse_fitted_profile("clocks = 3")
-    finished = run_script("generate_example_profile.py", "--coefficients", tmp_path / "none.toml")
-    assert finished.returncode == 2
-    assert "No such file" in finished.stderr

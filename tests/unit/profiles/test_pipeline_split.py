@@ -58,13 +58,6 @@ def test_tensor_parallel_ranks_inside_a_pipeline_are_merged() -> None:
     assert first.num_ranks_per_stage == second.num_ranks_per_stage == (2,)
 
 
-def test_the_order_of_rows_does_not_matter() -> None:
-    blocks = [rows(dp, stage, 0.1 + 0.1 * int(dp)) for dp in "01" for stage in range(2)]
-    lines = "".join(blocks).splitlines(keepends=True)
-    forwards = parse_pipeline_profiles(HEADER + "".join(lines))
-    assert parse_pipeline_profiles(HEADER + "".join(reversed(lines))) == forwards
-
-
 def test_pipelines_may_have_been_measured_at_other_clocks() -> None:
     """Other GPUs have other clocks; merged, that is refused."""
     text = HEADER + rows("0", 0, 0.1) + rows("1", 0, 0.1, (1980, 1500))
@@ -73,55 +66,6 @@ def test_pipelines_may_have_been_measured_at_other_clocks() -> None:
     assert [point.frequency_mhz for point in second.points[0, FORWARD]] == [1980, 1500]
     with pytest.raises(ProfileError, match="was measured on dp_rank 0 but not on dp_rank 1"):
         parse_stage_profile(text)
-
-
-def test_a_single_pipeline_is_one_profile() -> None:
-    text = HEADER + rows("0", 0, 0.1)
-    assert parse_pipeline_profiles(text) == (parse_stage_profile(text),)
-
-
-def test_a_profile_without_the_column_is_refused() -> None:
-    error = refusal(HEADER.removeprefix("dp_rank,") + "0,forward,1410,0.1,20\n")
-    assert error.message.startswith("the profile has no column dp_rank")
-
-
-def test_a_header_alone_is_refused_as_ever() -> None:
-    assert refusal(HEADER).message == "the profile has no rows; give at least forward and backward"
-
-
-def test_a_skipped_rank_is_refused_at_the_next_ones_first_line() -> None:
-    error = refusal(HEADER + rows("0", 0, 0.1) + rows("2", 0, 0.1))
-    assert error.message == "dp_rank 1 is missing; data-parallel ranks count from 0 without gaps"
-    assert error.line == 6
-
-
-def test_pipelines_of_different_stages_are_refused() -> None:
-    text = HEADER + rows("0", 0, 0.1) + rows("1", 0, 0.1) + rows("1", 1, 0.1)
-    error = refusal(text)
-    assert error.message.startswith(
-        "stage 1 backward was measured on dp_rank 1 but not on dp_rank 0;"
-    )
-    assert error.line == 12
-
-
-def test_pipelines_of_different_instructions_are_refused() -> None:
-    text = HEADER + rows("0", 0, 0.1) + rows("1", 0, 0.1)
-    more = "0,0,recompute,1410,0.1,5\n0,0,recompute,1200,0.1,4\n"
-    error = refusal(text + more)
-    assert error.message.startswith("stage 0 recompute was measured on dp_rank 0 but not on dp_ra")
-    assert error.line == 10
-
-
-def test_a_fault_inside_a_pipeline_names_the_pipeline_and_the_line() -> None:
-    text = HEADER + rows("0", 0, 0.1) + rows("1", 0, 0.1) + "1,0,forward,1410,0.1,20\n"
-    error = refusal(text)
-    assert error.message == (
-        "dp_rank 1: stage 0 forward at 1410 MHz on dp_rank 1 is given twice; first in line 6"
-    )
-    assert error.line == 10
-    error = refusal(HEADER + rows("0", 0, 0.1) + rows("1", 1, 0.1))
-    assert error.message == "dp_rank 1: stage 0 is missing; stages count from 0 without gaps"
-    assert error.line == 6
 
 
 def test_a_file_is_read_like_the_text_in_it(tmp_path: Path) -> None:
@@ -134,3 +78,42 @@ def test_a_file_is_read_like_the_text_in_it(tmp_path: Path) -> None:
     path.write_bytes(b"dp_rank\xff\n")
     with pytest.raises(ProfileError, match="not UTF-8 text"):
         read_pipeline_profiles(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "line"),
+    [
+        (HEADER, "the profile has no rows; give at least forward and backward", None),
+        (
+            HEADER.removeprefix("dp_rank,") + "0,forward,1410,0.1,20\n",
+            "the profile has no column dp_rank",
+            None,
+        ),
+        (
+            HEADER + rows("0", 0, 0.1) + rows("2", 0, 0.1),
+            "dp_rank 1 is missing; data-parallel ranks count from 0 without gaps",
+            6,
+        ),
+        (
+            HEADER + rows("0", 0, 0.1) + rows("1", 0, 0.1) + rows("1", 1, 0.1),
+            "stage 1 backward was measured on dp_rank 1 but not on dp_rank 0;",
+            12,
+        ),
+        (
+            HEADER + rows("0", 0, 0.1) + rows("1", 0, 0.1) + "1,0,forward,1410,0.1,20\n",
+            "dp_rank 1: stage 0 forward at 1410 MHz on dp_rank 1 is given twice; first in line 6",
+            10,
+        ),
+        (
+            HEADER + rows("0", 0, 0.1) + rows("1", 1, 0.1),
+            "dp_rank 1: stage 0 is missing; stages count from 0 without gaps",
+            6,
+        ),
+    ],
+)
+def test_pipelines_that_cannot_be_told_apart_or_differ_are_refused_in_one_line(
+    text: str, message: str, line: int | None
+) -> None:
+    error = refusal(text)
+    assert error.message.startswith(message)
+    assert error.line == line

@@ -49,20 +49,6 @@ def test_times_and_energies_below_a_billionth_are_refused(field: str) -> None:
         OperatingPoint(frequency_mhz=1400, **values)
 
 
-def test_points_stand_in_falling_frequency_whatever_order_they_came_in() -> None:
-    points = two_stages().points[0, FORWARD]
-    assert [point.frequency_mhz for point in points] == [1400, 900]
-
-
-def test_points_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        two_stages().points[0, FORWARD] = ()  # type: ignore[index]  # that is the point
-
-
-def test_a_point_is_found_by_stage_kind_and_clock() -> None:
-    assert two_stages().at(1, FORWARD, 900).time_s == 4.0
-
-
 @pytest.mark.parametrize(
     ("stage", "kind", "frequency_mhz"),
     [(2, FORWARD, 900), (0, InstructionKind.RECOMPUTE, 900), (0, FORWARD, 901)],
@@ -82,10 +68,6 @@ def test_selected_stages_are_renumbered_and_keep_their_ranks() -> None:
     assert shorter.points[0, BACKWARD] == whole.points[1, BACKWARD]
 
 
-def test_a_stage_may_be_selected_twice() -> None:
-    assert two_stages().select_stages((0, 0, 1)).num_ranks_per_stage == (1, 1, 4)
-
-
 @pytest.mark.parametrize("stages", [(2,), (-1,), ()])
 def test_selecting_no_stage_or_an_unknown_one_is_an_error(stages: tuple[int, ...]) -> None:
     with pytest.raises(ProfileError):
@@ -98,20 +80,9 @@ def test_every_stage_needs_at_least_one_rank(num_ranks_per_stage: tuple[int, ...
         StageProfile(points=two_stages().points, num_ranks_per_stage=num_ranks_per_stage)
 
 
-def test_a_stage_without_forward_is_refused() -> None:
-    with pytest.raises(ProfileError, match="stage 0 has no forward rows") as raised:
-        StageProfile(points={(0, BACKWARD): two_points()}, num_ranks_per_stage=(1,))
-    assert raised.value.stage == 0
-
-
 def test_the_same_frequency_twice_is_refused() -> None:
     twice = two_points() + two_points()
     with pytest.raises(ProfileError, match="stage 0 forward has the same frequency twice"):
         StageProfile(
             points={(0, FORWARD): twice, (0, BACKWARD): two_points()}, num_ranks_per_stage=(1,)
         )
-
-
-def test_an_error_is_located_by_source_and_line() -> None:
-    assert ProfileError("time is empty", line=7).located("p.csv") == "p.csv:7: time is empty"
-    assert ProfileError("it is empty").located("p.csv") == "p.csv: it is empty"

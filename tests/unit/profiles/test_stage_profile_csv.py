@@ -129,16 +129,6 @@ def test_frequencies_may_differ_by_stage_and_kind() -> None:
     assert [point.frequency_mhz for point in profile.points[0, BACKWARD]] == [1410, 1000]
 
 
-def test_a_split_backward_stands_for_a_whole_one() -> None:
-    text = SMALLEST.replace("backward", "backward_input")
-    text += "0,backward_weight,1410,0.1,5\n0,backward_weight,1200,0.2,4\n"
-    assert set(parse_stage_profile(text).points) == {
-        (0, FORWARD),
-        (0, InstructionKind.BACKWARD_INPUT),
-        (0, InstructionKind.BACKWARD_WEIGHT),
-    }
-
-
 def test_ranks_of_a_stage_take_the_slowest_time_and_the_energy_of_all() -> None:
     profile = parse_stage_profile(WIDE)
     assert profile.num_ranks_per_stage == (2,)
@@ -155,13 +145,6 @@ def test_any_one_rank_column_makes_the_key(kept: int) -> None:
     assert parse_stage_profile(narrow) == parse_stage_profile(WIDE)
 
 
-def test_stages_may_have_different_numbers_of_ranks() -> None:
-    second_stage = "\n".join(
-        f"2,0,1,0,1,{line.split(',', 1)[1]}" for line in SMALLEST.splitlines()[1:]
-    )
-    assert parse_stage_profile(WIDE + second_stage).num_ranks_per_stage == (2, 1)
-
-
 def test_a_file_is_read_as_its_text(tmp_path: Path) -> None:
     path = tmp_path / "profile.csv"
     path.write_bytes(b"\xef\xbb\xbf" + SMALLEST.encode())
@@ -176,12 +159,6 @@ def test_json_rows_are_read_like_csv_rows() -> None:
         {"stage": "0", "instruction": "backward", "frequency": "1200", "time": 0.4, "energy": 30},
     ]
     assert parse_stage_profile_rows(rows) == parse_stage_profile(SMALLEST)
-
-
-def test_json_rows_of_several_ranks_are_merged() -> None:
-    header, *lines = (line.split(",") for line in WIDE.splitlines())
-    rows = [dict(zip(header, cells, strict=True)) for cells in lines]
-    assert parse_stage_profile_rows(rows) == parse_stage_profile(WIDE)
 
 
 def test_a_profile_is_written_by_stage_then_kind_then_falling_clock() -> None:
