@@ -26,7 +26,7 @@ from flyball_integrations.deepspeed.activation_memory import ActivationMeter
 from flyball_integrations.deepspeed.order_switch import EagerP2P, OrderSwitch
 from flyball_integrations.deepspeed.settings import P2P, SCHEDULES
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
-from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout, Registering
+from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.instruction_hooks import (
     BufferMicrobatches,
     Execute,
@@ -34,13 +34,9 @@ from flyball_integrations.shared.instruction_hooks import (
     Instructions,
     InstructionWrapper,
 )
-from flyball_integrations.shared.order_agreement import OrderAgreement, OrderNegotiation, RankPlace
-from flyball_integrations.shared.rank_memory import free_cuda_bytes
-from flyball_integrations.shared.transfer_timers import (
-    DeviceTransferTimer,
-    HostTransferTimer,
-    TransferTimer,
-)
+from flyball_integrations.shared.order_agreement import RankPlace, open_negotiation
+from flyball_integrations.shared.rank_memory import check_free_memory
+from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
 from flyball_wire.messages import JobRegistration
 
 P = ParamSpec("P")
@@ -126,7 +122,7 @@ class EnginePatch:
                         loss = train_batch(*args, **kwargs)
                 except BaseException:
                     if self._transfers is not None:
-                        self._transfers.forget()
+                        self._transfers.discard()
                     self._hooks.on_step_failed()
                     raise
                 finally:
@@ -156,7 +152,7 @@ class EnginePatch:
             microbatch = microbatch_of(buffer_id)
             self._synchronize()
             if self._transfers is not None:
-                self._transfers.tell()
+                self._transfers.report()
             self._hooks.on_instruction_begin(kind, microbatch=microbatch)
             result = execute(engine, buffer_id=buffer_id, **kwargs)
             self._synchronize()
@@ -300,9 +296,25 @@ def _open_session(
         ends.opened.callback(eager.close)
     orders = None
     if schedule != "1f1b":
-        orders = _open_orders(engine, eager, registering, free_memory_bytes)
+        meter = ActivationMeter.of_device(engine.device)
+        negotiation = open_negotiation(
+            RankPlace(
+                rank=engine.global_rank,
+                stage=engine.stage_id,
+                num_stages=engine.num_stages,
+                num_microbatches=engine.micro_batches,
+            ),
+            meter,
+            free_memory_bytes=free_memory_bytes,
+            on_memory=registering.begin,
+        )
+        orders = OrderSwitch(engine, negotiation=negotiation, meter=meter, eager=eager)
         ends.opened.callback(orders.close)
     session = ends.open_session(None if orders is None else orders.choose_plan)
+    transfers = TransferTimer(session.on_transfer, clock_s=session.clock_s)
+    if engine.device.type != "cpu":
+        make_event = get_accelerator().Event
+        transfers = DeviceTransferTimer(session.on_transfer, make_event=make_event)
     patch = EnginePatch(
         engine,
         session,
@@ -311,41 +323,13 @@ def _open_session(
         around_hooks=nullcontext if orders is None else orders.around_step,
         wrappers=[part.wrap for part in (eager, orders) if part is not None],
         schedule_for=None if orders is None else orders.schedule_for,
-        transfers=_transfer_timer(engine, session),
+        transfers=transfers,
     )
     ends.opened.callback(patch.remove)
     session.start()
     if orders is None:
         registering.begin()
     return session
-
-
-def _open_orders(
-    engine: PipelineEngine,
-    eager: EagerP2P | None,
-    registering: Registering,
-    free_memory_bytes: int | None,
-) -> OrderSwitch:
-    meter = ActivationMeter.of_device(engine.device)
-    negotiation = OrderNegotiation(
-        RankPlace(
-            rank=engine.global_rank,
-            stage=engine.stage_id,
-            num_stages=engine.num_stages,
-            num_microbatches=engine.micro_batches,
-        ),
-        agreement=OrderAgreement(stage=engine.stage_id, num_stages=engine.num_stages),
-        activation_bytes=lambda: meter.activation_bytes,
-        free_bytes=lambda: free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes,
-        on_memory=registering.begin,
-    )
-    return OrderSwitch(engine, negotiation=negotiation, meter=meter, eager=eager)
-
-
-def _transfer_timer(engine: PipelineEngine, session: RankSession) -> TransferTimer:
-    if engine.device.type == "cpu":
-        return HostTransferTimer(session.on_transfer, clock_s=session.clock_s)
-    return DeviceTransferTimer(session.on_transfer, make_event=get_accelerator().Event)
 
 
 def _check_names(*, schedule: str, p2p: str, policy: str | None) -> None:
@@ -368,10 +352,4 @@ def _check_orders(
             f"schedule={schedule!r} needs p2p='eager' (gloo) or p2p='pulled': with DeepSpeed's"
             " own sends, which wait for the neighbour, its order would deadlock"
         )
-    if free_memory_bytes is None and engine.device.type != "cuda":
-        raise ValueError(
-            f"schedule={schedule!r} needs to know how much memory is free, which can be found"
-            " on a GPU only; give free_memory_bytes"
-        )
-    if free_memory_bytes is not None and free_memory_bytes < 0:
-        raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")
+    check_free_memory(f"schedule={schedule!r}", free_memory_bytes, engine.device)

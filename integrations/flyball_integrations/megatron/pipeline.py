@@ -39,11 +39,7 @@ from flyball_integrations.megatron.timers import HookedTimers
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
-from flyball_integrations.shared.transfer_timers import (
-    DeviceTransferTimer,
-    HostTransferTimer,
-    TransferTimer,
-)
+from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
 from flyball_wire.messages import JobRegistration
 
 CALLS = (
@@ -295,7 +291,7 @@ def _hook_timers(
     order: StageOrder,
     overrides: Overrides,
 ) -> MegatronTraining:
-    transfers: TransferTimer = HostTransferTimer(session.on_transfer, clock_s=session.clock_s)
+    transfers = TransferTimer(session.on_transfer, clock_s=session.clock_s)
     if torch.cuda.is_available():
         transfers = DeviceTransferTimer(session.on_transfer, make_event=torch.cuda.Event)
     training = MegatronTraining(session, synchronize=_synchronize(), transfers=transfers)

@@ -90,7 +90,7 @@ class MegatronTraining:
         """A forward or a backward is about to be launched."""
         self._synchronize()
         if self._transfers is not None:
-            self._transfers.tell()
+            self._transfers.report()
         self._hooks.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
 
     def end(self, kind: str, microbatch: int | None, chunk: int) -> None:
@@ -102,7 +102,7 @@ class MegatronTraining:
 
     def _begin_step(self) -> None:
         if self._transfers is not None:
-            self._transfers.forget()
+            self._transfers.discard()
         self._hooks.on_step_begin()
         self._is_in_step = True
         self._is_step_of_call = False
@@ -116,5 +116,5 @@ class MegatronTraining:
     def _fail_step(self) -> None:
         self._is_in_step = self._is_step_of_call = False
         if self._transfers is not None:
-            self._transfers.forget()
+            self._transfers.discard()
         self._hooks.on_step_failed()

@@ -17,7 +17,13 @@ import torch
 import torch.distributed
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_integrations.shared.rank_memory import RankMemory, gather_memory, registered_memory
+from flyball_integrations.shared.rank_memory import (
+    MicrobatchMeter,
+    RankMemory,
+    free_cuda_bytes,
+    gather_memory,
+    registered_memory,
+)
 from flyball_integrations.shared.stage_orders import (
     OrderError,
     StageOrder,
@@ -386,3 +392,27 @@ class OrderNegotiation:
             )
             return None
         return order
+
+
+def open_negotiation(
+    place: RankPlace,
+    meter: MicrobatchMeter,
+    *,
+    free_memory_bytes: int | None,
+    on_memory: Callable[[tuple[RankMemory, ...]], None],
+) -> OrderNegotiation:
+    """Return the negotiation of this rank; every rank must open it at the same time.
+
+    Args:
+        place: of this rank.
+        meter: of a microbatch in flight.
+        free_memory_bytes: bytes free beside what 1F1B holds; None: read from the GPU.
+        on_memory: called with every stage's memory, on every rank.
+    """
+    return OrderNegotiation(
+        place,
+        agreement=OrderAgreement(stage=place.stage, num_stages=place.num_stages),
+        activation_bytes=lambda: meter.activation_bytes,
+        free_bytes=lambda: free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes,
+        on_memory=on_memory,
+    )

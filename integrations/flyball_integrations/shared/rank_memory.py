@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,36 @@ class RankMemory:
     def num_more(self) -> int:
         """Microbatches that may be in flight beyond those of 1F1B."""
         return self.free_bytes // self.activation_bytes
+
+
+class MicrobatchMeter:
+    """Bytes held by a microbatch in flight: the most of the microbatches of one step.
+
+    The first microbatch is left out where there are others: with it come workspaces and receive
+    buffers that stay.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._by_microbatch: list[int] = []
+
+    @contextmanager
+    def measuring_step(self) -> Iterator[None]:
+        """Measure inside the block."""
+        self.is_on = True
+        try:
+            yield
+        finally:
+            self.is_on = False
+
+    def add(self, num_bytes: int) -> None:
+        """Add a microbatch."""
+        self._by_microbatch.append(num_bytes)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of a microbatch in flight; 0: not measured."""
+        return max(self._by_microbatch[1:] or self._by_microbatch, default=0)
 
 
 class SavedStorages:
@@ -76,6 +106,21 @@ def free_cuda_bytes() -> int:
     reserved: int = torch.cuda.memory_reserved()
     most_held: int = torch.cuda.max_memory_allocated()
     return max(0, math.floor((free + reserved) * (1 - _KEPT_FREE)) - most_held)
+
+
+def check_free_memory(option: str, free_memory_bytes: int | None, device: torch.device) -> None:
+    """Check the memory that is given for an order other than the framework's.
+
+    Raises:
+        ValueError: it is negative, or not given where it cannot be read from a GPU.
+    """
+    if free_memory_bytes is None and device.type != "cuda":
+        raise ValueError(
+            f"{option} needs the number of free bytes, which can be read from a GPU only; give"
+            " free_memory_bytes"
+        )
+    if free_memory_bytes is not None and free_memory_bytes < 0:
+        raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")
 
 
 def gather_memory(

@@ -1,61 +1,30 @@
 """Duration of a rank's receives and sends: by the host's clock, or by events on the GPU.
 
 Over gloo a transfer is over when its call returns. On a GPU the call only launches it, so events
-are recorded before and after, and read once the device has been waited for anyway.
+are recorded before and after, and read after the next synchronization with the device.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from flyball_client.session.instruction_timings import Transfer
 
 _logger = logging.getLogger(__name__)
 
-
-class OnTransfer(Protocol):
-    """Callback after a transfer; `RankSession.on_transfer` is one."""
-
-    def __call__(
-        self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
-    ) -> None:
-        """A receive or a send of an instruction of this kind took so long."""
-        ...
+# Called with the transfer, the kind of its instruction, `time_s=` and `microbatch=`, as
+# `RankSession.on_transfer`.
+OnTransfer = Callable[..., None]
 
 
-class TransferTimer(Protocol):
-    """Times the transfers of a training step; it raises nothing into training."""
-
-    def begin(self) -> None:
-        """The next transfer is about to be executed."""
-        ...
-
-    def end(self, transfer: Transfer, kind: str, microbatch: int | None) -> None:
-        """It has been executed, or launched."""
-        ...
-
-    def tell(self) -> None:
-        """The device has finished all that was launched: tell what is not told yet."""
-        ...
-
-    def end_step(self) -> None:
-        """The step is over, optimizer included: tell the rest."""
-        ...
-
-    def forget(self) -> None:
-        """The step was broken off: what is not told will not be."""
-        ...
-
-
-class HostTransferTimer:
-    """For transfers that are over when their call returns.
+class TransferTimer:
+    """Timer of transfers that are over when their call returns; it raises nothing into training.
 
     Args:
-        on_transfer: told at once.
-        clock_s: monotonic time, s.
+        on_transfer: called at the end of each transfer.
+        clock_s: monotonic time in s.
     """
 
     def __init__(self, on_transfer: OnTransfer, *, clock_s: Callable[[], float]) -> None:
@@ -64,114 +33,92 @@ class HostTransferTimer:
         self._began_s = 0.0
 
     def begin(self) -> None:
-        """Read the clock."""
+        """Call before a transfer is executed."""
         self._began_s = self._clock_s()
 
     def end(self, transfer: Transfer, kind: str, microbatch: int | None) -> None:
-        """Read it again, and tell."""
+        """Call after it was executed, or launched."""
         time_s = self._clock_s() - self._began_s
         self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch)
 
-    def tell(self) -> None:
-        """Nothing: all is told."""
+    def report(self) -> None:
+        """Report transfers that were launched; call after a synchronization with the device."""
 
     def end_step(self) -> None:
-        """Likewise."""
+        """Report the rest; call after the step, optimizer included."""
 
-    def forget(self) -> None:
-        """Likewise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Launched:
-    """A transfer that has been launched between two events."""
-
-    transfer: Transfer
-    kind: str
-    microbatch: int | None
-    before: Any
-    after: Any
+    def discard(self) -> None:
+        """Drop what is not reported; call after a step that failed."""
 
 
-class DeviceTransferTimer:
-    """For transfers that are launched on a GPU's stream.
+class DeviceTransferTimer(TransferTimer):
+    """Timer of transfers that are launched on a GPU's stream.
 
-    Nothing is waited for here but, at the end of a step, the last send: the optimizer's work is
-    launched behind it by then, so the GPU goes on. If an event fails, transfers are no longer
-    timed, with one line in the log.
+    It waits only at the end of a step, for the last send: the optimizer's work is launched behind
+    it by then, so the GPU continues. After an event that fails, transfers are no longer timed,
+    with one line in the log.
 
     Args:
-        on_transfer: told when the device has been waited for.
-        make_event: makes an event that can be timed, as `torch.cuda.Event`.
+        on_transfer: called after a synchronization with the device.
+        make_event: returns an event that can be timed, as `torch.cuda.Event`.
     """
 
     def __init__(self, on_transfer: OnTransfer, *, make_event: Callable[..., Any]) -> None:
-        self._on_transfer = on_transfer
+        super().__init__(on_transfer, clock_s=lambda: 0.0)
         self._make_event = make_event
         self._spare: list[Any] = []
         self._before: Any = None
-        self._launched: list[_Launched] = []
+        # Transfer, kind, microbatch, and the events around it.
+        self._launched: list[tuple[Transfer, str, int | None, Any, Any]] = []
         self._is_over = False
 
     def begin(self) -> None:
         """Record an event in front."""
-        if self._is_over:
-            return
-        try:
-            self._before = self._recorded()
-        except Exception as error:
-            self._give_up(error)
+        self._unless_it_fails(self._record_before)
 
     def end(self, transfer: Transfer, kind: str, microbatch: int | None) -> None:
         """Record an event behind."""
+        self._unless_it_fails(
+            lambda: self._launched.append(
+                (transfer, kind, microbatch, self._before, self._recorded())
+            )
+        )
+
+    def report(self) -> None:
+        """Read the events."""
+        self._unless_it_fails(self._read)
+
+    def end_step(self) -> None:
+        """Wait for the sends after the last computation, and read their events."""
+        if self._launched:
+            self._unless_it_fails(self._launched[-1][-1].synchronize)
+            self.report()
+
+    def discard(self) -> None:
+        """Drop events that may never complete; new ones are made."""
+        self._launched.clear()
+
+    def _unless_it_fails(self, act: Callable[[], object]) -> None:
         if self._is_over:
             return
         try:
-            launched = _Launched(
-                transfer=transfer,
-                kind=kind,
-                microbatch=microbatch,
-                before=self._before,
-                after=self._recorded(),
-            )
+            act()
         except Exception as error:
-            self._give_up(error)
-            return
-        self._launched.append(launched)
+            self._is_over = True
+            self._launched.clear()
+            _logger.warning("receives and sends are no longer timed: %s", error)
 
-    def tell(self) -> None:
-        """Read the events; the device has been waited for."""
-        if not self._launched:
-            return
-        try:
-            for one in self._launched:
-                time_s = one.before.elapsed_time(one.after) / 1000
-                self._on_transfer(one.transfer, one.kind, time_s=time_s, microbatch=one.microbatch)
-                self._spare += (one.before, one.after)
-        except Exception as error:
-            self._give_up(error)
-        self._launched.clear()
-
-    def end_step(self) -> None:
-        """Wait for the sends after the last computation, and read them."""
-        if not self._launched:
-            return
-        try:
-            self._launched[-1].after.synchronize()
-        except Exception as error:
-            self._give_up(error)
-        self.tell()
-
-    def forget(self) -> None:
-        """Their events may never come to pass; new ones are made."""
-        self._launched.clear()
+    def _record_before(self) -> None:
+        self._before = self._recorded()
 
     def _recorded(self) -> Any:  # noqa: ANN401 - an event of whatever accelerator
         event = self._spare.pop() if self._spare else self._make_event(enable_timing=True)
         event.record()
         return event
 
-    def _give_up(self, error: Exception) -> None:
-        self._is_over = True
+    def _read(self) -> None:
+        for transfer, kind, microbatch, before, after in self._launched:
+            time_s = before.elapsed_time(after) / 1000
+            self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch)
+            self._spare += (before, after)
         self._launched.clear()
-        _logger.warning("receives and sends are no longer timed: %s", error)

@@ -24,9 +24,9 @@ import torch.distributed
 
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
-from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout, Registering
-from flyball_integrations.shared.order_agreement import OrderAgreement, OrderNegotiation, RankPlace
-from flyball_integrations.shared.rank_memory import free_cuda_bytes
+from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.shared.order_agreement import RankPlace, open_negotiation
+from flyball_integrations.shared.rank_memory import check_free_memory
 from flyball_integrations.torch.order_switch import ForwardMeter, TorchOrderSwitch, rehearse
 from flyball_integrations.torch.private_schedules import (
     PipelineSchedule,
@@ -225,13 +225,7 @@ def _check_order(schedule: PipelineSchedule, *, order: str, free_memory_bytes: i
             f"order={order!r} is 1F1B with more forwards in front, for a Schedule1F1B, not for"
             f" {type(schedule).__name__}"
         )
-    if free_memory_bytes is None and stages_of(schedule)[0].device.type != "cuda":
-        raise ValueError(
-            f"order={order!r} needs to know how much memory is free, which can be found on a"
-            " GPU only; give free_memory_bytes"
-        )
-    if free_memory_bytes is not None and free_memory_bytes < 0:
-        raise ValueError(f"free_memory_bytes must not be negative, not {free_memory_bytes}")
+    check_free_memory(f"order={order!r}", free_memory_bytes, stages_of(schedule)[0].device)
     rehearse(schedule)
 
 
@@ -257,7 +251,18 @@ def _open_session(
     orders = None
     # First what may be refused; what every rank has to do at the same time comes last.
     if order != "own":
-        orders = _open_orders(schedule, meter, registering, free_memory_bytes)
+        negotiation = open_negotiation(
+            RankPlace(
+                rank=torch.distributed.get_rank(),
+                stage=stage.group_rank,
+                num_stages=stage.group_size,
+                num_microbatches=num_microbatches_of(schedule),
+            ),
+            meter,
+            free_memory_bytes=free_memory_bytes,
+            on_memory=registering.begin,
+        )
+        orders = TorchOrderSwitch(schedule, negotiation=negotiation, meter=meter)
         ends.opened.callback(orders.close)
     session = ends.open_session(None if orders is None else orders.choose_plan)
     patch = SchedulePatch(
@@ -277,28 +282,6 @@ def _open_session(
     if orders is None:
         registering.begin()
     return session
-
-
-def _open_orders(
-    schedule: PipelineSchedule,
-    meter: ForwardMeter,
-    registering: Registering,
-    free_memory_bytes: int | None,
-) -> TorchOrderSwitch:
-    (stage,) = stages_of(schedule)
-    negotiation = OrderNegotiation(
-        RankPlace(
-            rank=torch.distributed.get_rank(),
-            stage=stage.group_rank,
-            num_stages=stage.group_size,
-            num_microbatches=num_microbatches_of(schedule),
-        ),
-        agreement=OrderAgreement(stage=stage.group_rank, num_stages=stage.group_size),
-        activation_bytes=lambda: meter.activation_bytes,
-        free_bytes=lambda: free_cuda_bytes() if free_memory_bytes is None else free_memory_bytes,
-        on_memory=registering.begin,
-    )
-    return TorchOrderSwitch(schedule, negotiation=negotiation, meter=meter)
 
 
 def _synchronize(stage: PipelineStage) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from flyball_integrations.shared.attachment import Overrides
 from flyball_integrations.shared.instruction_hooks import InstructionHooks
 from flyball_integrations.shared.transfer_timers import (
     DeviceTransferTimer,
-    HostTransferTimer,
+    OnTransfer,
     TransferTimer,
 )
 from flyball_integrations.torch.private_schedules import (
@@ -39,22 +39,6 @@ class Instruction(NamedTuple):
     chunk: int
 
 
-class OnChunkTransfer(Protocol):
-    """Callback after a transfer; `RankSession.on_transfer` is one."""
-
-    def __call__(
-        self,
-        transfer: Transfer,
-        kind: str,
-        *,
-        time_s: float,
-        microbatch: int | None = None,
-        chunk: int = 0,
-    ) -> None:
-        """A receive or a send of an instruction took so long."""
-        ...
-
-
 class WaitTimes:
     """Times the waits of one schedule's steps, and tells them as receives and sends.
 
@@ -70,7 +54,7 @@ class WaitTimes:
 
     def __init__(
         self,
-        on_transfer: OnChunkTransfer,
+        on_transfer: OnTransfer,
         *,
         device: torch.device,
         clock_s: Callable[[], float],
@@ -78,12 +62,10 @@ class WaitTimes:
         self._on_transfer = on_transfer
         self._last = Instruction("forward", 0, 0)
         self._is_waiting = False
-        self.timer: TransferTimer
-        if device.type == "cpu":
-            self.timer = HostTransferTimer(self._tell, clock_s=clock_s)
-        else:
+        self.timer = TransferTimer(self._report, clock_s=clock_s)
+        if device.type != "cpu":
             make_event = torch.get_device_module(device).Event
-            self.timer = DeviceTransferTimer(self._tell, make_event=make_event)
+            self.timer = DeviceTransferTimer(self._report, make_event=make_event)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -112,7 +94,7 @@ class WaitTimes:
             self._is_waiting = False
             self.timer.end(transfer, instruction.kind, instruction.microbatch)
 
-    def _tell(
+    def _report(
         self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
     ) -> None:
         # Receives go to the next of their kind; there is one send a step, and it is told last.
@@ -234,7 +216,7 @@ class SchedulePatch:
     def _fail_step(self) -> None:
         self._is_step_open = False
         if self._waits is not None:
-            self._waits.timer.forget()
+            self._waits.timer.discard()
         self._hooks.on_step_failed()
 
     # ------------------------------------------------------------------ instructions
@@ -303,7 +285,7 @@ class SchedulePatch:
             self._waits.before(instruction)
         self._synchronize()
         if self._waits is not None:
-            self._waits.timer.tell()
+            self._waits.timer.report()
         kind, microbatch, chunk = instruction
         self._hooks.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
 

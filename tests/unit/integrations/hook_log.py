@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from flyball_client.session.instruction_timings import Transfer
+from flyball_integrations.shared.transfer_timers import TransferTimer
+
 
 class HookLog:
     """Hooks of a rank, synchronization and timer of transfers in one log."""
@@ -32,23 +35,24 @@ class HookLog:
         self.log.append("synchronize")
 
 
-class TransferLog:
-    """A TransferTimer that writes into the same log."""
+class TransferLog(TransferTimer):
+    """A timer of transfers that writes into a log."""
 
     def __init__(self, log: list[str]) -> None:
+        super().__init__(lambda *_, **__: None, clock_s=lambda: 0.0)
         self.log = log
 
     def begin(self) -> None:
         self.log.append("[")
 
-    def end(self, transfer: str, kind: str, microbatch: int | None) -> None:
+    def end(self, transfer: Transfer, kind: str, microbatch: int | None) -> None:
         self.log.append(f"] {transfer} {kind} {microbatch}")
 
-    def tell(self) -> None:
-        self.log.append("tell")
+    def report(self) -> None:
+        self.log.append("report")
 
     def end_step(self) -> None:
-        self.log.append("tell the rest")
+        self.log.append("report the rest")
 
-    def forget(self) -> None:
-        self.log.append("forget")
+    def discard(self) -> None:
+        self.log.append("discard")

@@ -175,8 +175,8 @@ def transfers_of(instructions: Sequence[Instruction], num_steps: int = 1) -> lis
         engine.train_batch(instructions)
     for kind in ("forward 0", "forward 1", "backward 0", "backward 1"):
         begins = engine.log.index(f"{kind} of 0")
-        assert engine.log[begins - 2 : begins] == ["synchronize", "tell"]
-    assert engine.log[-2:] == ["tell the rest", "step ends"]
+        assert engine.log[begins - 2 : begins] == ["synchronize", "report"]
+    assert engine.log[-2:] == ["report the rest", "step ends"]
     return [line for line in engine.log if line.startswith("]")]
 
 
@@ -202,7 +202,7 @@ def test_transfers_of_a_failed_step_and_of_an_evaluation_are_not_told() -> None:
     engine, _ = patched(transfers=TransferLog(log))
     with pytest.raises(KeyError):
         engine.train_batch([*STEP[:2], (int, 0)])
-    assert log[-1] == "forget"
+    assert log[-1] == "discard"
     log.clear()
     engine._INSTRUCTION_MAP[schedule.RecvActivation](engine, buffer_id=0)
     assert log == []

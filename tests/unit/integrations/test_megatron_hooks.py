@@ -189,8 +189,8 @@ def test_timers_tell_the_instructions_of_a_step_and_what_was_received() -> None:
     for _ in range(2):
         hooks.log.clear()
         run_1f1b(timers, 2)
-        assert [line for line in hooks.log if line not in {"synchronize", "tell"}] == [
-            "forget",
+        assert [line for line in hooks.log if line not in {"synchronize", "report"}] == [
+            "discard",
             "step begins",
             "forward 0 of 0",
             "forward 0 of 0 ends",
@@ -202,7 +202,7 @@ def test_timers_tell_the_instructions_of_a_step_and_what_was_received() -> None:
             "backward 0 of 0 ends",
             "backward 1 of 0",
             "backward 1 of 0 ends",
-            "tell the rest",
+            "report the rest",
             "step ends",
         ]
 

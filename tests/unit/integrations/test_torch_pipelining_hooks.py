@@ -213,7 +213,7 @@ def test_on_a_gpu_waits_are_timed_by_events_and_told_once_it_has_been_waited_for
         stream_ms[0] = 12.0
         waits.before(Instruction("forward", 3, 1))
         assert told == []
-        waits.timer.tell()
+        waits.timer.report()
     assert told == [("receive", "forward", 0.012, 3, 1)]
 
 

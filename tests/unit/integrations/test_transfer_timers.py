@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flyball_client.session.instruction_timings import Transfer
-from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, HostTransferTimer
+from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
 
 Told = list[tuple[str, str, float, int | None]]
 
@@ -85,13 +85,13 @@ def transfer(
 
 def test_on_the_host_a_transfer_is_told_when_its_call_returns() -> None:
     listener, moments_s = Listener(), iter([1.0, 1.5, 7.0, 9.0])
-    timer = HostTransferTimer(listener, clock_s=lambda: next(moments_s))
+    timer = TransferTimer(listener, clock_s=lambda: next(moments_s))
     timer.begin()
     timer.end("receive", "backward", None)
     assert listener.told == [("receive", "backward", 0.5, None)]
     timer.begin()
     timer.end("send", "forward", 3)
-    for do_nothing in (timer.tell, timer.end_step, timer.forget):
+    for do_nothing in (timer.report, timer.end_step, timer.discard):
         do_nothing()
     assert listener.told[1:] == [("send", "forward", 2.0, 3)]
 
@@ -105,12 +105,12 @@ def test_on_a_device_transfers_are_told_once_it_has_been_waited_for_and_not_wait
     transfer(timer, device, 500, microbatch=2)
     assert listener.told == []
     device.synchronize()
-    timer.tell()
+    timer.report()
     assert listener.told == [
         ("receive", "forward", 0.25, None),
         ("send", "forward", 0.5, 2),
     ]
-    timer.tell()
+    timer.report()
     assert len(listener.told) == 2
     assert device.num_waits == 0
 
@@ -130,8 +130,8 @@ def test_transfers_of_a_step_that_was_broken_off_are_never_told() -> None:
     device, listener = Device(), Listener()
     timer = DeviceTransferTimer(listener, make_event=device.make_event)
     transfer(timer, device, 250)
-    timer.forget()
-    timer.tell()
+    timer.discard()
+    timer.report()
     timer.end_step()
     assert listener.told == []
 
@@ -142,7 +142,7 @@ def test_events_that_fail_end_the_timing_with_one_line_and_nothing_is_raised(
     device, listener = Device(), Listener()
     timer = DeviceTransferTimer(listener, make_event=device.make_event)
     transfer(timer, device, 250)
-    timer.tell()  # nobody has waited for the device
+    timer.report()  # nobody has waited for the device
     device.fails = True
     transfer(timer, device, 250)
     timer.end_step()
