@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _PS_TIMEOUT_S = 5.0
@@ -22,8 +22,8 @@ def kill_tree(root: subprocess.Popen[bytes]) -> None:
 
     torchrun gives each rank a session of its own, and ninja each compiler a group of its own,
     so no single process group holds them all. Each process is stopped before its children are
-    looked for: it can start no more, and its children cannot be reaped, so that no process
-    number changes hands before the kill.
+    listed: it can start no more, and its children cannot be reaped, so that no process number is
+    reused before the kill.
     """
     if root.poll() is None:
         stopped: list[int] = []
@@ -81,11 +81,10 @@ _CHECK_S = 0.05
 
 
 class Interruption:
-    """While it is entered, SIGINT, SIGTERM and SIGHUP only set a flag.
+    """Context in which SIGINT, SIGTERM and SIGHUP only set a flag; for the main thread.
 
-    The demo asks for it between its steps and while it waits, so an interruption can never
-    fall between the start of a process and its being remembered, nor into the cleaning up.
-    Enter it in the main thread.
+    The flag is checked between steps and while the demo waits, so that an interruption comes
+    neither between the start of a process and its registration nor during the clean-up.
     """
 
     def __init__(self) -> None:
@@ -97,12 +96,7 @@ class Interruption:
             self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -131,7 +125,7 @@ class Interruption:
 
 
 class DemoFailedError(Exception):
-    """A part of the demo died or never came; the text is one line, `log_tail` its last words."""
+    """A part of the demo ended or failed; one line, and in `log_tail` the end of its log."""
 
     def __init__(self, message: str, *, log_tail: str = "") -> None:
         super().__init__(message)
@@ -142,15 +136,15 @@ _POLL_S = 0.1
 
 
 class ChildProcess:
-    """A Python process in a session of its own, so that Ctrl-C reaches the demo alone.
+    """Python process in a session of its own, so that Ctrl-C reaches the demo alone.
 
-    Leaving its `with` block ends it and all that it started.
+    The end of its `with` block ends it and all that it started.
 
     Args:
         arguments: after the Python interpreter.
         environment: its whole environment.
         log: takes its stdout and stderr.
-        grace_s: how long it may take to end by itself after SIGTERM, s; 0: killed at once.
+        grace_s: time in s to end by itself after SIGTERM; 0: killed at once.
     """
 
     def __init__(
@@ -176,25 +170,20 @@ class ChildProcess:
     def __enter__(self) -> ChildProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """Process id."""
         return self._process.pid
 
     def exit_status(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """Exit status; None: it runs; negative: the signal that ended it."""
         return self._process.poll()
 
     def wait(self, interruption: Interruption, *, timeout_s: float) -> int | None:
-        """Its exit status, or None if it still runs after `timeout_s`.
+        """Wait for the exit status; None: it still runs after `timeout_s`.
 
         Raises:
             KeyboardInterrupt: a signal came meanwhile.
@@ -205,7 +194,7 @@ class ChildProcess:
         return self.exit_status()
 
     def stop(self) -> None:
-        """End it and all that it started; nothing if it has ended."""
+        """End the process and all that it started."""
         if self._grace_s > 0 and self.exit_status() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""`flyball demo`: the whole loop on this machine, and whether it did what it promises."""
+"""`flyball demo`: the whole loop on this machine, checked against the prediction."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -27,7 +26,7 @@ from flyball_lab.demo.options import (
     demo_profile,
     missing_prerequisites,
 )
-from flyball_lab.demo.report import terminal_plan
+from flyball_lab.demo.report import print_report, result_document, terminal_plan
 from flyball_lab.demo.run_folder import RunFolder, read_witnessed_clocks
 from flyball_lab.demo.training_process import (
     check_planner,
@@ -39,15 +38,20 @@ from flyball_lab.demo.training_process import (
 from flyball_lab.demo.verdict import DemoResult, failed_condition, measure, steps_of
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import Command, CommandError
-from flyball_wire.messages import JobStep, JobView, PlanView
+from flyball_wire.messages import JobStep, PlanView
+
+_POLL_S = 0.25
+_ALL_STEPS = 10_000
+# A planner that died is noticed by its process; a slow one, on a busy computer, is waited for.
+_PLANNER_TIMEOUT_S = 30.0
 
 
 class DemoProgress:
-    """Progress display of the demo; enter it for as long as something runs."""
+    """Progress on the terminal: a line for each phase, and a bar below them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
+        self.bar = Progress(
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
             TimeElapsedColumn(),
@@ -56,93 +60,93 @@ class DemoProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=1, visible=False)
+        self._task = self.bar.add_task("", total=1, visible=False)
         self._phase = ""
 
-    def __enter__(self) -> DemoProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def say(self, phase: str) -> None:
-        """A new phase begins; saying it again changes nothing."""
+    def begin(self, phase: str) -> None:
+        """Print the phase, once."""
         if phase != self._phase:
             self._phase = phase
             self._console.print(phase, highlight=False, soft_wrap=True)
 
     def show(self, *, num_done: int, num_total: int, loss: float | None) -> None:
-        """Show the number of steps trained, of all as far as their number is known."""
-        description = "" if loss is None else f"loss {loss:.2f}"
-        self._bar.update(
+        """Show the number of trained steps, out of all as far as their number is known."""
+        self.bar.update(
             self._task,
             completed=num_done,
             total=max(num_total, num_done, 1),
-            description=description,
+            description="" if loss is None else f"loss {loss:.2f}",
             visible=True,
         )
 
 
-_POLL_S = 0.25
-_ALL_STEPS = 10_000
-
-
 @dataclass(frozen=True, kw_only=True)
-class TrainingWatch:
-    """Inputs for watching one run.
+class DemoRun:
+    """One run of the demo.
 
     Attributes:
-        profile_csv: given to the planner once the baseline is measured.
+        folder: for all files.
+        options: sizes of the run.
+        environment: of the processes.
+        interruption: checked while the run waits.
+        progress: shown while processes run.
     """
 
     folder: RunFolder
     options: DemoOptions
-    client: PlannerClient
-    planner: ChildProcess
-    training: ChildProcess
+    environment: dict[str, str]
     interruption: Interruption
     progress: DemoProgress
-    profile_csv: str
 
-    def until_over(self) -> None:
-        """Return when training has ended well.
+    def result(self, planner: ChildProcess, url: str) -> DemoResult:
+        """Train on the planner's plan, and return the result.
 
         Raises:
-            DemoFailedError: a rank or the planner ended before.
+            DemoFailedError: a part ended or failed.
             KeyboardInterrupt: a signal came meanwhile.
         """
-        self.progress.say("starting 4 ranks with torchrun (DeepSpeed over gloo on the CPU)")
-        profile_given = False
-        plan: PlanView | None = None
-        while not check_training(self.training, self.folder):
-            check_planner(self.planner)
-            self._show(plan)
-            if not profile_given:
-                profile_given = self._baseline_is_measured()
-                if profile_given:
-                    self.client.put_profile_csv(JOB_ID, self.profile_csv)
-            elif plan is None or plan.first_step is None:
-                plan = newest_plan(self.client)
-            self.interruption.sleep(_POLL_S)
-        check_planner(self.planner)
+        try:
+            with PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client:
+                with (
+                    self.progress.bar,
+                    start_training(
+                        self.folder, self.environment, self.options, planner_url=url
+                    ) as training,
+                ):
+                    self._wait_for(training, planner, client)
+                return self._measured(client)
+        except PlannerError as error:
+            # A planner that died has the reason in its log; give its process time to end.
+            planner.wait(self.interruption, timeout_s=1.0)
+            check_planner(planner)
+            raise DemoFailedError(f"a call of the planner failed: {error}") from None
 
-    def _baseline_is_measured(self) -> bool:
-        return len(baseline_steps(self.client)) > self.options.num_steps
+    def _wait_for(
+        self, training: ChildProcess, planner: ChildProcess, client: PlannerClient
+    ) -> None:
+        """Put the profile once the baseline is measured, and return when training has ended."""
+        self.progress.begin("starting 4 ranks with torchrun (DeepSpeed over gloo on the CPU)")
+        is_profiled = False
+        plan: PlanView | None = None
+        while not check_training(training, self.folder):
+            check_planner(planner)
+            self._show(plan)
+            if not is_profiled and len(_steps(client, None)) > self.options.num_steps:
+                client.put_profile_csv(JOB_ID, self.folder.profile_csv.read_text())
+                is_profiled = True
+            elif is_profiled and (plan is None or plan.first_step is None):
+                plan = _newest_plan(client)
+            self.interruption.sleep(_POLL_S)
+        check_planner(planner)
 
     def _show(self, plan: PlanView | None) -> None:
         steps = self.folder.trained_steps()
         num_phase = self.options.num_steps + 1
         first_planned = num_phase if plan is None or plan.first_step is None else plan.first_step
         if steps and steps[-1].plan_version is None:
-            self.progress.say("training at the highest clocks")
+            self.progress.begin("training at the highest clocks")
         elif steps:
-            self.progress.say(
+            self.progress.begin(
                 f"training on plan {steps[-1].plan_version}, received over HTTP,"
                 f" from step {first_planned} on"
             )
@@ -152,117 +156,43 @@ class TrainingWatch:
             loss=steps[-1].loss if steps else None,
         )
 
+    def _measured(self, client: PlannerClient) -> DemoResult:
+        trained, plan = self.folder.trained_steps(), _newest_plan(client)
+        return DemoResult(
+            job=client.get_job(JOB_ID),
+            plan=plan,
+            measured_baseline=measure(_steps(client, None)),
+            measured_plan=None if plan is None else measure(_steps(client, plan.version)),
+            witnessed={
+                rank: read_witnessed_clocks(self.folder.rank_clocks(rank))
+                for rank in range(NUM_STAGES)
+            },
+            planned_steps=[step.step for step in trained if step.plan_version is not None],
+            losses=[step.loss for step in trained],
+        )
 
-def newest_plan(client: PlannerClient) -> PlanView | None:
-    """The newest plan of the demo's job, if it has one."""
-    version = demo_job(client).newest_version
+
+def _newest_plan(client: PlannerClient) -> PlanView | None:
+    version = client.get_job(JOB_ID).newest_version
     return None if version is None else client.get_plan(JOB_ID, version)
 
 
-def demo_job(client: PlannerClient) -> JobView:
-    """The demo's job as the planner knows it."""
-    return client.get_job(JOB_ID)
-
-
-def baseline_steps(client: PlannerClient) -> list[JobStep]:
-    """The steps measured at default clocks by all ranks; none before the job is known."""
+def _steps(client: PlannerClient, plan_version: int | None) -> list[JobStep]:
+    """Return the steps on this plan version; none before the job is registered."""
     try:
         steps = client.list_steps(JOB_ID, limit=_ALL_STEPS)
     except PlannerRefusedError as error:
         if error.status == 404:
             return []
         raise
-    return steps_of(steps, plan_version=None, num_ranks=NUM_STAGES)
+    return steps_of(steps, plan_version=plan_version, num_ranks=NUM_STAGES)
 
 
-def planned_steps(client: PlannerClient, version: int) -> list[JobStep]:
-    """The steps measured on this plan version by all ranks."""
-    steps = client.list_steps(JOB_ID, limit=_ALL_STEPS)
-    return steps_of(steps, plan_version=version, num_ranks=NUM_STAGES)
-
-
-def planner_failed(error: PlannerError) -> DemoFailedError:
-    """A planner call that failed, as the end of the demo."""
-    return DemoFailedError(f"the planner did not do its part: {error}")
-
-
-# A planner that died is seen dead; one that is only slow, on a busy computer, is waited for.
-_PLANNER_TIMEOUT_S = 30.0
-
-# Given the result, the plan's lines and the planner's URL, while the planner still answers.
-Conclusion = Callable[[DemoResult, list[str], str], int]
-
-
-def run_demo(
-    folder: RunFolder,
-    options: DemoOptions,
-    *,
-    interruption: Interruption,
-    progress: DemoProgress,
-    conclude: Conclusion,
-) -> int:
-    """Planner, training, result; returns what `conclude` returns.
-
-    Raises:
-        DemoFailedError: a part died or failed.
-        KeyboardInterrupt: a signal came; no process is left behind.
-    """
-    environment = child_environment(os.environ)
-    profile_csv = write_stage_profile(demo_profile())
-    folder.profile_csv.write_text(profile_csv)
-    with start_planner(folder, environment) as planner:
-        try:
-            with progress:
-                url = wait_for_planner(planner, interruption)
-                progress.say(f"planner at {url}")
-                with (
-                    PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client,
-                    start_training(folder, environment, options, planner_url=url) as training,
-                ):
-                    TrainingWatch(
-                        folder=folder,
-                        options=options,
-                        client=client,
-                        planner=planner,
-                        training=training,
-                        interruption=interruption,
-                        progress=progress,
-                        profile_csv=profile_csv,
-                    ).until_over()
-            with PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client:
-                result = _result(client, folder)
-        except PlannerError as error:
-            # A planner that died says why in its log; give it the moment to be seen dead.
-            planner.wait(interruption, timeout_s=1.0)
-            check_planner(planner)
-            raise planner_failed(error) from None
-        plan_lines = []
-        if result.plan is not None:
-            plan_lines = terminal_plan(result.plan, folder, environment, interruption)
-        return conclude(result, plan_lines, url)
-
-
-def _result(client: PlannerClient, folder: RunFolder) -> DemoResult:
-    trained = folder.trained_steps()
-    plan = newest_plan(client)
-    measured_plan = None if plan is None else measure(planned_steps(client, plan.version))
-    return DemoResult(
-        job=demo_job(client),
-        plan=plan,
-        measured_baseline=measure(baseline_steps(client)),
-        measured_plan=measured_plan,
-        witnessed={
-            rank: read_witnessed_clocks(folder.rank_clocks(rank)) for rank in range(NUM_STAGES)
-        },
-        planned_steps=[step.step for step in trained if step.plan_version is not None],
-        losses=[step.loss for step in trained],
-    )
-
-
-_DEFAULTS = DemoOptions()
+# ------------------------------------------------------------------ the command
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
+    defaults = DemoOptions()
     parser.description = (
         "Starts a planner and four ranks that train a small language model through DeepSpeed on"
         " the CPU, each with an emulated A100; measures some steps at the highest clocks, then"
@@ -271,21 +201,21 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        default=_DEFAULTS.num_steps,
+        default=defaults.num_steps,
         metavar="N",
         help="steps measured without and with the plan (default: %(default)s)",
     )
     parser.add_argument(
         "--microbatches",
         type=int,
-        default=_DEFAULTS.num_microbatches,
+        default=defaults.num_microbatches,
         metavar="M",
         help="microbatches of an iteration (default: %(default)s)",
     )
     parser.add_argument(
         "--time-scale",
         type=float,
-        default=_DEFAULTS.time_scale,
+        default=defaults.time_scale,
         metavar="X",
         help="wall seconds per emulated second; more on a busy computer (default: %(default)s)",
     )
@@ -312,60 +242,61 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     with _folder(arguments.keep) as folder:
         try:
-            return _run_in(folder, options, as_json=arguments.json, keep=arguments.keep is not None)
+            failed = _run_in(folder, options, arguments)
         except DemoFailedError as error:
             if error.log_tail:
                 print(error.log_tail, file=sys.stderr)
-            print(f"flyball demo: failed: {error}", file=sys.stderr)
-            return 1
+            failed = str(error)
+    if failed is None:
+        return 0
+    print(f"flyball demo: failed: {failed}", file=sys.stderr)
+    return 1
 
 
-def _run_in(folder: RunFolder, options: DemoOptions, *, as_json: bool, keep: bool) -> int:
-    # rich is in the demo's extra only, and is known to be there by now.
-    from rich.console import Console  # noqa: PLC0415
-
-    from flyball_lab.demo.child_process import Interruption  # noqa: PLC0415
-    from flyball_lab.demo.command import DemoProgress  # noqa: PLC0415
-    from flyball_lab.demo.report import print_report, result_document  # noqa: PLC0415
-
-    def conclude(result: DemoResult, plan_lines: list[str], url: str) -> int:
+def _run_in(folder: RunFolder, options: DemoOptions, arguments: argparse.Namespace) -> str | None:
+    """Run the demo and print its result while the planner answers; return what failed."""
+    folder.profile_csv.write_text(write_stage_profile(demo_profile()))
+    environment = child_environment(os.environ)
+    with Interruption() as interruption, start_planner(folder, environment) as planner:
+        progress = DemoProgress(Console(stderr=True))
+        run = DemoRun(
+            folder=folder,
+            options=options,
+            environment=environment,
+            interruption=interruption,
+            progress=progress,
+        )
+        url = wait_for_planner(planner, interruption)
+        progress.begin(f"planner at {url}")
+        result = run.result(planner, url)
         failed = failed_condition(result, num_steps=options.num_steps)
-        if as_json:
+        plan_lines = []
+        if result.plan is not None:
+            plan_lines = terminal_plan(result.plan, folder, environment, interruption)
+        if arguments.json:
             print(json.dumps(result_document(result, failed=failed)))
-        elif result.comparison is not None:
+        elif result.phases is not None:
             print_report(
                 Console(),
-                result.comparison,
+                result.phases,
                 result.losses,
                 plan_lines=plan_lines,
-                where_to_look=_where_to_look(url, folder, keep=keep),
+                further_lines=_further_lines(url, folder, keep=arguments.keep is not None),
             )
-        if failed is not None:
-            print(f"flyball demo: failed: {failed}", file=sys.stderr)
-        return 0 if failed is None else 1
-
-    with Interruption() as interruption:
-        return run_demo(
-            folder,
-            options,
-            interruption=interruption,
-            progress=DemoProgress(Console(stderr=True)),
-            conclude=conclude,
-        )
+        return failed
 
 
-def _where_to_look(url: str, folder: RunFolder, *, keep: bool) -> list[str]:
+def _further_lines(url: str, folder: RunFolder, *, keep: bool) -> list[str]:
     ended = f"The planner's API was at {url}/docs; it ends with this command."
     if not keep:
         return [
             ended,
             "`flyball demo --keep DIR` keeps its files; `flyball serve` starts a planner.",
         ]
-    again = f"flyball serve --database sqlite:///{folder.database}"
     return [
         f"{ended} Start it again on this run with",
-        f"    {again}",
-        "and look at http://127.0.0.1:7787/docs",
+        f"    flyball serve --database sqlite:///{folder.database}",
+        "and open http://127.0.0.1:7787/docs",
     ]
 
 
@@ -379,10 +310,10 @@ def _folder(keep: Path | None) -> Iterator[RunFolder]:
         return
     try:
         keep.mkdir(parents=True, exist_ok=True)
-        used = any(keep.iterdir())
+        is_used = any(keep.iterdir())
     except OSError as error:
         raise CommandError(f"--keep {keep}: {error.strerror}") from None
-    if used:
+    if is_used:
         raise CommandError(f"--keep {keep}: the folder is not empty; name a new one")
     yield RunFolder(keep.resolve())
 

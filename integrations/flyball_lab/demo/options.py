@@ -13,7 +13,7 @@ from flyball_profiles.stage_profile import StageProfile
 
 _DEMO_EXTRA = "of the extra 'demo': pip install '.[demo]' in a clone of Flyball"
 _PACKAGES = ("torch", "deepspeed", "fastapi", "uvicorn", "sqlalchemy", "numpy", "rich")
-# Left over from another launcher these would make DeepSpeed believe in other ranks.
+# From another launcher these would make DeepSpeed wait for other ranks.
 _LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -28,12 +28,12 @@ _LAUNCHER_VARIABLES = (
 
 
 def missing_prerequisites() -> list[str]:
-    """Return what is missing, each with where to get it; empty when the demo can run."""
+    """Return missing packages, each with its extra; empty when the demo can run."""
     return [f"{name} ({_DEMO_EXTRA})" for name in _PACKAGES if find_spec(name) is None]
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the demo's processes: this one, on the CPU and on loopback.
+    """Return the environment of the demo's processes: this one, on the CPU and on loopback.
 
     `FLYBALL_*` settings of the user are left out: the demo has its own planner.
     """
@@ -58,23 +58,23 @@ GPU_TYPE = "a100"
 JOB_ID = "demo"
 # Of the example's eight stages: three alike, and the last with the loss, which is heavier.
 _EXAMPLE_STAGES = (0, 1, 2, 7)
-# The planner lists 10000 steps of a job, and a demo must see all of its own.
+# The planner lists 10000 steps of a job; all of a demo must be among them.
 MAX_STEPS = 1000
 MAX_MICROBATCHES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """The sizes of a demo run.
+    """Sizes of a demo run.
 
     Attributes:
         num_steps: steps measured at the highest clocks, and again on the plan; 2 to MAX_STEPS.
         num_microbatches: of an iteration, 1 to MAX_MICROBATCHES.
-        time_scale: wall seconds an emulated second takes, 0.5 to 100; the larger, the less
-            the computer's own overheads show.
+        time_scale: wall seconds of an emulated second, 0.5 to 100; the larger, the smaller
+            the share of the computer's own overheads.
 
     Raises:
-        ValueError: a value is out of its bounds; it names the option.
+        ValueError: a value is out of bounds; the text names the option.
     """
 
     num_steps: int = 8
@@ -93,17 +93,17 @@ class DemoOptions:
 
     @property
     def max_steps(self) -> int:
-        """Steps after which training ends although no plan came."""
+        """Number of steps after which training ends without a plan."""
         return 2 * self.num_steps + 60
 
 
 def demo_profile() -> StageProfile:
-    """Four stages of the shipped example profile."""
+    """Return four stages of the shipped example profile."""
     return load_example_profile().select_stages(_EXAMPLE_STAGES)
 
 
 def demo_blocking_power_w() -> float:
-    """W of an emulated GPU that waits in communication."""
+    """Return the power in W of an emulated GPU that waits in communication."""
     power_w = load_gpu_window(GPU_TYPE).blocking_power_w
     if power_w is None:
         raise LookupError(f"the GPU table has no blocking power for {GPU_TYPE}")

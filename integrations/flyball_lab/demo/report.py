@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -11,31 +12,19 @@ from rich.table import Table
 
 from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
 from flyball_lab.demo.run_folder import RunFolder, tail
-from flyball_lab.demo.verdict import (
-    Comparison,
-    DemoResult,
-    Measurement,
-    Prediction,
-    error_percent,
-)
+from flyball_lab.demo.verdict import DemoResult, Phase, error_percent
 from flyball_wire.messages import PlanView
 
 
-def result_table(comparison: Comparison) -> Table:
+def result_table(phases: Sequence[Phase]) -> Table:
     """Baseline, plan and saving: measured and predicted side by side, all emulated."""
-    baseline, plan = comparison.measured_baseline, comparison.measured_plan
-    predicted_baseline = comparison.predicted_baseline
-    predicted_plan = comparison.predicted_plan
     table = Table(title="One iteration, all 4 stages (emulated A100; nothing here is a real GPU)")
     table.add_column("")
     for quantity in ("time, s", "energy, J"):
         for origin in ("measured", "predicted"):
             table.add_column(f"{quantity}\n{origin}\n(emulated)", justify="right", no_wrap=True)
     table.add_column("steps", justify="right")
-    for name, measured, predicted in (
-        ("baseline", baseline, predicted_baseline),
-        ("plan", plan, predicted_plan),
-    ):
+    for name, measured, predicted in phases:
         table.add_row(
             name,
             _with_error(measured.iteration_time_s, predicted.iteration_time_s, digits=3),
@@ -45,28 +34,27 @@ def result_table(comparison: Comparison) -> Table:
             str(measured.num_steps),
         )
     table.add_section()
-    table.add_row(
-        "saved",
-        _saving(baseline.iteration_time_s, plan.iteration_time_s),
-        _saving(predicted_baseline.iteration_time_s, predicted_plan.iteration_time_s),
-        _saving(baseline.energy_j, plan.energy_j),
-        _saving(predicted_baseline.energy_j, predicted_plan.energy_j),
-        "",
-    )
+    (_, *baseline), (_, *plan) = phases
+    savings = [
+        _saving(getattr(before, figure), getattr(after, figure))
+        for figure in ("iteration_time_s", "energy_j")
+        for before, after in zip(baseline, plan, strict=True)
+    ]
+    table.add_row("saved", *savings, "")
     return table
 
 
 def print_report(
     console: Console,
-    comparison: Comparison,
+    phases: Sequence[Phase],
     losses: Sequence[float],
     *,
     plan_lines: Sequence[str],
-    where_to_look: Sequence[str],
+    further_lines: Sequence[str],
 ) -> None:
-    """The whole report."""
-    num_overruns = comparison.measured_baseline.num_overruns + comparison.measured_plan.num_overruns
-    console.print(result_table(comparison))
+    """Print table, plan and further lines."""
+    num_overruns = sum(phase.measured.num_overruns for phase in phases)
+    console.print(result_table(phases))
     console.print(
         "Baseline: every instruction at its highest clock. Median time and mean energy of the"
         " steps given; the first step of each phase is its warm-up and left out."
@@ -75,36 +63,25 @@ def print_report(
         highlight=False,
     )
     console.print("\nThe plan: kind and microbatch, MHz, ms waited; [ ] = on the critical path")
-    for line in plan_lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print()
-    for line in where_to_look:
+    for line in (*plan_lines, "", *further_lines):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def result_document(result: DemoResult, *, failed: str | None) -> dict[str, Any]:
-    """The result as JSON-ready data, for `--json`; null where a phase was not measured."""
-    comparison = result.comparison
+    """Return the result as JSON-ready data; null where a phase was not measured."""
+    plan = result.plan
+    measured = {"baseline": result.measured_baseline, "plan": result.measured_plan}
+    predicted = {phase.name: phase.predicted._asdict() for phase in result.phases or ()}
     return {
         "emulated": True,
         "succeeded": failed is None,
         "failed_condition": failed,
-        "plan_version": None if result.plan is None else result.plan.version,
-        "first_planned_step": None if result.plan is None else result.plan.first_step,
-        "measured": {
-            "baseline": _document(result.measured_baseline),
-            "plan": _document(result.measured_plan),
-        },
-        "predicted": {
-            "baseline": comparison and _document(comparison.predicted_baseline),
-            "plan": comparison and _document(comparison.predicted_plan),
-        },
+        "plan_version": plan and plan.version,
+        "first_planned_step": plan and plan.first_step,
+        "measured": {name: figures and asdict(figures) for name, figures in measured.items()},
+        "predicted": {name: predicted.get(name) for name in measured},
         "losses": list(result.losses),
     }
-
-
-def _document(figures: Measurement | Prediction | None) -> dict[str, Any] | None:
-    return None if figures is None else dict(vars(figures))
 
 
 def _with_error(measured: float, predicted: float, *, digits: int) -> str:
@@ -125,7 +102,7 @@ def terminal_plan(
     environment: Mapping[str, str],
     interruption: Interruption,
 ) -> list[str]:
-    """One line a stage. The plan and its profile stay in the folder as files.
+    """Return one line a stage; the plan stays in the folder as a file.
 
     Raises:
         DemoFailedError: `flyball simulate` failed.

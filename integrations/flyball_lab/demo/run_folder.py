@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_lab.demo.options import DemoOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +15,8 @@ class TrainedStep:
     """One step as rank 0 saw it end.
 
     Attributes:
-        plan_version: the plan it ran; None: default clocks.
+        step: number of the step, from 0.
+        plan_version: version of the plan that ran; None: default clocks.
         loss: mean over the step's microbatches.
     """
 
@@ -23,57 +25,52 @@ class TrainedStep:
     loss: float
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The files of one demo run."""
+    """The files of one demo run.
 
-    path: Path
+    Attributes:
+        path: the folder.
+        planner_log: output of the planner.
+        database: the planner's SQLite file.
+        torchrun_log: output of torchrun.
+        profile_csv: stage profile of the emulated pipeline.
+        plan_json: the plan that the ranks ran.
+        trained_steps_file: a line for each step, added by rank 0.
+    """
 
-    @property
-    def planner_log(self) -> Path:
-        """All that the planner printed."""
-        return self.path / "planner.log"
-
-    @property
-    def database(self) -> Path:
-        """The planner's SQLite file."""
-        return self.path / "planner.sqlite"
-
-    @property
-    def torchrun_log(self) -> Path:
-        """All that torchrun printed."""
-        return self.path / "torchrun.log"
-
-    @property
-    def profile_csv(self) -> Path:
-        """The stage profile of the emulated pipeline."""
-        return self.path / "profile.csv"
-
-    @property
-    def plan_json(self) -> Path:
-        """The plan that the ranks ran."""
-        return self.path / "plan.json"
-
-    @property
-    def trained_steps_file(self) -> Path:
-        """Rank 0 adds a line for each step."""
-        return self.path / "steps.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.planner_log = path / "planner.log"
+        self.database = path / "planner.sqlite"
+        self.torchrun_log = path / "torchrun.log"
+        self.profile_csv = path / "profile.csv"
+        self.plan_json = path / "plan.json"
+        self.trained_steps_file = path / "steps.jsonl"
+        self._options_file = path / "options.json"
 
     def rank_log(self, rank: int) -> Path:
-        """All that a rank printed."""
+        """Output of a rank."""
         return self.path / f"rank-{rank}.log"
 
     def rank_clocks(self, rank: int) -> Path:
-        """The clocks that a rank's device saw (clock_witness.py)."""
+        """Clocks that were in force on a rank's device."""
         return self.path / f"rank-{rank}-clocks.json"
 
+    def write_options(self, options: DemoOptions) -> None:
+        """Write the options for the ranks."""
+        self._options_file.write_text(json.dumps(vars(options)))
+
+    def read_options(self) -> DemoOptions:
+        """Return the options."""
+        return DemoOptions(**json.loads(self._options_file.read_text()))
+
     def add_trained_step(self, step: TrainedStep) -> None:
-        """Called by rank 0 after each step."""
+        """Add a step; called by rank 0."""
         with self.trained_steps_file.open("a") as lines:
             lines.write(json.dumps(vars(step)) + "\n")
 
     def trained_steps(self) -> list[TrainedStep]:
-        """All steps so far; a line that is just being written is left for the next time."""
+        """Return all steps so far, without a line that is just being written."""
         if not self.trained_steps_file.exists():
             return []
         lines = self.trained_steps_file.read_text().split("\n")[:-1]
@@ -81,7 +78,7 @@ class RunFolder:
 
 
 def tail(log: Path, *, num_lines: int = 15) -> str:
-    """The last lines of a log; a remark where there is none."""
+    """Return the last lines of a log, or a remark where there is none."""
     if not log.exists():
         return f"({log.name} was never written)"
     lines = log.read_text(errors="replace").splitlines()
@@ -92,10 +89,10 @@ ClocksOfStep = tuple[tuple[str, int], ...]
 
 
 class ClockWitness:
-    """Stands between session and device: notes the clock in force, then lets the device pad.
+    """Observer between session and device: notes the clock in force, then lets the device pad.
 
-    The demo compares these notes with the plan, so that an applied plan is seen at the device
-    and not believed from the session that set it.
+    The demo compares these notes with the plan, so that an applied plan is proven by the device
+    and not by the session that set it.
     """
 
     def __init__(self, device: EmulatedGpu) -> None:
@@ -103,7 +100,7 @@ class ClockWitness:
         self._steps: list[list[tuple[str, int]]] = []
 
     def begin_step(self) -> None:
-        """The next training step begins."""
+        """Begin the notes of the next training step."""
         self._steps.append([])
 
     def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
@@ -122,6 +119,6 @@ class ClockWitness:
 
 
 def read_witnessed_clocks(file: Path) -> tuple[ClocksOfStep, ...]:
-    """Per step from 0, its (kind, MHz) in the order of execution."""
+    """Return the (kind, MHz) of each step from 0, in the order of execution."""
     steps = json.loads(file.read_text())
     return tuple(tuple((str(kind), int(mhz)) for kind, mhz in step) for step in steps)

@@ -1,7 +1,7 @@
 """The demo's training script: DeepSpeed as a user would write it, and one line for Flyball.
 
 The line is `attach(...)`; the rest beside DeepSpeed is for the demo: an emulated GPU, a record
-of its clocks, and an end that all ranks agree on.
+of its clocks, and an end in the same step on all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = "deepspeed_shm_comm"
 
 
 def leave_out_deepspeed_helper() -> None:
-    """Called before `deepspeed.init_distributed`, which would compile for half a minute."""
+    """Keep `deepspeed.init_distributed` from compiling for half a minute; call it before."""
     deepspeed.ops.__compatible_ops__[_NAME] = False
 
 
@@ -102,7 +102,7 @@ def language_model_layers() -> list[nn.Module]:
 
 
 def next_token_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the next token; ln(96) = 4.56 for a model that knows nothing."""
+    """Cross entropy of the next token; ln(96) = 4.56 for an untrained model."""
     return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
@@ -149,7 +149,7 @@ def train(folder: RunFolder, options: DemoOptions, *, planner_url: str) -> None:
         if engine.global_rank == 0:
             folder.add_trained_step(TrainedStep(step=step, plan_version=version, loss=float(loss)))
         # One step more than is measured: the first on the plan is a warm-up.
-        if _rank_0_says(num_planned_steps > options.num_steps):
+        if _rank_0_decides(num_planned_steps > options.num_steps):
             break
     witness.write(folder.rank_clocks(engine.global_rank))
     detach(engine)
@@ -182,8 +182,8 @@ def _pipeline_engine(options: DemoOptions) -> PipelineEngine:
     return engine
 
 
-def _rank_0_says(decision: bool) -> bool:
-    """Rank 0's decision, on every rank: all must leave the training loop together."""
+def _rank_0_decides(decision: bool) -> bool:
+    """Return rank 0's decision on every rank: all must leave the training loop together."""
     said = torch.tensor([int(decision)])
     torch.distributed.broadcast(said, src=0)
     return bool(said.item())

@@ -1,4 +1,4 @@
-"""Launches the demo's ranks with torchrun, and says which rank failed when one does."""
+"""Processes of the demo: the planner, and the ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ _FAILED_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 def start_training(
     folder: RunFolder, environment: Mapping[str, str], options: DemoOptions, *, planner_url: str
 ) -> ChildProcess:
-    """One torchrun with one rank a stage, all on this machine."""
+    """Start torchrun with one rank a stage, all on this machine."""
+    folder.write_options(options)
     return ChildProcess(
         [
             *("-m", "torch.distributed.run", "--nproc-per-node", str(NUM_STAGES)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
             *("--local-addr", "127.0.0.1", "--log-dir", str(folder.path / "torchrun")),
-            *("-m", "flyball_lab.demo.training_rank"),
-            *("--folder", str(folder.path), "--planner-url", planner_url),
-            *("--steps", str(options.num_steps)),
-            *("--microbatches", str(options.num_microbatches)),
-            *("--time-scale", str(options.time_scale)),
+            *("-m", "flyball_lab.demo.training_rank", str(folder.path), planner_url),
         ],
         environment={**environment, "TMPDIR": str(folder.path)},
         log=folder.torchrun_log,
@@ -58,7 +55,7 @@ _GRACE_S = 3.0
 
 
 def start_planner(folder: RunFolder, environment: Mapping[str, str]) -> ChildProcess:
-    """The planner, starting, with its database in the run's folder."""
+    """Start the planner with its database in the run's folder."""
     return ChildProcess(
         [
             *("-m", "flyball_client", "serve", "--host", "127.0.0.1", "--port", "0"),
@@ -71,10 +68,10 @@ def start_planner(folder: RunFolder, environment: Mapping[str, str]) -> ChildPro
 
 
 def wait_for_planner(planner: ChildProcess, interruption: Interruption) -> str:
-    """The planner's URL, once it answers there.
+    """Return the planner's URL once it answers there.
 
     Raises:
-        DemoFailedError: it ended, or does not answer in time.
+        DemoFailedError: the planner ended, or does not answer in time.
         KeyboardInterrupt: a signal came meanwhile.
     """
     deadline_s = time.monotonic() + _START_TIMEOUT_S

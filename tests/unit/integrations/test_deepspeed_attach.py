@@ -111,12 +111,12 @@ def test_what_is_opened_is_closed_by_detach_and_the_engine_is_as_before(opened: 
         ({"schedule": "envpipe"}, r"needs p2p='eager' \(gloo\) or p2p='pulled'.*would deadlock"),
         ({"schedule": "gpipe", "p2p": "stock"}, "schedule='gpipe' needs p2p='eager'"),
         ({"schedule": "auto"}, "schedule='auto' needs p2p='eager'"),
-        ({"schedule": "auto", "p2p": "eager"}, "schedule='auto' needs to know how much memory"),
+        ({"schedule": "auto", "p2p": "eager"}, "schedule='auto' needs the number of free bytes"),
         (
             {"schedule": "auto", "p2p": "pulled", "policy": "envelope"},
             "schedule='auto' compares frontiers, which policy='envelope' has not",
         ),
-        ({"schedule": "envpipe", "p2p": "pulled"}, "on a GPU only; give free_memory_bytes"),
+        ({"schedule": "envpipe", "p2p": "pulled"}, "from a GPU only; give free_memory_bytes"),
         (
             {"schedule": "envpipe", "p2p": "pulled", "free_memory_bytes": -1},
             "free_memory_bytes must not be negative, not -1",

@@ -206,7 +206,7 @@ def test_a_clock_or_an_instruction_that_the_device_did_not_witness_fails(
     witnessed = witnessed_clocks()
     witnessed[rank][step] = clocks
     assert _failed(witnessed=witnessed) == (
-        f"the device of rank {rank} saw the planned clock in 1 of 2 instructions of step {step}"
+        f"the device of rank {rank} ran 1 of 2 instructions of step {step} at the planned clock"
     )
 
 
@@ -217,14 +217,14 @@ def test_the_report_has_measured_and_predicted_figures_side_by_side_and_calls_th
     None
 ):
     result = demo_result()
-    assert result.comparison is not None
+    assert result.phases is not None
     output = io.StringIO()
     print_report(
         Console(file=output, width=80),
-        result.comparison,
+        result.phases,
         result.losses,
         plan_lines=["Stage 0 | [F0 1410 0.0]  B0 1200 1.5"],
-        where_to_look=["see http://127.0.0.1:1/docs"],
+        further_lines=["see http://127.0.0.1:1/docs"],
     )
     report = output.getvalue()
     assert report.count("(emulated)") == 4
