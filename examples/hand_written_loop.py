@@ -28,13 +28,13 @@ from flyball_profiles.examples import load_example_profile
 
 BLOCKING_POWER_W = 80.0
 ROWS = 8
-STEPS_BETWEEN_LOOKS = 10
+STEPS_BETWEEN_POLLS = 10
 
 
 def open_session(
     opened: ExitStack, options: argparse.Namespace
 ) -> tuple[RankSession, PlannerClient | None]:
-    """This rank's session, started; rank 0 makes the job known, too, in the background."""
+    """Return this rank's session, started; rank 0 registers the job too, in the background."""
     rank = dist.get_rank()
     # On a GPU: flyball_client.open_local_gpu(local_rank, os.environ).
     profile = load_example_profile()
@@ -68,7 +68,7 @@ class ProfilingProgress:
     """Progress of profiling, printed where it has changed.
 
     Args:
-        planner: that is asked.
+        planner: of the job.
         job_id: the job.
     """
 
@@ -77,8 +77,8 @@ class ProfilingProgress:
         self._job_id = job_id
         self._printed = ""
 
-    def look(self) -> None:
-        """To be called between two steps: it waits for the planner."""
+    def poll(self) -> None:
+        """Ask the planner and print a change; call between two steps."""
         line = self._line()
         if line != self._printed:
             print(line, flush=True)
@@ -86,18 +86,18 @@ class ProfilingProgress:
 
     def _line(self) -> str:
         try:
-            seen = self._planner.get_profiling(self._job_id)
+            view = self._planner.get_profiling(self._job_id)
         except PlannerError as error:
             return f"profiling: {error}"
-        line = f"profiling {seen.state}: {seen.num_steps} steps"
-        if seen.points:
-            num_probed = sum(point.num_probes > 0 for point in seen.points)
-            line += f", {num_probed} of {len(seen.points)} points probed, the others interpolated"
-        if seen.largest_slowdown is not None:
-            line += f", at most {seen.largest_slowdown:.1%} slower"
-        if seen.problem is not None:
-            line += f"; {seen.problem}"
-        return f"{line} ({'emulated' if seen.emulated else 'measured'})"
+        line = f"profiling {view.state}: {view.num_steps} steps"
+        if view.points:
+            num_probed = sum(point.num_probes > 0 for point in view.points)
+            line += f", {num_probed} of {len(view.points)} points probed, the others interpolated"
+        if view.largest_slowdown is not None:
+            line += f", at most {view.largest_slowdown:.1%} slower"
+        if view.problem is not None:
+            line += f"; {view.problem}"
+        return f"{line} ({'emulated' if view.emulated else 'measured'})"
 
 
 class Stage:
@@ -212,7 +212,7 @@ def loop_parser() -> argparse.ArgumentParser:
         "--profiling",
         choices=("given", "online"),
         default="given",
-        help="who measures the profile: somebody who puts it, or this training; default: given",
+        help="given: the profile is put; online: this training measures it; default: given",
     )
     parser.add_argument(
         "--profiling-slowdown",
@@ -249,8 +249,8 @@ def main() -> None:
             loss = stage.train_step(microbatches)
             if dist.get_rank() == options.stages - 1:
                 print(f"step {step}: loss {loss:.9f}", flush=True)
-            if progress is not None and step % STEPS_BETWEEN_LOOKS == 0:
-                progress.look()
+            if progress is not None and step % STEPS_BETWEEN_POLLS == 0:
+                progress.poll()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -5,12 +5,13 @@ torchrun --nproc-per-node 2 examples/train_alexnet.py --tiny
 
 from __future__ import annotations
 
-import deepspeed
+from functools import partial
+
 import torch
-from deepspeed.pipe import PipelineModule
 
 from example_options import example_parser, parse_options
 from image_nets import alexnet_layers, vgg19_layers
+from pipeline_training import begin, end, pipeline_engine, train
 from synthetic_data import synthetic_images
 
 SEED = 1138
@@ -23,36 +24,22 @@ def main() -> None:
     parser = example_parser(__doc__)
     parser.add_argument("--net", choices=NETS, default="alexnet", help="default: alexnet")
     options = parse_options(parser)
-    deepspeed.init_distributed()
-    torch.manual_seed(SEED)
+    begin(SEED)
     layers = NETS[options.net](NUM_CLASSES, narrower=16 if options.tiny else 1)
-    pipeline = PipelineModule(
-        layers=layers,
-        num_stages=options.stages,
+    engine = pipeline_engine(
+        layers,
+        options,
         loss_fn=torch.nn.CrossEntropyLoss(),
-        partition_method="parameters",
-    )
-    engine, *_ = deepspeed.initialize(
-        model=pipeline,
-        optimizer=torch.optim.SGD(pipeline.parameters(), lr=1e-3, momentum=0.9),
-        config={
-            "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": options.microbatches,
-            "gradient_clipping": 1.0,
-            "steps_per_print": 10**9,
-        },
+        optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+        microbatch_size=4,
     )
     samples = synthetic_images(
         NUM_CLASSES,
         size=64 if options.tiny else 224,
         seed=SEED + engine.grid.get_data_parallel_rank(),
     )
-    for step in range(options.steps):
-        loss = engine.train_batch(samples)
-        if engine.global_rank == 0:
-            print(f"step {step}: loss {loss.item():.9f}", flush=True)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    train(engine, samples, num_steps=options.steps)
+    end()
 
 
 if __name__ == "__main__":

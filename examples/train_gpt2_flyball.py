@@ -5,15 +5,16 @@ torchrun --nproc-per-node 2 examples/train_gpt2_flyball.py --tiny
 
 from __future__ import annotations
 
-import deepspeed
+from functools import partial
+
 import torch
-from deepspeed.pipe import PipelineModule
 from transformers import GPT2Config
 
 import flyball_integrations.deepspeed as flyball
 from emulated_gpu import emulated_gpu_on_cpu
 from example_options import example_parser, parse_options
 from flyball_integrations.huggingface import build_causal_lm, deepspeed_layers, next_token_loss
+from pipeline_training import begin, end, pipeline_engine, train
 from synthetic_data import synthetic_text
 
 SEED = 1788
@@ -27,26 +28,16 @@ def main() -> None:
     """Train for the wanted steps; rank 0 prints the losses."""
     options = parse_options(example_parser(__doc__))
     config = TINY if options.tiny else SMALL
-    deepspeed.init_distributed()
-    torch.manual_seed(SEED)
+    begin(SEED)
     model = build_causal_lm(config, seed=SEED)
     # The embedding and the head share one weight: DeepSpeed keeps the copies of both stages alike.
     layers = deepspeed_layers(model, num_stages=options.stages)
-    pipeline = PipelineModule(
-        layers=layers,
-        num_stages=options.stages,
+    engine = pipeline_engine(
+        layers,
+        options,
         loss_fn=next_token_loss,
-        partition_method="parameters",
-    )
-    engine, *_ = deepspeed.initialize(
-        model=pipeline,
-        optimizer=torch.optim.AdamW(pipeline.parameters(), lr=3e-4),
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "gradient_accumulation_steps": options.microbatches,
-            "gradient_clipping": 1.0,
-            "steps_per_print": 10**9,
-        },
+        optimizer=partial(torch.optim.AdamW, lr=3e-4),
+        microbatch_size=2,
     )
     gpu = emulated_gpu_on_cpu(engine.stage_id)
     flyball.attach(engine, job_id="gpt2", gpu_type="a100", gpu=gpu)
@@ -55,13 +46,9 @@ def main() -> None:
         length=64 if options.tiny else 1024,
         seed=SEED + engine.grid.get_data_parallel_rank(),
     )
-    for step in range(options.steps):
-        loss = engine.train_batch(samples)
-        if engine.global_rank == 0:
-            print(f"step {step}: loss {loss.item():.9f}", flush=True)
+    train(engine, samples, num_steps=options.steps)
     flyball.detach(engine)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

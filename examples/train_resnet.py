@@ -5,12 +5,13 @@ torchrun --nproc-per-node 2 examples/train_resnet.py --tiny
 
 from __future__ import annotations
 
-import deepspeed
+from functools import partial
+
 import torch
-from deepspeed.pipe import PipelineModule
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from example_options import example_parser, parse_options
+from pipeline_training import begin, end, pipeline_engine, train
 from synthetic_data import synthetic_images
 
 SEED = 1788
@@ -29,38 +30,24 @@ def main() -> None:
     """Train for the wanted steps; rank 0 prints the losses."""
     options = parse_options(example_parser(__doc__))
     config = TINY if options.tiny else RESNET_50
-    deepspeed.init_distributed()
-    torch.manual_seed(SEED)
+    begin(SEED)
     model = ResNetForImageClassification(config)
     blocks = [block for stage in model.resnet.encoder.stages for block in stage.layers]
     layers = [model.resnet.embedder, *blocks, model.resnet.pooler, model.classifier]
-    pipeline = PipelineModule(
-        layers=layers,
-        num_stages=options.stages,
+    engine = pipeline_engine(
+        layers,
+        options,
         loss_fn=torch.nn.CrossEntropyLoss(),
-        partition_method="parameters",
-    )
-    engine, *_ = deepspeed.initialize(
-        model=pipeline,
-        optimizer=torch.optim.SGD(pipeline.parameters(), lr=1e-3, momentum=0.9),
-        config={
-            "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": options.microbatches,
-            "gradient_clipping": 1.0,
-            "steps_per_print": 10**9,
-        },
+        optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+        microbatch_size=4,
     )
     samples = synthetic_images(
         NUM_CLASSES,
         size=64 if options.tiny else 224,
         seed=SEED + engine.grid.get_data_parallel_rank(),
     )
-    for step in range(options.steps):
-        loss = engine.train_batch(samples)
-        if engine.global_rank == 0:
-            print(f"step {step}: loss {loss.item():.9f}", flush=True)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    train(engine, samples, num_steps=options.steps)
+    end()
 
 
 if __name__ == "__main__":

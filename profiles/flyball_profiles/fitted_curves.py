@@ -23,7 +23,7 @@ _TIME_DIGITS = 6
 _ENERGY_DIGITS = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TimeCurve:
     """`t(f) = a / f + b + c max(0, f - knee)^2`, f in GHz.
 
@@ -31,9 +31,9 @@ class TimeCurve:
 
     Attributes:
         a_s_ghz: work that scales with the clock, s GHz.
-        b_s: work that does not, s.
+        b_s: work that does not scale, s.
         c_s_per_ghz2: flattening above the knee, s/GHz^2.
-        knee_mhz: where it begins, MHz.
+        knee_mhz: begin of the flattening, MHz.
     """
 
     a_s_ghz: float
@@ -43,7 +43,7 @@ class TimeCurve:
 
     @staticmethod
     def terms(frequency_mhz: int, knee_mhz: int) -> tuple[float, ...]:
-        """Return what a, b and c are multiplied by at one clock."""
+        """Return the factors of a, b and c at one clock."""
         above = max(0, frequency_mhz - knee_mhz) / 1000
         return 1000 / frequency_mhz, 1.0, above * above
 
@@ -53,7 +53,7 @@ class TimeCurve:
         return self.a_s_ghz * by_a + self.b_s * by_b + self.c_s_per_ghz2 * by_c
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class EnergyCurve:
     """`E(f) = p + q f + r u + s u^2 + w v^2`, `u = max(0, f - low knee)`, `v` with the high one.
 
@@ -66,8 +66,8 @@ class EnergyCurve:
         r_j_per_ghz: J/GHz.
         s_j_per_ghz2: J/GHz^2.
         w_j_per_ghz2: J/GHz^2.
-        low_knee_mhz: where the voltage begins to rise, MHz.
-        high_knee_mhz: where power begins to limit, MHz.
+        low_knee_mhz: clock from which the voltage rises, MHz.
+        high_knee_mhz: clock from which power limits, MHz.
     """
 
     p_j: float
@@ -80,7 +80,7 @@ class EnergyCurve:
 
     @staticmethod
     def terms(frequency_mhz: int, low_knee_mhz: int, high_knee_mhz: int) -> tuple[float, ...]:
-        """Return what p, q, r, s and w are multiplied by at one clock."""
+        """Return the factors of p, q, r, s and w at one clock."""
         above_low = max(0, frequency_mhz - low_knee_mhz) / 1000
         above_high = max(0, frequency_mhz - high_knee_mhz) / 1000
         return (
@@ -152,36 +152,18 @@ def parse_fitted_profile(text: str) -> FittedProfile:
     try:
         table = tomllib.loads(text)
         clocks = table["clocks"]
-        step_mhz = -int(clocks["step_mhz"])
-        return FittedProfile(
-            clocks_mhz=tuple(range(clocks["max_mhz"], clocks["min_mhz"] - 1, step_mhz)),
-            instructions=tuple(_fitted_instruction(entry) for entry in table["instructions"]),
-        )
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"not TOML: {error}") from None
-    except KeyError as error:
-        raise ProfileError(f"the key {error} is missing in the coefficients") from None
-    except ProfileError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ProfileError(f"the coefficients cannot be used: {error}") from None
+        falling = range(clocks["max_mhz"], clocks["min_mhz"] - 1, -clocks["step_mhz"])
+        instructions = tuple(_fitted_instruction(entry) for entry in table["instructions"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(f"the coefficients cannot be used: {error!r}") from None
+    return FittedProfile(clocks_mhz=tuple(falling), instructions=instructions)
 
 
 # What tomllib returns has no better type; the dataclasses refuse keys they do not know.
 def _fitted_instruction(entry: dict[str, Any]) -> FittedInstruction:
-    stages = tuple(entry["stages"])
-    if not all(isinstance(stage, int) for stage in stages):
-        raise TypeError(f"stages must be whole numbers, not {entry['stages']}")
     return FittedInstruction(
-        stages=stages,
+        stages=tuple(entry["stages"]),
         kind=InstructionKind(entry["instruction"]),
-        time=TimeCurve(**_numbers(entry["time"]["curve"])),
-        energy=EnergyCurve(**_numbers(entry["energy"]["curve"])),
+        time=TimeCurve(**entry["time"]["curve"]),
+        energy=EnergyCurve(**entry["energy"]["curve"]),
     )
-
-
-def _numbers(curve: dict[str, Any]) -> dict[str, Any]:
-    for key, value in curve.items():
-        if not isinstance(value, int | float):
-            raise TypeError(f"{key} must be a number, not {value!r}")
-    return curve

@@ -1,7 +1,7 @@
-"""GPU tables: within which SM clocks to profile a GPU, and what it draws while it waits.
+"""GPU tables: range of SM clocks to profile, and power draw of a waiting GPU.
 
 One TOML file per GPU in `gpus/`, each figure with its source; a new GPU is a new file. The
-window guides profiling only: which clocks a device has is always asked of the device.
+window guides profiling only; the clocks of a device are always read from the device.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
-from typing import cast
+from typing import Any
 
+_SHIPPED = resources.files("flyball_profiles") / "gpus"
 _SUFFIX = ".toml"
 _CLOCK_FIGURES = (
     "filter_max_mhz",
@@ -28,7 +29,7 @@ _HIGHEST_POWER_W = 100_000
 
 
 class GpuTableError(ValueError):
-    """A GPU is not in the table, or its file cannot be used; the text says what to mend."""
+    """A GPU is not in the table, or its file cannot be used; the text names the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,9 @@ class GpuWindow:
         filter_min_mhz: lowest SM clock to profile, MHz, below the highest.
         granularity_mhz: least distance of two profiled clocks, MHz, positive.
         reconfigure_granularity_mhz: step by which reconfiguration moves a clock, MHz, positive.
-        blocking_power_w: draw while waiting in P2P communication, W; None where nobody has
-            published it: it is then measured or given, never guessed.
-        sources: figure -> where it comes from, for every figure that is not None.
+        blocking_power_w: draw while waiting in P2P communication, W; None: not published; it is
+            then measured or given, never guessed.
+        sources: figure -> its origin, for every figure that is not None.
 
     Raises:
         GpuTableError: a figure is out of its bounds or has no source.
@@ -80,60 +81,49 @@ class GpuWindow:
 
 
 def gpu_names(*, folder: Traversable | None = None) -> tuple[str, ...]:
-    """The GPUs in the table, sorted.
+    """Return the GPUs in the table, sorted.
 
     Args:
-        folder: where the TOML files lie; the shipped table unless given.
-
-    Raises:
-        GpuTableError: the folder cannot be read.
+        folder: folder of the TOML files; default: the shipped table.
     """
-    table = _shipped_folder() if folder is None else folder
-    try:
-        files = [entry.name for entry in table.iterdir()]
-    except OSError as error:
-        raise GpuTableError(f"{table}: cannot read the GPU table: {error.strerror}") from None
+    files = [entry.name for entry in (folder or _SHIPPED).iterdir()]
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
 
 def load_gpu_window(name: str, *, folder: Traversable | None = None) -> GpuWindow:
-    """The window of one GPU type, its name in any case.
+    """Return the window of one GPU type, by its name in any case.
 
     Args:
-        name: as `gpu_names` lists it.
-        folder: where the TOML files lie; the shipped table unless given.
+        name: one of `gpu_names`.
+        folder: folder of the TOML files; default: the shipped table.
 
     Raises:
         GpuTableError: no such GPU (the known ones are listed), or its file is malformed (file
             and key are named).
     """
-    table = _shipped_folder() if folder is None else folder
-    known = gpu_names(folder=table)
+    known = gpu_names(folder=folder)
     wanted = name.strip().lower()
     if wanted not in known:
         raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(known)}")
     file = wanted + _SUFFIX
     try:
-        return _window(wanted, tomllib.loads((table / file).read_text(encoding="utf-8")))
+        text = ((folder or _SHIPPED) / file).read_text(encoding="utf-8")
+        return _window(wanted, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise GpuTableError(f"{file}: not TOML: {error}") from None
-    except UnicodeDecodeError:
-        raise GpuTableError(f"{file}: not UTF-8 text") from None
-    except OSError as error:
-        raise GpuTableError(f"{file}: cannot be read: {error.strerror}") from None
     except GpuTableError as error:
         raise GpuTableError(f"{file}: {error}") from None
 
 
 def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) -> tuple[int, ...]:
-    """The profiling grid: which of a device's SM clocks to profile.
+    """Return the profiling grid: the SM clocks of a device to profile.
 
     From the highest supported clock in the window down, each the highest that is at least
     `granularity_mhz` below the one before.
 
     Args:
         window: the GPU type's window.
-        supported_clocks_mhz: what the device says, MHz, in any order.
+        supported_clocks_mhz: of the device, MHz, in any order.
 
     Returns:
         Clocks in falling order, at least one.
@@ -155,48 +145,25 @@ def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) ->
     return tuple(grid)
 
 
-def _shipped_folder() -> Traversable:
-    return resources.files("flyball_profiles") / "gpus"
-
-
 def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
     unknown = sorted(set(table) - {*_CLOCK_FIGURES, _BLOCKING_POWER})
     if unknown:
         # A misspelt blocking power must not pass for an unknown one.
         raise GpuTableError(f"unknown key {unknown[0]}")
-    figures = {figure: _figure(table, figure) for figure in _CLOCK_FIGURES}
-    clocks_mhz = {figure: _whole_mhz(figure, value) for figure, (value, _) in figures.items()}
-    if _BLOCKING_POWER in table:
-        figures[_BLOCKING_POWER] = _figure(table, _BLOCKING_POWER)
-    power = figures.get(_BLOCKING_POWER)
-    return GpuWindow(
-        name=name,
-        filter_max_mhz=clocks_mhz["filter_max_mhz"],
-        filter_min_mhz=clocks_mhz["filter_min_mhz"],
-        granularity_mhz=clocks_mhz["granularity_mhz"],
-        reconfigure_granularity_mhz=clocks_mhz["reconfigure_granularity_mhz"],
-        blocking_power_w=None if power is None else float(power[0]),
-        sources={figure: source for figure, (_, source) in figures.items()},
-    )
-
-
-def _figure(table: Mapping[str, object], figure: str) -> tuple[int | float, str]:
-    if figure not in table:
-        raise GpuTableError(f"the key {figure} is missing")
-    entry = table[figure]
-    if not isinstance(entry, dict):
-        raise GpuTableError(f"{figure} must be a table with value and source")
-    fields = cast("Mapping[str, object]", entry)
-    value = fields.get("value")
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise GpuTableError(f"{figure}.value must be a number")
-    source = fields.get("source")
-    if not isinstance(source, str) or not source.strip():
-        raise GpuTableError(f"{figure}.source must say where the figure comes from")
-    return value, source
-
-
-def _whole_mhz(figure: str, value: int | float) -> int:
-    if not isinstance(value, int):
-        raise GpuTableError(f"{figure}.value must be a whole number of MHz, not {value}")
-    return value
+    values: dict[str, Any] = {_BLOCKING_POWER: None}
+    sources = {}
+    for figure in (*_CLOCK_FIGURES, *table.keys() & {_BLOCKING_POWER}):
+        if figure not in table:
+            raise GpuTableError(f"the key {figure} is missing")
+        entry: Any = table[figure]
+        if not isinstance(entry, dict):
+            raise GpuTableError(f"{figure} must be a table with value and source")
+        value, source = entry.get("value"), entry.get("source")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise GpuTableError(f"{figure}.value must be a number")
+        if figure != _BLOCKING_POWER and not isinstance(value, int):
+            raise GpuTableError(f"{figure}.value must be a whole number of MHz, not {value}")
+        if not isinstance(source, str) or not source.strip():
+            raise GpuTableError(f"{figure}.source must name the origin of the figure")
+        values[figure], sources[figure] = value, source
+    return GpuWindow(name=name, sources=sources, **values)

@@ -1,12 +1,12 @@
-"""Fit the example's curves to a measured stage profile and write their coefficients.
+"""Fit the example's curves to a measured stage profile; write their coefficients and the CSV.
 
-Usage: python profiles/scripts/fit_example_profile.py --measured MEASURED.csv
+Usage: python profiles/scripts/fit_example_profile.py [--measured MEASURED.csv]
 
 Each curve is linear in its coefficients once its knees are fixed. So the knees are tried on the
 grid of measured clocks, the coefficients are the least squares of the relative error, and the
 knees kept are those with the least maximum error among the curves of the right shape: time
-strictly falling with the clock, energy with one valley. Standard library only and no libm, so
-that it gives the same digits everywhere.
+strictly falling with the clock, energy with one valley. Without a measured profile the CSV alone
+is written, from the coefficients that there are.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from flyball_profiles.examples import example_profile_path
-from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve
+from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve, parse_fitted_profile
 from flyball_profiles.stage_profile import (
     InstructionKind,
     OperatingPoint,
     ProfileError,
     StageProfile,
 )
-from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 
 Points = tuple[OperatingPoint, ...]
 Curve = TimeCurve | EnergyCurve
@@ -56,25 +58,25 @@ class Fit:
 
 
 def main() -> int:
-    """Fit and write the TOML file; return the exit status."""
+    """Write both files; return the exit status."""
     parser = argparse.ArgumentParser(description="Fit the example profile's curves.")
-    parser.add_argument("--measured", type=Path, required=True, help="a measured stage profile")
-    parser.add_argument("--output", type=Path, default=example_profile_path().with_suffix(".toml"))
+    parser.add_argument("--measured", type=Path, help="a measured stage profile")
+    parser.add_argument("--output", type=Path, default=example_profile_path())
     options = parser.parse_args()
+    coefficients = options.output.with_suffix(".toml")
     try:
-        text = fitted_toml(read_stage_profile(options.measured))
-        options.output.write_bytes(text.encode())
-    except ProfileError as error:
-        print(error.located(str(options.measured)), file=sys.stderr)
-        return 2
-    except OSError as error:
+        if options.measured is not None:
+            coefficients.write_bytes(fitted_toml(read_stage_profile(options.measured)).encode())
+        profile = parse_fitted_profile(coefficients.read_text(encoding="utf-8")).stage_profile()
+        options.output.write_bytes(write_stage_profile(profile).encode())
+    except (ProfileError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
 def fitted_toml(measured: StageProfile) -> str:
-    """The coefficients of every curve of a measured profile, as TOML text.
+    """Return the coefficients of every curve of a measured profile, as TOML text.
 
     Raises:
         ProfileError: no curve of the right shape fits.
@@ -107,7 +109,7 @@ def _table(name: str, **values: float) -> str:
 def _distinct_curves(
     measured: StageProfile,
 ) -> dict[tuple[tuple[int, ...], InstructionKind], Points]:
-    """Stages measured alike share a curve; in order of their first stage."""
+    """Group stages that were measured alike, in order of their first stage."""
     stages_of: dict[tuple[InstructionKind, Points], list[int]] = {}
     for stage in range(measured.num_stages):
         for kind in InstructionKind:
@@ -119,68 +121,55 @@ def _distinct_curves(
 
 def _fit_time(points: Points) -> Fit:
     clocks_mhz = [point.frequency_mhz for point in points]
+    times_s = [point.time_s for point in points]
 
     def candidates() -> Iterator[Curve]:
         for knee_mhz in clocks_mhz[_CLOCKS_PER_PIECE:-_CLOCKS_PER_PIECE]:
             rows = [TimeCurve.terms(clock_mhz, knee_mhz) for clock_mhz in clocks_mhz]
-            a, b, c = _least_squares(rows, [point.time_s for point in points])
-            yield TimeCurve(a_s_ghz=a, b_s=b, c_s_per_ghz2=c, knee_mhz=knee_mhz)
+            yield TimeCurve(*_least_squares(rows, times_s), knee_mhz)
 
     def falls_with_the_clock(curve: Curve) -> bool:
-        times_s = [curve.at(clock_mhz) for clock_mhz in clocks_mhz]
-        return all(faster < slower for faster, slower in itertools.pairwise(times_s))
+        fitted_s = [curve.at(clock_mhz) for clock_mhz in clocks_mhz]
+        return all(faster < slower for faster, slower in itertools.pairwise(fitted_s))
 
-    return _best(candidates(), falls_with_the_clock, points, [point.time_s for point in points])
+    return _best(candidates(), falls_with_the_clock, clocks_mhz, times_s)
 
 
 def _fit_energy(points: Points) -> Fit:
     clocks_mhz = [point.frequency_mhz for point in points]
+    energies_j = [point.energy_j for point in points]
 
     def candidates() -> Iterator[Curve]:
-        for high_mhz, low_mhz in _knee_pairs(clocks_mhz):
-            rows = [EnergyCurve.terms(clock_mhz, low_mhz, high_mhz) for clock_mhz in clocks_mhz]
-            p, q, r, s, w = _least_squares(rows, [point.energy_j for point in points])
-            yield EnergyCurve(
-                p_j=p,
-                q_j_per_ghz=q,
-                r_j_per_ghz=r,
-                s_j_per_ghz2=s,
-                w_j_per_ghz2=w,
-                low_knee_mhz=low_mhz,
-                high_knee_mhz=high_mhz,
-            )
+        inner = clocks_mhz[_CLOCKS_PER_PIECE:-_CLOCKS_PER_PIECE]
+        for index, high_mhz in enumerate(inner):
+            for low_mhz in inner[index + _CLOCKS_PER_PIECE :]:
+                rows = [EnergyCurve.terms(clock_mhz, low_mhz, high_mhz) for clock_mhz in clocks_mhz]
+                yield EnergyCurve(*_least_squares(rows, energies_j), low_mhz, high_mhz)
 
     def has_one_valley(curve: Curve) -> bool:
-        energies_j = [curve.at(clock_mhz) for clock_mhz in reversed(clocks_mhz)]
-        valley = energies_j.index(min(energies_j))
+        fitted_j = [curve.at(clock_mhz) for clock_mhz in reversed(clocks_mhz)]
+        valley = fitted_j.index(min(fitted_j))
         return all(
             (low > high) == (index < valley) and low != high
-            for index, (low, high) in enumerate(itertools.pairwise(energies_j))
+            for index, (low, high) in enumerate(itertools.pairwise(fitted_j))
         )
 
-    return _best(candidates(), has_one_valley, points, [point.energy_j for point in points])
-
-
-def _knee_pairs(clocks_mhz: Sequence[int]) -> Iterator[tuple[int, int]]:
-    inner = clocks_mhz[_CLOCKS_PER_PIECE:-_CLOCKS_PER_PIECE]
-    for index, high_mhz in enumerate(inner):
-        for low_mhz in inner[index + _CLOCKS_PER_PIECE :]:
-            yield high_mhz, low_mhz
+    return _best(candidates(), has_one_valley, clocks_mhz, energies_j)
 
 
 def _best(
     candidates: Iterator[Curve],
     has_right_shape: Callable[[Curve], bool],
-    points: Points,
+    clocks_mhz: Sequence[int],
     values: Sequence[float],
 ) -> Fit:
     best: Fit | None = None
     for curve in candidates:
         errors = [
-            curve.at(point.frequency_mhz) / value - 1
-            for point, value in zip(points, values, strict=True)
+            curve.at(clock_mhz) / value - 1
+            for clock_mhz, value in zip(clocks_mhz, values, strict=True)
         ]
-        largest = max(abs(error) for error in errors)
+        largest = max(map(abs, errors))
         if (best is None or largest < best.max_relative_error) and has_right_shape(curve):
             rms = math.sqrt(math.fsum(error * error for error in errors) / len(errors))
             best = Fit(curve=curve, max_relative_error=largest, rms_relative_error=rms)
@@ -190,29 +179,10 @@ def _best(
 
 
 def _least_squares(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> list[float]:
-    """Coefficients with the least sum of squared relative errors, rounded as they are written."""
-    weighted = [[term / value for term in row] for row, value in zip(rows, values, strict=True)]
-    size = len(rows[0])
-    normal = [
-        [math.fsum(row[i] * row[j] for row in weighted) for j in range(size)]
-        + [math.fsum(row[i] for row in weighted)]
-        for i in range(size)
-    ]
-    return [float(f"{value:.{_SIGNIFICANT_DIGITS}g}") for value in _solve(normal)]
-
-
-def _solve(augmented: list[list[float]]) -> list[float]:
-    """Gauss-Jordan elimination with row pivoting of [matrix | right side], small and regular."""
-    size = len(augmented)
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(augmented[row][column]))
-        augmented[column], augmented[pivot] = augmented[pivot], augmented[column]
-        for row in range(size):
-            if row != column:
-                factor = augmented[row][column] / augmented[column][column]
-                for index in range(column, size + 1):
-                    augmented[row][index] -= factor * augmented[column][index]
-    return [augmented[row][size] / augmented[row][row] for row in range(size)]
+    """Return coefficients of the least squared relative error, rounded as they are written."""
+    weighted = np.array(rows) / np.array(values)[:, None]
+    solution = np.linalg.lstsq(weighted, np.ones(len(values)), rcond=None)[0]
+    return [float(f"{value:.{_SIGNIFICANT_DIGITS}g}") for value in solution]
 
 
 if __name__ == "__main__":

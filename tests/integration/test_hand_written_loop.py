@@ -102,7 +102,7 @@ def test_the_progress_of_profiling_is_printed_where_it_changes(
     monkeypatch.syspath_prepend(str(_EXAMPLE.parent))
     progress = runpy.run_path(str(_EXAMPLE))["ProfilingProgress"](Answering(), "another")
     while answers:
-        progress.look()
+        progress.poll()
     assert capsys.readouterr().out.splitlines() == [
         "profiling: away",
         "profiling probing: 3 steps (emulated)",

@@ -65,8 +65,8 @@ class Engine:
 def patched(**parts: Any) -> tuple[Engine, EnginePatch]:  # noqa: ANN401 - of the patch
     engine = Engine()
     hooks = HookLog(engine.log)
-    given = {"synchronize": hooks.synchronize, "around_step": nullcontext} | parts
-    return engine, EnginePatch(engine, hooks, **given)
+    parts_given: dict[str, Any] = {"synchronize": hooks.synchronize, "around_step": nullcontext} | parts
+    return engine, EnginePatch(engine, hooks, **parts_given)
 
 
 def test_the_device_is_synchronized_before_each_hook_of_an_instruction() -> None:

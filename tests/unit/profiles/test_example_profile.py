@@ -13,20 +13,20 @@ from tests.shared_data import needs_shared_data, published_profile
 
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve, parse_fitted_profile
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[3]
-SCRIPTS = REPOSITORY / "profiles" / "scripts"
+SCRIPT = REPOSITORY / "profiles" / "scripts" / "fit_example_profile.py"
 MEASURED = published_profile("gpt3-175b+a100_sxm_bf16.csv")
 COEFFICIENTS = example_profile_path().with_suffix(".toml")
 
 
-def run_script(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def fit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPTS / name), *map(str, arguments)],
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -79,10 +79,12 @@ def test_the_curves_are_their_formulas() -> None:
 
 @needs_shared_data
 def test_fitting_the_measurements_gives_the_committed_coefficients(tmp_path: Path) -> None:
-    output = tmp_path / "fitted.toml"
-    finished = run_script("fit_example_profile.py", "--measured", MEASURED, "--output", output)
+    output = tmp_path / "fitted.csv"
+    finished = fit("--measured", MEASURED, "--output", output)
     assert (finished.returncode, finished.stderr) == (0, "")
-    assert output.read_text(encoding="utf-8") == COEFFICIENTS.read_text(encoding="utf-8")
+    fitted = output.with_suffix(".toml").read_text(encoding="utf-8")
+    assert fitted == COEFFICIENTS.read_text(encoding="utf-8")
+    assert output.read_bytes() == example_profile_path().read_bytes()
 
 
 @needs_shared_data
@@ -112,12 +114,33 @@ def test_the_readme_of_the_data_gives_the_fit_errors_of_the_coefficients() -> No
 
 
 def test_a_profile_made_of_curves_is_fitted_back_to_those_curves(tmp_path: Path) -> None:
-    measured, refitted = tmp_path / "exact.csv", tmp_path / "refitted.toml"
+    measured, refitted = tmp_path / "exact.csv", tmp_path / "refitted.csv"
     measured.write_text(write_stage_profile(load_example_profile()), encoding="utf-8")
-    finished = run_script("fit_example_profile.py", "--measured", measured, "--output", refitted)
+    finished = fit("--measured", measured, "--output", refitted)
     assert (finished.returncode, finished.stderr) == (0, "")
-    again = parse_fitted_profile(refitted.read_text(encoding="utf-8")).stage_profile()
+    again = read_stage_profile(refitted)
     for key, points in load_example_profile().points.items():
         for point, fitted in zip(points, again.points[key], strict=True):
             assert fitted.time_s == pytest.approx(point.time_s, rel=1e-4)
             assert fitted.energy_j == pytest.approx(point.energy_j, rel=1e-4)
+
+
+def test_the_shipped_csv_is_generated_from_its_coefficients_byte_for_byte() -> None:
+    profile = parse_fitted_profile(COEFFICIENTS.read_text(encoding="utf-8")).stage_profile()
+    assert example_profile_path().read_bytes() == write_stage_profile(profile).encode()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("step_mhz = 15", "step_mhz = "),
+        ("step_mhz = 15", "step_mhz = 0"),
+        ("step_mhz = 15", ""),
+        ("knee_mhz", "knee"),
+        ('"forward"', '"fwd"'),
+    ],
+)
+def test_coefficients_that_cannot_be_used_are_refused(old: str, new: str) -> None:
+    text = COEFFICIENTS.read_text(encoding="utf-8")
+    with pytest.raises(ProfileError, match="the coefficients cannot be used: "):
+        parse_fitted_profile(text.replace(old, new))

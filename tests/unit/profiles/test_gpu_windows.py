@@ -91,8 +91,8 @@ def test_a_new_gpu_is_a_new_file_and_no_code(tmp_path: Path) -> None:
         ("value = 30", "value = 0", "reconfigure_granularity_mhz must be from 1 to "),
         ("value = 100", "value = nan", "blocking_power_w must be above 0 and at most"),
         ("value = 100", "value = -1", "blocking_power_w must be above 0 and at most"),
-        (', source = "measured"', "", "blocking_power_w.source must say where"),
-        ('source = "measured"', 'source = " "', "blocking_power_w.source must say where"),
+        (', source = "measured"', "", "blocking_power_w.source must name"),
+        ('source = "measured"', 'source = " "', "blocking_power_w.source must name"),
     ],
 )
 def test_a_malformed_file_names_file_and_key(
