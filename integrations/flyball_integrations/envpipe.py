@@ -1,11 +1,11 @@
-"""For scripts written for EnvPipe: all of DeepSpeed, with Flyball where EnvPipe was.
+"""Import for scripts written for EnvPipe: all of DeepSpeed, with Flyball in place of EnvPipe.
 
     import flyball_integrations.envpipe as deepspeed
 
     engine, *_ = deepspeed.initialize(args, model=PipelineModule(...), ...)
 
 `initialize` attaches Flyball to a pipeline engine if the DeepSpeed config has an `envpipe` or a
-`flyball` block, or a variable for it is set; see deepspeed_config.py. All else is DeepSpeed's.
+`flyball` block, or a variable for it is set; see deepspeed/config_file.py. All else is DeepSpeed's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EnergyProfiler:
-    """Stands for EnvPipe's `engine.energy_profiler`: what profiles is the planner, if anything.
+    """Replacement for EnvPipe's `engine.energy_profiler`: the planner profiles.
 
     Attributes:
         is_profiling: False always, so a script's profiling phase is one step on every rank;
@@ -43,27 +43,26 @@ class EnergyProfiler:
 
 
 class ExecutionGrid:
-    """Stands for EnvPipe's `engine.execution_grid`: the planner reconfigures, not training."""
+    """Replacement for EnvPipe's `engine.execution_grid`: the planner reconfigures."""
 
     def finish_reconfigure(self) -> bool:
-        """True always, so a script's phase of reconfiguring is one step.
+        """Return True, so that a script's phase of reconfiguring is one step.
 
-        It must not be True on one rank and False on another: they would run different numbers
-        of steps, and wait for each other for ever. When a plan takes effect, ranks may hear of
-        it at different times; `engine.flyball_session.active_version` tells.
+        Ranks with different answers would run different numbers of steps, and deadlock. The
+        version of the plan in force is `engine.flyball_session.active_version`.
         """
         return True
 
 
 def initialize(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:  # noqa: ANN401 - DeepSpeed's
-    """`deepspeed.initialize`, and Flyball attached to the engine where that is asked for.
+    """Call `deepspeed.initialize`, and attach Flyball to the engine where that is configured.
 
-    A pipeline engine gets what scripts for EnvPipe look at, `energy_profiler` and
+    A pipeline engine gets the attributes that EnvPipe's scripts use, `energy_profiler` and
     `execution_grid`, and `flyball_session`: the rank's session, or None where not attached.
 
     Raises:
-        ValueError: a block or a variable cannot be used; found out before DeepSpeed starts.
-            And as `attach` does.
+        ValueError: a block or a variable cannot be used; raised before DeepSpeed starts. And
+            as `attach` does.
         GpuError: this rank's GPU cannot be found.
     """
     configured = _configured(
@@ -90,12 +89,12 @@ def initialize(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:  # noqa: AN
 
 
 def _configured(given: Mapping[str, Any]) -> ConfiguredAttachment | None:
-    """Return what to attach with; None: nothing is asked for."""
+    """Return the arguments of `attach`; None: Flyball is not configured."""
     sources = [given.get("config"), given.get("config_params")]
     for name in ("deepspeed_config", "deepscale_config"):
         sources.append(getattr(given.get("args"), name, None))
     config = next((source for source in sources if source is not None), None)
-    if config is None:  # DeepSpeed will say so
+    if config is None:  # DeepSpeed refuses it
         return None
     known = load_config(config)
     return read_attachment(known, os.environ) if is_asked_for(known, os.environ) else None

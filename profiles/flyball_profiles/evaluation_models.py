@@ -40,7 +40,7 @@ def transformer_stages(
     num_attentions: int = 1,
     vocabulary: int = 0,
 ) -> tuple[StageWork, ...]:
-    """The work of each stage of a transformer.
+    """Return the work of each stage of a transformer.
 
     An attention has four projections, `8 s h^2`, and two products over the sequence, `4 s^2 h`;
     the feed-forward part widens fourfold, `16 s h^2`. The logits take `2 s h V`.
@@ -67,7 +67,7 @@ def transformer_stages(
 def resnet_stages(
     stages: Sequence[int], *, blocks: Sequence[int], image: int
 ) -> tuple[StageWork, ...]:
-    """The work of each stage of a bottleneck ResNet as EnvPipe has it.
+    """Return the work of each stage of EnvPipe's bottleneck ResNet.
 
     Its first convolution is 3x3 with stride 1 and nothing is pooled before the blocks.
 
@@ -140,12 +140,12 @@ class _Scale:
 
 
 def fitted_model_names() -> tuple[str, ...]:
-    """The models, in the order of the file."""
+    """Return the models in the order of the file."""
     return tuple(entry["name"] for entry in _table()["models"])
 
 
 def load_fitted_model(name: str) -> FittedModel:
-    """One model of the evaluation.
+    """Return one model of the evaluation.
 
     Raises:
         LookupError: there is no such model.
@@ -228,7 +228,7 @@ def _point(
 
 @cache
 def _example_shape() -> tuple[dict[InstructionKind, FittedInstruction], int, int]:
-    """The example's curves of stage 0 by kind, and its highest and lowest clock, MHz."""
+    """Return the example's curves of stage 0 by kind, and its highest and lowest clock, MHz."""
     fitted = parse_fitted_profile(
         example_profile_path().with_suffix(".toml").read_text(encoding="utf-8")
     )
@@ -237,7 +237,7 @@ def _example_shape() -> tuple[dict[InstructionKind, FittedInstruction], int, int
 
 
 def _clocks_mhz(gpu: str, step_mhz: int) -> tuple[int, ...]:
-    """The GPU's profiling window as far as the example's curves reach, falling."""
+    """Return the GPU's profiling window as far as the example's curves reach, falling."""
     window = load_gpu_window(gpu)
     _, example_highest_mhz, example_lowest_mhz = _example_shape()
     reached_mhz = window.filter_max_mhz * example_lowest_mhz / example_highest_mhz

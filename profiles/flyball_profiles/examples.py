@@ -1,4 +1,4 @@
-"""The stage profile shipped as an example: a GPT-3 175B pipeline on A100, from fitted curves."""
+"""Stage profile shipped as an example: a GPT-3 175B pipeline on A100, from fitted curves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ EXAMPLE_PROFILE_NAME = "gpt3-175b-a100-sxm-fitted"
 
 
 def example_profile_path() -> Path:
-    """Return where the example's CSV lies in the installed package."""
+    """Return the path of the example's CSV in the installed package."""
     return Path(str(resources.files("flyball_profiles") / "stages" / f"{EXAMPLE_PROFILE_NAME}.csv"))
 
 
 def load_example_profile() -> StageProfile:
-    """The example: 8 stages, forward and backward, 1410 down to 855 MHz, one rank per stage."""
+    """Return the example: 8 stages of one rank, forward and backward, 1410 down to 855 MHz."""
     return parse_stage_profile(example_profile_path().read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Time and energy of an instruction as curves over the SM clock, and profiles made from them.
+"""Time and energy of an instruction as curves over the SM clock, and their profiles.
 
 The shipped example profile comes from such curves: its coefficients stand in a TOML file, and
 generating the profile from them uses +, -, * and / on doubles only, so that it gives the same
@@ -48,7 +48,7 @@ class TimeCurve:
         return 1000 / frequency_mhz, 1.0, above * above
 
     def at(self, frequency_mhz: int) -> float:
-        """Time at a clock, s."""
+        """Return the time at a clock, s."""
         by_a, by_b, by_c = self.terms(frequency_mhz, self.knee_mhz)
         return self.a_s_ghz * by_a + self.b_s * by_b + self.c_s_per_ghz2 * by_c
 
@@ -92,7 +92,7 @@ class EnergyCurve:
         )
 
     def at(self, frequency_mhz: int) -> float:
-        """Energy at a clock, J."""
+        """Return the energy at a clock, J."""
         terms = self.terms(frequency_mhz, self.low_knee_mhz, self.high_knee_mhz)
         by_p, by_q, by_r, by_s, by_w = terms
         return (
@@ -122,7 +122,7 @@ class FittedProfile:
     instructions: tuple[FittedInstruction, ...]
 
     def stage_profile(self) -> StageProfile:
-        """The stage profile of the curves, rounded to 1 us and 1 mJ.
+        """Return the stage profile of the curves, rounded to 1 us and 1 mJ.
 
         Raises:
             ProfileError: the curves make no valid profile.
@@ -159,7 +159,7 @@ def parse_fitted_profile(text: str) -> FittedProfile:
     return FittedProfile(clocks_mhz=tuple(falling), instructions=instructions)
 
 
-# What tomllib returns has no better type; the dataclasses refuse keys they do not know.
+# tomllib's result has no better type; the dataclasses refuse unknown keys.
 def _fitted_instruction(entry: dict[str, Any]) -> FittedInstruction:
     return FittedInstruction(
         stages=tuple(entry["stages"]),

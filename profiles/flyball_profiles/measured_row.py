@@ -16,10 +16,10 @@ from flyball_profiles.stage_profile import (
 REQUIRED_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 DP_RANK_COLUMN = "dp_rank"
 RANK_COLUMNS = ("rank", DP_RANK_COLUMN, "pp_rank", "tp_rank")
-# Ours: how many ranks a row's energy holds, where a profile is written after its ranks were
-# merged. Other readers ignore it; without it a row counts as one rank.
+# Flyball's own: number of ranks in a row's energy, where a profile is written after its ranks
+# were merged. Other readers ignore it; without it a row counts as one rank.
 NUM_RANKS_COLUMN = "num_ranks"
-# Which model chunk of the stage a row is of; empty or absent: the whole stage.
+# Model chunk of the stage; empty or absent: the whole stage.
 CHUNK_COLUMN = "chunk"
 
 RankKey = tuple[tuple[str, int], ...]
@@ -32,7 +32,7 @@ _LONGEST_SHOWN = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRow:
-    """One measured operating point of one rank, and where it stands.
+    """One measured operating point of one rank, and its place in the file.
 
     Attributes:
         line: 1-based line of the file, or row of a JSON profile.
@@ -54,7 +54,7 @@ class MeasuredRow:
 
     @property
     def named(self) -> str:
-        """The row's key for people: `stage 0 forward at 1410 MHz`."""
+        """Key of the row in messages: `stage 0 forward at 1410 MHz`."""
         of_chunk = "" if self.chunk is None else f" chunk {self.chunk}"
         return f"stage {self.stage}{of_chunk} {self.kind} at {self.point.frequency_mhz} MHz"
 
@@ -66,11 +66,11 @@ def parse_row(
 
     Args:
         cells: column -> text or number; further columns are ignored.
-        line: where the row stands, for errors.
+        line: line or row number for errors.
         rank_columns: the rank columns of the whole profile; the row must have them all.
 
     Raises:
-        ProfileError: a value is missing or not what its column holds; with the line.
+        ProfileError: a value is missing or not valid in its column; with the line.
     """
     try:
         rank = tuple((column, _count(cells, column)) for column in rank_columns)
@@ -95,7 +95,7 @@ def parse_row(
 
 
 def rank_name(rank: RankKey) -> str:
-    """A rank for people: by its global number if it has one, else by its coordinates."""
+    """Return a rank's name in messages: its global number, else its coordinates."""
     by_column = dict(rank)
     if "rank" in by_column:
         return f"rank {by_column['rank']}"
@@ -104,7 +104,7 @@ def rank_name(rank: RankKey) -> str:
 
 def _count(cells: Mapping[str, object], column: str) -> int:
     value = _number(cells, column)
-    # The range is asked first: int() of an infinity would raise.
+    # The range is checked first: int() of an infinity would raise.
     if not 0 <= value <= _LARGEST_COUNT or value != int(value):
         raise ProfileError(
             f"{column} must be a whole number from 0 to {_LARGEST_COUNT},"

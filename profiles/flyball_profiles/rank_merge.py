@@ -24,11 +24,11 @@ _PointKey = tuple[int, InstructionKind, int]
 
 
 def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
-    """The stage profile that the rows measure.
+    """Return the stage profile of the rows.
 
     Args:
         rows: in the order of the file.
-        place: what `line` counts, for messages: `line` or `row`.
+        place: unit of `line` in messages: `line` or `row`.
 
     Raises:
         ProfileError: a key stands twice, ranks were measured at different clocks, or the
@@ -65,7 +65,7 @@ def _of_chunk(
 
 
 def whole_stages(chunks: tuple[StageProfile, ...]) -> StageProfile:
-    """The profile whose stages run all their chunks one after the other, each at the same clock.
+    """Return the profile of stages that run all their chunks in turn, each at the same clock.
 
     Times and energies of a kind add up at each clock that all chunks were measured at.
 

@@ -1,7 +1,7 @@
-"""The stage profile: time and energy of each instruction of each stage at each SM clock.
+"""Stage profile: time and energy of each instruction of each stage at each SM clock.
 
 A profile that exists is valid: its stages are numbered without a gap, each stage can run
-forward and backward, and every number is finite, positive and of a believable size.
+forward and backward, and every number is finite, positive and of a plausible size.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class InstructionKind(StrEnum):
 
 
 class ProfileError(ValueError):
-    """A stage profile that cannot be used; the message says what to mend.
+    """A stage profile that cannot be used; the message names the fix.
 
     Attributes:
-        message: what is wrong, without the place.
+        message: fault without its place.
         line: 1-based line of the file (row of a JSON profile), if known.
-        stage: the stage whose rows are at fault, if the fault is a stage's.
+        stage: stage of the faulty rows, if the fault is in one stage.
     """
 
     def __init__(self, message: str, *, line: int | None = None, stage: int | None = None) -> None:
@@ -39,7 +39,7 @@ class ProfileError(ValueError):
         self.stage = stage
 
     def located(self, source: str) -> str:
-        """One line for people: the file (or other source), the line number, what to mend."""
+        """Return one line with the file (or other source), the line number and the message."""
         where = source if self.line is None else f"{source}:{self.line}"
         return f"{where}: {self.message}"
 
@@ -52,7 +52,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 
 def quantity_fault(field: str, value: float) -> str | None:
-    """Return what is wrong with a value of an operating point's field, or None where it is right.
+    """Return the fault of a value of an operating point's field; None: it is valid.
 
     Args:
         field: `frequency_mhz`, `time_s` or `energy_j`.
@@ -130,7 +130,7 @@ class StageProfile:
                 raise ProfileError(f"chunk {chunk} is not of the same stages and ranks")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A view of a mapping cannot be pickled; the mapping itself can."""
+        """Pickle the mapping instead of its view, which cannot be pickled."""
         return _profile_of, (dict(self.points), self.num_ranks_per_stage, self.chunks)
 
     def _check_stages(self) -> None:
@@ -171,7 +171,7 @@ class StageProfile:
         return len(self.num_ranks_per_stage)
 
     def by_chunk(self, num_chunks: int) -> tuple[StageProfile, ...]:
-        """The profile of each of a stage's `num_chunks` model chunks; of one, the whole stage.
+        """Return the profile of each of a stage's model chunks; of one chunk, the whole stage.
 
         Raises:
             ProfileError: the profile was measured with another number of chunks.
@@ -187,7 +187,7 @@ class StageProfile:
         return self.chunks
 
     def at(self, stage: int, kind: InstructionKind, frequency_mhz: int) -> OperatingPoint:
-        """The measured point at exactly this clock.
+        """Return the measured point at exactly this clock.
 
         Raises:
             ProfileError: the profile has no such stage, kind or frequency.
@@ -198,7 +198,7 @@ class StageProfile:
         raise ProfileError(f"no {kind} of stage {stage} at {frequency_mhz} MHz in the profile")
 
     def select_stages(self, stages: tuple[int, ...]) -> StageProfile:
-        """The profile of a shorter pipeline made of these stages, renumbered from 0.
+        """Return the profile of a shorter pipeline of these stages, renumbered from 0.
 
         Raises:
             ProfileError: a stage is not in the profile, or none is given.

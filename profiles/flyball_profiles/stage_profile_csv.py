@@ -3,7 +3,7 @@
 The columns are `stage,instruction,frequency,time,energy` (MHz, s, J). A profile of several
 ranks adds any of `rank,dp_rank,pp_rank,tp_rank`, which then belong to a row's key; it is read
 as one profile of all ranks merged, or as one for each data-parallel pipeline. Where a stage
-holds several model chunks, the column `chunk` says which one a row is of.
+holds several model chunks, the column `chunk` has the number of the chunk.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageP
 
 
 def split_rows(rows: Sequence[MeasuredRow], *, place: str) -> tuple[StageProfile, ...]:
-    """The stage profile of each data-parallel pipeline, by `dp_rank`.
+    """Return the stage profile of each data-parallel pipeline, by `dp_rank`.
 
     Args:
         rows: in the order of the file.
-        place: what `line` counts, for messages: `line` or `row`.
+        place: unit of `line` in messages: `line` or `row`.
 
     Raises:
         ProfileError: the rows have no `dp_rank`, a `dp_rank` is skipped, the rows of one are
@@ -49,7 +49,7 @@ def split_rows(rows: Sequence[MeasuredRow], *, place: str) -> tuple[StageProfile
                 line=by_dp_rank[dp_rank][0].line,
             )
     if not by_dp_rank:
-        return (merge_rows(rows, place=place),)  # says that there are no rows
+        return (merge_rows(rows, place=place),)  # refuses a profile without rows
     profiles = tuple(
         _merged(dp_rank, by_dp_rank[dp_rank], place) for dp_rank in range(len(by_dp_rank))
     )
@@ -61,8 +61,8 @@ def _dp_rank(row: MeasuredRow) -> int:
     dp_rank = dict(row.rank).get(DP_RANK_COLUMN)
     if dp_rank is None:
         raise ProfileError(
-            f"the profile has no column {DP_RANK_COLUMN}, which says whose pipeline a row is of;"
-            " data-parallel pipelines cannot be told apart without it"
+            f"the profile has no column {DP_RANK_COLUMN}, the number of a row's pipeline;"
+            " data-parallel pipelines cannot be separated without it"
         )
     return dp_rank
 
@@ -77,7 +77,7 @@ def _merged(dp_rank: int, rows: Sequence[MeasuredRow], place: str) -> StageProfi
 
 
 def _check_alike(profiles: Sequence[StageProfile], rows: Sequence[MeasuredRow]) -> None:
-    """All pipelines run the same program, so what one was measured at, all were."""
+    """Check that all pipelines were measured at the same instructions."""
     if len({len(profile.chunks) for profile in profiles}) > 1:
         raise ProfileError("all pipelines must have been measured with the same number of chunks")
     for chunk, of_pipelines in enumerate(
@@ -122,7 +122,7 @@ def read_pipeline_profiles(path: Path) -> tuple[StageProfile, ...]:
     """Read the stage profile of each data-parallel pipeline from a CSV file, by `dp_rank`.
 
     Raises:
-        ProfileError: as `read_stage_profile`, or pipelines cannot be told apart or differ.
+        ProfileError: as `read_stage_profile`, or pipelines cannot be separated or differ.
     """
     return parse_pipeline_profiles(_text_of(path))
 
@@ -149,7 +149,7 @@ def parse_stage_profile_rows(rows: object) -> StageProfile:
     """Read a stage profile from JSON already decoded: a list of objects with the CSV's keys.
 
     Args:
-        rows: anything; what is not a list of mappings is refused like any other fault.
+        rows: any value; one that is not a list of mappings is refused like any other fault.
 
     Raises:
         ProfileError: `line` is the 1-based row, which the message names too.
@@ -175,7 +175,7 @@ def parse_stage_profile_rows(rows: object) -> StageProfile:
 
 
 def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | str | None]]:
-    """The profile as rows of a JSON profile; `parse_stage_profile_rows` gives it back.
+    """Return the profile as rows of JSON, the inverse of `parse_stage_profile_rows`.
 
     Rows run by stage, then instruction, then falling frequency; those of the whole stages come
     first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
@@ -211,7 +211,7 @@ def _rows_of_whole_stages(profile: StageProfile) -> list[dict[str, int | float |
 
 
 def write_stage_profile(profile: StageProfile) -> str:
-    """The profile as CSV text, every number with all its digits; reading gives it back."""
+    """Return the profile as CSV text with all digits, the inverse of `parse_stage_profile`."""
     rows = stage_profile_rows(profile)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -257,7 +257,7 @@ def _measured_rows(text: str) -> list[MeasuredRow]:
 
 
 def _records(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Each record that is not blank, with the line on which it begins."""
+    """Yield each record that is not blank, with the line on which it begins."""
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     line = 1
     try:

@@ -5,7 +5,7 @@
 
 Each setting is taken from the first of these that has it: an argument, its FLYBALL variable,
 its ENVPIPE variable, the `flyball` block, the `envpipe` block; else `attach` has a default.
-DeepSpeed takes a config with both blocks and does not look at them.
+DeepSpeed accepts a config with both blocks and ignores them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ConfiguredAttachment:
     """Attachment that results from a config and its environment.
 
     Attributes:
-        arguments: of `attach`, as far as they are given; `job_id` always is, made from what the
-            launcher calls the run where nothing else gives it.
-        notes: what somebody should be told once, a line each.
+        arguments: arguments of `attach` as far as they are given, and always `job_id`, by default
+            from the launcher's name of the run.
+        notes: warnings to log once, a line each.
     """
 
     arguments: Mapping[str, Any]
@@ -62,7 +62,7 @@ def attach_from_config(
     observer: InstructionObserver | None = None,
     **arguments: Any,  # noqa: ANN401 - whatever `attach` takes
 ) -> RankSession:
-    """`attach` with what the config and the environment say; call it once on every rank.
+    """Attach with the settings of config and environment; call it once on every rank.
 
     Args:
         engine: DeepSpeed's `PipelineEngine`.
@@ -86,7 +86,7 @@ def attach_configured(
     configured: ConfiguredAttachment,
     **others: Any,  # noqa: ANN401 - whatever `attach` takes
 ) -> RankSession:
-    """`attach` with settings read before; rank 0 logs what there is to be told."""
+    """Attach with settings that were read before; rank 0 logs their warnings."""
     if engine.global_rank == 0:
         for note in configured.notes:
             _logger.warning("%s", note)
@@ -112,7 +112,7 @@ def read_attachment(
     environ: Mapping[str, str],
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> ConfiguredAttachment:
-    """Return what to attach with; only the source that wins for a setting is looked at closely.
+    """Return the arguments of `attach`; only the source that wins for a setting is checked.
 
     Args:
         config: a dict, or as DeepSpeed takes it: a path or base64.
@@ -145,10 +145,10 @@ def read_attachment(
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The config as DeepSpeed reads it: a dict, the path of a file in (H)JSON, or base64 of it.
+    """Return the config as DeepSpeed reads it: a dict, a path of (H)JSON, or base64 of it.
 
     Raises:
-        ValueError: it cannot be read; one line that says which file and why.
+        ValueError: it cannot be read; one line with file and reason.
     """
     if isinstance(config, Mapping):
         return config
@@ -192,7 +192,7 @@ def _note_on_threshold_scale(given: object) -> str:
 
 
 def _launchers_name(environ: Mapping[str, str]) -> str:
-    """The same on all ranks of a run, and after a restart of its ranks."""
+    """Return a name that is equal on all ranks of a run, and after a restart of its ranks."""
     run_id = environ.get("TORCHELASTIC_RUN_ID")
     name = _DEFAULT_JOB_ID
     if run_id and run_id != "none":  # torchrun's own default
@@ -231,12 +231,12 @@ def _has_no_blocking_power(gpu_type: str | None) -> bool:
         return True
     try:
         return load_gpu_window(gpu_type).blocking_power_w is None
-    except GpuTableError:  # an argument; the planner's table may know more
+    except GpuTableError:  # an argument; the planner's table may have more
         return False
 
 
 def _text_of(source: str) -> str:
-    """Of the file, or what DeepSpeed's own tools pass in base64 where there is none."""
+    """Return the text of the file, or of base64, in which DeepSpeed's own tools pass configs."""
     try:
         return Path(source).read_text(encoding="utf-8")
     except OSError as error:

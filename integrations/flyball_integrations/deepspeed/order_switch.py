@@ -48,26 +48,26 @@ class EagerP2P:
         self.follow_one_f_one_b()
 
     def follow(self, *, num_in_flight: int, num_in_flight_before: int) -> None:
-        """Run such an order from the next batch on: it tells which sends are over by now.
+        """Bound the sends under way by an order that runs from the next batch on.
 
-        When a microbatch's activation is sent, the gradient of the one so many before it has
-        come back, so that one's activation had arrived. Likewise with a gradient and the next
-        activation of the stage before.
+        When a microbatch's activation is sent, the gradient of the microbatch `num_in_flight`
+        before it has come back, so the activation of that one has arrived. The same holds for a
+        gradient and the next activation of the stage before.
 
         Args:
-            num_in_flight: the most microbatches in flight on this stage.
-            num_in_flight_before: on the stage before it.
+            num_in_flight: maximum number of microbatches in flight on this stage.
+            num_in_flight_before: the same of the stage before.
         """
         self._activations.num_kept = num_in_flight
         self._gradients.num_kept = num_in_flight_before
 
     def follow_one_f_one_b(self) -> None:
-        """Run DeepSpeed's own order from the next batch on."""
+        """Bound them by DeepSpeed's own order."""
         in_flight = self._grid.pipe_parallel_size - self._grid.get_stage_id()
         self.follow(num_in_flight=in_flight, num_in_flight_before=in_flight + 1)
 
     def wrap(self, instructions: Instructions) -> Instructions:
-        """The instructions, so that all tensors of one send are known to belong together."""
+        """Return the instructions, with all tensors of one send as one group."""
         sends = {
             schedule.SendActivation: self._activations,
             schedule.SendGrad: self._gradients,
@@ -110,11 +110,11 @@ class EagerP2P:
 
 
 class _Direction:
-    """Towards one neighbour: a process group, and the sends that may be under way.
+    """Process group towards one neighbour, and the sends that may be under way.
 
     A posted send reads its tensor until the neighbour has received it, so both are kept. Over
     a whole batch that would be the outputs of all its microbatches; a send that must be over
-    is therefore let go.
+    is therefore released.
     """
 
     def __init__(self, group: torch.distributed.ProcessGroup) -> None:
@@ -123,7 +123,7 @@ class _Direction:
         self.posted: deque[list[tuple[torch.distributed.Work, torch.Tensor]]] = deque()
 
     def begin_microbatch(self) -> None:
-        """The next tensors are one microbatch's."""
+        """Begin the group of a microbatch's tensors."""
         self.finish(max(0, self.num_kept - 1))
         self.posted.append([])
 
@@ -135,7 +135,7 @@ class _Direction:
         self.posted[-1].append((work, tensor))
 
     def finish(self, num_kept: int) -> None:
-        """Let all but the last microbatches go, waiting where a send is not over."""
+        """Wait for the sends of all but the last microbatches, and release their tensors."""
         while len(self.posted) > num_kept:
             for work, _ in self.posted[0]:
                 work.wait()
@@ -189,11 +189,11 @@ class PlannedSchedule(schedule.PipeSchedule):  # type: ignore[misc] # DeepSpeed 
         self._num_buffers = _num_buffers(self._actions)
 
     def num_pipe_buffers(self) -> int:
-        """The most microbatches in flight, those included whose sends are still to come."""
+        """Maximum number of microbatches in flight, including those with sends still to come."""
         return self._num_buffers
 
     def steps(self) -> Iterator[list[schedule.PipeInstruction]]:
-        """One list per forward or backward, with the transfers before it."""
+        """Yield one list per forward or backward, with the transfers before it."""
         commands: list[schedule.PipeInstruction] = []
         for action in self._actions:
             commands += self._instructions(action)
@@ -217,7 +217,7 @@ class PlannedSchedule(schedule.PipeSchedule):  # type: ignore[misc] # DeepSpeed 
 
 
 def _num_buffers(actions: Sequence[Action]) -> int:
-    """The most buffers in use at once.
+    """Return the maximum number of buffers in use at once.
 
     One is in use from the first action on its microbatch to the last: activations and
     gradients are received just before they are used, and DeepSpeed frees a received input when
@@ -236,7 +236,7 @@ def _num_buffers(actions: Sequence[Action]) -> int:
 
 
 class OrderSwitch:
-    """The order of one engine; every rank must make it, and begin each step with it.
+    """Order of one engine; every rank must create it, and begin each step with it.
 
     Until a plan's order is agreed on, DeepSpeed's own schedule runs.
 
@@ -244,7 +244,8 @@ class OrderSwitch:
         engine: DeepSpeed's `PipelineEngine`.
         negotiation: with the other ranks; closed here.
         meter: of what a microbatch in flight holds; on in the first step.
-        eager: what sends; None: DeepSpeed's own P2P, with pulled sends (see `PlannedSchedule`).
+        eager: sends without waiting; None: DeepSpeed's own P2P, with pulled sends (see
+            `PlannedSchedule`).
     """
 
     def __init__(
@@ -269,20 +270,20 @@ class OrderSwitch:
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
-        """A training step; entered before the session is told of it."""
+        """Context of a training step; entered before the session's hook."""
         orders = self._negotiation.on_step_begin()
         if orders is not None:
             stage = self._engine.stage_id
             self._orders = orders
             self._schedule = PlannedSchedule(orders, stage_id=stage, p2p=self._p2p)
         # Only in the first step are buffers empty: the last stage keeps its outputs in them, and
-        # what a buffer gives back while it is filled again would be taken off.
+        # memory that a buffer releases while it is filled again would be subtracted.
         is_measured, self._is_first_step = self._is_first_step, False
         with self._meter.measuring_step() if is_measured else nullcontext():
             yield
 
     def schedule_for(self, stock: schedule.PipeSchedule) -> schedule.PipeSchedule:
-        """Return what runs in the place of this schedule of DeepSpeed's; evaluations stay."""
+        """Return the schedule to run instead of DeepSpeed's; evaluations stay."""
         planned = self._schedule
         if type(stock) is not schedule.TrainSchedule:
             return stock
@@ -306,7 +307,7 @@ class OrderSwitch:
         return self._meter.wrap(instructions)
 
     def close(self) -> None:
-        """Leave DeepSpeed's buffers as they were; every rank must call it at the same time."""
+        """Restore DeepSpeed's buffers; every rank must call it at the same time."""
         for slots in self._engine.pipe_buffers.values():
             del slots[self._num_pipe_buffers :]
         self._engine.num_pipe_buffers = self._num_pipe_buffers

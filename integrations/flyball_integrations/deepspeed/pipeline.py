@@ -43,7 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 ScheduleChoice = Callable[[schedule.PipeSchedule], schedule.PipeSchedule]
 
-# Which way each goes, and whose input or result it carries.
+# Direction of each, and the kind of instruction that it serves.
 _TRANSFERS: dict[type, tuple[Transfer, str]] = {
     schedule.RecvActivation: ("receive", "forward"),
     schedule.RecvGrad: ("receive", "backward"),
@@ -53,7 +53,7 @@ _TRANSFERS: dict[type, tuple[Transfer, str]] = {
 
 
 class EnginePatch:
-    """The hooks of one engine, in force from its making until `remove`.
+    """Hooks of one engine, in force from construction until `remove`.
 
     Args:
         engine: DeepSpeed's `PipelineEngine`.
@@ -61,10 +61,10 @@ class EnginePatch:
         synchronize: waits until the device has finished what was launched; called before each
             hook of an instruction, so that clocks and times are those of the computation and
             not of its launch.
-        around_step: made anew for every training step, in force while it runs.
-        around_hooks: likewise, and before the hooks are told of the step.
+        around_step: returns the context of a training step.
+        around_hooks: returns the context of a training step and its hooks.
         wrappers: of the instructions, between DeepSpeed's and the hooks, the innermost first.
-        schedule_for: what is run in the place of a schedule of DeepSpeed's.
+        schedule_for: returns the schedule to run instead of DeepSpeed's.
         transfers: times receives and sends; None: they are not timed.
     """
 
@@ -108,7 +108,7 @@ class EnginePatch:
             self._overrides.set(engine, "_exec_schedule", exec_schedule)
 
     def remove(self) -> None:
-        """Leave the engine's attributes as they were before."""
+        """Restore the engine's attributes."""
         self._overrides.remove()
 
     def _wrapped_train_batch(self, train_batch: Callable[P, T]) -> Callable[P, T]:
@@ -251,9 +251,9 @@ def attach(
 
 
 def detach(engine: PipelineEngine) -> None:
-    """Give the clock back and leave the engine exactly as it was; once on every rank.
+    """Restore the clock and the engine exactly; call it once on every rank.
 
-    Without an attachment it does nothing.
+    Without an attachment it has no effect.
     """
     attachment: ExitStack | None = vars(engine).pop(_ATTACHMENT, None)
     if attachment is not None:
@@ -271,7 +271,7 @@ def _layout(engine: PipelineEngine) -> RankLayout:
 
 
 def _registration(engine: PipelineEngine, schedule: str) -> JobRegistration:
-    """Return what the planner is told of the pipeline, and of nothing else."""
+    """Return the registration of the pipeline, without planning options."""
     return JobRegistration(
         num_stages=engine.num_stages,
         num_microbatches=engine.micro_batches,
@@ -287,9 +287,9 @@ def _open_session(
     p2p: str,
     free_memory_bytes: int | None,
 ) -> RankSession:
-    """The session, started, with the engine's hooks in it, and the job made known."""
+    """Return the started session, hooked into the engine, and register the job."""
     registering = ends.registering(_registration(engine, schedule))
-    # What may be refused came first; what every rank has to do at the same time comes last.
+    # Checks come first; collective calls of all ranks come last.
     eager = None
     if p2p == "eager":
         eager = EagerP2P(engine.grid)

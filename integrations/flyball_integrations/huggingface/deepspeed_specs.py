@@ -1,4 +1,4 @@
-"""A model's layers as DeepSpeed's `PipelineModule` wants them, a tied weight said to be one."""
+"""Layers of a model for DeepSpeed's `PipelineModule`, with tied weights as `TiedLayerSpec`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TIED_KEY = "tokens"
 
 
 class TiedTokens(nn.Module):  # type: ignore[misc] # torch is not typed here
-    """The one weight of a token embedding and a head; DeepSpeed keeps its copies alike.
+    """Common weight of a token embedding and a head; DeepSpeed keeps its copies equal.
 
     Args:
-        embedding: the model's, whose weight this one shares.
+        embedding: embedding of the model, which shares the weight.
     """
 
     def __init__(self, embedding: nn.Embedding) -> None:
@@ -33,7 +33,7 @@ class TiedTokens(nn.Module):  # type: ignore[misc] # torch is not typed here
 
 
 def deepspeed_layers(model: PreTrainedModel, *, num_stages: int) -> list[object]:
-    """Return what to give to `PipelineModule` as `layers`; with `next_token_loss` as its `loss_fn`.
+    """Return the `layers` of a `PipelineModule` with `next_token_loss` as its `loss_fn`.
 
     Tied weights become `TiedLayerSpec`s. The first layer takes tokens (batch, sequence).
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model as a list of layers that each take and give one tensor.
+"""Hugging Face models as lists of layers that each take and return one tensor.
 
 The layers are the model's own modules, or wrap them: nothing is copied, so the weights stay
 those of the model. The blocks get no mask: attention is causal, over sequences of full length.
@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-_NOT_COUNTED = -100  # a label that Hugging Face's losses pass over
+_NOT_COUNTED = -100  # a label that Hugging Face's losses ignore
 
 
 def build_causal_lm(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
-    """The model with random weights, on the CPU; the same on every rank for the same seed.
+    """Return the model with random weights, on the CPU, equal on every rank for the same seed.
 
-    The state of torch's random generators is left as it was.
+    The state of torch's random generators does not change.
 
     Args:
         config: of a Llama or a GPT-2.
@@ -36,7 +36,7 @@ def build_causal_lm(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
 
 
 def next_token_loss(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The loss that the whole model gives for `labels=tokens`: of each token from those before.
+    """Return the loss of the whole model for `labels=tokens`: of each token from those before.
 
     Args:
         scores: (batch, sequence, vocabulary), of the last stage.
@@ -48,7 +48,7 @@ def next_token_loss(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     )
 
 
-# These make attention causal without a mask; others, as `eager`, would let it see ahead.
+# These make attention causal without a mask; others, as `eager`, would use later tokens.
 _CAUSAL_WITHOUT_MASK = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
@@ -78,7 +78,7 @@ class ModelLayers:
 
 
 def layers_of(model: PreTrainedModel) -> ModelLayers:
-    """The layers of a Llama or GPT-2 for causal language modelling.
+    """Return the layers of a Llama or GPT-2 for causal language modelling.
 
     Raises:
         ValueError: such a model, or its kind of attention, cannot be cut into stages.
@@ -99,10 +99,10 @@ def layers_of(model: PreTrainedModel) -> ModelLayers:
 
 
 def check_supported(config: PretrainedConfig) -> None:
-    """Refuse a model type that `layers_of` does not know.
+    """Check that `layers_of` supports the model type.
 
     Raises:
-        ValueError: it does not know it.
+        ValueError: it does not.
     """
     if config.model_type not in _CUTTERS:
         raise ValueError(
@@ -112,7 +112,7 @@ def check_supported(config: PretrainedConfig) -> None:
 
 
 def check_num_stages(num_stages: int, *, num_layers: int) -> None:
-    """Refuse a number of stages that leaves one without a layer.
+    """Check that every stage gets a layer.
 
     Raises:
         ValueError: it is below 1 or above `num_layers`.
@@ -155,7 +155,7 @@ class Block(nn.Module):  # type: ignore[misc] # torch is not typed here
 class RotaryAngles:
     """The model's rotary positions, shared by its blocks.
 
-    The last result is kept: every block and microbatch asks for the same one. No nn.Module, so
+    The last result is cached: every block and microbatch needs the same one. No nn.Module, so
     that casting a stage to bfloat16 leaves the frequencies in float32; positions far from the
     start would be wrong otherwise.
     """
@@ -171,7 +171,7 @@ class RotaryAngles:
             return self._last[1]
         numbers = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
         angles: tuple[torch.Tensor, torch.Tensor] = self._rotary(hidden, position_ids=numbers)
-        # What inference mode makes cannot be used in a later training step.
+        # Tensors of inference mode cannot be used in a later training step.
         if not torch.is_inference_mode_enabled():
             self._last = key, angles
         return angles

@@ -1,4 +1,4 @@
-"""A model's slices for the stages of torch.distributed.pipelining, and their tied weights."""
+"""Slices of a model for the stages of torch.distributed.pipelining, and their tied weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIED_LAYER = "_flyball_tied_layer"
 
 
 def stage_module(model: PreTrainedModel, *, stage: int, num_stages: int) -> nn.Sequential:
-    """Return what to give to `PipelineStage` as the module of this stage.
+    """Return the module of this stage for `PipelineStage`.
 
     The layers are dealt out so that the largest stage has as few parameters as can be. Where
     the model's embedding and head are tied and lie on different stages, call
@@ -45,10 +45,10 @@ def stage_module(model: PreTrainedModel, *, stage: int, num_stages: int) -> nn.S
 
 
 def sum_tied_gradients(module: nn.Sequential, group: torch.distributed.ProcessGroup) -> None:
-    """Give both copies of a tied weight the sum of their gradients; before the optimizer's step.
+    """Add up the gradients of both copies of a tied weight; call it before the optimizer's step.
 
-    Called by the ranks of the first and of the last stage, at the same time. On other stages,
-    and without tied weights, it does nothing.
+    The ranks of the first and of the last stage must call it at the same time. On other stages,
+    and without tied weights, it has no effect.
 
     Args:
         module: from `stage_module`.
@@ -64,7 +64,7 @@ def sum_tied_gradients(module: nn.Sequential, group: torch.distributed.ProcessGr
 
 
 def even_cuts(sizes: Sequence[int], *, num_parts: int) -> list[int]:
-    """Return where to cut a row into non-empty parts whose largest sum is as small as can be.
+    """Return the cuts of a row into non-empty parts with the least possible largest sum.
 
     Args:
         sizes: of the items, not negative.
@@ -78,7 +78,7 @@ def even_cuts(sizes: Sequence[int], *, num_parts: int) -> list[int]:
 
     @cache
     def best(begin: int, num_left: int) -> tuple[int, int]:
-        """The largest part from item `begin` on, and where the first of these parts ends."""
+        """Return the largest part from item `begin` on, and the end of the first of these parts."""
         if num_left == 1:
             return sums[-1] - sums[begin], num_items
         return min(

@@ -1,6 +1,6 @@
-"""The order that Megatron's interleaved schedule runs, of every stage, before it has run.
+"""Order of Megatron's schedules, of every stage, before the first step.
 
-Taken from Megatron's own functions, which know it by the arguments alone.
+Taken from Megatron's own functions, which compute it from their arguments alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class StageOrder:
 
     Attributes:
         num_warmup: forwards in front of the first backward; then one of each in turn.
-        forwards: of which microbatch and chunk, in the order of execution.
-        backwards: likewise.
+        forwards: microbatch and chunk of each forward, in the order of execution.
+        backwards: microbatch and chunk of each backward, in the order of execution.
     """
 
     num_warmup: int
@@ -31,7 +31,7 @@ class StageOrder:
     backwards: tuple[Place, ...]
 
     def instructions(self) -> tuple[tuple[str, int, int], ...]:
-        """(kind, microbatch, chunk) in the order of execution."""
+        """Return (kind, microbatch, chunk) in the order of execution."""
         forwards = [("forward", *place) for place in self.forwards]
         backwards = [("backward", *place) for place in self.backwards]
         order = forwards[: self.num_warmup]
@@ -42,7 +42,7 @@ class StageOrder:
 
 
 def one_f_one_b(*, stage: int, num_stages: int, num_microbatches: int) -> StageOrder:
-    """1F1B without model chunks: min(stages behind, microbatches) warm-up forwards."""
+    """Return 1F1B without model chunks: min(stages behind, microbatches) warm-up forwards."""
     places = tuple((microbatch, 0) for microbatch in range(num_microbatches))
     return StageOrder(
         num_warmup=min(num_stages - stage - 1, num_microbatches), forwards=places, backwards=places
@@ -57,7 +57,7 @@ def interleaved(
     num_microbatches: int,
     group_size: int,
 ) -> tuple[StageOrder, ...]:
-    """Interleaved 1F1B, of each stage.
+    """Return interleaved 1F1B of each stage.
 
     Args:
         schedules: `megatron.core.pipeline_parallel.schedules`.
@@ -86,7 +86,7 @@ def interleaved(
 
 
 def _seen_from(stage: int, num_stages: int, num_chunks: int) -> SimpleNamespace:
-    """All that Megatron asks of a P2PCommunicator to know how many forwards warm up."""
+    """Return the attributes of a P2PCommunicator that Megatron counts warm-up forwards with."""
     return SimpleNamespace(
         pp_group=SimpleNamespace(size=lambda: num_stages, rank=lambda: stage),
         virtual_pipeline_model_parallel_size=num_chunks,
@@ -96,7 +96,7 @@ def _seen_from(stage: int, num_stages: int, num_chunks: int) -> SimpleNamespace:
 def registration_of(
     orders: Sequence[StageOrder], num_microbatches: int, num_ranks: int
 ) -> JobRegistration:
-    """Return what the planner is told of the pipeline, and of nothing else.
+    """Return the registration of the pipeline, without planning options.
 
     Args:
         orders: of all stages.

@@ -59,14 +59,14 @@ _TESTED_VERSIONS = "0.14.0, 0.15.3 and 0.16.1"
 
 
 def check_names(schedules: Any, *, version: str) -> None:  # noqa: ANN401 - a module without types
-    """Check that `megatron.core.pipeline_parallel.schedules` has all that is used of it.
+    """Check that `megatron.core.pipeline_parallel.schedules` has all names that are used.
 
     Args:
         schedules: the module.
         version: of megatron-core.
 
     Raises:
-        ValueError: it has not.
+        ValueError: a name is missing.
     """
     missing = [name for name in _NAMES if not hasattr(schedules, name)]
     if not missing:
@@ -87,12 +87,12 @@ def patch_schedules(
     training: MegatronTraining,
     overrides: Overrides,
 ) -> None:
-    """Let every call, forward and backward be told of.
+    """Wrap every call, forward and backward of Megatron's schedules.
 
     Args:
         schedules: `megatron.core.pipeline_parallel.schedules`.
-        training: what is told.
-        overrides: takes it all back.
+        training: called around each of them.
+        overrides: restores the functions.
     """
     wrappers = _Wrappers(training)
     for name in CALLS:
@@ -105,8 +105,8 @@ def patch_schedules(
 class _Wrappers:
     def __init__(self, training: MegatronTraining) -> None:
         self._training = training
-        # Whose backward an output will be needed for, by the output's identity: Megatron keeps
-        # the output until then, and does not tell the backward which one it is.
+        # Microbatch and chunk of an output, by the output's identity: Megatron keeps the output
+        # until its backward, which has no number of its own.
         self._place_of_output: dict[int, tuple[int | None, int]] = {}
 
     def around_call(self, stock: Function) -> Function:
@@ -148,7 +148,7 @@ class _Wrappers:
 
 
 def _identity(output: object) -> int:
-    """Of the output's first tensor; Megatron passes it on in a list or without."""
+    """Return the identity of the output's first tensor, which Megatron may put in a list."""
     while isinstance(output, list | tuple) and output:
         output = output[0]
     return id(output)
@@ -177,12 +177,12 @@ def attach(
     initial_step: int = 0,
     **options: Unpack[AttachOptions],
 ) -> RankSession:
-    """Let the planner set the clocks of this rank; call it once on every rank.
+    """Attach the planner's clocks to this rank; call it once on every rank.
 
-    To be called after `initialize_model_parallel`, and with `hooks="patch"` before
+    Call it after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
-    runs, every rank registers itself. While the planner is away or has no plan, training goes on
-    at the GPU's default clocks. A call with `forward_only=True` is left alone.
+    runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
+    clocks. A call with `forward_only=True` is not hooked.
 
     Args:
         config: the model's; with model chunks the first one's, which Megatron's schedules use.
@@ -223,9 +223,9 @@ def attach(
 
 
 def detach() -> None:
-    """Give the clock back and leave Megatron exactly as it was; once on every rank.
+    """Restore the clock and Megatron's module and config; call it once on every rank.
 
-    Without an attachment it does nothing.
+    Without an attachment it has no effect.
     """
     attachment: _Attachment | None = vars(schedules).pop(_ATTACHMENT, None)
     if attachment is not None:
@@ -233,10 +233,10 @@ def detach() -> None:
 
 
 def training_step() -> AbstractContextManager[None]:
-    """Inside a `with` of it stands all that a step is to hold, as the optimizer's part.
+    """Return a context for all parts of a step, as the optimizer's.
 
-    Without it a step is the call of `forward_backward_func`. While Flyball is not attached it does
-    nothing, and says so once.
+    Without it a step is the call of `forward_backward_func`. While Flyball is not attached it has
+    no effect, and logs one warning.
     """
     attachment: _Attachment | None = vars(schedules).get(_ATTACHMENT)
     if attachment is None:
@@ -256,12 +256,12 @@ def _warn_of_held_back_sends(
     config: Any,  # noqa: ANN401 - as above
     job_id: str,
 ) -> None:
-    """Warn where a plan will come that the config makes slower than predicted."""
+    """Warn where the config makes steps slower than a plan predicts."""
     if registration is None or registration.order is None or config.overlap_p2p_comm:
         return
     _logger.warning(
         "job %s: without overlap_p2p_comm an interleaved schedule sends a forward's output"
-        " only after the next backward, which a plan does not know: steps may take longer"
+        " only after the next backward, which plans do not model: steps may take longer"
         " than planned, and than without a plan",
         job_id,
     )
@@ -301,7 +301,7 @@ def _hook_timers(
 
 
 def _synchronize() -> Callable[[], None]:
-    """Waits for the computations, and not for receives that were posted ahead.
+    """Return a function that waits for computations, not for receives that were posted ahead.
 
     Those run on streams of their own; waiting for the whole device would wait for a neighbour
     that may itself be waiting for us.
@@ -312,7 +312,7 @@ def _synchronize() -> Callable[[], None]:
 
 
 def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # noqa: ANN401
-    """Of all stages, as `get_forward_backward_func` chooses the schedule."""
+    """Return the orders of all stages, as `get_forward_backward_func` chooses the schedule."""
     num_stages = parallel_state.get_pipeline_model_parallel_world_size()
     num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     if num_stages == 1 or num_chunks is None:

@@ -1,8 +1,7 @@
 """Hooks without changing anything of Megatron's: a callable in the place of its timers.
 
 Megatron starts and stops a timer of `config.timers` around each forward, backward, receive and
-send. Timers are not told which microbatch and chunk it is: these are counted, in the order that
-the schedule has them.
+send. Timers get no microbatch and chunk: these are counted, in the order of the schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from flyball_integrations.shared.transfer_timers import TransferTimer
 
 _INSTRUCTIONS = {"forward-compute": "forward", "backward-compute": "backward"}
 
-# What each timer takes the time of; where one sends and receives, the wait is for what comes.
+# Transfer that each timer measures; one that sends and receives waits for the receive.
 _TRANSFERS: dict[str, tuple[Transfer, str]] = {
     "forward-recv": ("receive", "forward"),
     "backward-recv": ("receive", "backward"),
@@ -35,16 +34,15 @@ _TRANSFERS: dict[str, tuple[Transfer, str]] = {
 
 
 class HookedTimers:
-    """Stands in `config.timers`; the timers that were there go on as they would without it.
+    """Replacement for `config.timers` that passes all calls on to the timers before it.
 
-    A call of Megatron's schedule in which no gradients are wanted (`torch.no_grad`) is taken
-    for an evaluation.
+    A call of Megatron's schedule without gradients (`torch.no_grad`) counts as an evaluation.
 
     Args:
-        timers: those that were there; None: there were none.
-        training: told of every call, forward and backward.
-        order: of this rank's stage.
-        transfers: told of every receive and send.
+        timers: the timers before it; None: there were none.
+        training: called around every call, forward and backward.
+        order: order of this rank's stage.
+        transfers: timer of every receive and send.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class HookedTimers:
         self._running: tuple[int | None, int] = (None, 0)
 
     def __call__(self, name: str, *args: object, **kwargs: object) -> HookedTimer:
-        """The timer of this name; Megatron asks for it again at each start and stop."""
+        """Return the timer of this name; Megatron calls it at each start and stop."""
         timer = None if self._timers is None else self._timers(name, *args, **kwargs)
         if name == "forward-backward":
             return HookedTimer(timer, self._begin_call, self._training.end_call)
@@ -77,13 +75,13 @@ class HookedTimers:
         return HookedTimer(timer, _nothing, _nothing)
 
     def __getattr__(self, name: str) -> object:
-        """Whatever else the timers that were there have (`log`, `write`, ...)."""
+        """Return other attributes of the timers before it (`log`, `write`, ...)."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._timers, name)
 
     def __deepcopy__(self, memo: object) -> HookedTimers:
-        """Itself: Megatron copies configs, and there is one training to be told of."""
+        """Return itself: Megatron copies configs, and there is one training."""
         return self
 
     def _begin_call(self) -> None:
@@ -112,7 +110,7 @@ class HookedTimers:
 
 
 class HookedTimer:
-    """One timer, and what is done inside its start and stop."""
+    """One timer with callbacks inside its start and stop."""
 
     def __init__(
         self,
@@ -137,7 +135,7 @@ class HookedTimer:
             self._timer.stop(*args, **kwargs)
 
     def __getattr__(self, name: str) -> object:
-        """Whatever else the timer has (`elapsed`, `reset`, ...)."""
+        """Return other attributes of the timer (`elapsed`, `reset`, ...)."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._timer, name)

@@ -1,7 +1,7 @@
 """Detection of Megatron's training calls, and the hooks around them.
 
-Both ways into Megatron (megatron_patch.py, megatron_timers.py) tell this what happens; it tells
-the session's hooks. What is no training (`forward_only`) is not told.
+Both ways into Megatron (`patch_schedules`, `timers.py`) call it; it calls the session's hooks.
+Calls without training (`forward_only`) reach no hook.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flyball_integrations.shared.transfer_timers import TransferTimer
 
 
 class MegatronTraining:
-    """The steps of one rank and the computations in them.
+    """Steps of one rank and the computations in them.
 
     A step is one call of Megatron's `forward_backward_func`, or what stands in a
     `with training_step()` around it.
@@ -41,7 +41,7 @@ class MegatronTraining:
 
     @property
     def is_training(self) -> bool:
-        """Return whether a step runs, and it is training."""
+        """Return whether a training step runs."""
         return self._is_in_step and not self._is_evaluating
 
     # ------------------------------------------------------------------ steps
@@ -59,7 +59,7 @@ class MegatronTraining:
 
     @contextmanager
     def call(self, *, forward_only: bool) -> Iterator[None]:
-        """Inside, Megatron runs the forwards and backwards of all microbatches."""
+        """Run the forwards and backwards of all microbatches inside the block."""
         self.begin_call(forward_only=forward_only)
         try:
             yield
@@ -71,7 +71,7 @@ class MegatronTraining:
         self.end_call()
 
     def begin_call(self, *, forward_only: bool) -> None:
-        """Megatron begins to run the microbatches; one that never ended is forgotten."""
+        """Begin a call; one that never ended is dropped."""
         self._is_evaluating = forward_only
         if forward_only or (self._is_in_step and not self._is_step_of_call):
             return
@@ -79,7 +79,7 @@ class MegatronTraining:
         self._is_step_of_call = True
 
     def end_call(self) -> None:
-        """Megatron has run them."""
+        """End the call."""
         if self._is_step_of_call and not self._is_evaluating:
             self._end_step()
         self._is_evaluating = False
@@ -87,14 +87,14 @@ class MegatronTraining:
     # ------------------------------------------------------------------ instructions
 
     def begin(self, kind: str, microbatch: int | None, chunk: int) -> None:
-        """A forward or a backward is about to be launched."""
+        """Call before a forward or a backward is launched."""
         self._synchronize()
         if self._transfers is not None:
             self._transfers.report()
         self._hooks.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
 
     def end(self, kind: str, microbatch: int | None, chunk: int) -> None:
-        """It has been launched."""
+        """Call after the launch."""
         self._synchronize()
         self._hooks.on_instruction_end(kind, microbatch=microbatch, chunk=chunk)
 

@@ -1,6 +1,6 @@
 """Resources that an integration opens when it is attached to a framework's object.
 
-Nothing here knows a framework.
+Independent of any framework.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class RankLayout:
 
 
 class RankEnds:
-    """A rank's planner and its GPU, and the session between them.
+    """Planner client and GPU of a rank, and the session between them.
 
     Args:
-        opened: closes all of it, but no GPU that was given.
+        opened: stack that closes all of it, except a GPU that was given.
         options: of `attach`.
         job_id: the job's name at the planner.
         layout: of this rank.
         initial_step: number of the first step, where training resumes.
 
     Attributes:
-        opened: for whatever else is opened.
+        opened: stack for further resources.
 
     Raises:
         ValueError: the planner's address or token cannot be one, or a variable of the
@@ -82,10 +82,10 @@ class RankEnds:
         self._gpu = gpu
 
     def registering(self, pipeline: JobRegistration) -> Registering:
-        """Return the job's registration by these options; for rank 0 where there is a planner.
+        """Return the registration of the job with these options; only rank 0 registers.
 
         Args:
-            pipeline: what is known of it, the options apart.
+            pipeline: registration without the options.
         """
         registration = replace(
             pipeline, emulated=self._gpu.is_emulated, **registered_fields(self._options)
@@ -96,7 +96,7 @@ class RankEnds:
         return registering
 
     def open_session(self, choose_plan: PlanChoice | None = None) -> RankSession:
-        """The rank's session, not started yet."""
+        """Return the rank's session, not started yet."""
         session = RankSession(
             gpu=self._gpu,
             job_id=self._job_id,
@@ -113,15 +113,15 @@ class RankEnds:
 
 
 class Registering:
-    """Makes the job known from one rank, once all is known of it; elsewhere nothing.
+    """Registration of the job by one rank, in the background; on other ranks without effect.
 
-    A plan of another order than 1F1B is bounded by memory, and a job that is planned cannot be
-    registered with another memory: so it is not registered before memory is known.
+    A plan of another order than 1F1B is bounded by memory, and a planned job cannot be registered
+    with another memory: so it is registered after memory is measured.
 
     Args:
         planner: None on all ranks but one.
         job_id: the job's name at the planner.
-        registration: what is known when it is attached.
+        registration: registration at the time of `attach`, without memory.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class Registering:
 
     @property
     def registration(self) -> JobRegistration | None:
-        """Return what is registered from this rank, the memory apart; None: nothing is."""
+        """Registration by this rank, without memory; None: another rank registers."""
         return None if self._planner is None else self._registration
 
     def begin(self, stages: Sequence[RankMemory] = ()) -> None:
-        """Register, with the memory of each stage where it counts; in the background."""
+        """Register in the background, with the memory of each stage where it counts."""
         if self._planner is None:
             return
         registration = self._registration
@@ -153,25 +153,25 @@ class Registering:
         )
 
     def close(self) -> None:
-        """Stop registering it."""
+        """Stop the registration."""
         if self._registrar is not None:
             self._registrar.close()
 
 
 class Overrides:
-    """Attributes set on objects' instances, and put back exactly as they were."""
+    """Attributes set on instances of objects, and restored exactly."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[object, str, bool, object]] = []
 
     def set(self, target: object, name: str, value: object) -> None:
-        """Let `target.name` be this value until `remove`."""
+        """Set `target.name` to this value until `remove`."""
         attributes = vars(target)
         self._replaced.append((target, name, name in attributes, attributes.get(name)))
         attributes[name] = value
 
     def remove(self) -> None:
-        """Put all of them back, the last first; any number of times."""
+        """Restore all attributes, the last first; idempotent."""
         while self._replaced:
             target, name, was_set, value = self._replaced.pop()
             if was_set:

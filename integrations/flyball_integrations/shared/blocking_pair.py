@@ -1,8 +1,8 @@
-"""A process that is one of two ranks of which one waits for the other.
+"""Process of one of two ranks, of which one waits for the other.
 
-Rank 1 says `ready` and waits in a receive, with its GPU where the backend is NCCL. Rank 0 says
-`ready` and sends once it is told so on its standard input. The end of the standard input ends
-both: whoever started them is gone, or has seen enough.
+Rank 1 prints `ready` and waits in a receive, with its GPU where the backend is NCCL. Rank 0
+prints `ready` and sends after a line on its standard input. Both end at the end of their
+standard input.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch.distributed as dist
 
 from flyball_client.profiling.blocking_power import READY, RECEIVED
 
-# Nobody measures for so long; NCCL's watchdog ends a rank that waits longer.
+# Longer than any measurement; NCCL's watchdog ends a rank that waits longer.
 _TIMEOUT = timedelta(hours=1)
 
 
 def main() -> int:
-    """Take the part that the arguments name; the exit status."""
+    """Run the rank that the arguments name; return the exit status."""
     arguments = _arguments()
-    # Both ranks are on this machine, and nobody else shall reach them.
+    # Both ranks are on this machine and must not be reachable from others.
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, "lo")
     try:
@@ -70,7 +70,7 @@ def _device(backend: str, number: int) -> torch.device:
 
 
 def _exchange(rank: int, message: torch.Tensor) -> None:
-    """One message beforehand: connections are built on first use, and that is no waiting."""
+    """Exchange one message: connections are built on first use, which is not waiting."""
     if rank == 0:
         dist.send(message, dst=1)
     else:

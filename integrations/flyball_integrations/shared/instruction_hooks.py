@@ -12,24 +12,24 @@ InstructionWrapper = Callable[[Instructions], Instructions]
 
 
 class InstructionHooks(Protocol):
-    """The hooks of a rank; `flyball_client.session.rank_session.RankSession` has them."""
+    """Hooks of a rank; `flyball_client.session.rank_session.RankSession` implements them."""
 
     def on_step_begin(self) -> None:
-        """A training step (one optimizer step) begins."""
+        """Begin a training step (one optimizer step)."""
         ...
 
     def on_step_end(self) -> None:
-        """The training step is over, optimizer included."""
+        """End the training step, optimizer included."""
         ...
 
     def on_step_failed(self) -> None:
-        """The training step was broken off by an exception; in the place of `on_step_end`."""
+        """End a training step that raised; called instead of `on_step_end`."""
         ...
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """One computation on one microbatch begins."""
+        """Begin one computation on one microbatch."""
         ...
 
     def on_instruction_end(
@@ -50,29 +50,29 @@ class BufferMicrobatches:
     def __init__(self) -> None:
         self._num_forwards = 0
         self._microbatch_of_buffer: dict[int, int | None] = {}
-        # Whose gradient a buffer holds, from its backward until the next one there.
+        # Microbatch of the gradient in a buffer, from its backward until the next one there.
         self._microbatch_of_gradient: dict[int, int | None] = {}
 
     def clear(self) -> None:
-        """A new step begins: count from microbatch 0 again."""
+        """Begin a step: count from microbatch 0 again."""
         self._num_forwards = 0
         self._microbatch_of_buffer.clear()
         self._microbatch_of_gradient.clear()
 
     def of_forward(self, buffer_id: int) -> int:
-        """The microbatch of the forward that now fills this buffer."""
+        """Return the microbatch of the forward that now fills this buffer."""
         microbatch = self._num_forwards
         self._num_forwards += 1
         self._microbatch_of_buffer[buffer_id] = microbatch
         return microbatch
 
     def of_backward(self, buffer_id: int) -> int | None:
-        """The microbatch in this buffer; None where no forward of this step filled it."""
+        """Return the microbatch in this buffer; None: no forward of this step filled it."""
         microbatch = self._microbatch_of_buffer.pop(buffer_id, None)
         self._microbatch_of_gradient[buffer_id] = microbatch
         return microbatch
 
     def of_sent(self, kind: str, buffer_id: int) -> int | None:
-        """The microbatch whose output (of `forward`) or input's gradient this buffer holds."""
+        """Return the microbatch of the output (`forward`) or input gradient in this buffer."""
         held = self._microbatch_of_buffer if kind == "forward" else self._microbatch_of_gradient
         return held.get(buffer_id)

@@ -1,9 +1,9 @@
-"""All ranks change to a plan's order in the same step, or none does.
+"""Agreement of all ranks on the step in which they change to a plan's order.
 
-Ranks hear of a plan at different times, and a pipeline that runs a mixture of two orders may
-wait for ever. So every few steps they compare what they hold, and exchange the orders before
-they change. Both collectives are begun in one step and read in the next: they travel while
-the step computes, and nobody waits for them.
+Ranks receive a plan at different times, and a pipeline that runs a mixture of two orders may
+deadlock. So every few steps they compare their newest plans, and exchange the orders before
+they change. Both collectives are begun in one step and read in the next: they run while the
+step computes, and no rank waits for them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Offer:
-    """The newest plan that a rank holds; one that is offered again is the same object.
+    """Newest plan of a rank; an offer that is repeated is the same object.
 
     Attributes:
         plan: its version is at least 1.
-        order: of this rank's stage; None: it cannot be run here.
+        order: order of this rank's stage; None: it cannot be run here.
     """
 
     plan: CompiledPlan
@@ -53,12 +53,12 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Common finding of all ranks about a plan, in the same step.
+    """Decision of all ranks about a plan, in the same step.
 
     Attributes:
-        offer: this rank's.
-        orders: of all stages, to be run from this step on; None: the plan is not run.
-        problem: why not.
+        offer: offer of this rank.
+        orders: orders of all stages from this step on; None: the plan is not run.
+        problem: reason why the plan is not run.
     """
 
     offer: Offer
@@ -67,11 +67,11 @@ class Decision:
 
 
 class OrderAgreement:
-    """One rank's part in the agreement of all ranks of the job.
+    """Part of one rank in the agreement of all ranks of the job.
 
-    Every rank must create, ask and close it at the same time: it has a process group of its
+    Every rank must create, call and close it at the same time: it has a process group of its
     own, over gloo, whatever training uses. A collective that fails ends it, with one line in
-    the log; the order that runs then goes on.
+    the log; the current order continues.
 
     Args:
         stage: of this rank.
@@ -96,14 +96,14 @@ class OrderAgreement:
         self._rows: list[torch.Tensor] = []
 
     def on_step_begin(self, newest: Offer | None, *, num_microbatches: int) -> Decision | None:
-        """A training step begins.
+        """Begin a training step.
 
         Args:
-            newest: what this rank holds.
+            newest: newest plan of this rank.
             num_microbatches: of the step; the same on all ranks.
 
         Returns:
-            What all ranks have decided, from this step on; None: nothing new.
+            The decision of all ranks from this step on; None: no new one.
         """
         turn = self._step % self._period_steps
         self._step += 1
@@ -119,7 +119,7 @@ class OrderAgreement:
         except RuntimeError as error:
             self._is_over = True
             _logger.warning(
-                "orders are no longer changed, and training goes on in the one it has: %s", error
+                "orders are no longer changed, and training continues in the current one: %s", error
             )
         return None
 
@@ -129,15 +129,15 @@ class OrderAgreement:
             try:
                 self._work.wait(timedelta(seconds=_CLOSE_TIMEOUT_S))
             except RuntimeError:
-                return  # a rank is gone: freeing the group would wait for it
+                return  # a rank has ended: freeing the group would wait for it
         torch.distributed.destroy_process_group(self.group)
 
     def _compare(self, newest: Offer | None) -> None:
         self._asked = newest
         version = 0 if newest is None else newest.plan.version
-        is_news = newest is not None and newest is not self._decided
-        # One minimum tells least and greatest version, and whether it is news to anybody.
-        self._comparison = torch.tensor([version, -version, -int(is_news)])
+        is_undecided = newest is not None and newest is not self._decided
+        # One minimum gives the least and greatest version, and a flag for an undecided offer.
+        self._comparison = torch.tensor([version, -version, -int(is_undecided)])
         self._work = torch.distributed.all_reduce(
             self._comparison,
             op=torch.distributed.ReduceOp.MIN,
@@ -147,9 +147,9 @@ class OrderAgreement:
 
     def _exchange(self, num_microbatches: int) -> None:
         self._wait()
-        least, minus_greatest, minus_news = self._comparison.tolist()
-        is_agreed = least == -minus_greatest and minus_news != 0
-        # The least version is 0 where a rank holds none: then nobody goes on from here.
+        least, minus_greatest, minus_undecided = self._comparison.tolist()
+        is_agreed = least == -minus_greatest and minus_undecided != 0
+        # The least version is 0 where a rank has none: then no rank continues.
         if least == 0 or not is_agreed or self._asked is None:
             return
         self._exchanged = self._asked
@@ -174,7 +174,7 @@ class OrderAgreement:
 
 
 def orders_of_stages(rows: Sequence[Sequence[int]], *, num_stages: int) -> tuple[StageOrder, ...]:
-    """The orders that the ranks have sent, if a pipeline can run them; the same on all ranks.
+    """Return the orders that the ranks have sent if a pipeline can run them, equal on all ranks.
 
     Args:
         rows: of each rank, its stage and its encoded order, zeros where it cannot run it.
@@ -217,7 +217,7 @@ _MEASURED_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Place of a rank, and the definition of its step.
+    """Place of a rank, and the size of its step.
 
     Attributes:
         rank: of the job.
@@ -233,21 +233,21 @@ class RankPlace:
 
 
 class OrderNegotiation:
-    """Finds, with all other ranks, the order to run; every rank must make it and begin each step.
+    """Choice of the order to run; every rank must create it and begin each step with it.
 
     Until a plan's order is agreed on, 1F1B runs. Its memory is measured in the second step;
-    `on_memory` is told what the stages have before the third begins.
+    `on_memory` is called with the memory of all stages before the third begins.
 
-    A plan whose clocks go in a cycle measures something, a profile or a baseline, in an order
-    that runs already: its clocks need no agreement, and it makes nobody change the order.
+    A plan with a cycle of clocks measures a profile or a baseline in an order that runs already:
+    its clocks need no agreement, and it changes no order.
 
     Args:
         place: of this rank.
         agreement: among the ranks; closed here.
-        activation_bytes: asked when two steps are over: of a microbatch in flight; 0: unknown,
-            so that there is room for none more.
-        free_bytes: asked then too: bytes free beside what 1F1B holds.
-        on_memory: told every stage's memory, on every rank.
+        activation_bytes: called after two steps: bytes of a microbatch in flight; 0: unknown, so
+            that no further one fits.
+        free_bytes: called after two steps: bytes free beside what 1F1B holds.
+        on_memory: called with every stage's memory, on every rank.
     """
 
     def __init__(
@@ -280,17 +280,17 @@ class OrderNegotiation:
         return self._num_steps == _MEASURED_STEPS
 
     def choose_plan(self, due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:
-        """Of the plans that this rank holds, the one that all ranks run from this step on."""
+        """Return the plan, out of those due, that all ranks run from this step on."""
         newest = due[-1]
         order = self._offered_order(newest)
-        # Offered all the same: in plans of different orders a stage may have the same one, and
-        # the other stages wait for what it offers.
+        # Offered nevertheless: in plans of different orders a stage may have the same one, and the
+        # other stages wait for its offer.
         if newest.cycle_mhz is not None and order == self._running[self._place.stage]:
             return newest
         return next((plan for plan in due if plan is self._agreed), None)
 
     def on_step_begin(self) -> tuple[StageOrder, ...] | None:
-        """A training step begins.
+        """Begin a training step.
 
         Returns:
             The orders of all stages, if other ones are to be run from this step on.
@@ -307,7 +307,7 @@ class OrderNegotiation:
         if orders is None:
             if self._place.rank == 0:
                 _logger.warning(
-                    "plan version %d is not run, what is in force goes on: %s",
+                    "plan version %d is not run, the current one continues: %s",
                     plan.version,
                     decision.problem,
                 )
@@ -325,11 +325,11 @@ class OrderNegotiation:
         return orders
 
     def close(self) -> None:
-        """Every rank must call it at the same time."""
+        """Close the agreement; every rank must call it at the same time."""
         self._agreement.close()
 
     def _offered_order(self, newest: CompiledPlan) -> StageOrder | None:
-        """Of the newest plan, which is offered from now on; None: this rank cannot run it (yet)."""
+        """Offer the newest plan, and return its order; None: this rank cannot run it (yet)."""
         if self._memory is None:
             return None
         if self._newest is None or self._newest.plan is not newest:
@@ -338,7 +338,7 @@ class OrderNegotiation:
         return self._newest.order
 
     def _gather_memory(self) -> None:
-        """Tell the stages' memory; where it fails, no order but 1F1B has room."""
+        """Gather the stages' memory; after a failure no order but 1F1B has room."""
         place, memory = self._place, self._measured_memory()
         try:
             stages = gather_memory(
@@ -348,7 +348,7 @@ class OrderNegotiation:
                 group=self._agreement.group,
             )
         except RuntimeError as error:
-            _logger.warning("the ranks' memory is not known, and 1F1B goes on: %s", error)
+            _logger.warning("the memory of the ranks is unknown, and 1F1B continues: %s", error)
             return
         self._memory = memory
         self._on_memory(
@@ -359,20 +359,20 @@ class OrderNegotiation:
         )
 
     def _measured_memory(self) -> RankMemory:
-        # Whatever becomes of it here: the other ranks wait for this one's figures.
+        # It must not raise: the other ranks wait for the figures of this one.
         activation_bytes = self._activation_bytes()
         free_bytes = 0
         try:
             free_bytes = self._free_bytes()
         except RuntimeError as error:
-            _logger.warning("rank %d: free memory cannot be found: %s", self._place.rank, error)
+            _logger.warning("rank %d: free memory cannot be read: %s", self._place.rank, error)
         return RankMemory(
             activation_bytes=max(1, activation_bytes),
             free_bytes=free_bytes if activation_bytes > 0 else 0,
         )
 
     def _order_of(self, plan: CompiledPlan, num_more: int) -> StageOrder | None:
-        """The plan's order, if this rank can run it; else one line in the log."""
+        """Return the plan's order if this rank can run it; else log one line."""
         place = self._place
         try:
             order = StageOrder.of_instructions(plan.kinds, plan.microbatches)

@@ -1,4 +1,4 @@
-"""Number of microbatches that each stage's memory can still hold; the same on all ranks."""
+"""Number of microbatches that each stage's memory can still hold, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed
 
-# Of what the device has: fragments, and whatever a step may need once and this one did not.
+# Share of the device: fragments, and memory that only other steps need.
 _KEPT_FREE = 0.1
 
 
@@ -66,7 +66,7 @@ class SavedStorages:
     """Counts each storage once that is kept for a backward, without a module's own; for the CPU.
 
     Args:
-        module: whose parameters and buffers do not count.
+        module: module with parameters and buffers that do not count.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -76,18 +76,18 @@ class SavedStorages:
 
     @property
     def num_bytes(self) -> int:
-        """Of all counted so far."""
+        """Bytes of all counted storages."""
         return sum(self._held.values())
 
     def of_autograd(self) -> AbstractContextManager[None]:
-        """Count what autograd saves inside the block."""
+        """Count the tensors that autograd saves inside the block."""
         saved: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
             self.add, lambda tensor: tensor
         )
         return saved
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count it; what is returned has its values, and not the graph behind it."""
+        """Count a tensor, and return it without the graph behind it."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._known:
             self._held[storage.data_ptr()] = storage.nbytes()
@@ -96,11 +96,11 @@ class SavedStorages:
 
 
 def free_cuda_bytes() -> int:
-    """Return what this process could still take beside the most it has held so far, less a tenth.
+    """Return the bytes that this process can still take beside its maximum so far, less a tenth.
 
-    Bytes that PyTorch has reserved and not given out count as free. To be asked when two whole
-    steps are over: the first one makes the optimizer's states, the second holds them and the
-    activations of 1F1B together.
+    Bytes that PyTorch has reserved and not allocated count as free. Call it after two whole
+    steps: the first one makes the optimizer's states, the second holds them and the activations
+    of 1F1B together.
     """
     free: int = torch.cuda.mem_get_info()[0]
     reserved: int = torch.cuda.memory_reserved()
@@ -126,7 +126,7 @@ def check_free_memory(option: str, free_memory_bytes: int | None, device: torch.
 def gather_memory(
     memory: RankMemory, *, stage: int, num_stages: int, group: torch.distributed.ProcessGroup
 ) -> tuple[RankMemory, ...]:
-    """Every stage's memory, see `memory_by_stage`; all ranks of the group must call it at once."""
+    """Return every stage's memory (`memory_by_stage`); a collective call of the group."""
     mine = torch.tensor([stage, memory.activation_bytes, memory.free_bytes])
     rows = [torch.empty_like(mine) for _ in range(group.size())]
     torch.distributed.all_gather(rows, mine, group=group)
@@ -134,7 +134,7 @@ def gather_memory(
 
 
 def memory_by_stage(rows: Sequence[Sequence[int]], *, num_stages: int) -> tuple[RankMemory, ...]:
-    """Per stage, the largest activation and the least free memory.
+    """Return for each stage the largest activation and the least free memory.
 
     Args:
         rows: of each rank its stage, activation bytes and free bytes; each stage has a rank.
@@ -153,7 +153,7 @@ def memory_by_stage(rows: Sequence[Sequence[int]], *, num_stages: int) -> tuple[
 
 
 def registered_memory(memory: RankMemory, *, num_microbatches: int) -> RankMemory:
-    """The same as far as a plan depends on it, so that a run that starts over says the same.
+    """Return the memory rounded to what a plan depends on, equal after a restart of the run.
 
     Only how many more microbatches fit counts, and more than all of them is no more. Bytes of
     activations are raised by at most a sixty-fourth, to a round number.

@@ -1,8 +1,7 @@
-"""The orders in which a pipeline's stages run forwards and backwards: can they run together?
+"""Orders of forwards and backwards of a pipeline's stages, and their check for deadlocks.
 
-Nothing here knows a framework. An order comes from a plan; beside the orders of the other
-stages it either runs to its end or stops in a deadlock, and that is known before the first
-instruction.
+Independent of any framework. An order comes from a plan; beside the orders of the other stages
+it either runs to its end or deadlocks, which is computed before the first instruction.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 
 class OrderError(ValueError):
-    """An order cannot be run; the text says why."""
+    """An order cannot be run; the text has the reason."""
 
 
 class Unit(NamedTuple):
@@ -49,7 +48,7 @@ class StageOrder:
     Raises:
         OrderError: it does not run one forward and one later backward of each microbatch from
             0 on, each kind in rising order. Frameworks number microbatches by their forwards
-            and match messages by their order, so no other order would mean what it says.
+            and match messages by their order, so another order would run other microbatches.
     """
 
     units: tuple[Unit, ...]
@@ -71,7 +70,7 @@ class StageOrder:
 
     @classmethod
     def of_instructions(cls, kinds: Sequence[str], microbatches: Sequence[int]) -> StageOrder:
-        """The order of a plan's instructions.
+        """Return the order of a plan's instructions.
 
         Raises:
             OrderError: it cannot be one.
@@ -85,17 +84,17 @@ class StageOrder:
 
     @property
     def num_microbatches(self) -> int:
-        """Of one step."""
+        """Number of microbatches of a step."""
         return len(self.units) // 2
 
     @property
     def num_in_flight(self) -> int:
-        """The most microbatches that are forwarded and not yet backwarded."""
+        """Maximum number of microbatches between their forward and their backward."""
         return self.most_held([unit.is_forward for unit in self.units])
 
     @staticmethod
     def most_held(takes: Sequence[bool]) -> int:
-        """The most that is held at once, where True takes one and False gives one back."""
+        """Return the maximum held at once, where True takes one and False releases one."""
         held = most = 0
         for takes_one in takes:
             held += 1 if takes_one else -1
@@ -104,7 +103,7 @@ class StageOrder:
 
 
 def one_f_one_b(num_microbatches: int, num_stages: int, stage: int) -> StageOrder:
-    """1F1B, the order of DeepSpeed's `TrainSchedule`."""
+    """Return 1F1B, the order of DeepSpeed's `TrainSchedule`."""
     warmup = min(num_stages - stage, num_microbatches)
     units = [Unit(True, microbatch) for microbatch in range(warmup)]
     for microbatch in range(num_microbatches):
@@ -124,7 +123,7 @@ def check_orders(orders: Sequence[StageOrder]) -> None:
 
 
 def eager_actions(order: StageOrder, *, is_first: bool, is_last: bool) -> list[Action]:
-    """Return what a stage does where sends never wait: receive, compute, send, unit by unit."""
+    """Return a stage's actions where sends never wait: receive, compute, send, unit by unit."""
     actions: list[Action] = []
     for is_forward, microbatch in order.units:
         names = _FORWARD_ACTIONS if is_forward else _BACKWARD_ACTIONS
@@ -173,7 +172,7 @@ def _moment(event: tuple[tuple[int, int, int, int], Action]) -> tuple[int, int, 
 
 
 def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
-    """Return when each unit of each stage starts, transfers taking no time."""
+    """Return the start time of each unit of each stage; transfers take no time."""
     if len({order.num_microbatches for order in orders}) != 1:
         counts = ", ".join(str(order.num_microbatches) for order in orders)
         raise OrderError(f"the stages run different numbers of microbatches: {counts}")
@@ -201,7 +200,7 @@ def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
 def _ready_time(
     stage: int, unit: Unit, last_stage: int, ends: dict[tuple[int, Unit], int]
 ) -> int | None:
-    """Return when its input is there; None: not before some other stage has gone on."""
+    """Return the arrival time of its input; None: another stage must continue first."""
     if unit.is_forward:
         return 0 if stage == 0 else ends.get((stage - 1, unit))
     if stage == last_stage:

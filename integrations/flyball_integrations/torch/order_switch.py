@@ -1,4 +1,4 @@
-"""Order that a torch schedule runs: its own, until all ranks have agreed on a plan's."""
+"""Order of a torch schedule: its own until all ranks have agreed on a plan's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ForwardMeter(MicrobatchMeter):
 
 
 class TorchOrderSwitch:
-    """The order of one schedule with one stage per rank; every rank must make it.
+    """Order of one schedule with one stage per rank; every rank must create it.
 
     torch's own runtime runs an agreed order: it makes the sends and receives that the order
     needs, and none of them waits for the neighbour. Stage, losses and `step` stay the
@@ -93,7 +93,7 @@ class TorchOrderSwitch:
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
-        """A training step; entered before the session is told of it."""
+        """Context of a training step; entered before the session's hook."""
         orders = self._negotiation.on_step_begin()
         if orders is not None:
             self._runtime = in_order(self._schedule, computations(orders))
@@ -102,7 +102,7 @@ class TorchOrderSwitch:
             yield
 
     def close(self) -> None:
-        """Leave the schedule its own order; every rank must call it at the same time."""
+        """Restore the schedule's own order; every rank must call it at the same time."""
         self._overrides.remove()
         self._negotiation.close()
 
@@ -116,10 +116,10 @@ class TorchOrderSwitch:
 
 
 def rehearse(schedule: PipelineSchedule) -> None:
-    """Make what would run an order, so that a torch that cannot is found before training.
+    """Check before training that this version of torch can run another order.
 
     Args:
-        schedule: a `Schedule1F1B`; it is left as it is.
+        schedule: a `Schedule1F1B`; it does not change.
 
     Raises:
         ValueError: this torch cannot.
@@ -132,7 +132,7 @@ def rehearse(schedule: PipelineSchedule) -> None:
     try:
         in_order(schedule, computations(stock))
     except Exception as error:
-        # Whatever another version makes of it: it is its private part.
+        # Any exception: another version may differ in its private parts.
         problem = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(
             f"torch {torch.__version__} cannot run another order of this schedule ({problem});"
@@ -143,7 +143,7 @@ def rehearse(schedule: PipelineSchedule) -> None:
 
 
 def computations(orders: Sequence[StageOrder]) -> tuple[tuple[Computation, ...], ...]:
-    """Return what each pipeline rank computes in these orders, each rank having one stage."""
+    """Return the computations of each pipeline rank in these orders, with one stage a rank."""
     return tuple(
         tuple(
             Computation("forward" if unit.is_forward else "backward", unit.microbatch, stage)

@@ -49,29 +49,29 @@ _TIMEOUT_S = 120.0
 
 @contextmanager
 def on_all_ranks_or_none(*, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-    """Raise on all ranks where one of them fails in the block, so that each can undo its part.
+    """Raise on all ranks if one of them fails in the block, so that each can undo its part.
 
-    Every rank must come to it at the same time; over gloo, whatever training uses. An error of
-    this rank's own comes out when the others have been told.
+    Every rank must enter it at the same time; it uses gloo, whatever training uses. An error of
+    this rank is raised after the others are notified.
 
     Args:
-        timeout_s: so long each of its two exchanges waits for a rank that does not come.
+        timeout_s: timeout in s of each of its two exchanges.
 
     Raises:
-        ValueError: another rank has failed, or does not come.
+        ValueError: another rank has failed, or does not enter.
     """
     try:
         yield
     except Exception as error:
         _logger.warning(
-            "Flyball is not attached to rank %d, which the other ranks are now told: %s",
+            "Flyball is not attached to rank %d; the other ranks are notified: %s",
             torch.distributed.get_rank(),
             error,
         )
         try:
             _failed_ranks(has_failed=True, timeout_s=timeout_s)
         except RuntimeError as lost:
-            _logger.warning("the other ranks could not be told: %s", _first_line(lost))
+            _logger.warning("the other ranks could not be notified: %s", _first_line(lost))
         raise
     try:
         failed = _failed_ranks(has_failed=False, timeout_s=timeout_s)
@@ -89,14 +89,14 @@ def _failed_ranks(*, has_failed: bool, timeout_s: float) -> list[int]:
     group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     marks = torch.zeros(group.size(), dtype=torch.int64)
     marks[group.rank()] = int(has_failed)
-    # Not freed where it fails: that would wait for the rank that is gone.
+    # Not freed after a failure: that would wait for the rank that has ended.
     torch.distributed.all_reduce(marks, group=group)
     torch.distributed.destroy_process_group(group)
     return [rank for rank, mark in enumerate(marks.tolist()) if mark]
 
 
 def _first_line(error: RuntimeError) -> str:
-    """Without the stack of C++ that torch puts behind it."""
+    """Return the message without torch's C++ stack."""
     return str(error).partition("\n")[0]
 
 
@@ -117,11 +117,11 @@ def attach(
     initial_step: int = 0,
     **options: Unpack[AttachOptions],
 ) -> RankSession:
-    """Let the planner set the clocks of this rank; call it once on every rank.
+    """Attach the planner's clocks to this rank; call it once on every rank.
 
     Global rank 0 registers the job, with the order of all pipeline ranks as the schedule has
-    it; every rank registers itself. While the planner is away or has no plan, training goes on
-    at the GPU's default clocks. `schedule.eval` stays untouched. A step is one `schedule.step`.
+    it; every rank registers itself. Without planner or plan, training runs at the GPU's default
+    clocks. `schedule.eval` is not hooked. A step is one `schedule.step`.
 
     Where the schedule has overlapped pairs, the order of messages changes with it: all ranks wait
     for each other, and where one fails, all do.
@@ -165,9 +165,9 @@ def attach(
 
 
 def detach(schedule: PipelineSchedule) -> None:
-    """Give the clock back and leave schedule and stages exactly as they were; on every rank.
+    """Restore the clock, schedule and stages exactly; call it on every rank.
 
-    Without an attachment it does nothing.
+    Without an attachment it has no effect.
     """
     attachment: ExitStack | None = schedule.__dict__.pop(_ATTACHMENT, None)
     if attachment is not None:
@@ -175,10 +175,10 @@ def detach(schedule: PipelineSchedule) -> None:
 
 
 def registration_of(schedule: PipelineSchedule) -> JobRegistration:
-    """Return what the planner is told of the pipeline, and of nothing else.
+    """Return the registration of the pipeline, without planning options.
 
-    GPipe and 1F1B by their names, which the planner knows; any other schedule as `explicit`,
-    with the order of every pipeline rank and where in the model its chunks are.
+    GPipe and 1F1B are registered by name; any other schedule as `explicit`, with the order of
+    every pipeline rank and the places of its chunks in the model.
     """
     name = name_of(schedule)
     registration = JobRegistration(
@@ -241,7 +241,7 @@ def _open_session(
     order: str,
     free_memory_bytes: int | None,
 ) -> RankSession:
-    """The session, started, with the schedule's hooks in it, and the job made known."""
+    """Return the started session, hooked into the schedule, and register the job."""
     registration = registration_of(schedule)
     if order != "own":
         registration = replace(registration, schedule=order)
@@ -249,7 +249,7 @@ def _open_session(
     (stage, *_) = stages_of(schedule)
     meter = ForwardMeter(stage.device)
     orders = None
-    # First what may be refused; what every rank has to do at the same time comes last.
+    # Checks come first; collective calls of all ranks come last.
     if order != "own":
         negotiation = open_negotiation(
             RankPlace(
@@ -285,7 +285,7 @@ def _open_session(
 
 
 def _synchronize(stage: PipelineStage) -> Callable[[], None]:
-    """Waits for the computations, and not for receives that were posted ahead.
+    """Return a function that waits for computations, not for receives that were posted ahead.
 
     Those run on streams of their own; waiting for the whole device would wait for a neighbour
     that may itself be waiting for us.

@@ -1,6 +1,6 @@
 """Everything that Flyball uses of torch.distributed.pipelining, most of it private.
 
-`check_schedule` says in one line what another version of torch lacks.
+`check_schedule` names in one line what another version of torch lacks.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class Computation(NamedTuple):
 
 
 def check_schedule(schedule: PipelineSchedule) -> None:
-    """Check that Flyball can be attached to it.
+    """Check that Flyball can be attached to a schedule.
 
     Raises:
-        ValueError: it is no schedule that trains, its order cannot be known, a function of its
-            own computes in the place of its stages, or torch lacks a name that is used here.
+        ValueError: it does not train, its order is unknown, a custom function computes instead
+            of its stages, or torch lacks a name that is used here.
     """
     missing = _missing(schedules, _MODULE_NAMES)
     if not missing and not isinstance(
@@ -121,23 +121,23 @@ def check_schedule(schedule: PipelineSchedule) -> None:
 
 
 def stages_of(schedule: PipelineSchedule) -> tuple[PipelineStage, ...]:
-    """This rank's stages in the order of the model; the position is the chunk's number."""
+    """Return this rank's stages in the order of the model; the position is the chunk's number."""
     stages = schedule._stages if _is_multi(schedule) else [schedule._stage]
     return tuple(sorted(stages, key=lambda stage: cast("int", stage.stage_index)))
 
 
 def is_training(schedule: PipelineSchedule) -> bool:
-    """Return whether a `step` that is called now runs backwards: `eval` calls it without."""
+    """Return whether a `step` runs backwards now: `eval` calls it without."""
     return bool(schedule._has_backward)
 
 
 def num_microbatches_of(schedule: PipelineSchedule) -> int:
-    """Of one `step`."""
+    """Return the number of microbatches of a `step`."""
     return cast("int", schedule._n_microbatches)
 
 
 def name_of(schedule: PipelineSchedule) -> str | None:
-    """The planner's name of a schedule that it generates itself as torch runs it; None: none.
+    """Return the planner's name of a schedule that it generates as torch runs it; None: none.
 
     These two have a loop of their own in torch, and `pipeline_order` is not what it runs: the
     last rank of 1F1B counts its forwards from 1 there. A class derived from one of them has its
@@ -151,14 +151,14 @@ def name_of(schedule: PipelineSchedule) -> str | None:
 
 
 def computations_of(schedule: PipelineSchedule) -> tuple[tuple[Computation, ...], ...]:
-    """Return what each pipeline rank computes in a step, in the order of execution."""
+    """Return the computations of each pipeline rank in a step, in the order of execution."""
     by_rank = _actions_by_rank(schedule)
     return tuple(tuple(_computations(by_rank[rank])) for rank in sorted(by_rank))
 
 
 @contextmanager
 def waits_replaced(timed: Callable[[Wait], Wait]) -> Iterator[None]:
-    """Inside the block, all of torch's schedules wait for messages in the way given."""
+    """Replace the wait of all of torch's schedules for messages inside the block."""
     wait = schedules._wait_batch_p2p
     schedules._wait_batch_p2p = timed(wait)
     try:
@@ -170,10 +170,10 @@ def waits_replaced(timed: Callable[[Wait], Wait]) -> Iterator[None]:
 def in_order(
     schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]]
 ) -> PipelineSchedule:
-    """Something whose `_step_microbatches` does the schedule's work in another order.
+    """Return a runtime with a `_step_microbatches` that runs the schedule in another order.
 
-    It has the stage, the losses and the initialization of the schedule, which goes on to exist:
-    an evaluation in between stays the schedule's own.
+    It uses the stage, the losses and the initialization of the schedule: an evaluation in
+    between stays the schedule's own.
 
     Args:
         schedule: with one stage per rank.
@@ -199,15 +199,15 @@ def has_pairs(schedule: PipelineSchedule) -> bool:
     """Return whether any rank runs a forward and a backward as a pair; of no schedule, False."""
     executed = getattr(schedule, "pipeline_order_with_comms", None) or {}
     by_rank = executed.values()
-    # Older versions of torch have none; `check_schedule` says so.
+    # Older versions of torch have none; `check_schedule` refuses them.
     return any(getattr(one, "sub_actions", None) for actions in by_rank for one in actions)
 
 
 def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
-    """Take the overlapped pairs of a schedule apart: the same order, with sends in between.
+    """Split the overlapped pairs of a schedule: the same order, with sends in between.
 
     torch runs a pair's forward, then its backward, and sends both results afterwards; so the
-    next rank waits for the forward's although it is there. All ranks must do it.
+    next rank waits for the forward's although it is ready. All ranks must call it.
 
     Args:
         schedule: without a custom function for such a pair.
@@ -216,7 +216,7 @@ def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
     if not has_pairs(schedule):
         return
     for target in (schedule, *stages_of(schedule)):
-        # torch puts an equal mapping in its place.
+        # torch replaces it by an equal mapping.
         overrides.set(target, "stage_index_to_group_rank", target.stage_index_to_group_rank)
     overrides.set(schedule, "pipeline_order_with_comms", schedule.pipeline_order_with_comms)
     by_rank = enumerate(computations_of(schedule))
@@ -230,7 +230,7 @@ def _is_multi(schedule: PipelineSchedule) -> bool:
 
 
 def _check_custom_functions(schedule: PipelineSchedule) -> None:
-    """In torch they run in the place of the stages' methods, so no hook would see them."""
+    """Refuse functions that torch runs instead of the stages' methods, which no hook sees."""
     for kind in getattr(schedule, "_comp_type_to_function_map", {}):
         if kind.value == _OVERLAPPED:
             raise ValueError(
@@ -245,14 +245,14 @@ def _check_custom_functions(schedule: PipelineSchedule) -> None:
 
 
 def _actions_by_rank(schedule: PipelineSchedule) -> dict[int, list[Any]]:
-    """Return what is executed, transfers included where they are known; empty where nothing is."""
+    """Return the executed actions, with transfers where torch has them; empty: no order."""
     executed = getattr(schedule, "pipeline_order_with_comms", None) or schedule.pipeline_order
     return cast("dict[int, list[Any]]", executed or {})
 
 
 def _computations(actions: Iterable[Any]) -> Iterator[Computation]:
     for action in actions:
-        if action is None:  # a pause of torch's drawing, which nobody executes
+        if action is None:  # a pause in torch's drawing, which is not executed
             continue
         for part in action.sub_actions or (action,):
             kind = _KINDS.get(part.computation_type.value)

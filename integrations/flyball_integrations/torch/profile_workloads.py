@@ -1,4 +1,4 @@
-"""A torch module as the workload of `flyball profile run`: its forward and backward, repeatable.
+"""Workload of `flyball profile run` from a torch module: repeatable forward and backward.
 
     def stage(*, stage: int, chunk: int | None, device: int) -> Workload:
         module = ...  # of this stage, on cuda:device
@@ -28,7 +28,7 @@ def torch_workload(
     split_backward: bool = False,
     recompute: bool = False,
 ) -> Workload:
-    """The instructions of a module that is a stage, on one microbatch.
+    """Return the instructions of a stage's module on one microbatch.
 
     A backward runs again and again over the graph of one forward, which is kept; gradients of
     parameters add up as over the microbatches of a step. Each instruction ends with a
@@ -39,8 +39,8 @@ def torch_workload(
         inputs: of one microbatch, on the same device, as it will be trained: not smaller.
         loss: of the module's output, on the last stage; None: the output's own gradient comes
             from the next stage, here ones.
-        input_gradients: whether the stage before wants a gradient of the inputs that are of a
-            floating type; False for the first stage.
+        input_gradients: gradients of floating-point inputs are computed for the stage before;
+            False for the first stage.
         split_backward: `backward_input` and `backward_weight` in the place of `backward`, as
             torch.distributed.pipelining runs them; each output is copied once more. Without
             gradients of inputs the one does nothing and the other is the whole backward.
@@ -91,11 +91,11 @@ class _TorchStage:
 
     @property
     def has_input_gradients(self) -> bool:
-        """Return whether the stage before gets any."""
+        """Return whether the stage before gets gradients."""
         return any(each.requires_grad for each in self.inputs)
 
     def keep_graph(self) -> None:
-        """Run the forward whose graph every backward goes over."""
+        """Run the forward with the graph of every backward."""
         with torch.enable_grad():
             self.outputs = self._run()
         if not self.outputs:
@@ -103,30 +103,30 @@ class _TorchStage:
         self.gradients = [torch.ones_like(output) for output in self.outputs]
 
     def forward(self) -> None:
-        """A forward with all that its backward would need."""
+        """Run a forward that keeps all that its backward needs."""
         with torch.enable_grad():
             self._run()
         self.finish()
 
     def forward_only(self) -> None:
-        """A forward that keeps nothing."""
+        """Run a forward that keeps nothing."""
         with torch.no_grad():
             self._run()
         self.finish()
 
     def backward(self) -> None:
-        """The whole backward."""
+        """Run the whole backward."""
         self.forget_input_gradients()
         torch.autograd.backward(self.outputs, self.gradients, retain_graph=True)
         self.finish()
 
     def forget_input_gradients(self) -> None:
-        """A microbatch's input is its own: nothing is added to its gradient."""
+        """Clear the gradients of the inputs, which belong to one microbatch."""
         for each in self.inputs:
             each.grad = None
 
     def finish(self) -> None:
-        """Return when the device has finished."""
+        """Wait until the device has finished."""
         if self._is_cuda:
             torch.cuda.synchronize()
 
@@ -138,7 +138,7 @@ class _TorchStage:
 
 
 class _SplitBackward:
-    """A backward's part for the inputs and its part for the weights, as torch splits it."""
+    """Parts of a backward for inputs and for weights, as torch splits it."""
 
     def __init__(self, stage: _TorchStage) -> None:
         try:
@@ -163,7 +163,7 @@ class _SplitBackward:
         """`backward_weight`, of the last `backward_input`."""
         if not self._groups:
             self._run_input()
-        # It empties the groups that it is given.
+        # It empties the groups that it gets.
         groups = [dict(group) for group in self._groups]
         self._weight_part(iter(self._stage.parameters), groups, retain_graph=True)
         self._stage.finish()
@@ -171,7 +171,7 @@ class _SplitBackward:
     def _run_input(self) -> None:
         stage = self._stage
         stage.forget_input_gradients()
-        # It detaches the outputs that it is given, and those of the kept graph must stay.
+        # It detaches the outputs that it gets, and those of the kept graph must stay.
         outputs = [output.clone() for output in stage.outputs]
         inputs = [each for each in stage.inputs if each.requires_grad]
         _, self._groups = self._input_part(outputs, stage.gradients, inputs, iter(stage.parameters))

@@ -1,4 +1,4 @@
-"""Sets the hooks on one schedule of torch.distributed.pipelining, and takes them off again.
+"""Hooks on one schedule of torch.distributed.pipelining.
 
 All of torch's schedules compute through three methods of their stage objects, so attributes on
 these instances see every computation, each half of an overlapped pair too. The loss of a last
@@ -32,7 +32,7 @@ from flyball_integrations.torch.private_schedules import (
 
 
 class Instruction(NamedTuple):
-    """One computation, as hooks are told of it."""
+    """One computation, as hooks are called with it."""
 
     kind: str
     microbatch: int
@@ -40,14 +40,14 @@ class Instruction(NamedTuple):
 
 
 class WaitTimes:
-    """Times the waits of one schedule's steps, and tells them as receives and sends.
+    """Timer of the waits of one schedule's steps, reported as receives and sends.
 
-    torch waits for a list of transfers without saying which way they go. So what is waited for
-    before a computation counts as its receive, from the first wait on, and what is waited for
-    after the last one of a step as its send.
+    torch waits for a list of transfers without their directions. So waits before a computation
+    count as its receive, from the first wait on, and waits after the last computation of a step
+    as its send.
 
     Args:
-        on_transfer: told of each.
+        on_transfer: called with each.
         device: of the stage; on the CPU a wait is over when it returns, elsewhere it is launched.
         clock_s: monotonic time, s.
     """
@@ -69,14 +69,14 @@ class WaitTimes:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """A step of the schedule; its waits are timed."""
+        """Time the waits of a step of the schedule."""
         self._is_waiting = False
         with waits_replaced(self._timed):
             yield
         self._end("send", self._last)
 
     def before(self, instruction: Instruction) -> None:
-        """This computation is about to begin; its input is there, or launched."""
+        """Call before a computation; its input has arrived, or is launched."""
         self._last = instruction
         self._end("receive", instruction)
 
@@ -97,7 +97,7 @@ class WaitTimes:
     def _report(
         self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
     ) -> None:
-        # Receives go to the next of their kind; there is one send a step, and it is told last.
+        # Receives belong to the next of their kind; the one send of a step is reported last.
         chunk = self._last.chunk
         self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch, chunk=chunk)
 
@@ -107,10 +107,10 @@ WrapForward = Callable[[PipelineStage, Execute], Execute]
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Check that it can tell when it has stepped, or is None.
+    """Check that the optimizer has hooks for its steps, or is None.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it has none.
     """
     if optimizer is not None and not callable(getattr(optimizer, "register_step_post_hook", None)):
         raise ValueError(
@@ -120,11 +120,11 @@ def check_optimizer(optimizer: object) -> None:
 
 
 class SchedulePatch:
-    """The hooks of one schedule, in force from its making until `remove`.
+    """Hooks of one schedule, in force from construction until `remove`.
 
     A step is one `step` of the schedule, until it returns, or with an optimizer until that has
-    stepped or the next step begins. What computes while another computation runs is left out:
-    there is one clock.
+    stepped or the next step begins. A computation inside another one is left out: there is one
+    clock.
 
     Args:
         schedule: one that `check_schedule` accepts.
@@ -133,13 +133,14 @@ class SchedulePatch:
         synchronize: waits until the device has finished what was launched; called before each
             hook of an instruction, so that clocks and times are those of the computation and
             not of its launch.
-        around_step: made anew for every step, in force before the hooks are told of it.
-        wrap_forward: makes of a stage and its `forward_one_chunk` what is run in its place.
+        around_step: returns the context of a step and its hooks.
+        wrap_forward: returns the function to run instead of a stage's `forward_one_chunk`.
         waits: times the waits for messages; None: they are not timed.
-        optimizer: whose next step ends a training step; None: the schedule's step does.
+        optimizer: optimizer that ends a training step by its next step; None: the schedule's
+            step ends it.
 
     Raises:
-        ValueError: the optimizer cannot tell of its steps. Nothing is hooked then.
+        ValueError: the optimizer has no hooks for its steps. Nothing is hooked then.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class SchedulePatch:
             raise
 
     def remove(self) -> None:
-        """Leave schedule, stages and optimizer as they were before."""
+        """Restore schedule, stages and optimizer."""
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
         self._overrides.remove()

@@ -184,6 +184,6 @@ def _pipeline_engine(options: DemoOptions) -> PipelineEngine:
 
 def _rank_0_decides(decision: bool) -> bool:
     """Return rank 0's decision on every rank: all must leave the training loop together."""
-    said = torch.tensor([int(decision)])
-    torch.distributed.broadcast(said, src=0)
-    return bool(said.item())
+    decided = torch.tensor([int(decision)])
+    torch.distributed.broadcast(decided, src=0)
+    return bool(decided.item())

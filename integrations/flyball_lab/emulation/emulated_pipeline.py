@@ -1,7 +1,7 @@
 """Pipelines of emulated ranks that train in virtual time: instructions, messages, and waiting.
 
 Each rank is a rank session with an emulated GPU, driven by the hooks as a training script
-drives it. Nothing here knows what an iteration should take: time comes from the devices, the
+drives it. No iteration time is given here: time comes from the devices, the
 order of each rank, and the messages it has to wait for.
 """
 
@@ -18,7 +18,7 @@ from flyball_wire.messages import StepMeasurement
 
 
 class RankClock:
-    """An EmulationClock that a rank moves itself, so that minutes of training take no time.
+    """EmulationClock that the rank moves itself, so that minutes of training take no time.
 
     Ranks share nothing but messages, and a message carries the moment it was sent. A clock a
     rank is therefore enough: what a rank does, and when, does not depend on which rank's turn
@@ -33,12 +33,12 @@ class RankClock:
         return self._now_s
 
     def sleep_until(self, deadline_s: float) -> None:
-        """Be at that moment; at a later one stay there."""
+        """Move to that moment, if it is later."""
         self._now_s = max(self._now_s, deadline_s)
 
 
 class SwitchingGpu(EmulatedGpu):
-    """An EmulatedGpu that takes up a late clock at once, not from the next instruction on.
+    """EmulatedGpu that applies a late clock at once, not from the next instruction on.
 
     A rank asks for an instruction's clock as the instruction begins. With a switch latency the
     first part of it still runs at the clock before, the rest at its own: the same share of the
@@ -47,7 +47,7 @@ class SwitchingGpu(EmulatedGpu):
     """
 
     def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
-        """The computation has ended; returns when all of its parts are over.
+        """End the computation; return when all of its parts are over.
 
         Raises:
             ValueError: no such instruction is running.
@@ -59,7 +59,7 @@ class SwitchingGpu(EmulatedGpu):
     def _with_late_clocks(
         self, kind: str, chunk: int, part_began_s: float, point: OperatingPoint
     ) -> tuple[str, int, float, OperatingPoint]:
-        """The instruction as if it had run at its last clock throughout: it ends when it ends."""
+        """Return the instruction as if it had run at its last clock throughout, with equal end."""
         share_left = 1.0
         while self._requests and self._requests[0][0] < part_began_s + share_left * point.time_s:
             in_force_s, self._in_force_mhz = self._requests.popleft()
@@ -81,7 +81,7 @@ _Waiting = Generator[str, None, None]
 
 
 class EmulatedDeadlockError(Exception):
-    """No rank can go on; the text names what each one waits for."""
+    """No rank can continue; the text names what each one waits for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,10 +115,10 @@ class _Channels:
 def run_step(
     ranks: Sequence[EmulatedRank], *, num_stages: int, transfer_time_s: float = 0.0
 ) -> tuple[StepMeasurement, ...]:
-    """Train one step on all ranks; it ends for all when the slowest is done.
+    """Train one step on all ranks; it ends for all with the slowest rank.
 
-    Each session is told how long its rank waited for a message (`on_transfer`), 0 s where the
-    message was there before.
+    Each session gets the time that its rank waited for a message (`on_transfer`), 0 s for a
+    message that had arrived before.
 
     Args:
         ranks: of all data-parallel pipelines.
@@ -139,7 +139,7 @@ def run_step(
         rank.session.on_step_begin()
     channels = _Channels(transfer_time_s=transfer_time_s)
     _run_all({rank: _instructions(rank, channels, num_stages) for rank in ranks})
-    # The optimizer's step needs every gradient: nobody begins the next one before the last is done.
+    # The optimizer's step needs every gradient: the next step begins after the slowest rank.
     ended_s = max(rank.clock.now_s() for rank in ranks)
     for rank in ranks:
         rank.clock.sleep_until(ended_s)
@@ -187,7 +187,7 @@ def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _
 
 
 def _wait(rank: EmulatedRank, arrives_s: float, kind: str, microbatch: int) -> None:
-    """Let the rank wait for an instruction's input, and tell its session how long it did."""
+    """Wait for an instruction's input, and report the time to the rank's session."""
     began_s = rank.session.clock_s()
     rank.clock.sleep_until(arrives_s)
     time_s = rank.session.clock_s() - began_s
@@ -195,7 +195,7 @@ def _wait(rank: EmulatedRank, arrives_s: float, kind: str, microbatch: int) -> N
 
 
 def _neighbours(kind: str, stage: int, num_stages: int) -> tuple[int | None, int | None]:
-    """The stage an instruction receives from, and the one it sends to; None: none."""
+    """Return the stage an instruction receives from, and the one it sends to; None: none."""
     before = stage - 1 if stage > 0 else None
     after = stage + 1 if stage < num_stages - 1 else None
     if kind == "forward":

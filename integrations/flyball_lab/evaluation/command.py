@@ -43,7 +43,7 @@ def printed_plans(
     environment: Mapping[str, str],
     interruption: Interruption,
 ) -> str:
-    """`CURRENT_STEP n` and a row a stage, for each step from the unraised plan to the last.
+    """Return `CURRENT_STEP n` and a row a stage, for each step from the unraised plan on.
 
     Raises:
         EvaluationFailedError: the process failed.
@@ -94,7 +94,7 @@ class EvaluationOptions:
 
 
 def evaluate(options: EvaluationOptions) -> int:
-    """Run the figures, write their files, print; the exit status.
+    """Run the figures, write and print them; return the exit status.
 
     Raises:
         CommandError: folders cannot be used.
@@ -117,7 +117,7 @@ def evaluate(options: EvaluationOptions) -> int:
 
 @dataclass(kw_only=True)
 class _Runs:
-    """Makes runs, each once, and says which one on stderr."""
+    """Runs of the evaluation, each made once, with progress on stderr."""
 
     options: EvaluationOptions
     url: str
@@ -125,7 +125,7 @@ class _Runs:
     results: dict[_Key, RunResult] = field(default_factory=dict)
 
     def result(self, run: Configuration, progress: str) -> RunResult:
-        """Return what this run took, from before if it was made already."""
+        """Return the result of this run, cached if it was made before."""
         key = (
             run.model.name, run.model.origin, run.manner, run.num_microbatches, run.num_pipelines
         )  # fmt: skip
@@ -145,7 +145,7 @@ class _Runs:
 
 
 def _evaluated(figure: Figure, runs: _Runs) -> list[Row]:
-    """The figure's rows; its files are written and its table is printed."""
+    """Return the figure's rows; write its files and print its table."""
     options = runs.options
     num_runs = len(figure.runs)
     print(f"figure {figure.name}: {num_runs} runs on emulated GPUs", file=sys.stderr)
@@ -211,7 +211,7 @@ def _print_plans(
 
 @contextmanager
 def _planner(interruption: Interruption) -> Iterator[tuple[str, Path, dict[str, str]]]:
-    """A planner of our own: its URL, a folder for files, the environment of processes."""
+    """Start a planner; yield its URL, a folder for files, the environment of processes."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FLYBALL_")
     }
@@ -262,7 +262,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--profiles",
         metavar="DIR",
         type=Path,
-        help="add the stage profiles (*.csv) of this folder; a file's name says the GPU, as a100",
+        help="add the stage profiles (*.csv) of this folder; the GPU is in a file's name, as a100",
     )
     parser.add_argument(
         "--steps",
@@ -298,8 +298,6 @@ def _run(arguments: argparse.Namespace) -> int:
             f"missing: {', '.join(missing)}, of the extra 'plot': pip install '.[plot]' in a"
             " clone of Flyball"
         )
-    # matplotlib takes a second to import, and --help needs none of it.
-
     return evaluate(
         EvaluationOptions(
             figure_names=_FIGURES[:-1] if arguments.figure == "all" else (arguments.figure,),

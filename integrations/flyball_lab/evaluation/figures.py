@@ -77,7 +77,7 @@ FIGURE_NAMES = ("9", "10", "11", "12", "13", "orders")
 
 
 def make_figure(name: str, others: Sequence[Model]) -> Figure:
-    """A figure of EnvPipe's evaluation.
+    """Return a figure of EnvPipe's evaluation.
 
     Args:
         name: one of FIGURE_NAMES.
@@ -105,7 +105,7 @@ def _by_model(
 
 
 def _label(model: Model, detail: str = "") -> str:
-    """A group's name, in two lines; one whose profile is not fitted says so."""
+    """Return a group's name in two lines, with the origin of a profile that is not fitted."""
     parts = (model.gpu, detail, "" if model.origin == FITTED else model.origin)
     return f"{model.name}\n{', '.join(part for part in parts if part)}"
 

@@ -1,6 +1,6 @@
 """One run of the evaluation: a job at the planner, its ranks, and steps on its plan.
 
-Nothing is short-cut: the planner gets the profile over REST, each rank session registers,
+As in a real run, the planner gets the profile over REST, each rank session registers,
 receives its part of the plan, acknowledges it, and runs it from the step that the planner names.
 """
 
@@ -36,13 +36,13 @@ _COUNTER_PERIOD_S = 1e-9
 _ACTIVATION_TIMEOUT_S = 60.0
 _POLL_S = 0.01
 _CALL_TIMEOUT_S = 30.0
-# Virtual steps pass so fast that the ranks' own threads would hardly get a turn.
+# Virtual steps pass so fast that the ranks' own threads would hardly run.
 _YIELD_S = 0.002
 _LINK_TIMES = LinkTimes(poll_wait_s=1.0)
 
 
 class EvaluationFailedError(Exception):
-    """A run could not be carried through; the text is one line."""
+    """A run failed; the text is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class RunResult:
 
     Attributes:
         emulated_iteration_time_s: mean over the steps on the plan, s.
-        emulated_energy_j: of an iteration, all GPUs, mean likewise, J.
+        emulated_energy_j: energy of an iteration over all GPUs, mean over the steps, J.
         predicted_iteration_time_s, predicted_energy_j: the plan's own figures.
-        lower_bound_j: that the plan comes with; None: its policy knows none.
+        lower_bound_j: lower bound of the plan's energy, J; None: its policy has none.
         num_switches: clocks set in an iteration, all GPUs; the last one's.
         peak_activations: per stage, the most microbatches held for their backward.
     """
@@ -69,12 +69,12 @@ class RunResult:
 
     @property
     def time_difference_percent(self) -> float:
-        """Return how far the emulated time is above the predicted one, %."""
+        """Excess of the emulated time over the predicted one, %."""
         return 100 * (self.emulated_iteration_time_s / self.predicted_iteration_time_s - 1)
 
     @property
     def energy_difference_percent(self) -> float:
-        """Return how far the emulated energy is above the predicted one, %."""
+        """Excess of the emulated energy over the predicted one, %."""
         return 100 * (self.emulated_energy_j / self.predicted_energy_j - 1)
 
     @property
@@ -104,7 +104,7 @@ def run_configuration(
     """Plan and train on the plan, in virtual time; its first step is a warm-up and not counted.
 
     Args:
-        planner_url: of a planner that does not know the job yet.
+        planner_url: of a planner without this job.
         job_id: the job.
         configuration: what is run.
         num_steps: counted, at least 1.
@@ -165,7 +165,7 @@ def _peak_activations(order: Order) -> int:
 def _register(
     planner: PlannerClient, job_id: str, configuration: Configuration, profile: StageProfile
 ) -> int:
-    """Make the job and its profile known; the version of the plan that was made."""
+    """Register the job with its profile; return the version of its plan."""
     model, manner = configuration.model, configuration.manner
     planner.put_job(
         job_id,
@@ -195,7 +195,7 @@ def _make_ranks(
     plan: dict[str, Any],
     latency_s: float,
 ) -> list[EmulatedRank]:
-    """All ranks of the run, pipeline by pipeline; none has begun to talk to the planner."""
+    """Return all ranks of the run, pipeline by pipeline, not started yet."""
     model = configuration.model
     orders = [_order(stage) for stage in plan["stages"]]
     ranks: list[EmulatedRank] = []
@@ -224,7 +224,7 @@ def _make_ranks(
 
 @contextmanager
 def _started(ranks: Sequence[EmulatedRank]) -> Iterator[None]:
-    """In the block the ranks follow the planner; afterwards all are closed."""
+    """Start the ranks for the block; close all of them afterwards."""
     try:
         for rank in ranks:
             rank.session.start()
@@ -257,7 +257,7 @@ def _train(
     num_steps: int,
     check_interrupted: Callable[[], None],
 ) -> list[_TrainedStep]:
-    """Steps until so many and a warm-up ran on the plan on every rank; those, without it."""
+    """Train until `num_steps` and a warm-up ran on the plan on every rank; return these steps."""
     num_stages = 1 + max(rank.stage for rank in ranks)
     deadline_s = time.monotonic() + _ACTIVATION_TIMEOUT_S
     on_plan: list[_TrainedStep] = []

@@ -1,4 +1,4 @@
-"""The figures as pictures: normalized throughput and energy, a group of bars for each model."""
+"""Figures as pictures: normalized throughput and energy, a group of bars for each model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _draw(figure: Figure, rows: Sequence[Row]) -> Picture:
 
 
 def _bars(axes: Axes, figure: Figure, rows: Sequence[Row], column: str) -> None:
-    """A bar a run, in the order of the table; one colour and one legend entry a label."""
+    """Draw a bar a run, in the order of the table, with one colour and legend entry a label."""
     labels = list(dict.fromkeys(str(row["label"]) for row in rows))
     thickness = _GROUP_SHARE / len(labels)
     bars: dict[str, list[tuple[float, float]]] = {label: [] for label in labels}
@@ -91,7 +91,7 @@ def _bars(axes: Axes, figure: Figure, rows: Sequence[Row], column: str) -> None:
 
 
 def _origin(rows: Sequence[Row]) -> str:
-    """Return where the profiles come from; nobody is to take a fitted one for a measurement."""
+    """Return the origin of the profiles, so that a fitted one is not taken for a measurement."""
     origins = {row["profile_origin"] for row in rows}
-    exception = "" if origins == {FITTED} else f"; where it says {GIVEN}, given by the user"
+    exception = "" if origins == {FITTED} else f"; those marked {GIVEN}, given by the user"
     return f"emulated GPUs; stage profiles {FITTED}{exception}"

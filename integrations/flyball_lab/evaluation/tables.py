@@ -1,4 +1,4 @@
-"""The results as rows with named columns: for CSV files, for JSON, and for a terminal."""
+"""Results as rows with named columns: for CSV files, for JSON, and for a terminal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _PRINTED = (
 
 
 def rows_of(figure: Figure, results: Results) -> list[Row]:
-    """One row a run, compared with the first run of its group."""
+    """Return one row a run, compared with the first run of its group."""
     return [
         _row(figure, results[run], results[group[0]])
         for group in figure.groups.values()
@@ -82,7 +82,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def printed_table(figure: Figure, rows: Sequence[Row]) -> str:
-    """The table for a terminal: a block for each group."""
+    """Return the table for a terminal: a block for each group."""
     width = max(len(str(row["label"])) for row in rows)
     names = (f"{name:>11}" for name, _, _ in _PRINTED)
     heading = " ".join([f"{'':{width}}", *names, " held"])
@@ -156,5 +156,5 @@ def _row(figure: Figure, result: RunResult, reference: RunResult) -> Row:
 
 
 def _rounded(value: float, digits: int) -> float:
-    """Without the rounding errors of sums, and without a -0.0."""
+    """Round off the errors of sums; -0.0 becomes 0.0."""
     return round(value, digits) + 0.0

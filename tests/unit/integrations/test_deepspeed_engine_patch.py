@@ -65,7 +65,8 @@ class Engine:
 def patched(**parts: Any) -> tuple[Engine, EnginePatch]:  # noqa: ANN401 - of the patch
     engine = Engine()
     hooks = HookLog(engine.log)
-    parts_given: dict[str, Any] = {"synchronize": hooks.synchronize, "around_step": nullcontext} | parts
+    parts_given: dict[str, Any] = {"around_step": nullcontext} | parts
+    parts_given.setdefault("synchronize", hooks.synchronize)
     return engine, EnginePatch(engine, hooks, **parts_given)
 
 

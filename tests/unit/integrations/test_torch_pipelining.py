@@ -212,7 +212,7 @@ def test_an_error_of_this_ranks_own_comes_out_when_the_others_have_been_told(
         raise KeyError("gpu")
     assert [marks.tolist() for marks in told] == [[1]]
     (message,) = caplog.messages
-    assert message.startswith("Flyball is not attached to rank 0, which the other ranks are now")
+    assert message.startswith("Flyball is not attached to rank 0; the other ranks are notified")
     with on_all_ranks_or_none():
         pass
     assert [marks.tolist() for marks in told] == [[1], [0]]
@@ -230,7 +230,7 @@ def test_ranks_that_cannot_be_reached_are_told_in_one_line(
         pass
     with pytest.raises(KeyError, match="gpu"), on_all_ranks_or_none():
         raise KeyError("gpu")
-    assert caplog.messages[1:] == ["the other ranks could not be told: Connect timeout"]
+    assert caplog.messages[1:] == ["the other ranks could not be notified: Connect timeout"]
 
 
 # ------------------------------------------------------------------ orders

@@ -107,7 +107,7 @@ def test_nothing_is_offered_before_memory_is_known(monkeypatch: pytest.MonkeyPat
     [
         (100, 99, []),
         (0, 10_000, []),
-        (100, None, ["rank 0: free memory cannot be found: CUDA is gone"]),
+        (100, None, ["rank 0: free memory cannot be read: CUDA is gone"]),
     ],
 )
 def test_an_order_that_memory_has_no_room_for_is_offered_as_none_and_said_once(
@@ -156,7 +156,7 @@ def test_ranks_that_cannot_be_reached_leave_1f1b_in_force(
     assert rank.told == []
     assert rank.agreement.offered == [None] * 4
     assert _warnings(caplog) == [
-        "the ranks' memory is not known, and 1F1B goes on: connection closed by peer"
+        "the memory of the ranks is unknown, and 1F1B continues: connection closed by peer"
     ]
     rank.negotiation.close()
     assert rank.agreement.is_closed
